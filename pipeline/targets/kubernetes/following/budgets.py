@@ -1,4 +1,4 @@
-"""Find the time budgets of a run on Kubernetes that run now, and when they are used up. Pure."""
+"""Compute which time budgets of a run on Kubernetes count at present, and when each is used up. Pure."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -14,37 +14,37 @@ __all__ = ["Budget", "RankActivity", "budgets", "phase"]
 
 
 class RankActivity(NamedTuple):
-    """What the ranks have reported so far. Times are seconds since the epoch, by the cluster's clocks."""
+    """What the ranks have done so far. Times are seconds since the epoch, by the cluster's clocks."""
 
     met: bool = False
     """Whether the ranks have proved their scale."""
     last: float = 0.0
-    """When any rank spoke last."""
+    """When any rank last wrote a line; 0: none has."""
     began: float = 0.0
-    """When the run first had its nodes, where that is known from before."""
+    """When the run got its nodes, plus the time that it spent without them since; 0: not recorded yet."""
     since: float = 0.0
-    """Since when somebody listens: before that, silence says nothing."""
+    """Since when the follower watches the pods without a break: earlier silence proves nothing."""
     paused: float = 0.0
-    """Since when it is suspended, so that no time of its runs but that of who waits; 0 while it is not."""
+    """Since when the job is suspended, so that only ``queue_timeout`` counts; 0: it is not suspended."""
     stood: float = 0.0
-    """When it was last seen with its nodes, or suspended; 0 where nobody saw it so."""
+    """When the follower last saw the job with its nodes, or suspended; 0: it never did."""
     finished: float = 0.0
-    """When the last rank of the last meeting reported its end, all of them good ones; 0 before."""
+    """When a rank last wrote a line, if all ranks of the last meeting have ended with 0; 0: they have not."""
 
 
 class Budget(NamedTuple):
-    """A budget that runs now."""
+    """A time budget that counts at present."""
 
     field: str
-    """The field of the run that sets it."""
+    """The field of the run that sets the budget."""
     due: float
-    """Seconds since the epoch at which it is used up."""
+    """When the budget is used up, in seconds since the epoch."""
     message: str
-    """The message when it is."""
+    """Why the run fails then."""
 
 
 def budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> list[Budget]:
-    """List the budgets that run now, the first to be used up first.
+    """List the time budgets that count at present, the earliest due first.
 
     Args:
         run: The run, with its timeouts in seconds.
@@ -78,7 +78,7 @@ def _running(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) ->
 
 
 def phase(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> str:
-    """Tell what a job that has not ended is doing: unacknowledged, queued, starting or running."""
+    """Return the phase of a job that has not ended: unacknowledged, queued, starting or running."""
     if not snapshot.acknowledged and not snapshot.suspended:
         return "unacknowledged"
     if snapshot.suspended or snapshot.capacity(run.nodes[0]) is None or not snapshot.launchable:
@@ -97,9 +97,9 @@ def _acknowledge(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity
 
 
 def _queued_since(snapshot: JobSnapshot, activity: RankActivity) -> float:
-    """Tell since when the job waits: since it was suspended, or its oldest pod without a node was made.
+    """Return since when a job waits: since its suspension, or the creation of its oldest pod without a node.
 
-    A job that gave back what it held has waited since it was made.
+    A job that has ever given back its pods waits since its own creation.
     """
     if snapshot.note is not None:
         return _created(snapshot)
@@ -111,7 +111,7 @@ def _queued_since(snapshot: JobSnapshot, activity: RankActivity) -> float:
 
 
 def _without_pods_since(snapshot: JobSnapshot, activity: RankActivity) -> float:
-    """Tell since when pods are to be made: since its creation, or since it went on, or lost some."""
+    """Return since when a job lacks pods: since it was created, was resumed, or last had its nodes."""
     went_on = max(_created(snapshot), snapshot.went_on, activity.paused)
     return max(went_on, activity.stood or activity.since) if activity.began else went_on
 

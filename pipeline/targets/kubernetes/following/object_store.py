@@ -1,4 +1,4 @@
-"""Keep the current objects, put together from changes: for those who begin to follow later."""
+"""Keep the current objects of a watch, so that a follower that joins later gets a complete list."""
 
 from manycpu.pipeline.adapters.cluster_watch import Changes
 from manycpu.pipeline.spec.kube_object import KubeObject
@@ -13,7 +13,7 @@ class ObjectStore:
         self._objects: dict[str, dict[str, KubeObject]] = {}
 
     def apply(self, change: Changes) -> None:
-        """Apply a change; one of a kind that was not listed yet is dropped."""
+        """Apply a change; a change of a kind that was not listed yet is dropped."""
         by_uid = {item["metadata"]["uid"]: item for item in change.objects}
         if change.complete:
             self._objects[change.kind] = by_uid
@@ -23,7 +23,7 @@ class ObjectStore:
                 self._objects[change.kind].pop(item["metadata"]["uid"], None)
 
     def changes(self) -> list[Changes]:
-        """List all current objects as changes, as a first list would."""
+        """Return all current objects as changes, one complete list for each kind."""
         return [
             Changes(kind, list(objects.values()), [], complete=True)
             for kind, objects in self._objects.items()

@@ -1,7 +1,8 @@
-"""Pack what the ledger keeps of an attempt into a ConfigMap, which takes 1 MiB with all its keys.
+"""Pack the state of an attempt for the ledger: a ConfigMap holds at most 1 MiB, all keys together.
 
-A few ranks are kept as they are, for people to read; many as compressed JSON, ranks of a meeting as spans.
-Where even that is too much, what only matters for older meetings and logs goes first: its end never does.
+A small state stays plain JSON, which people can read. A large state becomes compressed JSON, with the ranks
+of a meeting as spans. If that is still too large, details of older meetings and logs are dropped first. How
+the attempt ended is never dropped.
 """
 
 import base64
@@ -15,18 +16,18 @@ from manycpu.pipeline.spec.observed import Series
 __all__ = ["LIMIT", "least", "pack", "unpack"]
 
 Fields = dict[str, Any]
-LIMIT: Final = 400_000  # characters
-_PLAIN: Final = 32_000  # characters: more is packed
-_ROUNDS: Final = 8  # the last meetings, which are kept where all are too many
-_ENTRIES: Final = 4096  # of other lists, the same
-_POINTS: Final = 40  # of a curve, the same
+LIMIT: Final = 400_000  # characters of the packed state
+_PLAIN: Final = 32_000  # characters of JSON: a larger state is packed
+_ROUNDS: Final = 8  # number of last meetings to keep, if all are too large
+_ENTRIES: Final = 4096  # number of last entries to keep of other lists, likewise
+_POINTS: Final = 40  # number of points to keep of a curve, likewise
 
 
 def pack(fields: Fields) -> Fields:
-    """Pack an attempt's fields for the ledger; the oldest are left out where it is too much.
+    """Pack an attempt's fields for the ledger; the oldest details are dropped if they are too large.
 
     Args:
-        fields: Of a ``Kept``: ``attempt``, ``cursor``, ``observed`` and more.
+        fields: Of an ``AttemptState``: ``attempt``, ``cursor``, ``observed`` and more.
     """
     plain = json.dumps(fields)
     if len(plain) <= _PLAIN:
@@ -39,7 +40,7 @@ def pack(fields: Fields) -> Fields:
 
 
 def least(fields: Fields) -> Fields:
-    """Pack the least that shows how an attempt went: for a ledger that takes no more."""
+    """Pack only how an attempt ended, for a ledger that has no room for more."""
     return {"attempt": fields["attempt"], "packed": _compressed(_only_the_end(fields))}
 
 
@@ -47,7 +48,7 @@ def unpack(written: Mapping[str, Any]) -> Fields:
     """Unpack fields that :func:`pack` made.
 
     Raises:
-        ValueError: It is nothing of ours.
+        ValueError: The packed text cannot be read.
     """
     if "packed" not in written:
         return dict(written)
@@ -72,7 +73,7 @@ def _as_it_is(fields: Fields) -> Fields:
 
 
 def _without_the_oldest(fields: Fields) -> Fields:
-    """Keep the last meetings, and the last of whatever else grows with time."""
+    """Keep only the last meetings and the last entries of lists that grow with time; thin out the curves."""
     observed = fields.get("observed", {})
     last = {name: observed[name][-_ENTRIES:] for name in ("introduced", "warnings") if name in observed}
     cursor = dict([*fields.get("cursor", {}).items()][-_ENTRIES:])
@@ -90,7 +91,7 @@ def _only_the_last_meeting(everything: Fields) -> Fields:
 
 
 def _only_the_end(fields: Fields) -> Fields:
-    """Leave out what a script reported, too: its metrics are in the output as well."""
+    """Drop also what the program reported: the output contains its metrics too."""
     left_out = {"metrics", "series", "warnings", "failure"}
     shortened = _only_the_last_meeting(fields)
     observed = {name: value for name, value in shortened["observed"].items() if name not in left_out}
@@ -103,7 +104,7 @@ _LESS: Final[tuple[Callable[[Fields], Fields], ...]] = (
     _only_the_last_meeting,
     _only_the_end,
 )
-"""What is left out: as little as will do."""
+"""Ways to shorten the fields, from the mildest on; the first that makes them fit is used."""
 
 
 def _rounds(fields: Fields) -> list[Fields]:
@@ -116,7 +117,7 @@ def _with_rounds(fields: Fields, rounds: Iterable[Fields]) -> Fields:
 
 
 def _spans(ranks: Iterable[int]) -> list[list[int]]:
-    """Write numbers as spans, first and last: of thousands of ranks there is mostly one."""
+    """Convert ranks to spans of first and last rank: thousands of ranks are mostly one span."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""Give back what a job holds while its ranks cannot all be placed, and try again when it is its turn."""
+"""Give back a job's pods while its ranks cannot all be placed, and resume the job when it is its turn."""
 
 import asyncio
 import logging
@@ -34,13 +34,13 @@ _OURS: Final = {"labelSelector": "app.kubernetes.io/managed-by=manycpu"}
 
 
 class TurnTaking:
-    """Gives back nodes and tries again, for one job.
+    """Suspends one job while there is no room for it, and resumes it in its turn.
 
     Args:
         snapshot: The job.
         ctx: The run.
-        watch: The run's namespace; all who follow jobs through it share what they see of the others.
-        wake: Is called when the others have changed.
+        watch: The run's namespace; the followers of one watch share a view of all jobs.
+        wake: Called when other jobs have changed, and after an action.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class TurnTaking:
 
     @property
     def waits(self) -> bool:
-        """Whether the job waits for room, so that the others are looked at."""
+        """Whether the job waits for room, so that the other jobs are watched."""
         return self._others is not None
 
     def look(self, *, met: bool, now: float) -> str:
-        """Act where it is the job's turn; say what the job waits for, empty where it does not.
+        """Give back or resume if it is the job's turn; return what the job waits for, empty: nothing.
 
         Args:
-            met: Whether its ranks have ever met: then it keeps what it has.
+            met: Whether its ranks have met: then the job keeps its pods.
             now: Seconds since the epoch, by the cluster's clock.
         """
         mine = self._mine(now) if self._snapshot.given_back or not met else None
@@ -79,7 +79,7 @@ class TurnTaking:
         return "\n".join(filter(None, [lacking(mine, jobs.jobs, jobs.held), self._trouble]))
 
     def close(self) -> None:
-        """Stop looking; a change that is on its way is made, or not: whoever follows next sees which."""
+        """Stop watching. A request that was already sent may still take effect; the next follower sees it."""
         self._leave()
         if self._acting is not None:
             self._acting.cancel()
@@ -97,7 +97,7 @@ class TurnTaking:
 
     def _act(self, decision: Decision, job: Job, pods: list[KubeObject], now: float) -> None:
         if job.version == self._acted:
-            return  # what was done is not seen yet
+            return  # the watch does not show the last action yet
         self._acted = job.version
         note = resumed(job, now) if decision.act == "resume" else given_back(job, pods, now)
         self._acting = asyncio.create_task(self._patch(job, note))
@@ -108,7 +108,7 @@ class TurnTaking:
             await asyncio.to_thread(cluster_of(self._ctx).patch, job.kind.kind, job.name, change)
             self._trouble = ""
         except FAILURES as error:
-            outdated = isinstance(error, (NotFoundError, ConflictError))  # changed meanwhile, or gone
+            outdated = isinstance(error, (NotFoundError, ConflictError))  # the job has changed, or is gone
             self._trouble = "" if outdated else f"its turn cannot be taken: {error}"
             refused = isinstance(error, (UnauthorizedError, ForbiddenError))
             self._acted = self._acted if refused else ""
@@ -127,7 +127,7 @@ class TurnTaking:
 
 
 class _Jobs(NamedTuple):
-    """The jobs that wait or run, their pods, and which run has how many of them on nodes."""
+    """The jobs that wait or run, all pods of manycpu, and how many pods of each run have a node."""
 
     jobs: list[Job]
     pods: list[KubeObject]
@@ -135,20 +135,20 @@ class _Jobs(NamedTuple):
 
 
 class _Others(SharedView):
-    """All jobs of ours in a namespace with their pods, for as long as anybody wants to see them."""
+    """All jobs of manycpu in a namespace and their pods, watched while a follower needs them."""
 
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
         super().__init__(watch, cluster)
         self._read, self._read_at, self._looked = _Jobs([], [], {}), -1, 0.0
-        self._odd: set[str] = set()  # uids of jobs that were told as unreadable
+        self._odd: set[str] = set()  # uids of jobs that were logged as unreadable
 
     def selections(self) -> Selections:
-        """Choose the kinds of job that this cluster has, and that this account may see, and pods."""
+        """Select pods, and the kinds of job that the cluster serves and this account may list."""
         kinds = [kind.kind for kind in JOB_KINDS.values() if _is_served(self._cluster, kind.kind)]
         return dict.fromkeys([*kinds, "Pod"], _OURS)
 
     def look(self, now: float) -> _Jobs:
-        """Read all jobs and their pods, once for all who look."""
+        """Read all jobs and their pods, once for all followers."""
         if self._read_at != self.changes or now - self._looked > AGAIN:
             self._read_at, self._looked = self.changes, now
             self._read = self._read_all(self.objects(), now)
@@ -171,7 +171,7 @@ class _Others(SharedView):
             return job_of(job, kind, pods, now)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             meta = job["metadata"]
-            if meta["uid"] not in self._odd:  # another version's, or somebody has changed it
+            if meta["uid"] not in self._odd:  # written by another version, or changed by a person
                 self._odd.add(meta["uid"])
                 name, why = meta["name"], f"{type(error).__name__} {error}"
                 _log.warning("%s %s is left out of the turns, it cannot be read: %s", kind.kind, name, why)

@@ -1,10 +1,10 @@
-"""Whose turn it is, where several runs wait for room in one namespace. Pure.
+"""Decide which run gives back its pods and which tries next, if runs of a namespace wait for room. Pure.
 
-Each follower computes this alone, for its own job, from what all of them see. A job whose ranks cannot all
-be placed gives back what it holds, and tries again when others hold less; the oldest goes first. Where nobody
-who waits could use what it holds it keeps that for a minute or two, and then leaves it for a moment to
-whoever waits in another namespace, whom nobody sees from here. What asks for at least as much as an older one
-that was refused is not tried: so those that are alike keep their order.
+Each follower decides this for its own job, from the same jobs and pods. A job whose ranks cannot all be
+placed gives back its pods, and tries again when other runs hold less, the oldest job first. If no waiting job
+of the namespace can use its pods, it keeps them for a minute or two. Then it frees them for a moment, for
+jobs of other namespaces, which are not visible here. A job does not try if an older job was refused that asks
+for as much or less: so equal jobs keep their order.
 """
 
 import zlib
@@ -20,35 +20,35 @@ Holding = Mapping[str, int]
 
 
 class Decision(NamedTuple):
-    """What is to be done now."""
+    """The action to take now."""
 
     act: Literal["stay", "give back", "resume"] = "stay"
     job: Job | None = None
-    """Which job it is done to."""
+    """The job to act on."""
     owing: Job | None = None
-    """The job that has to act before this one can; its follower may be gone."""
+    """The job whose follower has to act before this job can; that follower may be gone."""
 
 
 STAY = Decision()
-_HOLD: Final = 90.0  # seconds, about, that a job holds in vain: others may wait for that in other namespaces
-_REST: Final = 30.0  # seconds, about, that it leaves them to take it
-_RAREST: Final = 6  # times as long as that, at most
-_PATIENCE: Final = 30.0  # seconds that a job may owe an act before nobody is thought to follow it
+_HOLD: Final = 90.0  # seconds, about, that a job which cannot start keeps its pods
+_REST: Final = 30.0  # seconds, about, that jobs of other namespaces then have to take the room
+_RAREST: Final = 6  # maximum factor on both times, which grow with each try
+_PATIENCE: Final = 30.0  # seconds before an unresponsive follower is presumed dead
 
 
 class Turns:
-    """Decides for one job, look after look, and remembers who owes an act, and since when."""
+    """Decides for one job, again and again, and remembers which other jobs owe an action, and since when."""
 
     def __init__(self) -> None:
         self._owing: dict[str, tuple[object, float]] = {}
 
     def decide(self, mine: Job, others: Sequence[Job], holding: Holding, now: float) -> Decision:
-        """Decide what becomes of a job that waits, or of one that it waits for in vain.
+        """Decide whether a job gives back, resumes or stays; or whether an unresponsive other gives back.
 
         Args:
             mine: The job.
-            others: The others of ours in the namespace.
-            holding: Who has how much, this job included.
+            others: The other jobs of manycpu in the namespace.
+            holding: Run -> how many of its pods have a node, this job's run included.
             now: Seconds since the epoch, by the cluster's clock.
         """
         states = {job.uid: _state(job) for job in others}
@@ -64,7 +64,7 @@ class Turns:
 
 
 def _decide(mine: Job, others: Iterable[Job], holding: Holding, now: float) -> Decision:
-    """Decide what becomes of a job that waits; or say which other has to act before it can."""
+    """Decide for a job that waits, or name the other job that has to act first."""
     counted = sorted((q for q in others if _contends(q, mine)), key=_age)
     if mine.given_back:
         return _given_back(mine, counted, holding, now)
@@ -85,7 +85,7 @@ def _trying(mine: Job, others: Sequence[Job], holding: Holding, now: float) -> D
 
 def _given_back(mine: Job, others: Sequence[Job], holding: Holding, now: float) -> Decision:
     if mine.pods:
-        return STAY  # those of its last try are still going
+        return STAY  # pods of its last try still exist
     older = [q for q in others if q.age < mine.age]
     fits = _may_fit(mine, holding, now)
     if first := next((q for q in older if q.trying), None):
@@ -99,35 +99,35 @@ def _given_back(mine: Job, others: Sequence[Job], holding: Holding, now: float) 
 
 
 def _last(mine: Job, others: Sequence[Job], holding: Holding, now: float) -> Decision:
-    """Decide where nobody tries: whoever might fit goes first, then the oldest waits for room."""
+    """Decide if no job tries: the first job that may fit now is next, otherwise the oldest."""
     waiting = sorted([mine, *others], key=_age)
     following = _candidate(waiting, holding, now) or waiting[0]
     if following is not mine:
         return Decision(owing=following)
-    # A node is waited for with what is held already; a claim that another has mounted is not. Whoever waits
-    # in another namespace needs a moment to take what was given back.
+    # The oldest job resumes, so that its pods wait in the scheduler. Pods do not help to wait for a claim
+    # that another run has mounted. Jobs of other namespaces first get a moment to take what it gave back.
     rests = mine.note is not None and (mine.note.claim or now - mine.note.at < _REST * _spread(mine))
     return STAY if rests else Decision("resume", mine)
 
 
 def _spread(job: Job) -> float:
-    """Spread what jobs of several namespaces do at a time, and make it rarer with each try; 0.5 at least."""
+    """Return a factor of at least 0.5 for waiting times: it differs by job, and grows with the tries."""
     tries = job.note.tries if job.note else 0
     chance = zlib.crc32(f"{job.uid}/{tries}".encode()) / 2**32
     return (0.5 + chance) * min(tries + 1, _RAREST)
 
 
 def _contends(other: Job, mine: Job) -> bool:
-    """Whether a job wants what this one wants: room, or the same claim."""
+    """Whether another job competes with this one, for room or for the same claim."""
     if other.given_back and other.note is not None:
         return bool(other.note.short) or other.note.claim in mine.claims
     return other.trying and not (other.refused and not other.placed and not other.short)
 
 
 def _candidate(waiting: Sequence[Job], holding: Holding, now: float) -> Job | None:
-    """Find a job that gave back and might fit now, where nobody before it shows that it cannot.
+    """Find the first job that gave back its pods, may fit now, and is not ruled out by a job before it.
 
-    Of all who wait, the oldest first, the first is passed over.
+    The jobs are sorted, the oldest first. The oldest itself is skipped.
     """
     for number, job in enumerate(waiting[1:], start=1):
         blocked = any(
@@ -139,7 +139,7 @@ def _candidate(waiting: Sequence[Job], holding: Holding, now: float) -> Job | No
 
 
 def _covers(refused: Job, job: Job) -> bool:
-    """Whether a job that was refused shows that another one, which asks for as much or more, cannot fit."""
+    """Whether the refusal of one job shows that another, which asks for as much or more, cannot fit."""
     note = refused.note if refused.given_back else None
     if note is not None and note.claim:
         return note.claim in job.claims
@@ -149,7 +149,7 @@ def _covers(refused: Job, job: Job) -> bool:
 
 
 def _may_fit(job: Job, holding: Holding, now: float) -> bool:
-    """Whether any who held something when the job was refused holds less of it now, or its time has come."""
+    """Whether a run holds fewer pods than when this job was refused, or the job's next try is due."""
     if job.note is None:
         return False
     others = {run: count for run, count in job.note.held.items() if run != job.run}
