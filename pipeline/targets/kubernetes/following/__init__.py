@@ -1,1 +1,1 @@
-"""Following a job: its objects, its pods' logs, its time budgets, and what its state is."""
+"""Follow a job on Kubernetes: its objects, its pods' logs, its time budgets and its state."""

@@ -1,4 +1,4 @@
-"""Read off a workload what a job of a queue of Kueue's waits for. Pure."""
+"""Describe what a job in a Kueue queue waits for, from its workload. Pure."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -9,28 +9,28 @@ from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
 
 __all__ = ["by_job", "job_uid", "place", "waits_for"]
 
-_READY: Final = "Ready"  # of an admission check
-# Kueue's words for a flavor whose quota is too small, or in use ("unused").
+_READY: Final = "Ready"  # the state of an admission check that has passed
+# Kueue's words for a flavor whose quota is too small, or, with "unused", used by other jobs.
 _LACKING: Final = re.compile(r"insufficient (unused )?quota for \S+ in flavor ([^\s,]+)")
-_UNSEEN: Final = 20.0  # seconds in which Kueue has surely made a workload of a job, or let the job go on
+_UNSEEN: Final = 20.0  # seconds within which Kueue creates a job's workload, and resumes an admitted job
 
 
 def by_job(workloads: Iterable[KubeObject]) -> dict[str, KubeObject]:
-    """Map the uid of each job to the workload that stands for it, the latest where there are several."""
+    """Map the uid of each job to its workload, the latest if it has several."""
     oldest_first = sorted(workloads, key=lambda found: epoch(found["metadata"]["creationTimestamp"]))
     return {job_uid(found): found for found in oldest_first}
 
 
 def job_uid(workload: KubeObject) -> str:
-    """Read the uid of the job that a workload stands for."""
+    """Return the uid of the job that a workload stands for; empty: unknown."""
     return str(workload["metadata"].get("labels", {}).get(JOB_UID_LABEL, ""))
 
 
 def waits_for(workload: KubeObject | None, job: KubeObject, now: float) -> list[str]:
-    """Describe what a suspended job waits for, a line for each reason; none where it is let go on.
+    """Describe what a suspended job waits for, one line for each reason; empty: Kueue acts soon.
 
     Args:
-        workload: What Kueue has made of it; None: nothing yet.
+        workload: The workload that Kueue has created for it; None: none yet.
         job: The job.
         now: Seconds since the epoch, by the cluster's clock.
     """
@@ -45,12 +45,12 @@ def waits_for(workload: KubeObject | None, job: KubeObject, now: float) -> list[
 
 
 def place(workload: KubeObject, pending: Iterable[KubeObject]) -> str:
-    """Describe a workload's place among those that wait; empty where it is not among them.
+    """Describe a workload's position in its queue; empty: it is not in the list.
 
     Args:
         workload: The workload.
-        pending: Those that wait in its queue, as Kueue lists them: of its namespace only, though their places
-            are among all that wait for the same quota.
+        pending: The workloads that wait in its queue, as Kueue lists them. Kueue lists only those of the
+            namespace, but counts their positions among all that wait for the same quota, too.
     """
     name = workload["metadata"]["name"]
     own = next((one for one in pending if one["metadata"]["name"] == name), None)
@@ -62,7 +62,7 @@ def place(workload: KubeObject, pending: Iterable[KubeObject]) -> str:
 
 
 def _unmade(job: KubeObject) -> str:
-    """Say what keeps Kueue from making a workload: it tells nobody."""
+    """Describe what may keep Kueue from creating a workload: Kueue itself reports nothing."""
     name = job["metadata"].get("labels", {}).get(PRIORITY_LABEL)
     priority = f"there is a WorkloadPriorityClass {name!r} (target.queue_priority), that " if name else ""
     managed = f"that its configuration has {job['kind']} among integrations.frameworks"
@@ -70,13 +70,13 @@ def _unmade(job: KubeObject) -> str:
 
 
 def _kept(workload: KubeObject) -> str:
-    """Say where to look when Kueue has admitted a job that stays suspended."""
+    """Describe where to look if Kueue has admitted a job, but the job stays suspended."""
     name = workload["metadata"]["name"]
     return f"Kueue has admitted it and could not let it go on: see its events, and those of workload {name}"
 
 
 def _evicted(workload: KubeObject) -> Iterator[str]:
-    """Say why it was sent back after it had been admitted, or will never be."""
+    """Describe why a workload was evicted, or that it is deactivated."""
     if not workload["spec"].get("active", True):
         name = workload["metadata"]["name"]
         yield f"workload {name} is deactivated: it waits until somebody sets its spec.active to true"
@@ -86,19 +86,19 @@ def _evicted(workload: KubeObject) -> Iterator[str]:
 
 
 def _lacking(workload: KubeObject) -> Iterator[str]:
-    """Say what of its quota is lacking, in Kueue's words."""
+    """Describe which quota is too small, in Kueue's words."""
     evicted = condition(workload, "Evicted")
     for found in (workload.get("status") or {}).get("conditions") or ():
         if found["type"] == "QuotaReserved" and found["status"] == "False" and found.get("message"):
             message = _message(found)
-            if evicted is None or message != _message(evicted):  # at first it has that to say alone
+            if evicted is None or message != _message(evicted):  # Kueue first repeats that message here
                 yield message
             if _is_in_vain(message):
                 yield "its queue may never have as much: ask for less, or have its quota raised"
 
 
 def _is_in_vain(message: str) -> bool:
-    """Whether each flavor that is named has too small a quota of something, whoever uses it."""
+    """Whether every flavor that Kueue names has too small a quota, even if no job uses it."""
     found = _LACKING.findall(message)
     return bool(found) and {flavor for _, flavor in found} == {
         flavor for unused, flavor in found if not unused
@@ -106,7 +106,7 @@ def _is_in_vain(message: str) -> bool:
 
 
 def _checks(workload: KubeObject) -> Iterator[str]:
-    """Name the admission checks that have not passed."""
+    """Describe the admission checks that have not passed."""
     for check in (workload.get("status") or {}).get("admissionChecks") or ():
         if check["state"] != _READY:
             message = f": {_message(check)}" if check.get("message") else ""

@@ -1,4 +1,4 @@
-"""What the ranks of an attempt recorded of their ends on the volume: it counts before how their job ended."""
+"""Judge the end of an attempt by the exit records of its ranks on the volume, which may override the job."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -17,23 +17,23 @@ from manycpu.pipeline.transfer import TransferError
 
 __all__ = ["UNREADABLE", "are_needed", "judged", "read", "unread"]
 
-_START: Final = 300  # seconds that the pod which reads them has to start: its node may be away
-_LATE: Final = (None, "run.run_timeout", "run.stall_timeout")  # budgets that run while ranks work
+_START: Final = 300  # seconds for the helper pod to start: its node may be unreachable
+_LATE: Final = (None, "run.run_timeout", "run.stall_timeout")  # budgets that count while ranks work
 UNREADABLE: Final = (ManycpuError, TransferError)
-"""What says that the records cannot be read."""
+"""Errors which mean that the records cannot be read."""
 
 
 def are_needed(status: Status, snapshot: JobSnapshot, observed: Observed) -> bool:
-    """Whether the records may tell more of an end than the cluster and the logs do. Pure.
+    """Whether the exit records may say more about an end than the cluster and the logs. Pure.
 
     Args:
         status: How the job ended.
         snapshot: The job.
-        observed: What its ranks have reported; how their containers ended is not noted there yet.
+        observed: What its ranks have reported, still without the exit codes of their containers.
     """
     if status.state is RunState.CANCELLED or observed.finished or any(r.exit_code for r in observed.ranks):
         return False
-    if _is_lost(snapshot):  # how its containers ended then is not how their ranks did
+    if _is_lost(snapshot):  # then the exit codes of its containers are not those of its ranks
         return True
     if not observed.met or status.budget not in _LATE:
         return False
@@ -44,13 +44,13 @@ def are_needed(status: Status, snapshot: JobSnapshot, observed: Observed) -> boo
 
 
 def read(ctx: ClusterContext, attempt: int) -> list[dict[str, Any]]:
-    """Read the records of the round that all of its ranks finished; empty where there is none.
+    """Read the exit records of the last round that all of its ranks finished; empty: there is none.
 
-    It takes some minutes at most.
+    The call takes some minutes at most.
 
     Raises:
         ManycpuError: The volume cannot be read.
-        TransferError: The same.
+        TransferError: The volume cannot be read.
     """
     with helper(ctx, "exits", claim_of(ctx), lambda *_: None, start_timeout=_START) as pod:
         return list(pod.ask("exits", folder=f"{attempt_directory(ctx, attempt)}/{FOLDER}")["records"])
@@ -59,16 +59,16 @@ def read(ctx: ClusterContext, attempt: int) -> list[dict[str, Any]]:
 def judged(
     status: Status, snapshot: JobSnapshot, observed: Observed, records: Iterable[dict[str, Any]]
 ) -> Status:
-    """Judge an end by what all ranks have reported or recorded: work that is finished is a success. Pure.
+    """Judge an end by the reports and records of the ranks: if all have finished, it is a success. Pure.
 
     Args:
         status: How the job ended.
         snapshot: The job.
-        observed: What its ranks have reported; gets what they recorded.
-        records: Of a round that all of its ranks finished.
+        observed: What its ranks have reported; the records are added to it.
+        records: The exit records of a round that all of its ranks finished; may be empty.
     """
     believe(observed, records)
-    # Where nothing was lost, the word of a launcher counts: mpirun may know of a failure that ranks do not.
+    # mpirun may know of a failure that no rank knows: that counts unless pods were lost or time ran out.
     counts = snapshot.speaker != "launcher" or _is_lost(snapshot) or status.budget is not None
     if status.state is not RunState.FAILED or not observed.finished or not counts:
         return status
@@ -76,7 +76,7 @@ def judged(
 
 
 def unread(status: Status, error: BaseException) -> Status:
-    """Add to an end that its records cannot be read: it may be no failure of the training's own."""
+    """Add to a status that its exit records cannot be read, so that the training is not blamed."""
     lack = f"its ranks may have finished: their records on the volume cannot be read: {error}"
     reason = "\n".join(part for part in (status.reason, lack) if part)
     return status.model_copy(update={"reason": reason, "by_itself": False})

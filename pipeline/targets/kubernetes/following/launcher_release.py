@@ -1,7 +1,7 @@
-"""Let mpi-operator resume a launcher that had begun, when its MPIJob goes on.
+"""Let mpi-operator resume a launcher that had started, when its MPIJob resumes.
 
-It has to take the launcher Job's ``status.startTime`` away before, and its own role (as of 0.8) does not let
-it: the MPIJob would go on without a launcher, for ever. Ours may.
+Before that, the operator has to clear ``status.startTime`` of the launcher Job, and its role (as of 0.8) does
+not allow that: the MPIJob would stay without a launcher. So manycpu clears it, with its own rights.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapsh
 
 __all__ = ["LauncherRelease"]
 
-_AGAIN: Final = 2.0  # seconds between looks at a launcher that is still to be suspended
+_AGAIN: Final = 2.0  # seconds between checks of a launcher that is not suspended yet
 
 
 class LauncherRelease:
-    """Looks after the launcher Job of one MPIJob that was suspended.
+    """Releases the launcher Job of one MPIJob after each suspension.
 
     Args:
-        snapshot: The MPIJob; for other kinds nothing is done.
+        snapshot: The MPIJob; jobs of other kinds are ignored.
         cluster: Its namespace.
     """
 
@@ -32,10 +32,10 @@ class LauncherRelease:
         self._seen: tuple[bool, float] | None = None
 
     def look(self, *, began: bool) -> None:
-        """Begin to release the launcher where the job was suspended, once for each time that it was.
+        """Start to release the launcher, once for each time that the job was suspended or resumed.
 
         Args:
-            began: Whether the job ever had nodes, so that it may have a launcher.
+            began: Whether the job ever had nodes: before that, no launcher has started.
         """
         snapshot = self._snapshot
         change = (snapshot.suspended, snapshot.went_on)
@@ -45,30 +45,30 @@ class LauncherRelease:
         self._seen, self._task = change, asyncio.create_task(self._release())
 
     def close(self) -> None:
-        """Stop."""
+        """Cancel a release that has not finished."""
         if self._task is not None:
             self._task.cancel()
 
     async def _release(self) -> None:
         while True:
-            with suppress(*FAILURES):  # that nothing begins, its budgets tell
+            with suppress(*FAILURES):  # retry: if no retry works, a time budget ends the wait
                 if await asyncio.to_thread(self._is_released):
                     return
             await asyncio.sleep(_AGAIN)
 
     def _is_released(self) -> bool:
-        """Take the start of a suspended launcher away; whether there is nothing more to do."""
+        """Clear the start time of a suspended launcher; return whether nothing is left to do."""
         name = f"{self._snapshot.name}-launcher"
         launcher = self._cluster.get("Job", name)
         if launcher is None or not _is_of(launcher, self._snapshot.uid):
             return True
         if not launcher["spec"].get("suspend"):
-            return not self._snapshot.suspended  # or its operator is about to suspend it
+            return not self._snapshot.suspended  # if it is, the operator has yet to suspend the launcher
         if launcher.get("status", {}).get("startTime"):
             self._cluster.patch("Job", f"{name}/status", {"status": {"startTime": None}})
         return True
 
 
 def _is_of(launcher: KubeObject, uid: str) -> bool:
-    """Whether a Job is the MPIJob's own, and not one of somebody else's that has its name."""
+    """Whether a Job has the MPIJob with this uid as its owner."""
     return any(owner["uid"] == uid for owner in launcher["metadata"].get("ownerReferences", ()))

@@ -1,4 +1,4 @@
-"""Tell what a job of a queue of Kueue's waits for, as long as it waits."""
+"""Report what a job in a Kueue queue waits for, while it waits."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,19 +16,19 @@ from manycpu.pipeline.targets.kubernetes.following.shared_view import Selections
 
 __all__ = ["QueueWaiting", "look_once"]
 
-_PLACES: Final = 10.0  # seconds between two looks at the places in a queue
-_SECONDS: Final = 5.0  # that these may take
-_MOST: Final = "1000"  # places that are told
+_PLACES: Final = 10.0  # seconds between two requests for the positions in a queue
+_SECONDS: Final = 5.0  # seconds until such a request times out
+_MOST: Final = "1000"  # maximum number of positions in an answer
 
 
 class QueueWaiting:
-    """Sees the workload of one job while the job is suspended.
+    """Follows the workload of one job while the job is suspended.
 
     Args:
         snapshot: The job.
         cluster: Its namespace.
-        watch: The same; all who follow jobs through it share what they see of the queues.
-        wake: Is called when a workload has changed.
+        watch: The same namespace; the followers of one watch share a view of its queues.
+        wake: Called when the job's workload has changed.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class QueueWaiting:
         self._queues: _Queues | None = None
 
     def look(self, now: float) -> str:
-        """Say what the job waits for, a line for each reason; empty where it does not, or nobody knows.
+        """Return what the job waits for, one line for each reason; empty: nothing, or it is unknown.
 
         Args:
             now: Seconds since the epoch, by the cluster's clock.
@@ -54,7 +54,7 @@ class QueueWaiting:
         return _words(workload, job, queues.pending(queue, now), now)
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop watching."""
         if self._queues is not None:
             self._queues.leave(self._wake)
             self._queues = None
@@ -70,7 +70,7 @@ class QueueWaiting:
 
 
 class _Queues(SharedView):
-    """All workloads of a namespace, and their places, for as long as anybody waits."""
+    """All workloads of a namespace and their positions, watched while a job waits."""
 
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
         super().__init__(watch, cluster)
@@ -81,17 +81,17 @@ class _Queues(SharedView):
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     def selections(self) -> Selections:
-        """Choose the workloads of jobs."""
+        """Select the workloads that stand for jobs."""
         return {WORKLOAD.kind: {"labelSelector": JOB_UID_LABEL}}
 
     def workload_of(self, uid: str) -> KubeObject | None:
-        """Find the workload of a job."""
+        """Return the workload of the job with this uid; None: it has none."""
         if self._read_at != self.changes:
             self._read_at, self._by_job = self.changes, by_job(self.objects()[WORKLOAD.kind])
         return self._by_job.get(uid)
 
     def pending(self, queue: str, now: float) -> list[KubeObject]:
-        """List those that wait in a queue, as asked for last: once for all who wait in it."""
+        """Return the workloads that wait in a queue, as of the last request; all followers share requests."""
         if now - self._asked.get(queue, 0.0) > _PLACES:
             self._asked[queue] = now
             self._asking[queue] = asyncio.create_task(self._ask(queue))
@@ -102,7 +102,7 @@ class _Queues(SharedView):
 
 
 def look_once(cluster: Cluster, snapshot: JobSnapshot, now: float) -> str:
-    """Say what a job waits for at present, as :class:`QueueWaiting` does.
+    """Return what a job waits for at present, as :class:`QueueWaiting` does, but without a watch.
 
     Args:
         cluster: Its namespace.
@@ -129,7 +129,7 @@ def _words(workload: KubeObject | None, job: KubeObject, pending: list[KubeObjec
 
 
 def _pending(cluster: Cluster, queue: str) -> list[KubeObject]:
-    """List those that wait in a queue; none where that is not served, or not to this account."""
+    """List the workloads that wait in a queue; empty if the cluster does not serve or allow that."""
     with suppress(*FAILURES):
         path = cluster.path(VISIBILITY.kind, f"{queue}/pendingworkloads")
         return list(cluster.call("GET", path, query={"limit": _MOST}, deadline=_SECONDS)["items"])

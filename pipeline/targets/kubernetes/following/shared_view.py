@@ -1,4 +1,4 @@
-"""Objects of a namespace besides a job's own: seen for as long as anybody who follows a job wants to."""
+"""Watch objects of a namespace once for several followers, for as long as one of them needs the objects."""
 
 import asyncio
 import logging
@@ -14,8 +14,8 @@ from manycpu.pipeline.targets.kubernetes.following.object_store import ObjectSto
 __all__ = ["AGAIN", "Selections", "SharedView"]
 
 _log = logging.getLogger(__name__)
-AGAIN: Final = 5.0  # seconds between tries to see them, and between looks while they do not change
-_SETTLE: Final = 0.3  # seconds in which changes are put together
+AGAIN: Final = 5.0  # seconds between two tries to watch, and until unchanged objects are read again
+_SETTLE: Final = 0.3  # seconds for which changes are collected before followers are woken
 
 Selections = Mapping[str, Mapping[str, str]]
 Wake = Callable[[], None]
@@ -23,11 +23,11 @@ Concerns = Callable[[Changes], bool]
 
 
 class SharedView:
-    """Objects of some kinds, which are watched once for all who join.
+    """Objects of some kinds, watched once for all followers that join.
 
     Args:
         watch: The namespace.
-        cluster: The same.
+        cluster: The same namespace, for single requests.
     """
 
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
@@ -37,37 +37,37 @@ class SharedView:
         self._task: asyncio.Task[None] | None = None
         self._waking: asyncio.TimerHandle | None = None
         self.changes = 0
-        """How often something has changed."""
+        """Number of changes so far."""
 
     @classmethod
     def of(cls, watch: ClusterWatch, cluster: Cluster) -> Self:
-        """Find the view that those share who follow jobs through a watch."""
+        """Return the view that all followers of a watch share; create it for the first one."""
         view = _ALL.setdefault((cls, watch), cls(watch, cluster))
-        assert isinstance(view, cls)  # noqa: S101 - what the key says
+        assert isinstance(view, cls)  # noqa: S101 - the key contains the class
         return view
 
     def selections(self) -> Selections:
-        """Find out, on a thread, what to watch: kind -> selectors."""
+        """Return what to watch, kind -> selectors; called on a thread."""
         raise NotImplementedError
 
     @property
     def is_complete(self) -> bool:
-        """Whether all objects were listed."""
+        """Whether the objects of every kind were listed."""
         return bool(self._kinds) and self._kinds <= self._listed
 
     def objects(self) -> dict[str, list[KubeObject]]:
-        """List what is there: kind -> objects."""
+        """Return the current objects: kind -> objects."""
         return {change.kind: change.objects for change in self._present.changes()}
 
     def join(self, wake: Wake, concerns: Concerns = lambda _: True) -> None:
-        """Call ``wake`` on every change that concerns whoever joins."""
+        """Call ``wake`` after every change for which ``concerns`` returns true."""
         self._wakes[wake] = concerns
         if self._task is None:
             self._present, self._kinds, self._listed = ObjectStore(), frozenset[str](), set[str]()
             self._task = asyncio.create_task(self._follow())
 
     def leave(self, wake: Wake) -> None:
-        """Stop to call ``wake``; nothing is watched once nobody is left to call."""
+        """Stop calling ``wake``; the watch ends when the last follower leaves."""
         del self._wakes[wake]
         if not self._wakes and self._task is not None:
             self._task.cancel()
@@ -80,7 +80,7 @@ class SharedView:
                 await self._see()
             except FAILURES:
                 pass
-            except Exception:  # noqa: BLE001 - whoever waits for room would wait for ever
+            except Exception:  # noqa: BLE001 - without a watch, jobs would wait for room for ever
                 _log.exception("the other objects of the namespace are watched anew")
             self._listed.clear()
             await asyncio.sleep(AGAIN)
