@@ -1,4 +1,4 @@
-"""Read off jobs and pods who waits for room, and for how much. Pure."""
+"""Read from jobs and pods which jobs wait for room, and for how much. Pure."""
 
 import json
 import re
@@ -20,13 +20,13 @@ from manycpu.pipeline.targets.kubernetes.pod_status import claims_of, ended, sch
 __all__ = ["Job", "given_back", "holding", "job_of", "lacking", "on_claims", "resumed", "unmountable"]
 
 _GROUPS: Final = ("scheduling.k8s.io/group-name", "scheduling.x-k8s.io/pod-group")
-_BEGINNING: Final = 10.0  # seconds in which a job that was just made, or has just resumed, has its pods made
+_BEGINNING: Final = 10.0  # seconds within which the pods of a new or resumed job are created
 _REFUSING: Final = (
-    20.0  # seconds after the first pod in which all others are made, unless a quota refuses them
+    20.0  # seconds after the first pod within which all others are created, unless a quota refuses them
 )
-_AT_ONCE: Final = 60.0  # seconds between the first and the last pod that are made in one go
+_AT_ONCE: Final = 60.0  # maximum seconds between the first and the last pod of one start
 _PLACE: Final = ("nodeSelector", "tolerations", "priorityClassName")
-_NAMED: Final = 4  # runs in one message
+_NAMED: Final = 4  # maximum number of runs that a message names
 _INSUFFICIENT: Final = re.compile(r"Insufficient ([\w./-]+?)(?=[,. ]|$)")
 
 
@@ -40,43 +40,43 @@ class Job(NamedTuple):
     version: str
     """Its resourceVersion."""
     age: tuple[float, str]
-    """What the jobs are ordered by: when it was made, and its uid."""
+    """The key that orders jobs: when the job was created, and its uid."""
     need: int
-    """Ranks' pods without which it cannot begin."""
+    """Number of rank pods without which the job cannot start."""
     ask: Mapping[str, Decimal]
-    """What each of them asks for."""
+    """Resource -> how much of it each rank pod requests."""
     place: str
-    """Where they may run: comparable where equal."""
+    """The rules for where the pods may run: jobs with equal text compete for the same nodes."""
     claims: tuple[str, ...]
     given_back: bool
     note: Note | None
     pods: int
-    """All that are there, those that are going included."""
+    """Number of its pods that exist, those being deleted included."""
     placed: int
-    """How many ranks' pods have a node."""
+    """Number of rank pods that have a node."""
     trying: bool
-    """Whether some of its ranks, or their launcher, have no node, and are on their way to one."""
+    """Whether the job is not suspended, and some of its ranks or its launcher still wait for a node."""
     refused: bool
-    """Whether the cluster has reported that there is no room for one of them."""
+    """Whether the cluster has no room for one of these pods: the scheduler or a quota refused it."""
     short: tuple[str, ...]
-    """Of what there is too little, resources or quota; empty where something else is in the way."""
+    """The resources that are short, or ``quota``; empty: there is another obstacle."""
     underway: bool
-    """Whether it has trained: a pod of it was made anew."""
+    """Whether a pod was recreated, so that training had started."""
     since: float = 0.0
-    """When it began to try: when it was made, or tried again; seconds since the epoch."""
+    """When the job was created or last resumed, in seconds since the epoch."""
     stuck: str = ""
-    """A claim that its pods cannot mount, since another run's pods have it on another node."""
+    """The claim that its pods cannot mount, because it is mounted on another node; empty: there is none."""
 
 
 def _left_to_others(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject]) -> bool:
-    """Whether a queue or a job scheduler decides when a job gets its nodes."""
+    """Whether a queue or another scheduler decides when the job gets nodes."""
     if QUEUE_LABEL in job["metadata"].get("labels", {}):
         return True
     return any(map(_scheduled_by_others, pods)) or (kind.suspended(job) and not has_given_back(kind, job))
 
 
 def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: float) -> Job | None:
-    """Read a job and its pods; None where it has ended, or a queue or another scheduler decides.
+    """Summarize a job and its pods; None: it has ended, or a queue or another scheduler decides.
 
     Args:
         job: The job.
@@ -123,12 +123,12 @@ def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: floa
 
 
 def _failed(pod: KubeObject) -> bool:
-    """Whether another pod may be made in its place."""
+    """Whether a pod has failed, so that another may replace it."""
     return bool((pod.get("status") or {}).get("phase") == "Failed")
 
 
 def holding(pods: Iterable[KubeObject]) -> dict[str, int]:
-    """Count, for each run, the pods of jobs that have a node and have not ended."""
+    """Count the pods of each run's jobs that have a node and have not ended: run -> number."""
     counts: dict[str, int] = {}
     for pod in pods:
         if role(pod) and scheduled(pod) is not None and not ended(pod):
@@ -137,13 +137,13 @@ def holding(pods: Iterable[KubeObject]) -> dict[str, int]:
 
 
 def on_claims(pods: Iterable[KubeObject], job: Job) -> dict[str, int]:
-    """Count, for each other run, the pods that have a claim of the job's mounted."""
+    """Count the pods of each other run that mount a claim of this job: run -> number."""
     others = (pod for pod in pods if label(pod, "run") != job.run)
     return holding(pod for pod in others if set(claims_of(pod)) & set(job.claims))
 
 
 def given_back(job: Job, pods: Iterable[KubeObject], now: float) -> Note:
-    """Build the note of a job that gives back what it holds."""
+    """Build the note for a job that gives back its pods."""
     tries = job.note.tries + 1 if job.note else 1
     if job.stuck:
         return Note(at=now, tries=tries, held=on_claims(pods, job), claim=job.stuck)
@@ -152,12 +152,12 @@ def given_back(job: Job, pods: Iterable[KubeObject], now: float) -> Note:
 
 
 def resumed(job: Job, now: float) -> Note:
-    """Build the note of a job that tries again."""
+    """Build the note for a job that resumes."""
     return (job.note or Note(at=now)).model_copy(update={"resumed": now})
 
 
 def unmountable(pods: Iterable[KubeObject], events: Iterable[KubeObject]) -> str:
-    """Name the claim that keeps a pod from starting, since it is mounted on another node; else empty."""
+    """Return the claim that a pod cannot mount, since it is mounted on another node; empty: there is none."""
     warned = {event["involvedObject"].get("uid") for event in events if _is_multi_attach(event)}
     for pod in pods:
         statuses = pod.get("status", {}).get("containerStatuses") or ()
@@ -170,11 +170,11 @@ def unmountable(pods: Iterable[KubeObject], events: Iterable[KubeObject]) -> str
 
 
 def lacking(mine: Job, jobs: Iterable[Job], held: Mapping[str, int]) -> str:
-    """Describe what a job waits for, and which runs hold it; empty where it lacks no room."""
+    """Describe what a job waits for, and which runs hold it; empty: it does not wait for room."""
     if claim := mine.stuck or (mine.given_back and mine.note and mine.note.claim):
         return f"waits for claim {claim}, which is mounted on another node"
     if mine.trying and not mine.short:
-        return ""  # it is not room that it lacks
+        return ""  # it waits for something else than room
     before = sorted((job for job in jobs if job.age < mine.age and (job.given_back or job.trying)), key=_age)
     others = sorted(run for run in held if run != mine.run)
     by = f"held by {_named('run', others)}" if others else "no run of this namespace holds any"

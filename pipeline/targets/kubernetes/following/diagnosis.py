@@ -37,35 +37,35 @@ _SIGNALS: Final = 128  # a container's exit code above this is a signal's number
 
 
 class Reason(NamedTuple):
-    """One thing that keeps a job from running, and the pods that it concerns."""
+    """One obstacle that keeps a job from running, and the pods that it affects."""
 
     text: str
     pods: tuple[str, ...] = ()
     fatal: bool = False
-    """Whether it will never pass by itself."""
+    """Whether waiting never removes the obstacle."""
 
     def __str__(self) -> str:
         return f"{self.text} ({', '.join(self.pods)})" if self.pods else self.text
 
 
 class Ending(NamedTuple):
-    """How a container failed."""
+    """The failed end of a container."""
 
     time: float
-    """Seconds since the epoch."""
+    """When the container ended, in seconds since the epoch."""
     pod: str
     container: str
     code: int
-    """Negative for a signal."""
+    """The exit code; negative for a signal."""
     reason: str
-    """In the kubelet's words, such as OOMKilled."""
+    """The kubelet's reason, such as OOMKilled."""
     message: str
     previous: bool
-    """Whether it was started again since: its log is the previous one."""
+    """Whether the container was restarted since, so that this log is the previous one."""
     began: float
-    """Seconds since the epoch; 0 where it never did."""
+    """When the container started, in seconds since the epoch; 0: it never did."""
     hostname: str = ""
-    """What its processes call their host."""
+    """The host name that its processes see."""
 
     def __str__(self) -> str:
         limit = ": it used more memory than its limit, see run.resources.memory"
@@ -77,19 +77,19 @@ class Ending(NamedTuple):
 
 @remembered
 def explain(snapshot: JobSnapshot) -> str:
-    """Explain what keeps a job from running, a line for each reason; empty where nothing does."""
+    """Explain what keeps a job from running, one line for each reason; empty: nothing does."""
     lines = [*map(str, pending(snapshot)), *crashes(snapshot), *losses(snapshot)]
     return "\n".join(dict.fromkeys(lines))
 
 
 def hopeless(snapshot: JobSnapshot) -> str:
-    """Describe the reasons that never pass by themselves; empty where there are none."""
+    """Describe the obstacles that waiting never removes; empty: there are none."""
     return "\n".join(str(reason) for reason in pending(snapshot) if reason.fatal)
 
 
 @remembered
 def pending(snapshot: JobSnapshot) -> list[Reason]:
-    """List what the job or its pods wait for; pods with the same reason are grouped."""
+    """List the reasons why the job or its pods wait; pods with the same reason are grouped."""
     pods_by_reason: dict[PodReason, list[str]] = {}
     waiting = () if snapshot.suspended else zip(snapshot.pods, snapshot.of_pods(reasons), strict=True)
     for pod, of_pod in waiting:
@@ -135,7 +135,7 @@ def _of_claims(snapshot: JobSnapshot) -> Iterator[Reason]:
 
 @remembered
 def crashes(snapshot: JobSnapshot) -> list[str]:
-    """List the containers that crash in a loop, launchers included, whatever the job's state."""
+    """List the containers that were restarted after a crash, and a launcher that failed several times."""
     lines = [text for texts in snapshot.of_pods(_crashes_of) for text in texts]
     failed = _failed_launchers(snapshot)
     if len(failed) > 1:
@@ -165,7 +165,7 @@ def _failed_launcher(pod: KubeObject, _: list[KubeObject]) -> str:
 
 @remembered
 def restarts(snapshot: JobSnapshot) -> int:
-    """Count how often a container of the job crashed and was started again, at most of any one."""
+    """Return the number of restarts of the container, or the launcher, that was restarted most often."""
     return max([*snapshot.of_pods(_restarts_of), len(_failed_launchers(snapshot)) - 1, 0])
 
 
@@ -190,7 +190,7 @@ def _loss_of(pod: KubeObject, _: list[KubeObject]) -> str:
 
 
 def endings(snapshot: JobSnapshot) -> list[Ending]:
-    """List the containers that failed, the first to end first."""
+    """List the containers that failed, those of deleted pods included, the earliest end first."""
     pods = [*snapshot.pods, *snapshot.departed.values()]
     ended = [_ending(c) for pod in pods for c in containers(pod) if c.last and c.last.get("exitCode")]
     return sorted(set(ended))
@@ -212,7 +212,7 @@ def _ending(container: Container) -> Ending:
 
 
 def exit_code(terminated: KubeObject) -> int:
-    """Read a container's exit code, negative for a signal."""
+    """Return a container's exit code, negative for a signal."""
     code = int(terminated.get("exitCode", 0))
     return _SIGNALS - code if code > _SIGNALS else code
 
@@ -220,7 +220,7 @@ def exit_code(terminated: KubeObject) -> int:
 def _latest(
     snapshot: JobSnapshot, reasons: AbstractSet[str] | None, kind: str | None = None
 ) -> Iterator[KubeObject]:
-    """List the last warning for these reasons about each object of this kind."""
+    """Yield the last warning for each of these reasons about each object of this kind; None: all."""
     latest = {
         (event["involvedObject"].get("uid"), event.get("reason")): event
         for event in snapshot.events

@@ -1,8 +1,8 @@
-"""How far a container's log was read, exactly, so that reading goes on after any break. Pure.
+"""Track exactly how far a container's log was read, so that reading resumes after any break. Pure.
 
-The API gives lines from a whole second on. What was told already of those is the beginning of what it
-gives, in the log's own order: it is skipped by count, which no equal times and no times out of order can
-upset. Where the kubelet has begun a new file meanwhile, the beginning is another line; then times decide.
+The API returns the lines from a whole second on, in the order of the log. The first of these were delivered
+before, so they are skipped by count: this works with equal times, and with times out of order. If the kubelet
+has started a new log file since, the first line differs; then lines are skipped by their times.
 """
 
 import re
@@ -20,11 +20,11 @@ __all__ = ["LogCursor", "RateLimiter", "Stamped", "parse", "placed"]
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
 _NANO = 1_000_000_000
 _NOTHING = ((), 0, 0, 0)
-_KEPT = 1  # whole seconds before the last line's that are read again
+_KEPT = 1  # whole seconds before that of the last line, whose lines are read again
 
 
 class Stamped(NamedTuple):
-    """A line of a container's log."""
+    """A line of a container's log, with its time."""
 
     time: int
     """Nanoseconds since the epoch, by the node's clock."""
@@ -32,7 +32,7 @@ class Stamped(NamedTuple):
 
 
 def parse(line: bytes) -> Stamped | None:
-    """Parse a log line with its time; None for any other, such as a message of the kubelet."""
+    """Parse a log line with its time; None: it has no time, such as a message of the kubelet."""
     stamp, _, text = line.partition(b" ")
     try:
         return Stamped(_nanoseconds(stamp.decode("ascii")), text.decode(errors="replace").rstrip("\r"))
@@ -41,7 +41,7 @@ def parse(line: bytes) -> Stamped | None:
 
 
 def placed(line: RankLine, container: str) -> RankLine:
-    """Name the container of what no rank said; an event stays one, to be read as such."""
+    """Prefix a line with its container if no rank wrote it; an event stays unchanged, to be decoded later."""
     if line.rank is not None or decode(line.text) is not None:
         return line
     return RankLine(None, None, f"[{container}] {line.text}")
@@ -67,12 +67,12 @@ class _Second(NamedTuple):
 
 
 class LogCursor:
-    """How far a log was read.
+    """The position up to which a container's log was read.
 
     Args:
-        state: What ``state`` of another position was, to go on from there.
-        before: The state of the position in the log that this one's replaced. Whoever asks for a container's
-            log just as it is started again may have been given this one for that.
+        state: The ``state`` of another cursor of this log, to resume from; empty: start at the beginning.
+        before: The ``state`` of the cursor of the container's previous start. A request for that log at the
+            moment of the restart may have returned this log instead.
     """
 
     def __init__(self, state: Iterable[Any] = (), before: Iterable[Any] = ()) -> None:
@@ -84,28 +84,28 @@ class LogCursor:
         self._seconds = [_Second(*second) for second in seconds]
         self._skip = 0
         self._by_count: bool | None = None
-        """How to tell what is known; None before the first line shows it."""
+        """Whether to skip delivered lines by count, or else by time; None: the first line will decide."""
 
     @property
     def state(self) -> list[Any]:
-        """The position as JSON, from which another cursor goes on."""
+        """The position as JSON values, from which another cursor can resume."""
         return [[list(second) for second in self._seconds], self._last, self._equal, self._first]
 
     @property
     def since(self) -> int | None:
-        """The second since the epoch from which to read on; None: from the beginning."""
+        """The second since the epoch from which to resume; None: read from the beginning."""
         return min((second.second for second in self._seconds), default=None)
 
     def reopen(self) -> None:
-        """Prepare for the lines from ``since`` on."""
+        """Prepare to read the lines from ``since`` on."""
         self._skip, self._by_count = sum(second.lines for second in self._seconds), None
 
     def doubts(self, time: int) -> bool:
-        """Whether the first line since ``reopen`` differs from what it was: is this another log?"""
+        """Whether the first line since ``reopen`` differs from before, so that this may be another log."""
         return self._by_count is None and bool(self._seconds) and time != self._seconds[0].first
 
     def take(self, time: int) -> bool:
-        """Advance by a line; whether it is a new one."""
+        """Advance by one line; return whether the line is new."""
         if self._by_count is None:
             self._begin(time)
         if not self._by_count:
@@ -122,7 +122,7 @@ class LogCursor:
         if mistaken:
             self._restore(self._before)
         self._by_count = not mistaken and not self.doubts(time)
-        if not self._by_count:  # another file: its lines are counted from its beginning
+        if not self._by_count:  # another file: count its lines from the beginning
             self._skip, self._seconds = self._equal, []
 
     def _take_by_time(self, time: int) -> bool:
@@ -158,20 +158,20 @@ class LogCursor:
 
 
 class RateLimiter:
-    """Rate-limit lines, and events of progress alike; report how many were dropped.
+    """Limits the rate of lines, and that of progress events; reports how many were dropped.
 
     Args:
-        per_second: How many.
+        per_second: Maximum number of lines, and of progress events, in each second.
     """
 
     def __init__(self, per_second: int) -> None:
         self._per_second = per_second
         self._second, self._dropped = 0, 0
         self._admitted: Counter[type[Event] | None] = Counter()
-        """None: ordinary lines."""
+        """Type of event -> how many there were in this second; None: ordinary lines."""
 
     def admit(self, lines: Iterable[RankLine], now: float) -> list[RankLine]:
-        """Choose the lines to pass on: a rank's events other than progress always."""
+        """Select the lines to deliver; events other than progress are always delivered."""
         notices = self._turn(int(now))
         admitted = [line for line in lines if self._admits(line)]
         return notices + admitted
@@ -193,7 +193,7 @@ class RateLimiter:
         return self.dropped()
 
     def dropped(self) -> list[RankLine]:
-        """Report what was dropped and not reported yet: in one line, or none."""
+        """Return a line that says how many lines were dropped since the last report; empty: none were."""
         dropped, self._dropped = self._dropped, 0
         if not dropped:
             return []

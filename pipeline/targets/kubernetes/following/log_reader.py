@@ -1,4 +1,4 @@
-"""Read the logs of containers, through all restarts and every break: each line once, and in order."""
+"""Read the logs of containers across restarts and broken connections: each line once, and in order."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,21 +15,21 @@ from manycpu.pipeline.targets.kubernetes.pod_status import Container, containers
 __all__ = ["LogReader", "LogReaders"]
 
 Put = Callable[[LogBatch], Awaitable[None]]
-"""Is given the lines, and waits where nobody takes them."""
+"""Receives the lines; waits while the queue is full."""
 
-_SETTLE: Final = 3.0  # seconds in which the kubelet surely tells that a container was started again
-_AT_ONCE: Final = 200  # lines: what waits to be passed on takes several times the memory of its bytes
-_DONE: Final = "done"  # follows the state of a position in a log that was read to its end
-_STATE: Final = 4  # parts of that state
+_SETTLE: Final = 3.0  # seconds within which the kubelet surely reports a restart of a container
+_AT_ONCE: Final = 200  # lines in a batch: a line that waits for delivery takes several times its bytes
+_DONE: Final = "done"  # marks a log that was read to its end; stands after the state of its position
+_STATE: Final = 4  # number of items in that state, without the mark
 
 
 class LogReaders:
-    """Reads the logs of all containers of a job that have ranks or a launcher.
+    """Reads the logs of all containers of a job that print the ranks' lines.
 
     Args:
         watch: The namespace.
-        cursor: How far logs were read.
-        put: Is given the lines.
+        cursor: How far each log was read.
+        put: Receives the lines.
     """
 
     def __init__(self, watch: ClusterWatch, cursor: Mapping[str, list[Any]], put: Put) -> None:
@@ -38,16 +38,16 @@ class LogReaders:
 
     @property
     def behind(self) -> bool:
-        """Whether lines are still to come of a container that has ended."""
+        """Whether a container has ended and its log was not read to the end yet."""
         return any(reader.behind for reader, _ in self._readers.values())
 
     def follow(self, snapshot: JobSnapshot) -> None:
-        """Begin to read the logs that are not being read yet, now that the job has changed."""
+        """Start readers for new containers; tell the others which pods have changed or are gone."""
         if snapshot.given_back:
             self._stop()
             return
         if snapshot.kind not in snapshot.listed_kinds:
-            return  # who speaks, the job says
+            return  # the job determines which pods print the ranks' lines
         for pod in snapshot.take_changed():
             if role(pod) != snapshot.speaker:
                 continue
@@ -59,7 +59,7 @@ class LogReaders:
                 reader.leave()
 
     async def aclose(self) -> None:
-        """Stop reading, and wait until all have."""
+        """Stop all readers, and wait until they have stopped."""
         tasks = [task for _, task in self._readers.values()]
         for task in tasks:
             task.cancel()
@@ -76,7 +76,7 @@ class LogReaders:
         self._readers[key][0].update(container)
 
     def _stop(self) -> None:
-        """Hear no more of pods that were given back: how their launchers take it says nothing of the run."""
+        """Stop reading pods that were given back: how their launchers end says nothing about the run."""
         for reader, task in self._readers.values():
             reader.leave()
             task.cancel()
@@ -87,8 +87,8 @@ class LogReader:
 
     Args:
         watch: The namespace.
-        cursor: How far logs were read, also this one's.
-        put: Is given the lines.
+        cursor: How far each log was read, this one included.
+        put: Receives the lines.
     """
 
     def __init__(self, watch: ClusterWatch, cursor: Mapping[str, list[Any]], put: Put) -> None:
@@ -100,23 +100,23 @@ class LogReader:
 
     @property
     def behind(self) -> bool:
-        """Whether its container has ended and lines of it are still to come."""
+        """Whether the container has ended and its log was not read to the end yet."""
         return self._over(self._now.restarts) and self._finished < self._now.restarts and not self._gone
 
     def update(self, container: Container) -> None:
-        """Update the container, also after it was thought to be gone."""
+        """Update the container, even if its pod was presumed gone."""
         self._container, self._gone = container, False
         self._changed.set()
 
     def leave(self) -> None:
-        """Note that its pod is gone."""
+        """Record that the pod is gone."""
         self._gone = True
         self._changed.set()
 
     async def read(self, container: Container) -> None:
-        """Read until the container has ended for good and every line was passed on."""
+        """Read the logs of all starts of the container, one after another, until its pod is gone."""
         self.update(container)
-        number = max(0, self._now.restarts - 1)  # of those before the kubelet keeps the last one's log only
+        number = max(0, self._now.restarts - 1)  # of earlier starts, the kubelet keeps the last log only
         while True:
             await self._read_one(number)
             self._finished = number
@@ -144,15 +144,15 @@ class LogReader:
                 if over:
                     break
             except FAILURES:
-                pass  # it is tried again for as long as the pod is there
+                pass  # retry for as long as the pod exists
             await self._wait(pauses.next())
         else:
             if self._gone:
-                return  # an old snapshot may show so
+                return  # not marked as done: the snapshot may be stale
         await self._put(LogBatch(key, [], [*position.state, _DONE]))
 
     async def _pass(self, number: int, position: LogCursor, *, over: bool) -> bool:
-        """Read what the log has now; whether that was the log which was meant."""
+        """Read the log with one request; return whether it was the log of this start."""
         position.reopen()
         previous = self._now.restarts > number
         where = self._now.pod["metadata"]["name"], self._now.name
@@ -165,7 +165,7 @@ class LogReader:
         return True
 
     async def _pass_part(self, number: int, position: LogCursor, part: list[bytes]) -> bool:
-        """Pass on some lines; whether they are of the log which was meant."""
+        """Deliver some lines; return whether they are from the log of this start."""
         stamped = [line for line in map(parse, part) if line is not None]
         if stamped and position.doubts(stamped[0].time) and not await self._settled(number):
             return False
@@ -175,7 +175,7 @@ class LogReader:
         return True
 
     async def _settled(self, number: int) -> bool:
-        """Wait until it is sure whose log this is: that of another start, or another file of the same."""
+        """Wait for the kubelet to report restarts; return whether the log is still that of this start."""
         before = self._now.restarts
         await asyncio.sleep(_SETTLE)
         return self._now.restarts == before and self._now.restarts in (number, number + 1)
