@@ -1,4 +1,4 @@
-"""Record what a job's ranks reported and how far its logs were read, in the ledger: logs do not stay."""
+"""Record in the ledger what a job's ranks reported and how far its logs were read: logs do not last."""
 
 import time
 from collections.abc import Iterable
@@ -22,18 +22,18 @@ from manycpu.pipeline.targets.kubernetes.following.budgets import RankActivity
 __all__ = ["TAIL", "WIDTH", "AttemptRecorder", "AttemptState", "Cursor", "Line", "LogBatch", "attempt_state"]
 
 Cursor = dict[str, list[Any]]
-"""``pod uid/container/number of its restart`` -> state of a Position."""
-SAVE_EVERY = 30.0  # seconds: at most so much is passed on twice after a kill
-TAIL = 20  # lines
-WIDTH = 2000  # characters of each
-_CLOCKS = 2.0  # seconds: the cluster's times are whole ones, and of several clocks
-_TAKEN_BACK = 60.0  # seconds after a suspension in which its operator has surely deleted the pods
+"""``pod uid/container/number of restarts`` -> state of a ``LogCursor``."""
+SAVE_EVERY = 30.0  # seconds between saves: after a kill, at most the lines of this time are delivered twice
+TAIL = 20  # last lines to keep of each pod
+WIDTH = 2000  # characters to keep of each last line
+_CLOCKS = 2.0  # seconds of tolerance: the cluster's times are whole seconds, from several clocks
+_TAKEN_BACK = 60.0  # seconds after a suspension within which the operator has surely deleted the pods
 _NEVER = (0.0, "")
-_STARTS = 3  # of a container, whose positions are kept: the log of the last but one can still be read
+_STARTS = 3  # of a container, whose positions are kept: the log of the last start but one is still readable
 
 
 class Line(NamedTuple):
-    """A line of a container, and where it stood."""
+    """A line of a container, with its time and its pod."""
 
     line: RankLine
     time: float
@@ -45,69 +45,69 @@ class LogBatch(NamedTuple):
     """Lines of one container, and the position in its log after them."""
 
     log: str
-    """Key of the cursor."""
+    """The log's key in the cursor."""
     lines: list[Line]
     position: list[Any]
 
 
 class AttemptState(BaseModel):
-    """What the ledger keeps of an attempt."""
+    """The state of an attempt that the ledger keeps."""
 
     attempt: int
     by: str = ""
-    """Who has passed on the lines up to the cursor."""
+    """Name of the reader that has delivered the lines up to the cursor."""
     cursor: Cursor = Field(default_factory=dict)
     observed: Observed = Field(default_factory=Observed)
     began: float = 0.0
-    """When the run had its nodes, later by as long as it had none again; seconds since the epoch."""
+    """When the run got its nodes, plus the time that it spent without them since; seconds since the epoch."""
     paused: float = 0.0
-    """Since when it is suspended; 0 while it has nodes."""
+    """Since when the run is suspended; 0: it is not suspended."""
     admitted: float = 0.0
-    """When its job went on last, after it had been suspended."""
+    """When the operator last suspended or resumed the job, as of the last :meth:`begin`; 0: it never did."""
     preempted: float = 0.0
-    """When its nodes were last taken back: earlier meetings count no more."""
+    """When the run last lost its nodes to a suspension: earlier meetings no longer count."""
     spoke: float = 0.0
-    """When any rank spoke last."""
+    """When any rank last wrote a line."""
     parted: dict[str, float] = Field(default_factory=dict)
-    """Pod -> when a rank of it last reported its own end."""
+    """Pod -> when one of its ranks last reported its own end."""
     ended: float = 0.0
     verdict: Status | None = None
-    """How it ended, as whoever followed it to its end saw it."""
+    """The final status, as recorded by the follower that saw the end; None: there is none yet."""
 
     def begin(self, capacity: float, admitted: float, now: float) -> None:
-        """Record when the run had its nodes, for the first time or again.
+        """Record that the run has its nodes, for the first time or again.
 
         Args:
-            capacity: When it had them.
-            admitted: When its job went on last, after it had been suspended; 0 where it never was.
+            capacity: When the run got them.
+            admitted: When the operator last suspended or resumed the job; 0: it never did.
             now: Seconds since the epoch.
         """
-        if self.began and capacity < self.paused - _CLOCKS:  # those that it had before
-            if now - max(self.paused, admitted) > _TAKEN_BACK:  # and which nobody took back
+        if self.began and capacity < self.paused - _CLOCKS:  # nodes from before the suspension
+            if now - max(self.paused, admitted) > _TAKEN_BACK:  # the pods were never deleted
                 self.paused, self.admitted = 0.0, admitted
             return
         if self.began and (self.paused or admitted > self.admitted):
-            # Where nobody saw since when it was suspended, its time begins anew.
+            # If no follower saw when the suspension began, run_timeout starts again.
             self.began = self.began + max(0.0, capacity - self.paused) if self.paused else capacity
             self.preempted = self.paused or admitted
             self.observed.forget_failure(before=capacity)
         self.began, self.paused, self.admitted = self.began or capacity, 0.0, admitted
 
     def pause(self, since: float) -> bool:
-        """Record that the run is suspended, and waits; whether it had its nodes before."""
+        """Record that the run is suspended; return whether it had its nodes until now."""
         had_nodes = bool(self.began) and not self.paused
         self.paused = self.paused or since
         return had_nodes
 
     @property
     def succeeded(self) -> Status | None:
-        """The verdict where it is a success: it stays one, also where its job is deleted after that."""
+        """The verdict if it is a success, else None: a success stands even if the job is deleted later."""
         verdict = self.verdict
         return verdict if verdict is not None and verdict.state is RunState.SUCCEEDED else None
 
     @property
     def activity(self) -> RankActivity:
-        """What the budgets depend on."""
+        """The activity of the ranks, on which the time budgets depend."""
         met = self.observed.met and self.observed.met_last >= self.preempted
         finished = self.spoke if self.observed.finished else 0.0
         return RankActivity(met, self.spoke, self.began, paused=self.paused, finished=finished)
@@ -119,8 +119,9 @@ class AttemptRecorder:
     Args:
         ctx: The run.
         handle: The attempt's handle.
-        cursor: How far its logs were read; None: nothing was.
-        by: Who passes them on. Whoever did before under the same name is followed.
+        cursor: How far the logs were read; None: from the beginning.
+        by: Name of the reader that delivers the lines. If a reader of this name delivered the recorded lines,
+            the recorded cursor is used instead.
     """
 
     def __init__(self, ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None, by: str) -> None:
@@ -128,7 +129,7 @@ class AttemptRecorder:
         entry = ctx.ledger.read()
         self.state = attempt_state(entry, handle)
         if not by or self.state.by != by:
-            # Whoever follows anew tells all; what the ranks said of themselves is known already.
+            # A new reader delivers all lines from the given cursor on; what the ranks reported is kept.
             self.state.cursor = dict(cursor or {})
         self.state.by = by
         self._observer = Observer(self.state.observed)
@@ -136,22 +137,22 @@ class AttemptRecorder:
         """Pod -> its last lines."""
         self.spoken = bool(self.state.spoke)
         self.stood = 0.0
-        """When it was last seen with its nodes, or suspended; seconds since the epoch."""
-        self._introduced: dict[int, tuple[float, str]] = {}  # rank -> when it did so last, and its pod
+        """When the follower last saw the job with its nodes, or suspended; seconds since the epoch."""
+        self._introduced: dict[int, tuple[float, str]] = {}  # rank -> time and pod of its last proof
         self.since = 0.0
-        """Since when somebody listens to the ranks, without a break; seconds since the epoch."""
+        """Since when the follower watches the pods without a break; seconds since the epoch."""
         self._saved, self._pressing = time.monotonic(), False
         self._written = entry.observed
         self.recorded_cursor: Cursor = dict(self.state.cursor)
-        """How far what the ledger holds goes."""
+        """The cursor as last written to the ledger."""
 
     @property
     def activity(self) -> RankActivity:
-        """What the budgets depend on."""
+        """The activity of the ranks and the follower, on which the time budgets depend."""
         return self.state.activity._replace(since=self.since, stood=self.stood)
 
     def hear(self, log_batches: Iterable[LogBatch]) -> None:
-        """Record the lines of log batches, which were told: nobody who goes on tells them again."""
+        """Record lines and mark their batches delivered, so that a resumed follower does not repeat them."""
         for log_batch in log_batches:
             for line in log_batch.lines:
                 event = decode(line.line.text)
@@ -163,13 +164,13 @@ class AttemptRecorder:
     def _note_position(self, log_batch: LogBatch) -> None:
         container, _, number = log_batch.log.rpartition("/")
         cursor = self.state.cursor
-        cursor.pop(log_batch.log, None)  # the latest is last
+        cursor.pop(log_batch.log, None)  # inserted again, so that the latest is last
         cursor[log_batch.log] = log_batch.position
         if number.isdecimal():
             cursor.pop(f"{container}/{int(number) - _STARTS}", None)
 
     def _is_of_another_pod(self, line: Line, event: Event | None) -> bool:
-        """Whether it tells of the end of a rank that has begun anew in another pod."""
+        """Whether a line reports the end of a rank that has since started again in another pod."""
         if isinstance(event, ProofEvent) and line.time >= self._introduced.get(event.rank, _NEVER)[0]:
             self._introduced[event.rank] = line.time, line.pod
         if not isinstance(event, ExitEvent):
@@ -184,35 +185,35 @@ class AttemptRecorder:
         tail = self.tails.setdefault(line.pod, [])
         if isinstance(event, ExitEvent):
             self.state.parted[line.pod] = line.time
-        if event is None:  # events are for the report, and not to be read
+        if event is None:  # events are for the report, not for people
             tail.append(line.line.text[:WIDTH])
             del tail[:-TAIL]
 
     def fail(self, failure: RankFailure) -> None:
-        """Record the rank that failed first, where it could not report so itself."""
+        """Record the rank that failed first, if that rank could not report its failure."""
         self.state.observed.failure = failure
 
     @property
     def due(self) -> bool:
-        """Whether the ledger is to be written: at once after what the report is made of."""
+        """Whether to write the ledger now: after an important event, or if the last save is old."""
         return self._pressing or time.monotonic() - self._saved > SAVE_EVERY
 
     def fields(self) -> dict[str, Any]:
-        """Build the fields to write to the ledger."""
+        """Return the fields to write to the ledger, and restart the time until the next save."""
         self._saved, self._pressing = time.monotonic(), False
         return self.state.model_dump(mode="json", exclude_defaults=True)
 
     def write(self, fields: dict[str, Any]) -> None:
-        """Write the ledger, unless nothing is new or the run has gone on to another attempt.
+        """Write the fields to the ledger, unless they are unchanged or the run is at another attempt.
 
-        Where the ledger takes no more, the least is written: that there is much to say voids no success.
+        If the ledger refuses their size, only the end is written: too much data must not void a success.
 
         Raises:
             ClusterError: The cluster refuses it, or does not answer.
             FileNotFoundError: The run is cleaned up.
         """
         packed = state_packing.pack(fields)
-        if packed != self._written:  # as of few who wait, of whom there may be a thousand
+        if packed != self._written:  # a thousand runs may wait, mostly without a change
             self._put_as_it_fits(packed, fields)
             self._written = packed
         self.recorded_cursor = fields.get("cursor", {})
@@ -230,7 +231,7 @@ class AttemptRecorder:
 
 
 def attempt_state(entry: Entry, handle: JobHandle) -> AttemptState:
-    """Read an attempt's state from the ledger; empty where an older version wrote what it should not."""
+    """Read an attempt's state from the ledger; empty: none is recorded, or it cannot be read."""
     if entry.observed is not None and entry.observed.get("attempt") == handle.attempt:
         with suppress(ValueError):
             return AttemptState.model_validate(state_packing.unpack(entry.observed))

@@ -25,7 +25,7 @@ Value = TypeVar("Value")
 def remembered(
     read: "Callable[Concatenate[JobSnapshot, Params], Value]",
 ) -> "Callable[Concatenate[JobSnapshot, Params], Value]":
-    """Cache what is derived from a snapshot until it changes: most that wakes a follower is lines."""
+    """Cache a value derived from a snapshot until the snapshot changes: mostly, only log lines arrive."""
 
     @wraps(read)
     def cached(snapshot: "JobSnapshot", /, *args: Params.args, **kwargs: Params.kwargs) -> Value:
@@ -53,13 +53,13 @@ class JobSnapshot:
         self._key = (handle.run, str(handle.attempt))
         self._claims = frozenset(claims)
         self.listed_kinds: set[str] = set()
-        """Kinds whose objects were all listed."""
+        """The kinds whose objects were listed completely."""
         self.speaker: Role = self.job_kind.speaker
-        """Role of the pods whose logs are the ranks' lines: some kinds have a launcher only with an MPI."""
+        """Role of the pods whose logs are the ranks' lines: some kinds have a launcher only with MPI."""
         self.note: Note | None = None
-        """What was so when it last gave back what it held; None where it never did."""
+        """The note from when the job last gave back its pods; None: it never did."""
         self.memory: dict[Any, Any] = {}
-        """What was read off it since it changed last."""
+        """The values derived since the last change."""
         self._departed: dict[str, KubeObject] = {}
         self._objects: dict[str, dict[str, KubeObject]] = {}
         self._changed: dict[str, KubeObject] = {}
@@ -71,13 +71,13 @@ class JobSnapshot:
         """Apply a change that a watch reported.
 
         Args:
-            kind: Of which kind.
-            objects: What is there, or has changed.
-            deleted: What has gone.
-            complete: Whether the objects are all that there are of this kind.
+            kind: The kind of the objects.
+            objects: New or changed objects; if ``complete``, all objects.
+            deleted: Deleted objects, in their last state.
+            complete: Whether ``objects`` is the complete list of this kind.
 
         Returns:
-            Whether any of it concerns this job.
+            Whether an object of this job has changed, or its kind is listed for the first time.
         """
         mine = {item["metadata"]["uid"]: item for item in objects if self.concerns(kind, item)}
         last = {item["metadata"]["uid"]: item for item in deleted if self.concerns(kind, item)}
@@ -91,7 +91,7 @@ class JobSnapshot:
         self.note = note_of(self.job) or self.note
         if self.job is not None and label(self.job, "speaker") not in ("", self.speaker):
             self.speaker = "launcher"
-            self._changed |= self._objects.get("Pod", {})  # nobody has looked at them as those who speak
+            self._changed |= self._objects.get("Pod", {})  # their logs are not read yet
         first = complete and kind not in self.listed_kinds
         if complete:
             self.listed_kinds.add(kind)
@@ -101,12 +101,12 @@ class JobSnapshot:
         return changed
 
     def take_changed(self) -> list[KubeObject]:
-        """List the pods that are new or have changed since the last call."""
+        """Return the pods that are new or have changed since the last call."""
         changed, self._changed = self._changed, {}
         return [pod for pod in self.pods if pod["metadata"]["uid"] in changed] if changed else []
 
     def of_pods(self, read: Callable[[KubeObject, list[KubeObject]], Value]) -> list[Value]:
-        """Derive a value from each of :attr:`pods` and its warnings, again only where either has changed."""
+        """Derive a value from each of :attr:`pods` and its warnings, and cache it until either changes."""
         before, after, warnings = self._of_pods.get(read, {}), {}, self._warnings()
         for pod in self.pods:
             uid = pod["metadata"]["uid"]
@@ -117,7 +117,7 @@ class JobSnapshot:
         return [value for _, _, value in after.values()]
 
     def replace(self, job: KubeObject | None, pods: Iterable[KubeObject]) -> None:
-        """Replace the job and all of its pods, as read on request."""
+        """Replace the job and all of its pods, after they were read from the API server."""
         self.apply(self.kind, [job] if job else [], [], complete=True)
         self.apply("Pod", pods, [], complete=True)
 
@@ -136,20 +136,20 @@ class JobSnapshot:
 
     @property
     def job(self) -> KubeObject | None:
-        """The job; None when it is gone."""
+        """The job; None: it is gone."""
         return self._objects.get(self.kind, {}).get(self.uid)
 
     @property
     @remembered
     def pods(self) -> list[KubeObject]:
-        """Its pods, by name; of pods of the same name the latest."""
+        """The job's pods, sorted by name; if several have the same name, only the latest."""
         by_age = sorted(self._objects.get("Pod", {}).values(), key=_born)
         return sorted({pod["metadata"]["name"]: pod for pod in by_age}.values(), key=_name)
 
     @property
     @remembered
     def events(self) -> list[KubeObject]:
-        """Warnings about it, its pods and its claims, the latest last."""
+        """Warnings about the job, its pods and its claims since the job was created, the latest last."""
         job = self.job
         since = _born(job) if job else 0.0
         timed = [(event_time(event), event) for event in self._objects.get("Event", {}).values()]
@@ -168,37 +168,37 @@ class JobSnapshot:
 
     @property
     def departed(self) -> dict[str, KubeObject]:
-        """Pods that are gone, as last reported, by uid; but not those that a suspension ended."""
+        """Uid -> last state of each pod that is gone, except the pods that a suspension ended."""
         since = max(self.note.at if self.note else 0.0, self.went_on)
         return {uid: pod for uid, pod in self._departed.items() if _born(pod) >= since}
 
     @property
     def given_back(self) -> bool:
-        """Whether it has given back what it held, and waits for its turn."""
+        """Whether the job has given back its pods and waits for its turn."""
         return self.job is not None and has_given_back(self.job_kind, self.job)
 
     @property
     def suspended(self) -> bool:
-        """Whether it waits for somebody, such as Kueue, to admit it."""
+        """Whether the job is suspended, for example until Kueue admits it."""
         return self.job is not None and self.job_kind.suspended(self.job)
 
     @property
     def suspended_since(self) -> float:
-        """Since when its operator has it suspended, in seconds since the epoch; 0 where it has not."""
+        """Since when the operator reports the job as suspended, in seconds since the epoch; 0: never."""
         suspended = condition(self.job, "Suspended")
         return epoch(suspended["lastTransitionTime"]) if suspended else 0.0
 
     @property
     @remembered
     def went_on(self) -> float:
-        """When its operator last suspended it, or had it go on after that; 0 where it never did."""
+        """When the operator last suspended or resumed the job, in seconds since the epoch; 0: never."""
         conditions = ((self.job or {}).get("status") or {}).get("conditions") or ()
         times = [epoch(one["lastTransitionTime"]) for one in conditions if one["type"] == "Suspended"]
         return max(times, default=0.0)
 
     @property
     def acknowledged(self) -> bool:
-        """Whether an operator has taken notice of it, if only by a warning: that pods are refused, say."""
+        """Whether an operator has noticed the job: by its status, its pods, or a warning about the job."""
         status = (self.job or {}).get("status") or {}
         noticed = [status.get(name) for name in ("conditions", "startTime", "jobsStatus")]
         return bool(any(noticed) or self.pods or self.about(self.uid))
@@ -206,12 +206,12 @@ class JobSnapshot:
     @property
     @remembered
     def members(self) -> list[KubeObject]:
-        """The pods that have ranks."""
+        """The pods that run ranks."""
         return [pod for pod in self.pods if role(pod) == "rank"]
 
     @property
     def ranks(self) -> Iterator[Container]:
-        """The containers that have ranks, also of pods that are gone: as last reported."""
+        """The containers that run ranks, those of deleted pods included, in their last state."""
         pods = [*self.departed.values(), *self.members]
         return (
             container
@@ -228,21 +228,21 @@ class JobSnapshot:
 
     @remembered
     def capacity(self, nodes: int) -> float | None:
-        """Tell when so many pods had a node, as seconds since the epoch; None while fewer have.
+        """Return when this many rank pods had nodes, in seconds since the epoch; None: fewer have nodes.
 
-        Pods that have failed or are being deleted have none: another may be made in place of each.
+        Pods that have failed or are being deleted do not count: another pod may replace each of them.
         """
         times = sorted(time for time in self.of_pods(_member_scheduled) if time is not None)
         return times[nodes - 1] if len(times) >= nodes else None
 
 
 def role(pod: KubeObject) -> str:
-    """Read a pod's role in its job: ``launcher`` or ``rank``; empty where it has no job of ours."""
+    """Return a pod's role in its job: ``launcher`` or ``rank``; empty: it belongs to no job of manycpu."""
     return label(pod, "role")
 
 
 def event_time(event: KubeObject) -> float:
-    """Read when an event was observed last."""
+    """Return when an event was last observed, in seconds since the epoch."""
     series = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
     last = next((time for time in times if time), event["metadata"].get("creationTimestamp"))
@@ -250,13 +250,13 @@ def event_time(event: KubeObject) -> float:
 
 
 def _member_scheduled(pod: KubeObject, _: list[KubeObject]) -> float | None:
-    """Tell when a rank's pod had a node; None where that is no node of the run's any more."""
+    """Return when a rank's pod got its node; None: it has none, or it failed or is being deleted."""
     over = is_being_deleted(pod) or (pod.get("status") or {}).get("phase") == "Failed"
     return scheduled(pod) if role(pod) == "rank" and not over else None
 
 
 def _same(before: KubeObject | None, now: KubeObject) -> bool:
-    """Whether an object is as it was, by its version where it has one."""
+    """Whether an object is unchanged, by its resource version if it has one."""
     if before is None:
         return False
     version = now["metadata"].get("resourceVersion")

@@ -1,4 +1,4 @@
-"""Derive a status from job, pods and budgets."""
+"""Derive the status of an attempt from its job, its pods, its ranks and the time budgets."""
 
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.ledger import Entry
@@ -27,12 +27,12 @@ __all__ = [
     "to_be_ended",
 ]
 
-_SETTLED = 30.0  # seconds that a job has to end once all of its ranks ended well: torchrun would wait 300
-_CRASHES = 3  # restarts that need no explanation: a peer that is late, say
+_SETTLED = 30.0  # seconds for a job to end after all its ranks ended with 0: torchrun would wait 300
+_CRASHES = 3  # restarts that are no crash loop yet: a peer may be late, for example
 
 
 def judge(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity, now: float) -> Status:
-    """Derive a job's status; a time budget that is used up fails it, unless its ranks have finished.
+    """Derive a job's status; a used-up time budget fails the job, unless its ranks have finished.
 
     Args:
         run: The run.
@@ -53,9 +53,9 @@ def judge(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity, now: 
 
 
 def settled(activity: RankActivity) -> float:
-    """Tell when a job counts as a success though it has not ended, in seconds since the epoch.
+    """Return when a job that has not ended counts as a success, in seconds since the epoch.
 
-    Its ranks have finished by then; what still runs waits for others that are gone.
+    All its ranks have finished by then; processes that still run wait for peers that are gone.
     """
     return activity.finished + _SETTLED
 
@@ -78,12 +78,12 @@ def look(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Sta
 
 
 def _failed_by_itself(snapshot: JobSnapshot) -> bool:
-    """Whether containers of a job that is there ended with exit codes, and none because it lost its node."""
+    """Whether the job still exists, containers failed with exit codes, and no pod was lost."""
     return snapshot.job is not None and bool(diagnosis.endings(snapshot)) and not diagnosis.losses(snapshot)
 
 
 def to_be_ended(run: TrainingRun, snapshot: JobSnapshot, status: Status) -> bool:
-    """Whether a job has to be deleted: it was given up, or its pods would go on for nobody."""
+    """Whether to delete the job: it would continue without need, or its running pods are not to be kept."""
     if snapshot.job is None:
         return False
     if status.state is RunState.SUCCEEDED:
@@ -102,7 +102,7 @@ def _hopeless(run: TrainingRun, snapshot: JobSnapshot) -> str:
 
 
 def concluded(entry: Entry, handle: JobHandle, status: Status) -> Status:
-    """Derive an attempt's final status: the ledger knows who cancelled it, or why it was ended."""
+    """Return an attempt's final status: the ledger may hold a cancellation or an earlier verdict."""
     if (by := entry.cancelled.get(handle.attempt)) is not None:
         return Status(state=RunState.CANCELLED, reason=f"ended by {by}")
     if status.state is RunState.SUCCEEDED:
@@ -133,17 +133,17 @@ def complete(snapshot: JobSnapshot, recorder: AttemptRecorder, status: Status) -
 
 
 def note_ends(snapshot: JobSnapshot, observed: Observed) -> None:
-    """Record exit codes that ranks could not report, from their containers."""
+    """Record the exit codes that ranks could not report, from their containers."""
     codes = ends(snapshot, observed)
     for rank in observed.ranks:
         rank.exit_code = codes.get(rank.rank, rank.exit_code)
 
 
 def ends(snapshot: JobSnapshot, observed: Observed) -> dict[int, int]:
-    """Read how ranks ended that could not report it, from their containers where those are the ranks' own.
+    """Read the exit codes that ranks could not report, from the containers in which they ran.
 
     Returns:
-        Rank -> exit code.
+        Rank -> exit code; empty if a launcher starts the ranks.
     """
     if snapshot.speaker == "launcher":
         return {}  # the ranks' containers run sshd
@@ -158,7 +158,7 @@ def ends(snapshot: JobSnapshot, observed: Observed) -> dict[int, int]:
 
 
 def _endings(snapshot: JobSnapshot, failure: RankFailure | None) -> list[str]:
-    """Describe how containers failed: the first, unless a rank reported more, and all out of memory."""
+    """Describe failed containers: the first, unless a rank reported a failure, and all out of memory."""
     failed = diagnosis.endings(snapshot)
     first = failed[:1] if failure is None else []
     return [
@@ -173,7 +173,7 @@ def _spoke_of(recorder: AttemptRecorder, ending: Ending) -> bool:
 
 
 def ended_at(snapshot: JobSnapshot) -> float:
-    """Tell when the job ended, in seconds since the epoch; 0 where it does not say."""
+    """Return when the job ended, in seconds since the epoch; 0: its conditions do not say."""
     for kind in snapshot.job_kind.ends:
         if end := condition(snapshot.job, kind):
             return epoch(end.get("lastTransitionTime"))
