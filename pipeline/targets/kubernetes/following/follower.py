@@ -43,37 +43,37 @@ from manycpu.pipeline.targets.kubernetes.launch import observe
 __all__ = ["Follower", "batches", "selections"]
 
 LINES_PER_SECOND: Final = 1000
-_BATCHES: Final = 64  # batches of lines that wait to be passed on; more, and the cluster waits
-_AT_ONCE: Final = 1000  # lines that are heard in one go, about
-_TICK: Final = 30.0  # seconds between looks at what has not changed
-_TURN: Final = 5.0  # the same, while it waits for room
-_DRAIN: Final = 5.0  # seconds without a line after which no more are thought to come
-_DRAINED: Final = 120.0  # seconds that they have in all: others may write for ever
-_STEP: Final = 0.1  # seconds between looks whether they have
-_UNASKED: Final = 300.0  # seconds after which a budget ends the wait though nobody answers
-_SILENCE: Final = 3600.0  # seconds without a word of the job or its pods after which nobody waits any longer
-_RECORDED: Final = 600.0  # seconds in which how it ended must be recorded
+_BATCHES: Final = 64  # log batches that wait for delivery; while there are as many, no log is read on
+_AT_ONCE: Final = 1000  # lines to deliver in one go, about
+_TICK: Final = 30.0  # maximum seconds between two checks, if nothing changes
+_TURN: Final = 5.0  # the same, while the job waits for room
+_DRAIN: Final = 5.0  # seconds without a line after which no more lines are expected
+_DRAINED: Final = 120.0  # maximum seconds for the last lines: a container may write for ever
+_STEP: Final = 0.1  # minimum seconds between two checks
+_UNASKED: Final = 300.0  # seconds after which a used-up budget ends the wait without the API server
+_SILENCE: Final = 3600.0  # seconds without news of the job or its pods after which the wait ends
+_RECORDED: Final = 600.0  # seconds within which the end must be recorded
 
-_READING: Final = ThreadPoolExecutor(4, thread_name_prefix="exits")  # other calls do not wait for volumes
+_READING: Final = ThreadPoolExecutor(4, thread_name_prefix="exits")  # so slow volumes delay no other calls
 
 Result = TypeVar("Result")
 Tell = Callable[[list[RankLine]], Awaitable[None]]
 
 
 def selections(launch: str, labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Build the selectors to watch jobs of a launch kind that have these labels."""
+    """Return the selectors for a watch of the jobs of a launch kind that have these labels."""
     selector = {"labelSelector": ",".join(f"{key}={value}" for key, value in labels.items())}
     return {JOB_KINDS[launch].kind: selector, "Pod": selector, "Event": {"fieldSelector": "type=Warning"}}
 
 
 class Follower:
-    """Follows one job: passes on its lines, and derives its status.
+    """Follows one job: delivers its lines, and derives its status.
 
     Args:
         ctx: The run.
         handle: The job.
         watch: The namespace.
-        recorder: Records the lines that are passed on.
+        recorder: Records the lines that were delivered.
     """
 
     def __init__(
@@ -92,21 +92,24 @@ class Follower:
         self._asking, self._unasked_since = Backoff(), 0.0
         self._saving: asyncio.Task[None] | None = None
         self._tell: Tell | None = None
-        # By this machine's clock, whatever the cluster says or does not say.
+        # By this machine's clock, which does not depend on answers of the cluster.
         self._last_change = dict.fromkeys((self._snapshot.kind, "Pod"), time.monotonic())
         self._trouble = "no watch says anything"
         self.status = Status(state=RunState.PENDING)
-        """How the job is doing."""
+        """The present status of the job."""
 
     async def run(self, stream: AsyncIterator[list[Changes]], tell: Tell) -> Status:
-        """Follow to the end, whatever happens to the connection; the time budgets end it at the latest.
+        """Follow the job to its end through broken connections, at most until a time budget is used up.
 
         Args:
-            stream: What the cluster tells of the namespace.
-            tell: Is given the lines, in order for each rank, as they come.
+            stream: The changes of objects in the namespace.
+            tell: Receives the lines as they come, in order for each rank.
+
+        Returns:
+            The final status.
 
         Raises:
-            ClusterError: Nothing was heard of the job for an hour; it is left as it is.
+            ClusterError: There was no news of the job for an hour. The job is left as it is.
         """
         self._tell = tell
         feeding = asyncio.create_task(self._feed(stream))
@@ -138,7 +141,7 @@ class Follower:
             self._trouble = change.trouble
             self._notes.away(f"nothing is known of {change.kind} objects at present: {change.trouble}")
             if change.kind == "Pod":
-                self._recorder.since = self._watch.now()  # silence counts while somebody listens
+                self._recorder.since = self._watch.now()  # silence counts only while pods are watched
             return
         self._last_change[change.kind] = time.monotonic()
         if self._snapshot.apply(change.kind, change.objects, change.deleted, complete=change.complete):
@@ -146,7 +149,7 @@ class Follower:
             self._wake.set()
 
     def _check_silence(self) -> None:
-        """Raise after an hour without news: where nothing happens, lists still come every few minutes."""
+        """Raise ClusterError after an hour without news: even a quiet watch lists again every few minutes."""
         kind = min((self._snapshot.kind, "Pod"), key=self._last_change.__getitem__)
         if time.monotonic() - self._last_change[kind] < _SILENCE or self.status.state.terminal:
             return
@@ -158,7 +161,7 @@ class Follower:
         )
 
     async def _pause(self, feeding: "asyncio.Task[None]") -> None:
-        """Wait for a change, or until a budget, a note or the next look is due."""
+        """Wait for a change, or until a budget, a note or the next check is due."""
         now = self._watch.now()
         activity = self._recorder.activity
         due = [budget.due for budget in budgets(self._ctx.run, self._snapshot, activity)[:1]]
@@ -181,31 +184,31 @@ class Follower:
             while left and sum(len(batch.lines) for batch in log_batches) < _AT_ONCE:
                 log_batches.append(self._log_batches.get_nowait())
                 left -= 1
-            notes = self._notes.take()  # which are few, and never too many
+            notes = self._notes.take()  # not rate-limited, as they are few
             lines = [line.line for batch in log_batches for line in batch.lines]
             shown = [*notes, *self._limit.admit(lines, self._watch.now())]
             if shown or log_batches:
                 await _finished(self._tell_and_hear(tell, shown, log_batches))
             if not left:
                 break
-            await asyncio.sleep(0)  # other followers share this loop
+            await asyncio.sleep(0)  # let other followers in this event loop run
         if self._recorder.due and (self._saving is None or self._saving.done()):
             self._saving = asyncio.create_task(self._save())
 
     async def _tell_and_hear(self, tell: Tell, shown: list[RankLine], log_batches: list[LogBatch]) -> None:
         if shown:
             await tell(shown)
-        self._recorder.hear(log_batches)  # only now: whoever goes on from the cursor tells none of them again
+        self._recorder.hear(log_batches)  # after delivery: a resumed follower must not skip undelivered lines
 
     async def _save(self) -> None:
-        with suppress(*FAILURES):  # the next time, then
+        with suppress(*FAILURES):  # the next save tries again
             await asyncio.to_thread(self._recorder.write, self._recorder.fields())
 
     async def _judge(self) -> Status:
         status = self._view()
         if not status.state.terminal:
             return status
-        # A watch may be half dead, and tell an old picture: an end is asked for before it is believed.
+        # The watch may be stale: read job and pods from the API server before an end is accepted.
         try:
             self._snapshot.replace(*await asyncio.to_thread(observe, self._ctx, self._handle))
         except FAILURES as error:
@@ -215,7 +218,7 @@ class Follower:
         return self._view()
 
     async def _unasked(self, status: Status, error: BaseException) -> Status:
-        """Keep the status where the cluster cannot confirm an end; a budget ends by the clock anyway."""
+        """Keep the status if the API server cannot confirm an end; a used-up budget soon needs no answer."""
         self._recorder.since = now = self._watch.now()
         self._unasked_since = self._unasked_since or now
         if status.budget and now - self._unasked_since > _UNASKED:
@@ -241,14 +244,14 @@ class Follower:
         return status
 
     def _await_room(self, status: Status, now: float) -> Status:
-        """Take the job's turn where it waits for room, and add to its reason what it waits for."""
+        """Give back or resume the job if it is its turn; add to the reason what the job waits for."""
         self._launcher.look(began=bool(self._recorder.state.began or self._snapshot.note))
         lacking = self._turn.look(met=self._recorder.activity.met, now=now) or self._queue.look(now)
         return _with_reason(status, lacking)
 
     def _begin(self, now: float) -> None:
         if self._snapshot.given_back and not self._recorder.activity.met:
-            self._recorder.state.began = 0.0  # it had its nodes, and not what it needs besides
+            self._recorder.state.began = 0.0  # it had its nodes, but could not start on them
         elif self._snapshot.suspended:
             self._recorder.stood = now
             if self._recorder.state.pause(self._snapshot.suspended_since or now):
@@ -262,7 +265,7 @@ class Follower:
         self._wake.set()
 
     async def _drain(self, tell: Tell) -> None:
-        """Pass on the last lines: the logs of containers that have ended are complete."""
+        """Deliver the last lines, until the logs of ended containers are read completely."""
         began = self._watch.now()
         until = began + _DRAIN
         while self._readers.behind and self._watch.now() < until:
@@ -277,10 +280,10 @@ class Follower:
             await tell(dropped)
 
     async def _conclude(self, status: Status) -> Status:
-        """Complete a failure, record it, and delete what still runs."""
+        """Complete and record the final status, and delete the job if it must not continue."""
         entry = await self._surely(self._ctx.ledger.read)
         status = status if entry is None else judgement.concluded(entry, self._handle, status)
-        if self._recorder.state.paused:  # how its ranks ended when it was suspended is not why it failed
+        if self._recorder.state.paused:  # the suspension ended the ranks, so that is not the cause
             self._recorder.state.observed.forget_failure(before=self._watch.now())
         status = await self._settle(status)
         if status.state is RunState.FAILED:
@@ -297,7 +300,7 @@ class Follower:
         return status
 
     async def _settle(self, status: Status) -> Status:
-        """Judge an end by what the ranks recorded, where neither cluster nor logs can tell it all."""
+        """Judge an end by the ranks' exit records, if cluster and logs do not show how all ranks ended."""
         observed, records = self._recorder.state.observed, list[dict[str, Any]]()
         if exit_records.are_needed(status, self._snapshot, observed):
             loop, attempt = asyncio.get_running_loop(), self._handle.attempt
@@ -312,7 +315,7 @@ class Follower:
         return settled
 
     async def _read_tail(self) -> None:
-        """Read the last lines of what failed first, where nobody follows its log."""
+        """Read the last lines of the container that failed first, if its log was not followed."""
         ending = next(iter(endings(self._snapshot)), None)
         if ending is None or ending.pod in self._recorder.tails:
             return
@@ -330,10 +333,10 @@ class Follower:
         *arguments: object,
         lacking: str = "how it ended could not be recorded",
     ) -> Result | None:
-        """Retry a call that must precede the end; where it cannot be done, report that and go on.
+        """Retry a call that must precede the end; if no retry succeeds, report that and continue.
 
         Returns:
-            What it returns; None where the run was cleaned up already, or where it cannot be done.
+            The call's result; None: the run is cleaned up already, or no retry succeeded.
         """
         pauses, until = Backoff(), time.monotonic() + _RECORDED
         while True:
@@ -359,7 +362,7 @@ class Follower:
 
 
 async def _finished(work: Coroutine[Any, Any, None]) -> None:
-    """Wait for work, which is finished also where the wait for it is cancelled."""
+    """Wait for work, and let it finish even if the wait is cancelled."""
     working = asyncio.create_task(work)
     try:
         await asyncio.shield(working)
@@ -373,12 +376,12 @@ def _with_reason(status: Status, more: str) -> Status:
 
 
 def _refused(error: BaseException) -> bool:
-    """Whether a call is refused for good: rights that were taken away come back, a wrong call does not."""
+    """Whether a retry is in vain: lost rights may come back, but a wrong call stays wrong."""
     return isinstance(error, (NotFoundError, InvalidError))
 
 
 async def batches(changes: AsyncGenerator[Changes]) -> AsyncGenerator[list[Changes]]:
-    """Turn changes into batches of one, as the shared stream has them."""
+    """Yield each change as a batch of one, in the form of the shared stream."""
     async with aclosing(changes) as stream:
         async for change in stream:
             yield [change]
