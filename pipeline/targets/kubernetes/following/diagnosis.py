@@ -33,7 +33,7 @@ _REFUSED: Final = frozenset(
         *("TrainJobResourcesCreationFailed", "JobCreationFailed", "HeadlessServiceCreationFailed"),
     }
 )
-_SIGNALS: Final = 128  # a container's exit code above this is a signal's number plus this
+_SIGNALS: Final = 128  # if a signal ends a container, its exit code is this plus the signal's number
 
 
 class Reason(NamedTuple):
