@@ -9,7 +9,7 @@ import base64
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.launchers.pod_spec import env_list, literal, node_selector, one_off_pod, pod_spec
@@ -17,15 +17,13 @@ from manycpu.pipeline.spec.errors import BadInputError, ClusterError
 from manycpu.pipeline.spec.image import Change, Reference
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 from manycpu.pipeline.targets.kubernetes.image.append_layers import append
 from manycpu.pipeline.targets.kubernetes.image.build_inputs import TIMEOUT, Build, LastLines
 from manycpu.pipeline.targets.kubernetes.image.builders import ACCESS, CONTEXT, PODS, access
 from manycpu.pipeline.targets.kubernetes.image.layers import tree
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries, own_repository
 from manycpu.pipeline.targets.kubernetes.pod_status import containers, reasons
-
-if TYPE_CHECKING:
-    from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 
 __all__ = ["build", "manifest"]
 

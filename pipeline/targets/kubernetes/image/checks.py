@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import yaml
 
@@ -22,6 +22,7 @@ from manycpu.pipeline.spec.errors import (
 )
 from manycpu.pipeline.spec.image import Image, Reference
 from manycpu.pipeline.spec.words import public
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 from manycpu.pipeline.targets.kubernetes.image.base_image import finished_image
 from manycpu.pipeline.targets.kubernetes.image.build_inputs import STAGES, Build, recipe
 from manycpu.pipeline.targets.kubernetes.image.builder_pod import manifest
@@ -33,9 +34,6 @@ from manycpu.pipeline.targets.kubernetes.image.registries import (
     pull_secret,
     registries,
 )
-
-if TYPE_CHECKING:
-    from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 
 __all__ = ["PYTHON", "RIGHTS", "TORCH", "check_images", "too_old"]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from manycpu.pipeline.adapters import registry_login
 from manycpu.pipeline.adapters.registry import Repository
@@ -10,9 +10,7 @@ from manycpu.pipeline.adapters.registry_http import DEADLINE, Connection
 from manycpu.pipeline.adapters.registry_login import Login
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.image import Reference
-
-if TYPE_CHECKING:
-    from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 
 __all__ = ["Registries", "own_repository", "plain_hosts", "registries"]
 
