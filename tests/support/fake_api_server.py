@@ -66,7 +66,7 @@ class ApiServer:
         meta = made["metadata"] | {"namespace": "ml", "resourceVersion": str(version)}
         self._latest = version
         born = {"uid": f"uid-{version:04}", "creationTimestamp": now}
-        made = made | {"kind": kind, "metadata": born | meta}
+        made = {"kind": kind} | made | {"metadata": born | meta}
         others = [one for one in self.objects.get(kind, []) if one is not there]
         self.objects[kind] = [*others, made]
         self._tell(kind, "MODIFIED" if there else "ADDED", made)

@@ -18,8 +18,8 @@ from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.spec.errors import ClusterError, ConflictError, LaunchError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
-from manycpu.pipeline.spec.job_kinds import JOB_KINDS
-from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS, kind_of
+from manycpu.pipeline.spec.kube_object import KubeObject, epoch
 from manycpu.pipeline.spec.naming import label, labels
 from manycpu.pipeline.spec.placement import CODE, Placement
 from manycpu.pipeline.spec.state import RunState, Status
@@ -136,7 +136,7 @@ def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
 def has_ended(ctx: ClusterContext, handle: JobHandle) -> bool:
     """Whether there is nothing to end: an attempt that is given up, or has failed, may still have its job."""
     job, pods = observe(ctx, handle)
-    goes_on = job is not None and not any(condition(job, end) for end in JOB_KINDS[handle.launch].ends)
+    goes_on = job is not None and JOB_KINDS[handle.launch].end(job) is None
     return not goes_on and JOB_LAUNCHERS[handle.launch].state(job, pods).state.terminal
 
 
@@ -312,7 +312,7 @@ def _handle(ctx: ClusterContext, job: KubeObject, attempt: int) -> JobHandle:
     return JobHandle(
         run=ctx.name,
         attempt=attempt,
-        launch=job["kind"].lower(),
+        launch=kind_of(job).lower(),
         namespace=ctx.target.namespace,
         name=meta["name"],
         uid=meta["uid"],
