@@ -113,7 +113,7 @@ def run_all(
 
 @contextmanager
 def _saying_what_stays(ctx: RunContext) -> Iterator[None]:
-    """Turn a Ctrl-C that reaches this block into an error that says what stays: no clean-up follows it."""
+    """Turn a Ctrl-C in the block into a CancelledError that names what is left: no clean-up follows."""
     try:
         yield
     except KeyboardInterrupt as again:
@@ -179,7 +179,7 @@ def _may_still_train(ctx: RunContext) -> bool:
         if handle is None or "wait" in entry.verbs:  # it never started, or `wait` saw its end
             return False
         return not attempt_status(ctx, handle, entry).state.terminal
-    except Exception:  # noqa: BLE001 - whatever the error, the attempt may run
+    except Exception:  # noqa: BLE001 - after any error, the attempt may run
         return True
 
 
@@ -192,7 +192,7 @@ def _left(ctx: RunContext) -> str:
 
 
 def _stays(ctx: RunContext) -> str:
-    """Make the note about what an interrupted clean-up leaves, where, and which commands remove it."""
+    """Make the note that names what an interrupted clean-up leaves, and the commands that remove it."""
     lives, ends = "", ""
     if _may_still_train(ctx):
         lives, ends = "its training may still run, and ", f"`{ctx.typed('cancel')}` ends it, "

@@ -56,7 +56,7 @@ def withhold(ctx: RunContext, by: str) -> bool:
 
     Args:
         ctx: The run; no attempt of it runs.
-        by: Who confirms it, for the record.
+        by: Who cancels it, for the record.
 
     Returns:
         Whether a process holds the lease, so that the cancellation was recorded.
