@@ -41,7 +41,7 @@ def _lacking_proof(ctx: RunContext, observed: Observed) -> str:
 
 
 def _lacking_spread(ctx: RunContext, observed: Observed) -> str:
-    """Explain that ranks ran on fewer hosts than requested; empty: they did not. Each pod is one host."""
+    """Explain that the ranks ran on too few nodes or machines; empty: they did not. Each pod is a node."""
     nodes, places = ctx.run.nodes[0], sorted({rank.hostname or rank.host for rank in observed.ranks})
     if ctx.target.has_host_per_node and len(places) < nodes:
         return f"{nodes} nodes were asked for, and all ranks ran in {', '.join(places)}"
@@ -51,7 +51,10 @@ def _lacking_spread(ctx: RunContext, observed: Observed) -> str:
 
 
 def _lacking_group(observed: Observed) -> str:
-    """Explain that the ranks never initialised torch.distributed; also ranks that end by ``os._exit``."""
+    """Explain that several ranks never initialised torch.distributed; empty: they did, or there is one rank.
+
+    A rank reports this itself, unless its program ends by ``os._exit``.
+    """
     if observed.backend is not None or observed.world_size in (None, 1):
         return ""
     return (

@@ -78,7 +78,7 @@ def run_all(
     """Run all verbs of a run, clean up, and return the report.
 
     If a verb fails while the training may still run, the training continues, and the same run id attaches to
-    it. Only a person ends it, by Ctrl-C or ``manycpu cancel``.
+    it. A person can end it, by Ctrl-C or ``manycpu cancel``.
 
     Args:
         ctx: The run.
