@@ -52,7 +52,7 @@ class WayToPod:
         if not (self._direct or self._told):
             self._tell("through the API server, since target.direct is false")
         words = [*PROGRAM, command, *(["direct"] if self._direct else [])]
-        address = self._address() if self._direct else ""  # first: then the pod waits for it
+        address = self._address() if self._direct else ""  # before the pod waits for it
         running = cluster_exec.start(self._cluster, self._pod, CONTAINER, words)
         try:
             streams = self._connect(running, address) if self._direct else None
