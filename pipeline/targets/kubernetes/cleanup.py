@@ -41,7 +41,7 @@ def keep_results(ctx: ClusterContext, seconds: float | None) -> list[str]:
         seconds: For how long the results are kept; None: for ever.
 
     Returns:
-        What is kept, for people; empty if the training wrote neither output nor checkpoints.
+        The results with their claim, for people; empty if the training wrote neither output nor checkpoints.
     """
     folder, results = _trim(ctx)
     if not results:
@@ -128,7 +128,7 @@ def remove_expired(ctx: ClusterContext, now: float, end: Callable[[RunContext], 
     Args:
         ctx: The run that starts the removal.
         now: Seconds since the epoch, by the clock of leases.
-        end: Returns whether such a run may be deleted, and records what is kept of it.
+        end: Returns whether such a run may be deleted; if not, records for how long the run is kept.
 
     Returns:
         Warnings about runs that could not be removed; they do not stop this run.

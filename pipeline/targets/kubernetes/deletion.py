@@ -15,7 +15,7 @@ _EVERY = 0.25  # seconds between two polls
 
 
 def kinds() -> list[str]:
-    """List the kinds of objects that have a run's labels; Kubernetes deletes other objects with their job."""
+    """List the kinds of objects that have a run's labels; operators' own objects are deleted with a job."""
     return [*resources(), "Pod", "PersistentVolumeClaim", "ConfigMap"]
 
 

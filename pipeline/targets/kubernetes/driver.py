@@ -138,7 +138,7 @@ class KubernetesDriver(Driver[ClusterContext, JobHandle]):
         return named(ctx, present(ctx, labels(ctx.name)))
 
     def keep_results(self, ctx: ClusterContext, seconds: float | None) -> list[str]:
-        """Keep output and checkpoints, and delete the rest of the run; return what is kept."""
+        """Keep output and checkpoints, and delete the rest of the run; return the kept paths."""
         return cleanup.keep_results(ctx, seconds)
 
     def owns(self, ctx: ClusterContext, what: str) -> bool:

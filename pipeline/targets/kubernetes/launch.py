@@ -259,7 +259,7 @@ def _settle(ctx: ClusterContext) -> None:
 
 
 def _next_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | None, int]:
-    """Return the handle and the number of the attempt to attach to; None and the next, which is recorded."""
+    """Return the handle and number of the attempt to attach to, or record the next: None and its number."""
     return _claiming(_record_attempt, ctx, described)
 
 

@@ -138,7 +138,7 @@ def _read_all(running: Exec) -> None:
 
 def _ended(running: Exec, error: LostError) -> Exception:
     code = running.exit_code
-    # The pod lives, and only its program was killed: by the node for its memory, or by an admin.
+    # Only the program was killed, and the pod still runs: its memory ran out, or an admin ended it.
     if code == _KILLED:
         return LostError(f"its program was killed (signal 9), as when its memory of {MEMORY} runs out")
     if code is None or code > _SIGNALS or code in (0, _AGAIN, _UNHEARD):
