@@ -75,7 +75,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
         return
     with _progress(request.config):
         started = own.running() or start(request.session)
-    ends = _started_by_tests().exists()  # read this now: a test may end the cluster and start it again
+    ends = _started_by_tests().exists()  # read it now: a test may end the cluster and start it again
     first, second = (node.name for node in settings.NODES)
     with own.in_use():
         yield TestCluster(settings.kubeconfig(), settings.REGISTRY, (first, second), started)

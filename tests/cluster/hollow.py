@@ -24,7 +24,7 @@ from kubernetes import client
 from kubernetes.client import ApiException
 
 LABEL = "manycpu.test/hollow"
-"""Label of each hollow node: it starts with the process id of the test, which tells orphans."""
+"""Label of each hollow node; its value starts with the process id of the test, so that orphans are found."""
 EXIT = "manycpu.test/exit"
 """Pod annotation: the exit code that the pod ends with."""
 ENDS = "manycpu.test/ends"

@@ -230,7 +230,7 @@ def test_a_verb_whose_run_is_taken_away_says_so_within_seconds(
 def test_a_launcher_that_was_paused_does_not_create_an_attempt_after_the_next(
     a_context: Open, kind: str, verb: str
 ) -> None:
-    """The paused launcher resumes after its attempt was launched, cancelled, and followed by the next one.
+    """The launcher resumes after another process has cancelled its attempt and launched the next one.
 
     It is paused before an API call: the one that lists the jobs of earlier attempts, or the one that creates
     its job.

@@ -20,7 +20,7 @@ class Program(subprocess.Popen[AnyStr]):
     subprocess.Popen would wait for it forever: a failing test would not end, not even by its time limit.
     """
 
-    if not TYPE_CHECKING:  # type checkers use Popen's overloads, which tell bytes from text
+    if not TYPE_CHECKING:  # type checkers use the overloads of Popen, which decide between bytes and text
 
         def __init__(self, *args: object, **options: object) -> None:
             super().__init__(*args, **options)

@@ -78,7 +78,8 @@ def execute(argv: list[str], env: Mapping[str, str], cwd: Path) -> Ended:
         stderr=subprocess.STDOUT,
         env=PLAIN
         | {"TMPDIR": tempfile.gettempdir()}
-        | dict(env),  # the records by which runs share cores; separate from other sessions
+        # TMPDIR has the records by which runs share cores: ranks of other sessions do not share with these.
+        | dict(env),
         cwd=cwd,
         timeout=LIMIT,
     )
