@@ -68,12 +68,13 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
     ) -> AsyncIterator[TriggerEvent]:
         """Follow the job; the one event carries handle, status, and whether the deadline passed."""
         from manycpu.pipeline.adapters.cluster_watch import shared
+        from manycpu.pipeline.targets.kubernetes.context import cluster_of
         from manycpu.pipeline.targets.kubernetes.following.follower import Follower
 
         handle, ctx, recorder = await self._retried(self._open)
         async with (
             self._keeping_alive(ctx),
-            shared(self.shared_stream_key(), ctx.cluster.connect, handle.namespace) as watch,
+            shared(self.shared_stream_key(), cluster_of(ctx).connect, handle.namespace) as watch,
         ):
             follower = Follower(ctx, handle, watch, recorder)
             changes = self._all_changes(shared_stream)

@@ -1,4 +1,4 @@
-"""What every test may use: a folder for runs of its own, and scripts to train."""
+"""Fixtures for every test: a folder for its runs, scripts to train, a tiny model."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from support.tiny_bert import tiny_checkpoint, tiny_env
 from support.training_scripts import ALL_REDUCE
 from support.waiting import processes_of, until
 
-# One Airflow of its own for e2e, ui and kubernetes, and one in this process for dags and kubernetes.
+# One Airflow server for e2e, ui and kubernetes, and one Airflow in this process for dags and kubernetes.
 pytest_plugins = [
     "support.stages",
     "support.shared_folder",
@@ -23,7 +23,7 @@ take_signals()
 
 @pytest.fixture(scope="session", autouse=True)
 def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Have what tests start leave its temporary files where pytest deletes them."""
+    """Keep the temporary files of everything that tests start in a folder that pytest deletes."""
     folder = tmp_path_factory.mktemp("t")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(folder))
@@ -39,7 +39,7 @@ def _programs() -> Iterator[None]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the test a folder for its runs."""
+    """Return a folder for the test's runs."""
     folder = tmp_path / "home"
     monkeypatch.setenv("MANYCPU_HOME", str(folder))
     return folder
@@ -47,7 +47,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[..., str]:
-    """Write a script into a folder of its own, by default one that trains nothing but meets the others."""
+    """Return a function that writes a training script; by default the script only does an all-reduce."""
 
     def write(text: str = ALL_REDUCE) -> str:
         path = tmp_path / "code" / "train.py"
@@ -60,25 +60,26 @@ def script(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def light_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have what the test starts find a stand-in for torch: ranks begin at once."""
+    """Replace torch by a stand-in in all processes that the test starts, so that ranks start at once."""
     for name, value in LIGHT.items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
 def no_process_left(tmp_path: Path) -> Iterator[None]:
-    """See that nothing that knows the test's folder lives on."""
+    """Check that no process is left whose command or environment names the test's folder."""
     yield
-    until(lambda: not list(processes_of(tmp_path)))  # a supervisor ends after it has written how all ended
+    # A supervisor ends a moment after it has written the exit record.
+    until(lambda: not list(processes_of(tmp_path)))
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a random BERT that is tiny."""
+    """Create a tiny random BERT model; return its folder."""
     return tiny_checkpoint(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
 def env(tmp_path: Path, tiny_model: Path) -> dict[str, str]:
-    """Give the environment of a run of the recipe on tiny data."""
+    """Return the environment of a run of the recipe on tiny data."""
     return tiny_env(tmp_path, tiny_model)

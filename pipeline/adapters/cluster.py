@@ -21,7 +21,7 @@ from kubernetes.utils import parse_quantity
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
 
 from manycpu.pipeline.spec.errors import ClusterError, ConflictError, NotFoundError
-from manycpu.pipeline.spec.job_kinds import TRAINJOB, resource_of
+from manycpu.pipeline.spec.job_kinds import TRAINJOB, kind_of, resource_of
 from manycpu.pipeline.spec.kube_object import KubeObject
 
 __all__ = ["Cluster", "Connect", "amount", "connect"]
@@ -122,7 +122,7 @@ class Cluster:
             "fieldSelector": fields,
         }
         answer = self.call("GET", self.path(kind), query={name: text for name, text in query.items() if text})
-        return [{"kind": kind, **item} for item in answer.get("items", [])]
+        return [{**item, "kind": kind} for item in answer.get("items", [])]
 
     def create(self, manifest: KubeObject, *, dry_run: bool = False) -> KubeObject:
         """Create an object, or return the existing one of its name: names belong to one run.
@@ -130,7 +130,7 @@ class Cluster:
         Raises:
             ClusterError: The cluster refuses it.
         """
-        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        kind, name = kind_of(manifest), manifest["metadata"]["name"]
         query = {"dryRun": "All"} if dry_run else {}
         with suppress(ConflictError):
             return self.call("POST", self.path(kind), query=query, body=manifest)

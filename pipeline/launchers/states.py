@@ -19,12 +19,7 @@ def job_state(kind: JobKind, job: KubeObject | None) -> Status:
     """
     if job is None:
         return Status(state=RunState.FAILED, reason=f"its {kind.kind} is gone: somebody deleted it")
-    # A condition is true only with the status "True": former ones stay in the list.
-    holds = {
-        condition["type"]: condition
-        for condition in (job.get("status") or {}).get("conditions") or ()
-        if condition["status"] == "True"
-    }
+    holds = {condition["type"]: condition for condition in kind.conditions(job)}
     # Both can hold: a worker that is evicted after the launcher ended well.
     if kind.succeeded in holds:
         return Status(state=RunState.SUCCEEDED)

@@ -28,6 +28,7 @@ __all__ = [
     "ApiResource",
     "JobKind",
     "Role",
+    "kind_of",
     "resource_of",
     "resources",
 ]
@@ -47,6 +48,13 @@ class ApiResource(NamedTuple):
     version: str
     """Empty: the version that the cluster prefers."""
     plural: str
+    alias: str = ""
+    """What manycpu calls it, if another group has a kind of the same name, such as ``Job``."""
+
+    @property
+    def name(self) -> str:
+        """What manycpu calls it: its alias, or its kind."""
+        return self.alias or self.kind
 
     @property
     def api_version(self) -> str:
@@ -68,8 +76,12 @@ class JobKind:
     """Name of the Kubeflow operator that runs it, for people."""
     succeeded: str = "Succeeded"
     """The condition that holds when it has succeeded."""
-    suspend: tuple[str, ...] = ("spec", "runPolicy", "suspend")
-    """Path of the field that suspends it."""
+    phases: Mapping[str, str] | None = None
+    """Phase in ``status.state`` -> the condition that it stands for; None: the status has conditions."""
+    suspend: tuple[str, ...] | None = ("spec", "runPolicy", "suspend")
+    """Path of the field that suspends it; None: no field does, and another scheduler admits it."""
+    suspend_values: tuple[Any, Any] = (True, False)
+    """Values of that field: of a suspended job, and of one that may run."""
     launcher: bool = False
     """Whether a separate pod starts the ranks, passes on their lines, and ends as the worst of them.
 
@@ -81,8 +93,8 @@ class JobKind:
 
     @property
     def kind(self) -> str:
-        """Name of the kind, such as ``PyTorchJob``."""
-        return self.resource.kind
+        """Name of the kind, such as ``PyTorchJob``; what manycpu calls it."""
+        return self.resource.name
 
     @property
     def launch(self) -> str:
@@ -94,10 +106,30 @@ class JobKind:
         """Role of the pods whose logs are the ranks' lines."""
         return "launcher" if self.launcher else "rank"
 
-    @property
-    def ends(self) -> tuple[str, str]:
-        """The conditions of its end: one of them is true once it has ended."""
-        return self.succeeded, FAILED
+    def conditions(self, job: KubeObject | None) -> list[KubeObject]:
+        """List the conditions of a job that are true; a phase counts as one.
+
+        >>> MPIJOB.conditions({"status": {"conditions": [{"type": "Running", "status": "False"}]}})
+        []
+        """
+        status = (job or {}).get("status") or {}
+        if self.phases is None:
+            # Former conditions stay in the list, with another status than "True".
+            return [one for one in status.get("conditions") or () if one["status"] == "True"]
+        state = status.get("state") or {}
+        phase = state.get("phase")
+        return [{**state, "type": self.phases.get(phase, phase), "status": "True"}] if phase else []
+
+    def condition(self, job: KubeObject | None, name: str) -> KubeObject | None:
+        """Return a condition of a job if it is true."""
+        return next((one for one in self.conditions(job) if one["type"] == name), None)
+
+    def end(self, job: KubeObject | None) -> KubeObject | None:
+        """Return the condition with which a job has ended; None: it has not.
+
+        Both ends can be true: a worker that is evicted after the launcher succeeded.
+        """
+        return self.condition(job, self.succeeded) or self.condition(job, FAILED)
 
     def suspended(self, job: KubeObject) -> bool:
         """Whether a job is suspended.
@@ -106,9 +138,9 @@ class JobKind:
         (True, False)
         """
         value: Any = job
-        for name in self.suspend:
+        for name in self.suspend or ():
             value = (value or {}).get(name)
-        return bool(value)
+        return self.suspend is not None and value == self.suspend_values[0]
 
     def with_suspend(self, suspend: bool) -> KubeObject:
         """Build the patch that suspends or resumes a job.
@@ -116,8 +148,9 @@ class JobKind:
         >>> MPIJOB.with_suspend(True)
         {'spec': {'runPolicy': {'suspend': True}}}
         """
-        *outer, last = self.suspend
-        return reduce(lambda inner, name: {name: inner}, reversed(outer), {last: suspend})
+        *outer, last = self.suspend or ()
+        value = self.suspend_values[not suspend]
+        return reduce(lambda inner, name: {name: inner}, reversed(outer), {last: value})
 
 
 PYTORCHJOB: Final = JobKind(
@@ -147,7 +180,7 @@ def resources() -> Mapping[str, ApiResource]:
     """List what launchers may create, jobs before their companions: kind -> where it is served."""
     jobs = [kind.resource for kind in JOB_KINDS.values()]
     companions = [resource for kind in JOB_KINDS.values() for resource in kind.companions]
-    return {resource.kind: resource for resource in [*jobs, *companions]}
+    return {resource.name: resource for resource in [*jobs, *companions]}
 
 
 _KUEUE: Final = "kueue.x-k8s.io"
@@ -177,7 +210,18 @@ CORE_KINDS: Final = {
 }
 """Core kind that a run may have in its namespace -> its plural in the API's paths."""
 _JOB: Final = ApiResource("Job", "batch", "v1", "jobs")
-_OTHER_KINDS: Final = {resource.kind: resource for resource in (_JOB, LOCAL_QUEUE, VISIBILITY, WORKLOAD)}
+_OTHER_KINDS: Final = {resource.name: resource for resource in (_JOB, LOCAL_QUEUE, VISIBILITY, WORKLOAD)}
+
+
+def kind_of(manifest: KubeObject) -> str:
+    """Return what manycpu calls the kind of a manifest: kinds of two groups may have one name.
+
+    >>> kind_of({"apiVersion": "v1", "kind": "Pod"})
+    'Pod'
+    """
+    version, kind = manifest.get("apiVersion"), manifest["kind"]
+    served = (one for one in resources().values() if (one.api_version, one.kind) == (version, kind))
+    return next((one.name for one in served), kind)
 
 
 def resource_of(kind: str) -> ApiResource:

@@ -1,6 +1,6 @@
-"""Targets: one driver for each kind, found in one table, and one package for each driver.
+"""The drivers of targets: one for each kind of target, found in the table ``DRIVERS``.
 
-A driver has no state: each method is given the run. Its package is imported when a run needs it.
+A driver has no state: each method takes the run. Its package is imported only when a run needs it.
 """
 
 from abc import ABC, abstractmethod
@@ -25,32 +25,32 @@ H = TypeVar("H", bound=Handle)
 
 
 class Watch(Protocol):
-    """One look after another at a training: its new lines, and its state."""
+    """Follows an attempt: each look returns its new lines and its status."""
 
     ctx: Any
     handle: Any
     spoken: bool
-    """Whether a rank has said anything."""
+    """Whether a rank has written a line."""
     behind: bool
-    """Whether more is there to be read at once: a long log comes in parts."""
+    """Whether more lines can be read at once: a look reads only a part of a long log."""
 
     @property
     def observed(self) -> Observed:
-        """What the ranks have said, whether or not it could be recorded."""
+        """What the ranks have reported so far, even if it could not be recorded."""
 
     @property
     def cursor(self) -> Any:
-        """How far the log was read, as JSON: whoever goes on from here misses and repeats nothing."""
+        """How far the log was read, as JSON: a watch that resumes from it misses no line."""
 
     def look(self) -> tuple[list[RankLine], Status]:
-        """Read what came since the last look. After a terminal state nothing more comes."""
+        """Read the lines since the last look, and the status. After a terminal status no more lines come."""
 
     def close(self) -> None:
-        """Stop watching; a last look may still tell lines that came before."""
+        """Stop following; one more look may return lines that were received before."""
 
 
 class Driver(ABC, Generic[Ctx, H]):
-    """What a kind of target does for each verb. Errors are those of the verbs in ``verbs/``."""
+    """What one kind of target does for each verb. The verbs in ``verbs/`` document the errors."""
 
     @abstractmethod
     def ledger(self, ctx: Ctx) -> Ledger:
@@ -58,83 +58,83 @@ class Driver(ABC, Generic[Ctx, H]):
 
     @abstractmethod
     def where(self, ctx: Ctx) -> str:
-        """Say where the run's things are, for people."""
+        """Name the place of the run, such as a folder or a namespace, for messages."""
 
     @abstractmethod
     def location(self, ctx: Ctx) -> tuple[str, ...]:
-        """List the options by which a command finds the run; none where it looks there by default."""
+        """List the command-line options that locate the run; none if the defaults do."""
 
     @abstractmethod
     def names(self, ctx: Ctx) -> list[str]:
-        """List the names under which a run with this key has begun."""
+        """List the names of runs that have begun with this run's key."""
 
-    def home(self, ctx: Ctx) -> Path | None:  # noqa: ARG002 - others have one
-        """Return the folder of this machine in which manycpu keeps the run; None: it keeps it elsewhere."""
+    def home(self, ctx: Ctx) -> Path | None:  # noqa: ARG002 - overrides use it
+        """Return the folder of runs on this machine; None: the target keeps runs elsewhere."""
         return None
 
-    def reaches_output(self, ctx: Ctx) -> bool:  # noqa: ARG002 - others do
-        """Whether the target itself reaches the output, so that this machine needs no way to it."""
+    def reaches_output(self, ctx: Ctx) -> bool:  # noqa: ARG002 - overrides use it
+        """Whether the target itself reads and writes the output, and this machine need not reach it."""
         return False
 
-    def save_image(self, ctx: Ctx, archive: Path) -> str:  # noqa: ARG002 - others have images
-        """Write the training image as an OCI archive; return its name."""
+    def save_image(self, ctx: Ctx, archive: Path) -> str:  # noqa: ARG002 - overrides use them
+        """Write the training image to an OCI archive; return the name of the image."""
         raise BadInputError(f"target {ctx.target.kind} has no images", field="target.kind")
 
     @abstractmethod
     def findings(self, ctx: Ctx) -> Iterable[Finding]:
-        """Check what only this kind of target can have wrong."""
+        """Run the checks that only this kind of target needs."""
 
     @abstractmethod
     def stage(self, ctx: Ctx, sources: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
-        """Copy sources, by the name of their field, to the volume, each into a folder named by content."""
+        """Copy each source (field -> path or URL) to a folder of the volume that is named by content."""
 
     @abstractmethod
     def build(self, ctx: Ctx) -> tuple[Built, bool]:
-        """Freeze the code; whether it was there before."""
+        """Make a snapshot or image of the code; True: it existed before."""
 
     @abstractmethod
     def launch(self, ctx: Ctx, staged: Staged, built: Built) -> tuple[H, bool]:
-        """Start the next attempt, or attach to the present one; whether it was attached to."""
+        """Start the next attempt, or attach to the present one; True: attached."""
 
     @abstractmethod
     def objects(self, ctx: Ctx) -> list[dict[str, Any]]:
-        """Describe what would be started, with nothing staged or built yet; the job is the last."""
+        """Describe the objects that a launch would create, without staging or building; the job is last."""
 
     @abstractmethod
     def present_handle(self, ctx: Ctx, entry: Entry) -> H | None:
-        """Find the present attempt, also where whoever started it was killed before it was recorded."""
+        """Find the handle of the present attempt, even if the launch was killed before it recorded it."""
 
     @abstractmethod
     def status(self, ctx: Ctx, handle: H, entry: Entry) -> Status:
-        """Look at an attempt, as whoever waits for it does."""
+        """Read the status of an attempt, judged in the same way as by a watch."""
 
     @abstractmethod
     def watch(self, ctx: Ctx, handle: H, cursor: Any) -> Watch:
-        """Begin to watch an attempt, or go on from where another watch has come to."""
+        """Watch an attempt, from its beginning or from the cursor of another watch."""
 
     @abstractmethod
     def observed_of(self, ctx: Ctx, handle: H) -> Observed:
-        """Read what the ranks of an attempt have said."""
+        """Read what the ranks of an attempt have reported."""
 
     @abstractmethod
     def seconds(self, ctx: Ctx, handle: H) -> float:
-        """Tell how many seconds an attempt took; 0 while it has not ended."""
+        """Return how many seconds an attempt took; 0 until it has ended."""
 
     @abstractmethod
     def cancel(self, ctx: Ctx, by: str, attempt: int | None) -> bool:
-        """End the present attempt and record who did so; whether there was something to end."""
+        """End the present attempt and record who did so; False: none was running."""
 
     @abstractmethod
     def export(self, ctx: Ctx, handle: H, progress: Progress) -> Manifest:
-        """Copy what the program wrote to the output; the manifest has no files where it wrote none."""
+        """Copy the program's files to the output; the manifest is empty if the program wrote none."""
 
     @abstractmethod
     def read_returned(self, ctx: Ctx, handle: H, name: str) -> bytes:
-        """Read a file that the function of an attempt returned."""
+        """Read a file of the return value of a notebook's function."""
 
     @abstractmethod
     def model_of(self, ctx: Ctx, handle: H) -> str:
-        """Name the folder that the program of an attempt wrote to, for people."""
+        """Name the folder that the program of an attempt wrote to, for messages."""
 
     @abstractmethod
     def may_have_model(self, ctx: Ctx, handle: H) -> bool:
@@ -142,11 +142,11 @@ class Driver(ABC, Generic[Ctx, H]):
 
     @abstractmethod
     def strays(self, ctx: Ctx, entry: Entry, handle: H) -> list[str]:
-        """Name files that the program wrote elsewhere than to its output."""
+        """Name the files that the program wrote outside its output."""
 
     @abstractmethod
     def read_report(self, ctx: Ctx) -> str | None:
-        """Read the output's report.json; None where there is none."""
+        """Read the output's report.json; None: there is none."""
 
     @abstractmethod
     def write_report(self, ctx: Ctx, text: str) -> None:
@@ -154,29 +154,32 @@ class Driver(ABC, Generic[Ctx, H]):
 
     @abstractmethod
     def keep(self, ctx: Ctx, seconds: float | None) -> list[str]:
-        """Note for how long the run is kept (None: for ever); name what is kept."""
+        """Record for how many seconds the run is kept (None: for ever); name what is kept."""
 
     @abstractmethod
     def keep_results(self, ctx: Ctx, seconds: float | None) -> list[str]:
-        """Note the same for output and checkpoints, and delete the rest; empty where there are none."""
+        """Keep output and checkpoints for some seconds, and delete the rest; name what is kept."""
 
     @abstractmethod
     def owns(self, ctx: Ctx, what: str) -> bool:
-        """Whether something that a report says is kept goes with the run."""
+        """Whether the run owns a path that its report lists as kept, so that it is deleted with the run."""
 
     @abstractmethod
     def remove(self, ctx: Ctx) -> list[str]:
-        """Delete what the run owns and see that it is gone; name what is left."""
+        """Delete what the run owns, and check that it is gone; name what is left."""
 
     @abstractmethod
     def remove_expired(self, ctx: Ctx, now: float, end: Callable[[RunContext], bool]) -> list[Finding]:
-        """Delete other runs whose time is over, if ``end`` says that they may go; what troubled that."""
+        """Delete other runs whose lease has expired if ``end`` allows it; return warnings about failures."""
 
-    def declare_gone(self, ctx: Ctx, entry: Entry) -> bool:  # noqa: ARG002 - others can be out of sight
-        """Record that the present attempt is gone for good, as a person says; whether that was unknown.
+    def declare_gone(self, ctx: Ctx, entry: Entry) -> bool:  # noqa: ARG002 - overrides use them
+        """Record that the present attempt ended with its host or container, as a person confirms.
+
+        Returns:
+            Whether it was recorded: False if the attempt has an exit record, or the target needs none.
 
         Raises:
-            LaunchError: It runs on this host.
+            LaunchError: The attempt runs on this host.
         """
         return False
 
@@ -198,7 +201,7 @@ DRIVERS: Final[Mapping[str, Callable[[], Driver[Any, Any]]]] = {
     "baremetal": _machines,
     "kubernetes": _kubernetes,
 }
-"""Kind of target -> loads its driver."""
+"""Kind of target -> function that loads its driver."""
 
 
 def driver_of(kind: str) -> Driver[Any, Any]:

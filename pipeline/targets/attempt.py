@@ -1,4 +1,4 @@
-"""Attempts of a run: which tasks own the run, what an attempt is started with, and its status."""
+"""The attempts of a run: the tasks that own them, what they are started with, and their status."""
 
 from manycpu.pipeline.ledger import Attempt, End, Entry
 from manycpu.pipeline.spec.errors import ForeignRunError
@@ -12,18 +12,18 @@ __all__ = ["attempt_of", "attempt_status", "checkpoints_of", "goes_on", "join", 
 
 
 def join(ctx: RunContext, entry: Entry, role: str) -> None:
-    """Record which task does a verb of a run, and, before the first attempt, how it describes the run.
+    """Record which task does a step of a run; until the first attempt, also the task's description of it.
 
-    Tasks share a run because they are told to, and must then mean the same training. A task that was edited
-    since goes on with its run: it is the same task.
+    Tasks of one DAG run share a run if they have the same ``training``; then their fields must agree. A task
+    that was edited continues its own run.
 
     Args:
         ctx: The run, as the task describes it.
         entry: The ledger's entry, which is changed.
-        role: What the task does that no second one may do otherwise: ``prepare``, ``train``.
+        role: The step that tasks with different fields must not share: ``prepare`` or ``train``.
 
     Raises:
-        ForeignRunError: Another task did so, and describes another training.
+        ForeignRunError: Another task did this step first, with other fields.
     """
     if not ctx.task:
         return
@@ -52,7 +52,7 @@ def _compare(ctx: RunContext, entry: Entry, first: str) -> None:
 
 
 def attempt_of(ctx: RunContext, staged: Staged, built: Built) -> Attempt:
-    """Describe the attempt that would be started now."""
+    """Describe the next attempt: the fields, and what was staged and built."""
     return Attempt(
         run=ctx.run_fields,
         target=ctx.target_fields,
@@ -65,7 +65,7 @@ def attempt_of(ctx: RunContext, staged: Staged, built: Built) -> Attempt:
 
 
 def checkpoints_of(ctx: RunContext, directory: object) -> str:
-    """Return the folder of a run's checkpoints on the nodes: its own, also where runs share one.
+    """Return the folder of a run's checkpoints on the nodes; below ``run.checkpoints``, each run has its own.
 
     Args:
         ctx: The run.
@@ -75,9 +75,9 @@ def checkpoints_of(ctx: RunContext, directory: object) -> str:
 
 
 def goes_on(status: Status, entry: Entry) -> bool:
-    """Whether to attach to the present attempt: it lives, or has succeeded and wrote a model.
+    """Whether to attach to the present attempt, because it runs, or has succeeded and wrote its model.
 
-    Where the next one follows, the ledger's entry says how this one ended.
+    If not, its end is recorded in the ledger's entry, and the next attempt may start.
     """
     if not status.state.terminal or (status.state is RunState.SUCCEEDED and not entry.described().fruitless):
         return True
@@ -86,7 +86,7 @@ def goes_on(status: Status, entry: Entry) -> bool:
 
 
 def attempt_status(ctx: RunContext, handle: Handle, entry: Entry) -> Status:
-    """Read an attempt's status, judged by what it was started with; who cancelled it is the reason.
+    """Read the status of an attempt, judged by the fields it was started with; with who cancelled it.
 
     Raises:
         ClusterError: The cluster does not answer.
@@ -96,7 +96,7 @@ def attempt_status(ctx: RunContext, handle: Handle, entry: Entry) -> Status:
 
 
 def with_canceller(status: Status, handle: Handle, entry: Entry) -> Status:
-    """Add to the status of a cancelled attempt who cancelled it."""
+    """Set the reason of a cancelled attempt's status to who cancelled it, if that is recorded."""
     by = entry.cancelled.get(handle.attempt)
     if status.state is RunState.CANCELLED and by is not None:
         return Status(state=RunState.CANCELLED, reason=f"ended by {by}")

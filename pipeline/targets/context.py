@@ -1,4 +1,4 @@
-"""One run on one target: what every verb is given."""
+"""The context of a run on a target: the argument of every verb."""
 
 import json
 import os
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 __all__ = ["OWN_FOLDERS", "WAY", "Access", "RunContext", "home"]
 
 OWN_FOLDERS = ("runs", "data", "model", "code", "functions")
-"""Folders of a target's folder in which what no run needs is deleted."""
+"""Subfolders of a target's folder in which manycpu deletes what no run needs any more."""
 WAY = ("connection", "directory")
-"""Fields of a target that say where a run is and how it is reached: not what an attempt was started with."""
+"""Fields of a target that locate and reach a run; they are no part of what an attempt is started with."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """What Airflow's connections give instead of files: secrets, which stay in this process.
+    """Access to a cluster and a registry through Airflow's connections; their secrets stay in this process.
 
-    It keeps the connections that a driver opens, so that contexts of one run share them.
+    It also keeps the connections that a driver has opened, so that several contexts share them.
     """
 
     connect: Callable[[], Any] | None = None
-    """Makes a client of the cluster; None: as ``target.connection`` says."""
+    """Makes a client of the cluster; None: ``target.connection`` decides."""
     registry_login: Mapping[str, str] | None = None
-    """``username`` and ``password`` of the registry; None: as ``target.registry_connection`` says."""
+    """``username`` and ``password`` of the registry; None: ``target.registry_connection`` decides."""
     opened: dict[str, Any] = field(default_factory=dict)
-    """Connections that are open, by the name that the driver gives them."""
+    """Name that the driver chose -> open connection."""
 
 
 Target_co = TypeVar("Target_co", bound=TargetFields, covariant=True, default=TargetFields)
@@ -51,29 +51,29 @@ Ledger_co = TypeVar("Ledger_co", bound=Ledger, covariant=True, default=Ledger)
 
 @dataclass(frozen=True)
 class RunContext(Generic[Target_co, Ledger_co]):
-    """A validated run and target with absolute paths, and the key that tells this run from every other."""
+    """A validated run and target with absolute paths, and the key that tells the run from others."""
 
     run: TrainingRun
     target: Target_co
     key: str
     base: Path
-    """Folder that relative paths started from; modules of the user's own are looked for there."""
+    """Folder that relative paths started from; a program that is a module is searched there first."""
     name: str
-    """Name of the run, and of everything it makes: it stays when the run's fields are edited."""
+    """Name of the run, and of the objects it creates; it stays when the fields of the run are edited."""
     task: str = ""
-    """The task that acts, for people; empty where it is no task."""
+    """The Airflow task that works on the run, for messages; empty outside of Airflow."""
     dag: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """``dag_id`` and ``run_id`` of the DAG run that it is of; empty where it is of none."""
+    """``dag_id`` and ``run_id`` of the DAG run; empty outside of Airflow."""
     run_file: Path | None = None
-    """The file that the run was read from, which is no code: it may hold what is for its owner alone."""
+    """The file that the run was read from; it may contain secrets, so it never travels as code."""
     needs: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Versions that the nodes must have, where objects travel to them: of Python, torch, accelerate."""
+    """Package -> version that the nodes must have, if pickled objects travel to them (Python, torch, ...)."""
     access: Access = field(default_factory=Access, compare=False)
-    """How the target is reached, where Airflow's connections say so."""
+    """Access to the target through Airflow's connections, if any."""
 
     @cached_property
     def driver(self) -> "Driver[Any, Any]":
-        """What the run's kind of target does for each verb; imported on first use."""
+        """The driver of the run's target, imported on first use."""
         from manycpu.pipeline.targets import driver_of
 
         return driver_of(self.target.kind)
@@ -85,41 +85,41 @@ class RunContext(Generic[Target_co, Ledger_co]):
 
     @property
     def where(self) -> str:
-        """Where the run's things are, for people."""
+        """The place of the run, such as its folder or namespace, for messages."""
         return self.driver.where(self)
 
     def typed(self, command: str, *options: str) -> str:
-        """Write a command for this run, as it is typed."""
+        """Write a ``manycpu`` command for this run, as a person types it."""
         return shlex.join(["manycpu", command, self.name, *options, *self.driver.location(self)])
 
     @property
     def deletion(self) -> str:
-        """The command with which a person deletes the run, whatever is kept of it."""
+        """The command that deletes the run, with everything that is kept of it."""
         return self.typed("clean", "--delete-model")
 
     @property
     def waiting_lease(self) -> float:
-        """Seconds that the run's lease lasts from its launch on: by then its training has ended."""
+        """Seconds of the lease from the launch on: longer than the time budgets of an attempt."""
         return LEASE_S + self.run.longest
 
     @property
     def destination(self) -> str:
-        """Path or URL of the folder of the report, and of the model where there is to be one."""
+        """Path or URL of the output: ``run.output``, or if that is null, a folder for the report only."""
         folder = home(getattr(self.target, "directory", None))
         return self.run.output or str(folder / "reports" / self.name)
 
     @property
     def output_in_cluster(self) -> bool:
-        """Whether the output is reached from inside a cluster, and never from here."""
+        """Whether only the target, from inside a cluster, reads and writes the output."""
         return self.driver.reaches_output(self)
 
     @cached_property
     def output(self) -> Location:
-        """Where the model and the report go."""
+        """The folder of the report and the model, opened for access."""
         return Location.of(self.destination, "run.output")
 
     def new_entry(self, created: float) -> Entry:
-        """Begin a ledger entry."""
+        """Make the first ledger entry of the run; ``created`` in seconds since the epoch."""
         return Entry(
             key=self.key,
             name=self.name,
@@ -131,23 +131,23 @@ class RunContext(Generic[Target_co, Ledger_co]):
 
     @property
     def run_fields(self) -> dict[str, Any]:
-        """The run as ledgers keep it: what is set, and the backend also where it is left to the ranks."""
+        """The run as ledgers record it: the fields that differ from the defaults, and always the backend."""
         fields = self.run.model_dump(mode="json", exclude_defaults=True) | {"backend": self.run.backend}
         return self.target.recorded(fields)
 
     @property
     def target_fields(self) -> dict[str, Any]:
-        """The target as ledgers keep it."""
+        """The target as ledgers record it."""
         return self.target.recorded(self.target.model_dump(mode="json", exclude_none=True))
 
     def origin(self, *fields: str) -> str:
-        """Hash fields of the run, with the target: what was made from others is not what is asked for."""
+        """Hash some fields of the run, and the target, to find out whether a result was made from them."""
         target = {name: value for name, value in self.target_fields.items() if name not in WAY}
         return run_key(*(getattr(self.run, field) for field in fields), json.dumps(target, sort_keys=True))
 
 
 def home(directory: str | None = None) -> Path:
-    """Find the folder for runs, staged data and code: the one given, $MANYCPU_HOME, or ~/.manycpu."""
+    """Return the folder for runs, data and code: ``directory``, else $MANYCPU_HOME, else ~/.manycpu."""
     folder = Path(directory or os.environ.get("MANYCPU_HOME") or "~/.manycpu")
     try:
         return folder.expanduser().absolute()

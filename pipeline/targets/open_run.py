@@ -1,4 +1,4 @@
-"""Open a run: validate it and its target, or go on from what its ledger holds."""
+"""Open a run: validate its fields and target, or read them from its ledger."""
 
 import os
 from collections.abc import Mapping
@@ -27,14 +27,14 @@ def open_context(
     base: Path,
     access: Access | None = None,
 ) -> RunContext:
-    """Validate a run and a target, and make their paths absolute.
+    """Open a run: validate the run and the target, and make their paths absolute.
 
     Args:
         run: The run, or its fields.
-        target: The target, or its fields; None is this machine.
-        identity: What tells this run from every other.
-        base: Folder that relative paths start from: the run file's, or the DAG file's.
-        access: How a cluster and its registry are reached, where Airflow's connections say so.
+        target: The target, or its fields; None: this machine.
+        identity: Values that tell this run from others; the key of the run is their hash.
+        base: Folder that relative paths start from: that of the run file or the DAG file.
+        access: Access to a cluster and its registry; None: from the target's fields.
 
     Raises:
         BadInputError: A field is wrong.
@@ -49,13 +49,13 @@ def open_context(
 def reopen(
     entry: Entry, directory: str | None = None, access: Access | None = None, attempt: int | None = None
 ) -> RunContext:
-    """Go on with a run that has begun, from what its ledger holds.
+    """Open a run that has begun, from its ledger.
 
     Args:
         entry: The ledger's entry.
-        directory: The target's folder, where it is on machines.
-        access: How a cluster and its registry are reached.
-        attempt: Whose description to go by; None: the present attempt's.
+        directory: The folder of a target on machines; None: as recorded.
+        access: Access to a cluster and its registry; None: from the target's fields.
+        attempt: The attempt whose description to use; None: the present one.
     """
     described = entry.described(attempt)
     target = read_target(described.target)
@@ -66,12 +66,12 @@ def reopen(
 
 
 def as_started(ctx: RunContext, entry: Entry, attempt: int) -> RunContext:
-    """Use the description that an attempt was started with: its end is judged by that one.
+    """Return the run with the fields that an attempt was started with: they decide how its end is judged.
 
     Args:
-        ctx: The run, perhaps with fields that were edited since.
+        ctx: The run; its fields may have been edited since.
         entry: Its ledger's entry.
-        attempt: The attempt; one that an older version started is judged by what there is.
+        attempt: The attempt; if an older version started it without a record, the present fields are used.
     """
     started = entry.attempts.get(attempt)
     if started is None or (started.run, started.target) == (ctx.run_fields, ctx.target_fields):
@@ -90,7 +90,7 @@ def _context(run: TrainingRun, target: TargetFields, access: Access | None, **id
 
 def _anchored(run: TrainingRun, target: TargetFields, base: Path) -> TrainingRun:
     paths = {field: absolute(getattr(run, field), base) for field in ("data", "model", "output")}
-    # These are on the nodes: relative to the volume where there is one.
+    # These folders are on the nodes, where relative paths may start from the volume.
     nodes_base = target.node_folder(base)
     paths |= {field: absolute(getattr(run, field), nodes_base) for field in ("checkpoints", "resume_from")}
     if run.code != program.AUTO:
@@ -106,7 +106,7 @@ def _anchored_target(target: TargetFields, base: Path) -> TargetFields:
 
 
 def absolute(path: str | None, base: Path) -> str | None:
-    """Have a relative path start at a folder; of a URL and of none nothing is changed."""
+    """Make a relative path absolute, starting from ``base``; URLs and None stay as they are."""
     if path is None or "://" in path:
         return path
     return os.path.normpath(base.absolute() / Path(path).expanduser())

@@ -1,4 +1,4 @@
-"""Judge the outcome of a training: a success needs the proof of its scale."""
+"""Judge the outcome of a training: a success needs the proof of scale."""
 
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status, describe_exit
@@ -8,11 +8,11 @@ __all__ = ["outcome"]
 
 
 def outcome(ctx: RunContext, status: Status, observed: Observed) -> Status:
-    """Complete a terminal status with the rank that failed first, and with the proof of scale.
+    """Return the final status: a failure with its first failed rank, a success only with the proof of scale.
 
     Args:
         ctx: The run, as the attempt was started.
-        status: Its terminal state.
+        status: The status that its launcher gives.
         observed: What its ranks have reported.
     """
     if status.state is RunState.FAILED:
@@ -23,7 +23,7 @@ def outcome(ctx: RunContext, status: Status, observed: Observed) -> Status:
 
 
 def _lacking_proof(ctx: RunContext, observed: Observed) -> str:
-    """Explain what is missing for a success to be believed; empty where nothing is."""
+    """Explain what the proof of scale lacks; empty: nothing."""
     low, high = (nodes * ctx.run.processes for nodes in ctx.run.nodes)
     world = observed.world_size
     if world is None:
@@ -41,7 +41,7 @@ def _lacking_proof(ctx: RunContext, observed: Observed) -> str:
 
 
 def _lacking_spread(ctx: RunContext, observed: Observed) -> str:
-    """Explain which ranks that were to run apart ran on one node: every pod is a host of its own."""
+    """Explain that the ranks ran on too few nodes or machines; empty: they did not. Each pod is a node."""
     nodes, places = ctx.run.nodes[0], sorted({rank.hostname or rank.host for rank in observed.ranks})
     if ctx.target.has_host_per_node and len(places) < nodes:
         return f"{nodes} nodes were asked for, and all ranks ran in {', '.join(places)}"
@@ -51,7 +51,10 @@ def _lacking_spread(ctx: RunContext, observed: Observed) -> str:
 
 
 def _lacking_group(observed: Observed) -> str:
-    """Explain that the ranks never worked together: one that ends by ``os._exit`` cannot say so itself."""
+    """Explain that several ranks never initialised torch.distributed; empty: they did, or there is one rank.
+
+    A rank reports this itself, unless its program ends by ``os._exit``.
+    """
     if observed.backend is not None or observed.world_size in (None, 1):
         return ""
     return (
@@ -62,7 +65,7 @@ def _lacking_group(observed: Observed) -> str:
 
 
 def _lacking_end(ctx: RunContext, observed: Observed) -> str:
-    """Name the ranks of the last meeting that did not end well, whatever the launcher is called."""
+    """Name ranks that failed, or whose end is unknown, although the launcher reports a success."""
     failed = next((rank for rank in observed.ranks if rank.exit_code), None)
     if failed is not None and failed.exit_code is not None:
         who = f"rank {failed.rank} on {failed.hostname or failed.host}"

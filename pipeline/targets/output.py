@@ -1,4 +1,4 @@
-"""The output of a run, seen from here: its report, and files that the run did not write."""
+"""The output of a run, as this machine sees it: its claim, its report, and files of others in it."""
 
 from collections.abc import Sequence
 
@@ -13,14 +13,14 @@ __all__ = ["claim", "not_empty", "occupied", "read_report", "release", "taken", 
 
 
 def claim(ctx: RunContext, holder: ProcessHandle | None = None) -> None:
-    """Claim the run's output, or renew its claim; one in a cluster is claimed by a pod, as it stages.
+    """Claim the run's output, or renew the claim. A pod claims an output that only the cluster reaches.
 
     Args:
         ctx: The run.
-        holder: The process that does all of it.
+        holder: The process that runs all verbs of the run; None: several processes work in turn.
 
     Raises:
-        BadInputError: Another run has it, or it cannot be written.
+        BadInputError: Another run has claimed it, or it cannot be written.
     """
     if ctx.run.output is None or ctx.output_in_cluster:
         return
@@ -32,7 +32,7 @@ def claim(ctx: RunContext, holder: ProcessHandle | None = None) -> None:
     except BadInputError:
         raise
     except Exception as error:
-        # Every protocol of fsspec has errors of its own.
+        # Each fsspec protocol raises its own error types.
         raise BadInputError(
             without(f"{ctx.destination} cannot be written: {error}", ctx.destination),
             field="run.output",
@@ -41,18 +41,18 @@ def claim(ctx: RunContext, holder: ProcessHandle | None = None) -> None:
 
 
 def release(ctx: RunContext) -> None:
-    """Delete the run's claim of its output."""
+    """Delete the claim of the run on its output."""
     if ctx.run.output is not None and not ctx.output_in_cluster:
         transfer.release(ctx.output, ctx.key)
 
 
 def taken(ctx: RunContext, other: str, fix: str) -> Finding:
-    """Make the finding that another run has the output."""
+    """Make the finding that another run has claimed the output."""
     return Finding("run.output", f"{ctx.destination} is in use: {other}", fix)
 
 
 def read_report(ctx: RunContext) -> str | None:
-    """Read the output's report.json; None where there is none."""
+    """Read the output's report.json; None: there is none."""
     return ctx.output.read_text(run_report.REPORT)
 
 
@@ -60,7 +60,7 @@ def write_report(ctx: RunContext, text: str) -> None:
     """Write the output's report.json.
 
     Raises:
-        BadInputError: There is a file of the user's own, or the report beside another run's model.
+        BadInputError: The report.json there is another file, or belongs to another run that exported a model.
     """
     before = ctx.output.read_text(run_report.REPORT)
     if not replaceable(before, ctx.key):
@@ -69,7 +69,7 @@ def write_report(ctx: RunContext, text: str) -> None:
 
 
 def write_page(ctx: RunContext, text: str) -> None:
-    """Write the report.html of an output on disk, unless the program wrote one of its own."""
+    """Write report.html to the output on disk, unless the program wrote a file of that name."""
     before = transfer.earlier(ctx.output, ctx.key)
     exported = before is not None and any(file.path == PAGE for file in before.manifest.files)
     if not exported and (transfer.has_page(ctx.output) or not ctx.output.has(PAGE)):
@@ -77,12 +77,12 @@ def write_page(ctx: RunContext, text: str) -> None:
 
 
 def occupied(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding | None:
-    """Make a finding where an output holds files that this run must not overwrite.
+    """Make a finding if the output has files that this run must not overwrite; None: it has none.
 
     Args:
         ctx: The run.
-        names: Files in the output; of many, two will do.
-        text: The report.json among them; None where there is none.
+        names: Files in the output; two of them are enough.
+        text: The content of report.json among them; None: there is none.
     """
     before = run_report.parse(text)
     mine = before is not None and before.key == ctx.key
@@ -91,12 +91,12 @@ def occupied(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding
 
 
 def not_empty(ctx: RunContext, name: str, text: str | None) -> Finding:
-    """Make the finding that an output holds a file, or an empty folder, which this run did not write.
+    """Make the finding that the output has a file or an empty folder that this run did not write.
 
     Args:
         ctx: The run.
         name: The file or folder.
-        text: The report.json in the output; None where there is none.
+        text: The content of report.json in the output; None: there is none.
     """
     before = run_report.parse(text)
     if before is not None and not replaceable(text, ctx.key):

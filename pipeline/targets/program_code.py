@@ -1,4 +1,4 @@
-"""The code of a run's program: its folder, and which files of it are code."""
+"""Find the code of a run's program: its folder, and the files of that folder that are code."""
 
 import importlib.util
 import os
@@ -38,14 +38,14 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _GIT, _DOCKER = ".gitignore", ".dockerignore"
 
 Ignored = tuple[tuple[Path, GitIgnoreSpec], ...]
-"""The .gitignore files that count in a folder, the nearest first, each with its own folder."""
+"""The .gitignore files that apply to a folder, the nearest first, each with the folder that it is in."""
 
 
 def program_of(ctx: RunContext) -> tuple[Path | None, tuple[str, ...]]:
-    """Find the folder of the program's code, and the arguments with which Python runs it from there.
+    """Find the folder of the program's code, and the arguments of Python that run the program from there.
 
     Raises:
-        BadInputError: ``run.code`` is no folder around the program.
+        BadInputError: ``run.code`` is not a folder around the program.
     """
     kind, name = program.parse(ctx.run.program)
     root = code_folder(ctx.run, ctx.base)
@@ -60,7 +60,7 @@ def program_of(ctx: RunContext) -> tuple[Path | None, tuple[str, ...]]:
 
 
 def code_folder(run: TrainingRun, base: Path) -> Path | None:
-    """Find the folder that ``run.code`` names; None where it is left out, or no project is around."""
+    """Find the folder that ``run.code`` names; None: it is not set, or no project folder was found."""
     if run.code != program.AUTO:
         return base / run.code if run.code else None
     kind, name = program.parse(run.program)
@@ -69,12 +69,12 @@ def code_folder(run: TrainingRun, base: Path) -> Path | None:
 
 
 def is_project(folder: Path) -> bool:
-    """Whether a folder is the root of a project: it has .git or pyproject.toml."""
+    """Whether a folder is the root of a project, with .git or pyproject.toml."""
     return any((folder / mark).exists() for mark in _PROJECT)
 
 
 def _fault(ctx: RunContext, root: Path | None, kind: str, name: str) -> str:
-    """Say what is wrong with ``run.code``; empty where nothing is."""
+    """Say what is wrong with ``run.code``; empty: nothing."""
     if kind == "recipe":
         return f"the recipe {ctx.run.program} has its code in manycpu"
     if root is None:
@@ -87,7 +87,7 @@ def _fault(ctx: RunContext, root: Path | None, kind: str, name: str) -> str:
 
 
 def main_file(run: TrainingRun, base: Path) -> Path | None:
-    """Find the file that a program begins with; None where it is installed, a recipe, or not there."""
+    """Find the main file of a program; None: the program is installed, a recipe, or missing."""
     kind, name = program.parse(run.program)
     module = Path(code_folder(run, base) or base, *name.split("."))
     candidates = {
@@ -99,12 +99,12 @@ def main_file(run: TrainingRun, base: Path) -> Path | None:
 
 
 def module_root(name: str, base: Path) -> Path | None:
-    """Find the folder that holds a module of the user's own; None for an installed one."""
+    """Return ``base`` if the module is in it; else None."""
     return base if has_module(base, name) else None
 
 
 def has_module(folder: Path, name: str) -> bool:
-    """Whether a folder holds a module, or a package that it is in."""
+    """Whether a folder has the module, or the package that contains it."""
     top = name.split(".", 1)[0]
     return (folder / top).is_dir() or (folder / f"{top}.py").is_file()
 
@@ -118,7 +118,7 @@ def installed(module: str) -> bool:
 
 
 def installed_digest() -> str:
-    """Hash the installed code of manycpu that runs inside a training process."""
+    """Hash the code of manycpu that runs inside a training process."""
     parts = ("node", "recipes", "spec")
     files = [path for part in parts for path in sorted((_PACKAGE / part).rglob("*.py"))]
     source = Location.of(str(_PACKAGE), "run.program").only(
@@ -128,7 +128,7 @@ def installed_digest() -> str:
 
 
 class Code(NamedTuple):
-    """The code of a program: its files below its folder, by path, each with its size in bytes.
+    """The code of a program: its folder, and its files by path below it, each with its size in bytes.
 
     A path that ends with a slash is an empty folder.
     """
@@ -138,7 +138,7 @@ class Code(NamedTuple):
 
     @property
     def location(self) -> Location:
-        """The files as a source to copy."""
+        """The code's files, as a source to copy."""
         return Location.of(str(self.root), "run.program").only(sorted(self.files))
 
     def __str__(self) -> str:
@@ -153,15 +153,15 @@ class Code(NamedTuple):
 
 
 def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
-    """Select the files of a program's folder that are its code.
+    """Select the files of a program's folder that are code.
 
     Args:
         ctx: The run.
         root: The program's folder.
-        program: Python's arguments that run the program from there.
+        program: Arguments of Python that run the program from that folder.
 
     Raises:
-        BadInputError: It is more than code, or the program itself is left out of it.
+        BadInputError: The files are too many or too large to be code, or do not include the program itself.
     """
     run = ctx.run
     named = (run.data, run.model, run.output, run.checkpoints, run.resume_from)
@@ -181,7 +181,7 @@ def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
 
 
 def _left_out(ctx: RunContext, root: Path, program: tuple[str, ...], excluded: set[Path]) -> BadInputError:
-    """Make the error that the program itself is not among its code, with the reason."""
+    """Make the error that the program itself is not part of its code, and why."""
     *option, name = program
     path = root / name
     if option:
@@ -192,7 +192,7 @@ def _left_out(ctx: RunContext, root: Path, program: tuple[str, ...], excluded: s
 
 
 def _reason(ctx: RunContext, root: Path, path: Path, excluded: set[Path]) -> tuple[str, str]:
-    """Say why a file or folder is no code, and what to do."""
+    """Explain why a file or folder does not count as code, and how to fix that."""
     if _is(path, ctx.run_file) or is_run_file(path):
         return "is a run file, and no program", "Give the script that trains, or `-m module`"
     if path in excluded:
@@ -221,7 +221,7 @@ def _has(code: Code, program: tuple[str, ...]) -> bool:
 
 
 def _files(root: Path, excluded: set[Path]) -> Iterator[str]:
-    """List files and empty folders by path; folders that are left out are not searched."""
+    """List the files and empty folders that are code, by path; excluded folders are not searched."""
     docker = _docker(root)
     ignored = {root.parent: _above(root)}
     for folder, folders, files in os.walk(root, followlinks=True):
@@ -243,7 +243,7 @@ def _files(root: Path, excluded: set[Path]) -> Iterator[str]:
 def _is_code(path: Path, excluded: set[Path], rules: Ignored, end: str = "") -> bool:
     if not _has_name_of_code(path) or path in excluded:
         return False
-    for folder, spec in rules:  # the nearest file with a word on it decides
+    for folder, spec in rules:  # the nearest .gitignore with a matching pattern decides
         included = spec.check_file(path.relative_to(folder).as_posix() + end).include
         if included is not None:
             return not included
@@ -255,7 +255,7 @@ def _has_name_of_code(path: Path) -> bool:
 
 
 def _leads_back(path: Path, root: Path, excluded: set[Path]) -> bool:
-    """Whether a link leads to a folder around it, or to what is no code by its own name."""
+    """Whether a link leads to a folder that contains it, or to an excluded path."""
     if not path.is_symlink():
         return False
     target = path.resolve()
@@ -271,14 +271,14 @@ def _git(folder: Path) -> Ignored:
 
 
 def _above(root: Path) -> Ignored:
-    """Read the .gitignore files above a folder, up to the top of its repository."""
+    """Read the .gitignore files above a folder, up to the root of its repository."""
     top = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root)
     above = [folder for folder in root.parents if folder.is_relative_to(top)]
     return tuple(rule for folder in above for rule in _git(folder))
 
 
 def _docker(root: Path) -> PathSpec[Any]:
-    """Read .dockerignore, whose patterns begin at its own folder."""
+    """Read the patterns of .dockerignore, which are relative to its folder."""
     lines = [line.strip() for line in _lines(root / _DOCKER)] if (root / _DOCKER).is_file() else []
     patterns = [(line.startswith("!"), os.path.normpath(line.lstrip("!/"))) for line in lines if line]
     return PathSpec.from_lines(
@@ -288,7 +288,7 @@ def _docker(root: Path) -> PathSpec[Any]:
 
 
 def _docker_ignores(docker: PathSpec[Any], path: str) -> bool:
-    """Whether .dockerignore leaves a file out: the last pattern that fits it, or a folder above, decides."""
+    """Whether .dockerignore excludes a path: the last pattern that matches it or a parent folder decides."""
     parts = path.split("/")
     checks = [docker.check_file("/".join(parts[:end])) for end in range(1, len(parts) + 1)]
     matching = [each for each in checks if each.index is not None]
@@ -300,7 +300,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _is_output(folder: Path) -> bool:
-    """Whether a run exported to a folder, or wrote its report there."""
+    """Whether a folder has the manifest or the report of a run."""
     names = output.manifests(lambda name: (folder / name).exists())
     manifests = (_reads(folder / name, _manifest) for name in names)
     return _reads(folder / output.REPORT, run_report.parse) or any(manifests)

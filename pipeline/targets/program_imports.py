@@ -1,4 +1,4 @@
-"""Modules of the user's own that a program imports, and that are in a folder around its code."""
+"""Find modules that a program imports from a folder around its code, and that do not travel with it."""
 
 import ast
 import re
@@ -12,14 +12,14 @@ from manycpu.pipeline.targets.program_code import has_module, installed, is_proj
 __all__ = ["findings", "hint"]
 
 _MISSING: Final = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
-_SOURCES: Final = "src"  # where projects keep what they install
+_SOURCES: Final = "src"  # folder in which a project may keep its packages
 
 
 def findings(ctx: RunContext) -> Iterator[Finding]:
     """Yield a warning for each module that the program's main file imports and its code lacks.
 
     Raises:
-        BadInputError: ``run.code`` is no folder around the program.
+        BadInputError: ``run.code`` is not a folder around the program.
     """
     file = main_file(ctx.run, ctx.base)
     if file is None:
@@ -37,7 +37,7 @@ def findings(ctx: RunContext) -> Iterator[Finding]:
 
 
 def hint(ctx: RunContext, lines: Iterable[str]) -> str | None:
-    """Say what would have a failed program find a module of the user's own; None where it missed none.
+    """Say how a failed program can find a module that is around its code; None: it missed no such module.
 
     Args:
         ctx: The run.
@@ -52,7 +52,7 @@ def hint(ctx: RunContext, lines: Iterable[str]) -> str | None:
 
 
 def _outside(ctx: RunContext, module: str) -> tuple[str, str] | None:
-    """Find a module around the code, up to the root of the project: where it is, and what to do."""
+    """Find a module in the folders around the code, up to the project root; returns its place and a fix."""
     root, program = program_of(ctx)
     if root is None or any(has_module(folder, module) for folder in (root, (root / program[-1]).parent)):
         return None
@@ -70,7 +70,7 @@ def _outside(ctx: RunContext, module: str) -> tuple[str, str] | None:
 
 
 def _imported(body: Iterable[ast.stmt]) -> Iterator[tuple[str, int]]:
-    """List the modules that a file surely imports, by their first name: none of functions, tries and ifs."""
+    """List the top-level modules that a file always imports: none in functions, and none below try or if."""
     for node in body:
         if isinstance(node, ast.Import):
             yield from ((alias.name.split(".")[0], node.lineno) for alias in node.names)

@@ -1,4 +1,4 @@
-"""What the verbs hand on to each other: what was staged, and what was built."""
+"""Results that one verb passes to the next: what was staged, and what was built."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ __all__ = ["Built", "Copied", "Staged"]
 
 
 class Copied(NamedTuple):
-    """One source on the volume: its path on every node, its manifest's digest, and whether it was there."""
+    """A staged source: its path on every node, the digest of its manifest, and whether the copy existed."""
 
     path: str
     digest: str
@@ -16,7 +16,7 @@ class Copied(NamedTuple):
 
 
 class Staged(BaseModel):
-    """What was staged: where it is on every node, and the digest of its manifest."""
+    """What was staged: paths of data and model on every node, and the digests of their manifests."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -24,19 +24,19 @@ class Staged(BaseModel):
     model: str | None = None
     digests: dict[str, str] = {}
     origin: str = ""
-    """Tells from which fields it was staged; empty where an older version did."""
+    """Hash of the fields that it was staged from; empty: an older version staged it."""
 
 
 class Built(BaseModel):
-    """The code that will run: its folder on every node, Python's arguments there, and its digest."""
+    """What was built: the code's folder on every node, the arguments of Python, and the code's digest."""
 
     model_config = ConfigDict(frozen=True)
 
     code: str | None
-    """None for what is installed with manycpu itself or in the environment."""
+    """None: the code is part of manycpu, or installed in the environment or image."""
     program: tuple[str, ...]
     digest: str
     image: str | None = None
     """The image by digest, on targets that have images."""
     origin: str = ""
-    """Tells from which fields it was built; empty where an older version did."""
+    """Hash of the fields that it was built from; empty: an older version built it."""

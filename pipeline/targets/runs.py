@@ -1,4 +1,4 @@
-"""Find runs that have begun, by their ledgers."""
+"""Find the runs that have begun, by their ledgers."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ __all__ = ["find", "in_namespace", "on_this_machine", "reopen_folder"]
 
 
 def find(ctx: RunContext) -> RunContext:
-    """Open a run under the name that it began with: names begin with fields, which may be edited.
+    """Return the run under the name that it began with: its fields, and so its name, may have been edited.
 
     Raises:
         ClusterError: The cluster does not answer.
@@ -33,12 +33,12 @@ log: Final = logging.getLogger("manycpu.runs")
 
 
 def on_this_machine(home: Path) -> list[RunContext]:
-    """Find the runs whose folders are below a target's folder, oldest first."""
+    """Find the runs in the folder of a target on machines, oldest first."""
     return _reopened(ledgers(home / "runs"), lambda entry: reopen(entry, str(home)))
 
 
 def reopen_folder(directory: Path) -> RunContext:
-    """Open the run of a folder."""
+    """Open the run whose own folder is ``directory``."""
     return reopen(FileLedger(directory).read(), str(directory.parents[1]))
 
 
@@ -47,7 +47,7 @@ def in_namespace(namespace: str, connection: str | None) -> list[RunContext]:
 
     Args:
         namespace: The namespace.
-        connection: Path of a kubeconfig; None: as ``target.connection`` says of its default.
+        connection: Path of a kubeconfig; None: the default of ``target.connection``.
 
     Raises:
         ClusterError: The cluster cannot be reached, or refuses.
@@ -62,14 +62,14 @@ def in_namespace(namespace: str, connection: str | None) -> list[RunContext]:
 
 
 def _reopened(ledgers: Iterable[Ledger], open_: Callable[[Entry], RunContext]) -> list[RunContext]:
-    """Open the runs whose ledgers can be read; log the errors of the others."""
+    """Open the runs whose ledgers can be read, oldest first; log the errors of the others."""
     opened = []
     for ledger in ledgers:
         try:
             entry = ledger.read()
             opened.append((entry.created, open_(entry)))
         except (RunGoneError, PermissionError):
-            continue  # it ended just now; or is another user's, who alone may look into it
+            continue  # it was just removed, or another user owns it
         except (ManycpuError, OSError) as error:
             log.warning("%s", error)
     return [ctx for _, ctx in sorted(opened, key=lambda pair: pair[0])]

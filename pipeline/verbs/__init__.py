@@ -1,1 +1,1 @@
-"""The verbs of a run, one file for each."""
+"""The verbs of a run, one file per verb."""

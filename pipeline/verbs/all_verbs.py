@@ -1,4 +1,4 @@
-"""All verbs of a run, one after the other: what `manycpu run` and a notebook call."""
+"""Run all verbs of a run, one after the other. `manycpu run` and notebooks call this module."""
 
 import logging
 import secrets
@@ -46,21 +46,21 @@ def train(
 ) -> Report:
     """Run all verbs of a training: prepare, stage, build, launch, wait, export and clean up.
 
-    In a DAG each verb is a task, and :class:`manycpu.operators.TrainOperator` is launch and wait alone.
+    In a DAG each verb is a task. :class:`manycpu.operators.TrainOperator` runs only launch and wait.
 
     Args:
         run: What to train.
-        target: Where; None is this machine.
-        run_id: Tells this run from every other: the same again attaches to what it started.
-        base: Folder that relative paths start from; default: the present one.
-        listener: Is called as the run proceeds. One that raises is called no more; the run continues.
+        target: Where to train; None: this machine.
+        run_id: Tells this run from others; a call with the same run id resumes the run. None: a new run.
+        base: Folder that relative paths start from; None: the current directory.
+        listener: Receives the progress of the run. If it raises an error, it is dropped; the run continues.
 
     Returns:
-        The report that stands beside the exported model.
+        The content of report.json, which is beside the exported model.
 
     Raises:
         BadInputError: A field is wrong; nothing was started.
-        ManycpuError: A verb failed. The report says so too.
+        ManycpuError: A verb failed; the report contains the error too.
     """
     ctx = open_context(run, target, "cli", run_id or new_run_id(), base=base or Path.cwd())
     ctx = find(ctx) if run_id else ctx
@@ -68,25 +68,25 @@ def train(
 
 
 def new_run_id() -> str:
-    """Generate a run id: the time, and a random suffix."""
+    """Generate a run id: the local time and a random suffix."""
     return f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
 
 
 def run_all(
     ctx: RunContext, listener: RunListener, trained: Callable[[Handle], None] = lambda _: None
 ) -> Report:
-    """Run all verbs, clean up, and have the report say how it ended.
+    """Run all verbs of a run, clean up, and return the report.
 
-    A training that may still run is ended by a person's word alone: an error that comes before its end leaves
-    it as it is, and the same run attaches to it.
+    If a verb fails while the training may still run, the training continues, and the same run id attaches to
+    it. A person can end it, by Ctrl-C or ``manycpu cancel``.
 
     Args:
         ctx: The run.
-        listener: Hears how it goes.
-        trained: Is called with an attempt that succeeded, while all that it wrote is there.
+        listener: Receives the progress of the run.
+        trained: Called with the handle of the attempt that succeeded, before anything of it is deleted.
 
     Raises:
-        ForeignRunError: Another process of this machine does so; nothing was touched.
+        ForeignRunError: Another process of this machine runs all verbs of this run; nothing was changed.
         ManycpuError: A verb failed.
     """
     listener = Guarded(listener)
@@ -96,7 +96,7 @@ def run_all(
     if only_cleanup_is_left(ctx):
         with _saying_what_stays(ctx):
             return _end(ctx, listener, None)
-    # All of it is this process's: when it is killed, nobody has to wait for the end of the lease.
+    # This process is the holder of the run: if it is killed, its death frees the lease at once.
     holder = process.handle_of_this_process(Path(), ctx.name, 0)
     try:
         with _reporting(listener, "prepare"):
@@ -113,7 +113,7 @@ def run_all(
 
 @contextmanager
 def _saying_what_stays(ctx: RunContext) -> Iterator[None]:
-    """Say what a Ctrl-C leaves that nothing else took: after it nothing is cleaned up."""
+    """Turn a Ctrl-C in the block into a CancelledError that names what is left: no clean-up follows."""
     try:
         yield
     except KeyboardInterrupt as again:
@@ -125,7 +125,7 @@ def _after_prepare(ctx: RunContext, listener: RunListener, trained: Callable[[Ha
     failure: BaseException | None = None
     try:
         _stage_to_export(ctx, listener, trained)
-    except BaseException as error:  # noqa: BLE001 - raised below, with what becomes of the run
+    except BaseException as error:  # noqa: BLE001 - raised below, after the clean-up or with a note
         failure = error
     if failure is not None and not isinstance(failure, KeyboardInterrupt):
         if isinstance(failure, RunGoneError) and not ctx.ledger.exists():
@@ -137,7 +137,7 @@ def _after_prepare(ctx: RunContext, listener: RunListener, trained: Callable[[Ha
 
 
 def _end(ctx: RunContext, listener: RunListener, failure: BaseException | None) -> Report:
-    """Clean up, report, and raise what the run failed with."""
+    """Clean up and return the report; raise the failure of the run if there is one."""
     interrupted = isinstance(failure, KeyboardInterrupt)
     try:
         with _reporting(listener, "cleanup"):
@@ -159,12 +159,12 @@ def _end(ctx: RunContext, listener: RunListener, failure: BaseException | None) 
 
 
 def _is_of_another(ctx: RunContext) -> bool:
-    """Whether another process may have begun this run meanwhile."""
+    """Whether another process has begun this run in the meantime, or may have."""
     return ctx.ledger.exists() and ctx.ledger.lease().held_by_another(ctx.ledger.now()) is not False
 
 
 def _is_gone(ctx: RunContext) -> bool:
-    """Whether a run is known to be cleaned up."""
+    """Whether the run is cleaned up for certain; False if the cluster does not answer."""
     try:
         return not ctx.ledger.exists()
     except ManycpuError:  # the cluster does not answer
@@ -172,19 +172,19 @@ def _is_gone(ctx: RunContext) -> bool:
 
 
 def _may_still_train(ctx: RunContext) -> bool:
-    """Whether the present attempt may run: it does, or nothing tells that it has ended."""
+    """Whether the present attempt may still run; True also if its state cannot be read."""
     try:
         entry = ctx.ledger.read()
         handle = present_handle(ctx, entry)
-        if handle is None or "wait" in entry.verbs:  # never started; or waited for, to its end
+        if handle is None or "wait" in entry.verbs:  # it never started, or `wait` saw its end
             return False
         return not attempt_status(ctx, handle, entry).state.terminal
-    except Exception:  # noqa: BLE001 - whatever hides it, it may run
+    except Exception:  # noqa: BLE001 - after any error, the attempt may run
         return True
 
 
 def _left(ctx: RunContext) -> str:
-    """Say that a training was left as it is, and what can be done with it."""
+    """Make the note that the training may still run, with the commands that attach to it, show and end it."""
     return (
         f"The training of run {ctx.name} may still run, and was left as it is, in {ctx.where}: the same run "
         f"id attaches to it, `{ctx.typed('logs', '--follow')}` shows it, `{ctx.typed('cancel')}` ends it."
@@ -192,7 +192,7 @@ def _left(ctx: RunContext) -> str:
 
 
 def _stays(ctx: RunContext) -> str:
-    """Say what an interrupted clean-up leaves, where, and how it is removed."""
+    """Make the note that names what an interrupted clean-up leaves, and the commands that remove it."""
     lives, ends = "", ""
     if _may_still_train(ctx):
         lives, ends = "its training may still run, and ", f"`{ctx.typed('cancel')}` ends it, "
@@ -203,7 +203,7 @@ def _stays(ctx: RunContext) -> str:
 
 
 def _cleaned_up(ctx: RunContext, by: str | None = None) -> Report | None:
-    """End the training where somebody says so, and clean up, also when that is interrupted once."""
+    """Clean up, after cancelling the training if ``by`` is given; start again after a first Ctrl-C."""
 
     def clean_up() -> Report | None:
         if by is not None:

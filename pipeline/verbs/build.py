@@ -1,4 +1,4 @@
-"""build: freeze the code, and the image that it runs in."""
+"""build: make a snapshot of the code, or an image that contains it."""
 
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.program_code import installed_digest
@@ -10,10 +10,10 @@ _DIGITS = 10
 
 
 def build(ctx: RunContext) -> Built:
-    """Snapshot the code, or build the image with it, as the target needs it.
+    """Make a snapshot of the code, or an image that contains it, as the target needs.
 
     Raises:
-        BadInputError: The program's folder holds more than code.
+        BadInputError: The program's folder is too large to be code, or ignore files leave out the program.
         BuildError: The image cannot be built.
     """
     with ctx.ledger.timed("build") as record:

@@ -1,4 +1,4 @@
-"""cancel: end a training, on any target."""
+"""cancel: end a training on any target, or prevent the launch of its next attempt."""
 
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.spec.errors import CancelledError
@@ -8,33 +8,33 @@ __all__ = ["cancel", "declare_gone", "heed", "withhold"]
 
 
 def cancel(ctx: RunContext, by: str, attempt: int | None = None) -> bool:
-    """End the present attempt, and record who did so; harmless when nothing runs.
+    """End the present attempt and record who did so; does nothing if nothing runs.
 
     Args:
         ctx: The run.
         by: Who ends it, for the record.
-        attempt: Only this attempt: a later one is somebody else's.
+        attempt: End the present attempt only if it is this one; None: whichever it is.
 
     Returns:
-        Whether there was something to end.
+        Whether an attempt was running.
 
     Raises:
-        LaunchError: It does not end.
-        UnseenError: Whether it runs cannot be seen from here.
+        LaunchError: The training does not end.
+        UnseenError: This host cannot see whether the training runs.
         ClusterError: The cluster does not answer.
     """
     return ctx.ledger.exists() and ctx.driver.cancel(ctx, by, attempt)
 
 
 def declare_gone(ctx: RunContext, by: str) -> bool:
-    """Record that the processes of a run are gone for good with their host or container, as a person says.
+    """Record that the processes of a run ended with their host or container, as a person confirms.
 
     Args:
         ctx: The run.
-        by: Who says so, for the record.
+        by: Who confirms it, for the record.
 
     Returns:
-        Whether that was unknown until now.
+        Whether anything was recorded: False if the run had already ended.
 
     Raises:
         LaunchError: The present attempt runs on this host.
@@ -52,14 +52,14 @@ def declare_gone(ctx: RunContext, by: str) -> bool:
 
 
 def withhold(ctx: RunContext, by: str) -> bool:
-    """Cancel the next attempt of a run before it is launched, where somebody works on the run.
+    """Cancel the next attempt of a run before its launch, if a process holds the lease of the run.
 
     Args:
-        ctx: The run, of which nothing runs.
-        by: Who says so, for the record.
+        ctx: The run; no attempt of it runs.
+        by: Who cancels it, for the record.
 
     Returns:
-        Whether somebody works on it.
+        Whether a process holds the lease, so that the cancellation was recorded.
     """
     held = ctx.ledger.lease().held(ctx.ledger.now())
     if held:
@@ -69,10 +69,10 @@ def withhold(ctx: RunContext, by: str) -> bool:
 
 
 def heed(ctx: RunContext) -> None:
-    """Raise if the next attempt was cancelled before its launch; once that is said, it may be launched.
+    """Raise if the next attempt was cancelled before its launch; the cancellation counts only once.
 
     Raises:
-        CancelledError: It was.
+        CancelledError: The next attempt was cancelled; a later try may launch it.
     """
     with ctx.ledger.update() as entry:
         by = entry.cancelled.pop(entry.attempt + 1, None)

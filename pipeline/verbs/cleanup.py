@@ -1,4 +1,4 @@
-"""cleanup: end what still runs, write the report, delete what the run owns, and see that it is gone."""
+"""cleanup: end the training, write the report, delete what the run owns, and check that it is gone."""
 
 import time
 from collections.abc import Callable
@@ -33,18 +33,18 @@ _CLEANUP = "cleanup"
 
 
 class Remains(StrEnum):
-    """What a run holds that a training wrote: nothing of it is deleted by accident."""
+    """What a run still holds of a training: it decides what a clean-up may delete."""
 
     NOTHING = "nothing"
-    """Nothing was started; or the model was exported, and is to be seen there."""
+    """Nothing was started, or the model was exported and can be seen in the output."""
     MODEL = "model"
-    """A training succeeded, and its model was not exported, or is not to be seen there."""
+    """The training succeeded, but its model was not exported or cannot be seen in the output."""
     RUNNING = "running"
-    """It may still be trained."""
+    """The training may still run."""
     FAILED = "failed"
-    """The training ended by itself, or a person ended it: ``run.keep`` decides."""
+    """The training failed by itself, or a person cancelled it: ``run.keep`` decides what is deleted."""
     UNKNOWN = "unknown"
-    """Nothing shows why the training ended, such as where its supervisor or its job is gone."""
+    """The reason for the end is unknown, for example because the supervisor or the job is gone."""
 
 
 def _tell_nobody(_: Report) -> None:
@@ -58,24 +58,24 @@ def cleanup(
     delete_model: bool = False,
     tell: Callable[[Report], object] = _tell_nobody,
 ) -> Report | None:
-    """Delete everything of the run but its output and what later runs reuse.
+    """Delete everything that the run owns, except its output and files that later runs reuse.
 
-    What a training wrote stays, until it is exported or a person names the run and asks for its deletion;
-    of a training that failed by itself, or that a person ended, as ``run.keep`` says.
+    The model and the checkpoints stay until the model is exported, or until a person names the run and asks
+    to delete them. If the training failed by itself, or a person cancelled it, ``run.keep`` decides.
 
     Args:
         ctx: The run.
-        keep: Whether a ``run.keep`` that keeps more than output and checkpoints counts.
-        delete_model: Whether a person said that what this run's training wrote may go.
-        tell: Is given the report before anything is deleted, and as it is in the end.
+        keep: Whether to obey a ``run.keep`` that keeps the whole run, not only output and checkpoints.
+        delete_model: Whether a person allowed to delete the model and the checkpoints.
+        tell: Called with the report twice: before anything is deleted, and at the end.
 
     Returns:
-        The report as it was written to the output; None where the run never began or is cleaned up already.
+        The report as it was written to the output; None: the run never began, or is already cleaned up.
 
     Raises:
         ExportError: The report cannot be written to the output.
         LaunchError: A process of the run does not end.
-        UnseenError: Whether one runs cannot be seen from here; nothing was deleted.
+        UnseenError: This host cannot see whether the training runs; nothing was deleted.
         ClusterError: The cluster does not answer.
     """
     if not ctx.ledger.exists():
@@ -84,7 +84,7 @@ def cleanup(
     cancel(ctx, by=_CLEANUP)
     left = Remains.NOTHING if delete_model else remains(ctx)
     written = _draft(ctx)
-    with suppress(ExportError):  # raised below, when all else is done
+    with suppress(ExportError):  # raised at the end, by the last write
         write_report(ctx, written)
     tell(written)
     entry = ctx.ledger.read()
@@ -95,7 +95,7 @@ def cleanup(
         written.kept += kept
     else:
         result = _remove(ctx, written)
-    # Last: one who is away is waited for, and nothing of the run has to be there for it.
+    # Last, because a tracker that does not answer is waited for; it needs nothing that was deleted.
     _tell_trackers(ctx, entry, written)
     _record(written, started, result)
     tell(written)
@@ -104,9 +104,9 @@ def cleanup(
 
 
 def only_cleanup_is_left(ctx: RunContext) -> bool:
-    """Whether the model of a run was exported, and is to be seen there, and the run is not cleaned up.
+    """Whether the run is exported, the model can be seen in the output, and only the clean-up is missing.
 
-    So it is where an earlier process was killed while it cleaned up: nothing is to be trained again.
+    This is so if an earlier process was killed during the clean-up: the run must not train again.
     """
     if ctx.ledger.exists():
         return _is_exported(ctx, ctx.ledger.read())
@@ -120,26 +120,26 @@ def _is_exported(ctx: RunContext, entry: Entry) -> bool:
 
 
 def _half_cleaned(ctx: RunContext) -> Report | None:
-    """Read the report of a run without ledger whose clean-up was not finished; None of every other."""
+    """Read the report of a run whose ledger is gone but whose clean-up is unfinished; None: no such run."""
     try:
         written = read_report(ctx)
     except ManycpuError:
         return None
     record = written.verbs.get(_CLEANUP)
     unfinished = record is None or record.result == "failed"
-    is_named = written.name == run_name(written.name.removesuffix(ctx.key), ctx.key)  # it names a folder
+    is_named = written.name == run_name(written.name.removesuffix(ctx.key), ctx.key)  # used as a path
     is_half = is_named and written.state is RunState.SUCCEEDED and unfinished and seen(ctx, written.export)
     return written if is_half else None
 
 
 def _finish(ctx: RunContext) -> Report | None:
-    """Finish the clean-up of an exported run; None where there is none to finish."""
+    """Finish the clean-up of an exported run; None: there is no unfinished one."""
     started, written = time.monotonic(), _half_cleaned(ctx)
     if written is None:
         return None
-    ctx = replace(ctx, name=written.name)  # what it began with
+    ctx = replace(ctx, name=written.name)  # the run may have begun under another name
     result = _remove(ctx, written)
-    if written.began is not None:  # None: of an earlier version
+    if written.began is not None:  # None: an older version wrote the report
         entry = ctx.new_entry(written.began).model_copy(
             update={"attempt": written.attempts, "digests": written.digests, "image": written.image}
         )
@@ -150,13 +150,13 @@ def _finish(ctx: RunContext) -> Report | None:
 
 
 def _tell_trackers(ctx: RunContext, entry: Entry, written: Report) -> None:
-    """Tell trackers how the run ended, and have its report say where they have it, or what they lack."""
+    """Send the end of the run to its trackers; add to the report where they have it, and their warnings."""
     delivered = tell_end(ctx, entry, written, report_path(ctx))
     written.trackers, written.warnings = delivered.places, [*written.warnings, *delivered.warnings]
 
 
 def _remove(ctx: RunContext, written: Report) -> str:
-    """Delete what the run owns, and have its report say what is left; returns the result."""
+    """Delete what the run owns, list in the report what is left, and return the result of the verb."""
     written.kept = [item for item in written.kept if not ctx.driver.owns(ctx, item)]
     written.left_behind = ctx.driver.remove(ctx)
     return "failed" if written.left_behind else "done"
@@ -168,7 +168,7 @@ def _record(written: Report, started: float, result: str) -> None:
 
 
 def remains(ctx: RunContext) -> Remains:
-    """Tell what a run holds that a training wrote, from its ledger and how its present attempt ended.
+    """Determine what the run still holds of a training, from its ledger and the end of its present attempt.
 
     Raises:
         ClusterError: The cluster does not answer.
@@ -177,7 +177,7 @@ def remains(ctx: RunContext) -> Remains:
     if entry.attempt == 0:
         return Remains.NOTHING
     handle = present_handle(ctx, entry)
-    if entry.described().fruitless:  # it may have written its model elsewhere, and that to the run's folder
+    if entry.described().fruitless:  # the program may have written its model elsewhere in the run's folder
         stray = handle is not None and ctx.driver.strays(ctx, entry, handle)
         return Remains.MODEL if stray else Remains.FAILED
     if entry.export is not None:
@@ -200,10 +200,10 @@ def _how_it_ended(ctx: RunContext, entry: Entry, handle: Handle) -> Remains:
 
 
 def end_expired(ctx: RunContext) -> bool:
-    """Decide whether a run whose time is over may be deleted; record for how long it stays where not.
+    """Whether a run with an expired lease may be deleted; if it must be kept, record for how long.
 
     Raises:
-        LaunchError: The training was started on another machine.
+        BadInputError: The hostfile of the run cannot be read.
         ClusterError: The cluster does not answer.
     """
     left = remains(ctx)
@@ -211,13 +211,13 @@ def end_expired(ctx: RunContext) -> bool:
         ctx.ledger.keep(None)
         return False
     if left is Remains.FAILED and ctx.run.keep != "never" and not ctx.ledger.lease().kept:
-        ctx.ledger.keep(ctx.run.keep_for)  # its process was killed before it cleaned up
+        ctx.ledger.keep(ctx.run.keep_for)  # its process was killed before the clean-up
         return False
     return left is not Remains.RUNNING
 
 
 def _keep(ctx: RunContext, left: Remains, whole: bool) -> list[str]:
-    """Keep of a run what may not be deleted; name it, empty where all of it goes."""
+    """Keep what a clean-up must not delete; return the names of what is kept, empty if nothing is."""
     target = ctx.driver
     if left in (Remains.MODEL, Remains.RUNNING):
         return target.keep(ctx, None)
@@ -233,7 +233,7 @@ def _keep(ctx: RunContext, left: Remains, whole: bool) -> list[str]:
 
 
 def _advice(ctx: RunContext, left: Remains, kept: list[str], until: float | None) -> str | None:
-    """Say what is kept, until when, how the run continues, and what deletes it; None of a success."""
+    """Say what is kept, until when, how to resume the run, and what deletes it; None: it succeeded."""
     if left is Remains.NOTHING:
         return None
     what = {
@@ -250,7 +250,7 @@ def _advice(ctx: RunContext, left: Remains, kept: list[str], until: float | None
 
 
 def _unasked(ctx: RunContext, entry: Entry, handle: Handle) -> bool:
-    """Whether an attempt was to write a model, and ``output`` is null since: nobody said to delete it."""
+    """Whether ``run.output`` became null after launch, while the attempt may have a model: keep the model."""
     before = entry.described(handle.attempt).run.get("output")
     if before is None or entry.export is None or entry.export["path"] is not None:
         return False
@@ -269,7 +269,7 @@ def _draft(ctx: RunContext) -> Report:
 
 
 def _state(ctx: RunContext, entry: Entry, handle: Handle | None) -> tuple[RunState, str | None]:
-    if _is_exported(ctx, entry):  # whatever is deleted already of what showed how it ended
+    if _is_exported(ctx, entry):  # even if the evidence of the end is deleted already
         return RunState.SUCCEEDED, None
     failed = next((record.error for record in entry.verbs.values() if record.result == "failed"), None)
     if handle is None:
@@ -290,7 +290,7 @@ def _state(ctx: RunContext, entry: Entry, handle: Handle | None) -> tuple[RunSta
 
 
 def _not_done(entry: Entry) -> str | None:
-    # A wait that could not be recorded is judged anew: what else is done comes after it.
+    # `wait` is ignored: if its record is missing, the caller judges the attempt again.
     missing = [verb for verb in _VERBS if verb not in entry.verbs and verb != "wait"]
     return f"{missing[0]} was not done" if missing else None
 

@@ -1,4 +1,4 @@
-"""export: bring the trained model to the output, verified, in one step."""
+"""export: copy the trained model to the output, and verify the copy."""
 
 import logging
 import socket
@@ -27,12 +27,12 @@ Progress = Callable[[int, int], None]
 
 
 class Exported(BaseModel):
-    """What was exported: where to, how much, and the sha256 of its manifest."""
+    """The result of an export: its destination, number of files, bytes, and the sha256 of its manifest."""
 
     model_config = ConfigDict(frozen=True)
 
     path: str | None
-    """Of a URL without credentials; None where the run is to write no model, and there are no files."""
+    """Path of the output, or its URL without credentials; None: ``run.output`` is null, with no files."""
     files: int
     bytes: int
     sha256: str
@@ -40,10 +40,10 @@ class Exported(BaseModel):
 
 
 def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None) -> Exported:
-    """Copy what the program wrote to the run's output, and verify the copy.
+    """Copy the files of an attempt's program to the run's output, and verify the copy.
 
     Raises:
-        ExportError: The program wrote nothing, the output cannot be written, or reads back otherwise.
+        ExportError: The program wrote no files, the output cannot be written, or the copy differs.
     """
     with ctx.ledger.timed("export") as record:
         if ctx.run.output is None:
@@ -54,7 +54,7 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
                 before = ctx.ledger.read().export
                 if before is None or not seen(ctx, before):
                     raise _no_model(ctx, handle)
-                # An earlier try exported it, and was killed while it deleted the attempt.
+                # An earlier try exported the model, and was killed while it deleted the files of the attempt.
                 return Exported(**before, metrics=observed_of(ctx, handle).metrics)
         _warn_of_strays(ctx, handle)
         observed = observed_of(ctx, handle)
@@ -72,7 +72,7 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
 
 
 def _warn_of_strays(ctx: RunContext, handle: Handle) -> None:
-    """Name what the program wrote elsewhere than to its output, where nothing keeps it."""
+    """Warn about files that the program wrote outside its output, and that no export keeps."""
     written = ctx.driver.strays(ctx, ctx.ledger.read(), handle)
     if not written:
         return
@@ -85,7 +85,7 @@ def _warn_of_strays(ctx: RunContext, handle: Handle) -> None:
 
 
 def _no_model(ctx: RunContext, handle: Handle) -> ExportError:
-    """Record that an attempt wrote no model, so that the next try trains again; say where it wrote."""
+    """Record that an attempt wrote no model, so that the next try trains again; return the error to raise."""
     with ctx.ledger.update() as entry:
         entry.attempts[handle.attempt] = entry.described(handle.attempt).model_copy(
             update={"fruitless": True}
@@ -101,11 +101,11 @@ def _no_model(ctx: RunContext, handle: Handle) -> ExportError:
 
 
 def seen(ctx: RunContext, exported: Mapping[str, Any] | None) -> bool:
-    """Whether a run exported to the output that it has now, and its model is to be seen there.
+    """Whether the run was exported to its present output, and the model can be seen there.
 
     Args:
-        ctx: The run; one without output has nothing to be seen.
-        exported: What its ledger or report records of its export.
+        ctx: The run; if ``run.output`` is null, an export without path is enough.
+        exported: The record of the export in the ledger or the report; None: it has none.
     """
     if exported is None or exported["path"] != (ctx.run.output and redacted(ctx.run.output)):
         return False
@@ -113,11 +113,11 @@ def seen(ctx: RunContext, exported: Mapping[str, Any] | None) -> bool:
 
 
 def unseen(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
-    """Explain why the exported model cannot be seen from here; None where it can, or none was exported.
+    """Explain why this machine cannot see the exported model; None: it can, or there is none to see.
 
-    Tasks of a DAG may run on several workers: what one wrote to its own disk is nowhere for the next.
+    Tasks of a DAG may run on several workers. A model on the disk of one worker is invisible to the others.
     """
-    if entry.export is None or ctx.run.output is None or ctx.output_in_cluster:  # pods all reach the same URL
+    if entry.export is None or ctx.run.output is None or ctx.output_in_cluster:  # all pods reach the same URL
         return None
     why = _fault(ctx, entry.export["sha256"])
     if why is None:
@@ -135,7 +135,7 @@ def _fault(ctx: RunContext, digest: str) -> str | None:
     try:
         names = manifests(ctx.output.has)
         texts = [text for name in names if (text := ctx.output.read_text(name)) is not None]
-    except Exception as error:  # noqa: BLE001 - every protocol of fsspec has errors of its own
+    except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types
         return str(error) or type(error).__name__
     if exported := next((manifest for text in texts if (manifest := _manifest(text)).digest == digest), None):
         return _missing(ctx, exported)
@@ -150,7 +150,7 @@ def _manifest(text: str) -> Manifest:
 
 
 def _missing(ctx: RunContext, exported: Manifest) -> str | None:
-    """Name a file that somebody took away from an output on disk, and not its manifest."""
+    """Name a file that the manifest lists and that is missing in an output on disk; None: none is."""
     folder = ctx.output.local
     gone = (file.path for file in exported.files if folder and not (folder / file.path).exists())
     return next((f"{path} is gone" for path in gone), None)

@@ -1,4 +1,4 @@
-"""launch: start the training, or attach to the one that this run has started already."""
+"""launch: start the next attempt, or attach to the present one."""
 
 from typing import Any
 
@@ -13,43 +13,43 @@ from manycpu.pipeline.verbs.cancel import cancel, heed
 
 __all__ = ["edited", "launch", "objects", "present_handle"]
 
-# What becomes of the model, and how a cluster is reached: what is given now counts, whatever the attempt.
+# Fields that take effect at once, also for an attempt that was started with other values.
 _NOT_OF_AN_ATTEMPT = frozenset({"run.output", "run.keep", "run.keep_for", "target.connection"})
 
 
 def launch(ctx: RunContext, staged: Staged, built: Built) -> tuple[Handle, bool]:
-    """Start the next attempt, unless one lives or has succeeded.
+    """Start the next attempt, or attach to the present one if it runs or has succeeded.
 
     Returns:
-        The handle, and whether it is that of an attempt which was there before.
+        The handle, and whether it is the handle of an earlier attempt (attached) or of a new one.
 
     Raises:
-        CancelledError: Somebody said before that nothing more of the run is to be launched.
+        CancelledError: A person cancelled the next attempt before its launch.
         LaunchError: The target does not accept the run.
     """
     with ctx.ledger.timed("launch", ctx.waiting_lease) as record:
         heed(ctx)
         if ctx.ledger.read().export is None:
-            claim(ctx)  # as the lease, it is to last for this attempt
+            claim(ctx)  # renew the claim: like the lease, it must last as long as this attempt
         handle, attached = ctx.driver.launch(ctx, staged, built)
-        if not attached and (by := ctx.ledger.read().cancelled.get(handle.attempt)):  # said meanwhile
+        if not attached and (by := ctx.ledger.read().cancelled.get(handle.attempt)):  # during the launch
             cancel(ctx, by, handle.attempt)
         record.result = "reused" if attached else "done"
         return handle, attached
 
 
 def present_handle(ctx: RunContext, entry: Entry) -> Handle | None:
-    """Find the handle of the present attempt, also where its starter was killed before recording it."""
+    """Find the handle of the present attempt, even if the launch was killed before it recorded the handle."""
     return ctx.driver.present_handle(ctx, entry)
 
 
 def objects(ctx: RunContext) -> list[dict[str, Any]]:
-    """List the objects that would be started, with nothing staged or built yet; the job is the last."""
+    """List the objects that a launch would create, before anything is staged or built; the job is last."""
     return ctx.driver.objects(ctx)
 
 
 def edited(ctx: RunContext, handle: Handle, staged: Staged, built: Built) -> Finding | None:
-    """Name the fields that were edited since the attempt that is attached to was started; None: none."""
+    """Warn about fields that were edited after an attempt was started; None: none were."""
     recorded = ctx.ledger.read().attempts.get(handle.attempt)
     if recorded is None:
         return None
@@ -66,7 +66,7 @@ def edited(ctx: RunContext, handle: Handle, staged: Staged, built: Built) -> Fin
 
 
 def _flat(attempt: Attempt) -> dict[str, Any]:
-    """Flatten an attempt to its fields, and digests of what was staged and built, by name."""
+    """Flatten an attempt to field name -> value, with the digests of staged data, model and code."""
     parts = {"run": attempt.run, "target": attempt.target, "digests": attempt.digests}
     flat = {f"{part}.{name}": value for part, fields in parts.items() for name, value in fields.items()}
     return {name: value for name, value in flat.items() if name not in _NOT_OF_AN_ATTEMPT}

@@ -1,4 +1,4 @@
-"""preflight: every check of a run against its target; each finding names its field and what to do."""
+"""preflight: check a run against its target; each finding names a field and a fix."""
 
 import ast
 import difflib
@@ -32,12 +32,12 @@ __all__ = ["preflight"]
 
 Findings = Iterator[Finding]
 _IN_BRACES = re.compile(r"(?<![{$])\{(\s*\w+\s*)\}(?!\})")
-"""A word alone in braces: neither ${word}, which is a shell's, nor {{word}}, which is a template's."""
-_LIKE = 0.8  # of difflib's ratio: `dta` and `ouput` are like a placeholder, `out` and `step` are not
+"""Matches {word}, but neither ${word} of a shell nor {{word}} of a template."""
+_LIKE = 0.8  # difflib ratio: `dta` and `ouput` are similar to a placeholder, `out` and `step` are not
 _WORDS_LIKE_PLACEHOLDERS = frozenset({"date", "mode"})
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _OF_THE_HUB = ("datasets/", "spaces/", "buckets/")
-_ANSWER_S = 5.0  # that a web server may take; one that takes longer is asked again when it is staged
+_ANSWER_S = 5.0  # timeout for a web server; staging asks a slower one again
 _READ_ONLY = ["dask", "data", "dvc", "gist", "git", "github", "http", "https", "libarchive", "reference"]
 _CACHES = ["blockcache", "cached", "filecache", "simplecache"]
 _NO_OUTPUT = {
@@ -45,11 +45,11 @@ _NO_OUTPUT = {
     **dict.fromkeys(_CACHES, "{} reads back a copy of its own, and not what arrived"),
     "memory": "what is written to {} ends with its process",
 }
-"""Protocol of fsspec -> why it keeps no output; each as its source says."""
+"""fsspec protocol -> why it cannot hold an output, according to its source."""
 
 
 def preflight(ctx: RunContext) -> list[Finding]:
-    """Check everything that can be known before anything starts; fatal findings come first."""
+    """Run all checks of a run before anything starts; returns the findings, the fatal ones first."""
     findings = [finding for check in _CHECKS for finding in check(ctx)]
     return sorted([*findings, *ctx.driver.findings(ctx)], key=lambda finding: not finding.fatal)
 
@@ -72,7 +72,7 @@ def _program(ctx: RunContext) -> Findings:
             f"there is no script {name}, and no recipe of that name",
             f"Give a script's path, `-m module`, or a recipe: {', '.join(program.RECIPES)}",
         )
-    # In an image there may be modules that this environment lacks.
+    # An image may have modules that this environment lacks.
     missing = kind == "module" and module_root(name, ctx.base) is None and not installed(name)
     if missing and ctx.run.code is None and not ctx.target.has_image:
         yield Finding(
@@ -83,12 +83,12 @@ def _program(ctx: RunContext) -> Findings:
 
 
 def _python(ctx: RunContext) -> Findings:
-    """Find a program that is no Python: here no rank could begin it, elsewhere Python may be a newer one."""
+    """Find a syntax error in the program: fatal on this machine; other nodes may have a newer Python."""
     path = main_file(ctx.run, ctx.base)
     if path is None:
         return
     try:
-        with warnings.catch_warnings(action="ignore"):  # what Python says of its words, the ranks say
+        with warnings.catch_warnings(action="ignore"):  # the ranks print the warnings of Python
             ast.parse(path.read_bytes(), path.name)
     except (SyntaxError, ValueError) as error:
         line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
@@ -110,7 +110,7 @@ def _code(ctx: RunContext) -> Findings:
 
 
 def _kept_nowhere(ctx: RunContext) -> Findings:
-    """Find what the program writes into its working folder, where nothing of the run is kept."""
+    """Warn if ``run.output`` is null and the program writes to its working folder, which is deleted."""
     path = main_file(ctx.run, ctx.base)
     if ctx.run.output is not None or path is None:
         return
@@ -126,7 +126,7 @@ def _kept_nowhere(ctx: RunContext) -> Findings:
 
 
 def _started_processes(ctx: RunContext) -> Findings:
-    """Find what the program does wrong with processes that it starts itself."""
+    """Find mistakes in how the program starts processes itself."""
     path = main_file(ctx.run, ctx.base)
     if path is None:
         return
@@ -137,13 +137,13 @@ def _started_processes(ctx: RunContext) -> Findings:
 
 
 def _imports(ctx: RunContext) -> Findings:
-    """Find modules of the user's own that the program imports, and that are not in its code."""
-    with suppress(BadInputError):  # a folder of the code that is wrong is a finding of its own
+    """Find modules that the program imports from a folder around its code: they do not travel with it."""
+    with suppress(BadInputError):  # `_code` reports a wrong `run.code`
         yield from program_imports.findings(ctx)
 
 
 def _hogwild(ctx: RunContext) -> Findings:
-    """Find ranks that a model in one machine's memory cannot be shared by."""
+    """Find more than one rank for Hogwild in shared mode, whose model is in the memory of one rank."""
     run, words = ctx.run, " ".join(ctx.run.args).replace("=", " ")
     if run.program != "hogwild" or "--mode averaged" in words:
         return
@@ -161,7 +161,7 @@ def _data(ctx: RunContext) -> Findings:
 
 
 def _hub(ctx: RunContext) -> Findings:
-    """Find a data set of the Hub that is written as a model is."""
+    """Find a data set of Hugging Face's Hub whose URL is that of a model."""
     protocol, _, name = (ctx.run.data or "").partition("://")
     if protocol == "hf" and not name.startswith(_OF_THE_HUB):
         message = f"{ctx.run.data} is a model on the Hub, not a data set"
@@ -176,8 +176,8 @@ def _source(url: str | None, field: str, base: Path) -> Findings:
     except BadInputError as error:
         yield Finding(field, error.message, error.fix or "")
         return
-    if source.local is None:  # what else is remote is looked at when it is staged
-        with suppress(Exception):  # every protocol of fsspec has errors of its own
+    if source.local is None:  # staging checks the rest of a remote source
+        with suppress(Exception):  # each fsspec protocol raises its own error types
             if source.is_web_page(_ANSWER_S):
                 message = f"{url} is a web page, such as a list of files, and no data set"
                 yield Finding(field, message, "Name a file of it, or an archive")
@@ -197,7 +197,7 @@ def _source(url: str | None, field: str, base: Path) -> Findings:
 
 
 def _on_the_hub(path: str, field: str, base: Path) -> str:
-    """Say how a path that is like a name of the Hub is written as one; empty of others."""
+    """Suggest the URL of Hugging Face's Hub for a path that looks like a name there; empty: it does not."""
     name = Path(path).relative_to(base).as_posix() if Path(path).is_relative_to(base) else ""
     if not _HUB_NAME.fullmatch(name):
         return ""
@@ -221,7 +221,7 @@ def _squad(ctx: RunContext) -> Findings:
 
 def _images(ctx: RunContext) -> Findings:
     run = ctx.run
-    # Of these options the recipe knows more.
+    # The recipe checks these options itself.
     told = any(word.startswith(("--data", "--label")) or word.endswith(".json") for word in run.args)
     if run.program != "image_classification" or told or run.data is None or not Path(run.data).exists():
         return
@@ -233,7 +233,7 @@ def _images(ctx: RunContext) -> Findings:
 
 def _checkpoint(ctx: RunContext) -> Findings:
     run = ctx.run
-    # The recipe reads a model's name from its environment and from a file of options, too.
+    # The recipe also reads the model's name from its environment and from a file of options.
     elsewhere = run.env_from or "MANYCPU_MODEL" in run.env
     in_args = any(word.startswith("--model") or word.endswith(".json") for word in run.args)
     if run.program == "question_answering" and not (run.model or elsewhere or in_args):
@@ -242,23 +242,23 @@ def _checkpoint(ctx: RunContext) -> Findings:
 
 
 def _output(ctx: RunContext) -> Findings:
-    if ctx.output_in_cluster:  # stage looks at it, from there
+    if ctx.output_in_cluster:  # `stage` checks it from inside the cluster
         return
     try:
         yield from _present_output(ctx, ctx.output)
     except BadInputError as error:
         yield Finding("run.output", error.message, error.fix or "")
-    except Exception as error:  # noqa: BLE001 - every protocol of fsspec has errors of its own
+    except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types
         yield _unreadable("run.output", error, ctx.destination)
 
 
 def _own_folders(ctx: RunContext) -> Findings:
-    """Check that nothing that is to stay is put where manycpu deletes what it made."""
+    """Find an output or checkpoints in a folder where manycpu deletes files."""
     home = ctx.driver.home(ctx)
     if home is None:
         return
     home = home.resolve()
-    with suppress(BadInputError):  # said by another check
+    with suppress(BadInputError):  # another check reports it
         for field, path in (("output", ctx.output.local), ("checkpoints", ctx.run.checkpoints)):
             place = path and Path(path).resolve()
             if place and (place == home or any(place.is_relative_to(home / name) for name in OWN_FOLDERS)):
@@ -267,7 +267,7 @@ def _own_folders(ctx: RunContext) -> Findings:
 
 
 def _writable(ctx: RunContext) -> Findings:
-    """Check that an output can be written, by trying what export and report would make there."""
+    """Check that the output can be written, by making the folders of an export for a moment."""
     useless = next((name for name in protocols(ctx.destination) if name in _NO_OUTPUT), None)
     if useless is not None:
         message = _NO_OUTPUT[useless].format(useless)
@@ -280,19 +280,19 @@ def _writable(ctx: RunContext) -> Findings:
         if folder is not None and folder.name and not folder.is_file():
             _try_out(folder.resolve(), ctx.key)
     except BadInputError:
-        return  # said by another check
+        return  # another check reports it
     except OSError as error:
         fix = "Give a folder that can be made and written to"
         yield Finding("run.output", f"{ctx.destination} cannot be written: {error.strerror}", fix)
 
 
 def _try_out(output: Path, key: str) -> None:
-    """Try out the folders of an export.
+    """Make and delete the folders of an export.
 
     Raises:
         OSError: They cannot be made.
     """
-    # The copy stands beside it until it is whole, under the longest name of all.
+    # A partial export is a folder beside the output; its name is the longest of all.
     token = "0" * (transfer.DIGITS + 9)
     disk.try_out(output.with_name(f".{output.name}.{key}.{token}.partial"))
 
@@ -305,7 +305,7 @@ def _checkpoints(ctx: RunContext) -> Findings:
 
 
 def _placeholders(ctx: RunContext) -> Findings:
-    """Find placeholders in the arguments whose field is not set."""
+    """Find placeholders in ``run.args`` whose field is not set."""
     if ctx.run.output is None and any("{output}" in argument for argument in ctx.run.args):
         message = "{output} is in them, and run.output is null: nothing that is written there is kept"
         yield Finding("run.args", message, "Give a folder in run.output to have it", fatal=False)
@@ -316,7 +316,7 @@ def _placeholders(ctx: RunContext) -> Findings:
 
 
 def _misspelt(ctx: RunContext) -> Findings:
-    """Find words in braces that are like a placeholder; others are the program's own, as in JSON."""
+    """Find misspelt placeholders in ``run.args``; other words in braces belong to the program, as in JSON."""
     for word in _words_in_braces(ctx):
         near = difflib.get_close_matches(word.strip().lower(), PLACEHOLDERS, 1, cutoff=_LIKE)
         if near and word != near[0] and word not in _WORDS_LIKE_PLACEHOLDERS:
@@ -336,7 +336,7 @@ def _present_output(ctx: RunContext, output: Location) -> Findings:
     if output.is_file():
         yield Finding("run.output", f"{ctx.destination} is a file", "Give a folder, or a URL of one")
     elif output.local:
-        # An export to a disk is there whole or not at all: what it did not write is known now.
+        # An export to disk is complete or absent, so all other files are strangers.
         strangers = transfer.strangers(output, ctx.key)[:1]
         yield from (not_empty(ctx, name, output.read_text(REPORT)) for name in strangers)
     elif output.exists():

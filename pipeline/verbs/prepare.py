@@ -1,4 +1,4 @@
-"""prepare: find everything that can be known before a core is spent, and begin the ledger."""
+"""prepare: check the run, claim its output and create its ledger, before anything starts."""
 
 import time
 
@@ -14,17 +14,17 @@ __all__ = ["prepare"]
 
 
 def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Finding]:
-    """Run preflight, claim the output, then begin the ledger.
+    """Run preflight, remove expired runs, claim the output, and create the ledger.
 
     Args:
         ctx: The run.
-        holder: The process that does all of it; None: many work on it in turn.
+        holder: The process that runs all verbs of the run; None: several processes work in turn.
 
     Returns:
-        What preflight found that is no obstacle, and what older runs left that cannot be removed.
+        Warnings: of preflight, and about expired runs that cannot be removed.
 
     Raises:
-        BadInputError: What preflight found that is one; nothing was started.
+        BadInputError: Preflight has fatal findings, or another run has the output; nothing was started.
     """
     started = time.monotonic()
     findings = preflight(ctx)
@@ -34,10 +34,10 @@ def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Findin
     try:
         entry: Entry = ctx.ledger.open(ctx.new_entry(time.time()))
     except BaseException:
-        if not ctx.ledger.exists():  # else the claim is that of the run, which goes on
+        if not ctx.ledger.exists():  # else the claim belongs to the run, which continues
             release(ctx)
         raise
-    if entry.attempt + 1 in entry.cancelled:  # said of what was begun before, and did not get that far
+    if entry.attempt + 1 in entry.cancelled:  # a request to cancel that an earlier try left before its launch
         with ctx.ledger.update() as entry:
             entry.cancelled.pop(entry.attempt + 1, None)
     if "prepare" not in entry.verbs:

@@ -1,4 +1,4 @@
-"""report: write report.json, and make it the result of the run."""
+"""report: write and read report.json, which decides the result of the run."""
 
 import logging
 from contextlib import suppress
@@ -25,7 +25,7 @@ __all__ = ["conclude", "newest_report", "read_report", "remember", "report_path"
 
 _LOG = logging.getLogger(__name__)
 _NEWEST = "reports/newest"
-"""File in the folder of runs: where the report of the run is that ended last."""
+"""File below $MANYCPU_HOME with the path or URL of the newest report."""
 _ERRORS: dict[RunState, type[ManycpuError]] = {RunState.CANCELLED: CancelledError}
 
 
@@ -36,12 +36,13 @@ def report_path(ctx: RunContext) -> str:
 
 
 def write_report(ctx: RunContext, report: Report) -> None:
-    """Write report.json into the run's output; at the end, on disk, report.html beside it.
+    """Write report.json to the run's output; if the run has ended and the output is on disk, report.html too.
 
-    A page beside an earlier report comes first: the last report ends the run, and nothing completes it.
+    If the output has an earlier report of this run, report.html is written first: after a kill in between,
+    report.json still shows an unfinished run, which the next try completes.
 
     Raises:
-        ExportError: It cannot be written; with what the report says of the run.
+        ExportError: The output cannot be written; the message contains the error or state of the run.
     """
     text = run_report.as_json(report)
     has_page = report.state.terminal and not ctx.output_in_cluster and ctx.output.local is not None
@@ -51,7 +52,7 @@ def write_report(ctx: RunContext, report: Report) -> None:
             _write_page(ctx, report)
         ctx.driver.write_report(ctx, text)
     except Exception as error:
-        # Every protocol of fsspec has errors of its own.
+        # Each fsspec protocol raises its own error types.
         text = f"report.json cannot be written to {ctx.destination}: {error}; {report.error or report.state}"
         raise ExportError(
             without(text, ctx.destination),
@@ -65,7 +66,7 @@ def write_report(ctx: RunContext, report: Report) -> None:
 
 
 def _write_page(ctx: RunContext, report: Report) -> None:
-    """Write report.html: it shows what report.json says, so that no run fails for want of it."""
+    """Write report.html; an OSError is only logged, because report.json has the same content."""
     try:
         write_page(ctx, as_html(report.model_dump(mode="json")))
     except OSError as error:
@@ -73,27 +74,27 @@ def _write_page(ctx: RunContext, report: Report) -> None:
 
 
 def remember(ctx: RunContext) -> None:
-    """Record on this machine that this report is the newest; no run fails for want of that."""
+    """Record on this machine that this report is the newest; a failure to do so is ignored."""
     with suppress(OSError, BadInputError):
         Location.of(str(home()), "$MANYCPU_HOME").write_text(_NEWEST, report_path(ctx))
 
 
 def newest_report() -> str | None:
-    """Return the path or URL of the report of the run that ended last on this machine."""
+    """Return the path or URL of the newest report on this machine; None: there is none."""
     return Location.of(str(home()), "$MANYCPU_HOME").read_text(_NEWEST)
 
 
 def read_report(ctx: RunContext) -> Report:
-    """Read report.json back.
+    """Read report.json from the run's output.
 
     Raises:
         ExportError: It cannot be read.
-        TrainingFailedError: No report was ever written.
+        TrainingFailedError: This run has no report there.
     """
     try:
         text = ctx.driver.read_report(ctx)
     except Exception as error:
-        # Every protocol of fsspec has errors of its own.
+        # Each fsspec protocol raises its own error types.
         raise ExportError(
             without(f"report.json cannot be read from {ctx.destination}: {error}", ctx.destination),
             field="run.output",
@@ -108,11 +109,12 @@ def read_report(ctx: RunContext) -> Report:
 
 
 def conclude(written: Report) -> Report:
-    """Raise the error that a report records.
+    """Return a report if it records a success; else raise the error that it records.
 
     Raises:
-        ManycpuError: A verb failed, or the training was cancelled.
-        LeftBehindError: Something is left behind.
+        CancelledError: The training was cancelled.
+        TrainingFailedError: A verb failed.
+        LeftBehindError: The clean-up could not delete everything.
     """
     if written.state is not RunState.SUCCEEDED:
         text = written.error or f"the last word of the run is: {written.state}"

@@ -1,7 +1,7 @@
-"""Check the source of a program without running it: processes that it starts, and where it writes.
+"""Check the source of a program without running it: how it starts processes, and where it writes files.
 
-A warning needs what is wrong to stand in the source: a start method that is chosen at run time, or processes
-that another module starts, are not judged.
+A check warns only about mistakes that the source shows. It ignores a start method that is chosen at run time,
+and processes that another module starts.
 """
 
 import ast
@@ -16,13 +16,13 @@ __all__ = ["Written", "process_findings", "relative_writes"]
 _STARTERS: Final = {
     "multiprocessing.Pool",
     "multiprocessing.Process",
-    "multiprocessing.spawn",  # of torch
+    "multiprocessing.spawn",  # in torch only
     "multiprocessing.start_processes",
     "concurrent.futures.ProcessPoolExecutor",
 }
 _ALWAYS_SPAWN: Final = "multiprocessing.spawn"
 _CHOOSERS: Final = {"multiprocessing.get_context", "multiprocessing.set_start_method"}
-_IMPORT_AGAIN: Final = {"spawn", "forkserver"}  # the methods whose processes import the program's file again
+_IMPORT_AGAIN: Final = {"spawn", "forkserver"}  # start methods whose processes import the main file again
 _MAKE_THREADS: Final = {
     "concurrent.futures.ThreadPoolExecutor",
     "threading.Thread",
@@ -40,10 +40,10 @@ def process_findings(source: str, name: str, subprocesses: int, threads: int | N
     """Find mistakes in how a program's main file starts processes, as warnings.
 
     Args:
-        source: The file's text; a file that is no Python has no findings.
-        name: The file's name in the messages.
+        source: The text of the file; a file with a syntax error has no findings.
+        name: The name of the file, for the messages.
         subprocesses: ``run.subprocesses``.
-        threads: Threads that the CPU plan gives to each process; None: the node is unknown.
+        threads: Number of threads that the CPU plan gives each process; None: the node is unknown.
     """
     try:
         program = _Program.parse(source)
@@ -68,7 +68,7 @@ class _Mistake(NamedTuple):
 class _Program(NamedTuple):
     tree: ast.Module
     names: Mapping[str, str]
-    """Name in the file -> dotted name of what it stands for; torch.multiprocessing is multiprocessing."""
+    """Name in the file -> its full dotted name; torch.multiprocessing counts as multiprocessing."""
     functions: Mapping[str, _Functions]
 
     @classmethod
@@ -77,12 +77,12 @@ class _Program(NamedTuple):
         functions = {node.name: node for node in tree.body if isinstance(node, _Functions)}
         names: dict[str, str] = {}
         program = cls(tree, names, functions)
-        for node in ast.walk(tree):  # a file's imports come first
+        for node in ast.walk(tree):  # breadth first: imports at the top of the file come before their uses
             names.update(program._bound(node))
         return program
 
     def unguarded(self) -> _Mistake | None:
-        """Find processes that are started when the file is imported, by methods that import it again."""
+        """Find processes that an import of the file starts, by a method that imports the file again."""
         for call in _calls(_executed(self.tree.body, guarded=False)):
             start = self._start(call, set())
             if start is None or self._method(start) not in _IMPORT_AGAIN:
@@ -97,7 +97,7 @@ class _Program(NamedTuple):
         return None
 
     def forks_after_threads(self) -> _Mistake | None:
-        """Find processes that are forked below a line, of the same block, that starts threads."""
+        """Find processes that are forked after threads were started in the same function or module body."""
         for body in (self.tree.body, *(function.body for function in self.functions.values())):
             calls = sorted(_calls(_executed(body, guarded=True)), key=lambda call: call.lineno)
             start = next((call for call in calls if self._name(call.func) in _STARTERS), None)
@@ -120,7 +120,7 @@ class _Program(NamedTuple):
         return None
 
     def too_many_threads(self, threads: int | None) -> _Mistake | None:
-        """Find a number of threads that is more than the CPU plan's."""
+        """Find a statement that sets more threads than the CPU plan."""
         for node in ast.walk(self.tree) if threads else ():
             what, number = self._threads_set(node)
             if threads and number > threads:
@@ -129,7 +129,7 @@ class _Program(NamedTuple):
         return None
 
     def uncounted(self, subprocesses: int, threads: int | None) -> _Mistake | None:
-        """Find processes that the CPU plan does not count: each would use all threads of its rank."""
+        """Find processes that ``run.subprocesses`` does not count: each would use all threads of its rank."""
         sets_threads = any(self._name(call.func) == _SET_THREADS for call in _calls(ast.walk(self.tree)))
         imported = [
             name
@@ -153,7 +153,7 @@ class _Program(NamedTuple):
         return None
 
     def _bound(self, node: ast.AST) -> dict[str, str]:
-        """Map each name that a statement binds to the dotted name of its value."""
+        """Map each name that a statement binds to the full dotted name of its value."""
         if isinstance(node, ast.Import):
             return {alias.asname: _plain(alias.name) for alias in node.names if alias.asname}
         if isinstance(node, ast.ImportFrom):
@@ -166,7 +166,7 @@ class _Program(NamedTuple):
         return {}
 
     def _name(self, node: ast.expr) -> str:
-        """Resolve an expression to a dotted name; a start method's context counts as multiprocessing."""
+        """Resolve an expression to its full dotted name; ``get_context()`` counts as multiprocessing."""
         if isinstance(node, ast.Name):
             return self.names.get(node.id, node.id)
         if isinstance(node, ast.Attribute):
@@ -176,7 +176,7 @@ class _Program(NamedTuple):
         return ""
 
     def _start(self, call: ast.Call, seen: set[str]) -> ast.Call | None:
-        """Find the call that starts processes: this one, or one in a function of this file that it calls."""
+        """Find the call that starts processes: this call, or one in a function of this file that it calls."""
         name = self._name(call.func)
         if name in _STARTERS:
             return call
@@ -187,7 +187,7 @@ class _Program(NamedTuple):
         return next((start for start in starts if start), None)
 
     def _method(self, start: ast.Call) -> object:
-        """Find the method that starts processes; None: the file does not fix it."""
+        """Find the start method of processes; None: the file sets none, or several."""
         if self._name(start.func) == _ALWAYS_SPAWN:
             return "spawn"
         methods = set()
@@ -202,7 +202,7 @@ class _Program(NamedTuple):
         return methods.pop() if len(methods) == 1 else None
 
     def _threads_set(self, node: ast.AST) -> tuple[str, int]:
-        """Return the text and the value of a statement that sets the number of threads; 0: it does not."""
+        """Return a statement that sets the number of threads, as text, and the number; 0: it sets none."""
         value: ast.expr | None = None
         if isinstance(node, ast.Call) and self._name(node.func) == _SET_THREADS:
             value = next(iter(node.args), None)
@@ -227,7 +227,7 @@ def _calls(nodes: Iterable[ast.AST]) -> list[ast.Call]:
 
 
 def _executed(body: Iterable[ast.AST], *, guarded: bool) -> Iterator[ast.AST]:
-    """Walk what runs when a block runs: no bodies of functions; below ``__name__`` only if ``guarded``."""
+    """Walk what a block executes: no function bodies, and ``if __name__`` blocks only if ``guarded``."""
     for node in body:
         if isinstance(node, _Functions | ast.Lambda):
             continue
@@ -239,14 +239,14 @@ def _executed(body: Iterable[ast.AST], *, guarded: bool) -> Iterator[ast.AST]:
 
 
 class Written(NamedTuple):
-    """A path below the working folder, and the option or the line that names it."""
+    """A path below the working folder, and the option or line that names it."""
 
     path: str
     where: str
 
 
 def relative_writes(source: str, args: Sequence[str] = ()) -> Iterator[Written]:
-    """Find the relative paths that a program writes to: in its arguments, and in its source.
+    """Find the relative paths that a program writes to, in its arguments and in its source.
 
     >>> list(relative_writes("torch.save(model, 'model.pt')", ["--output_dir", "out"]))
     [Written(path='out', where='--output_dir'), Written(path='model.pt', where='line 1')]

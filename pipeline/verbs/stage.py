@@ -1,4 +1,4 @@
-"""stage: bring the data set and the base model to the volume, once for each content."""
+"""stage: copy the data set and the base model to where the ranks read them, once for each content."""
 
 from collections.abc import Callable
 
@@ -11,10 +11,10 @@ Progress = Callable[[int, int], None]
 
 
 def stage(ctx: RunContext, progress: Progress = lambda *_: None) -> Staged:
-    """Copy data and model to the volume, verified, unless they are there; a retry resumes a broken copy.
+    """Copy data and base model to the volume, verified, unless a copy exists; a retry resumes a partial copy.
 
     Raises:
-        StageError: The source changed, cannot be read, or the volume is full.
+        StageError: A source changed or cannot be read, or the volume is full.
     """
     with ctx.ledger.timed("stage") as record:
         sources = {"data": ctx.run.data, "model": ctx.run.model}
@@ -35,5 +35,5 @@ def stage(ctx: RunContext, progress: Progress = lambda *_: None) -> Staged:
 
 
 def staged_from(ctx: RunContext) -> str:
-    """Return where the fields come from that staging depends on."""
+    """Hash what staging depends on: ``run.data``, ``run.model`` and the target."""
     return ctx.origin("data", "model")

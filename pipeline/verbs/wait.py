@@ -1,4 +1,4 @@
-"""wait: watch a training to its end, live, in steps that a worker, a trigger and a terminal can all take."""
+"""wait: follow a training until it ends. Airflow workers, triggers and terminals use the same watch."""
 
 import logging
 import time
@@ -27,23 +27,23 @@ from manycpu.pipeline.tracking.ending import tell_state
 __all__ = ["POLL", "conclude", "observed_of", "wait", "watch"]
 
 _LOG = logging.getLogger(__name__)
-POLL = 0.5  # seconds between looks: a training's end is seen within a second
+POLL = 0.5  # seconds between two looks at a training
 
 _WITHOUT_GPU: Final = ("Found no NVIDIA driver on your system", "Torch not compiled with CUDA enabled")
-"""What torch says, with and without CUDA, where a program asks for a GPU."""
+"""Messages of torch, with and without CUDA, if a program asks for a GPU that does not exist."""
 
 
 def watch(ctx: RunContext, handle: Handle, cursor: Any = None) -> Watch:
-    """Begin to watch an attempt, or continue where another watch has come to.
+    """Watch an attempt, from its beginning or from the cursor of another watch.
 
-    The watch's run is as the attempt was started, whatever the fields are now.
+    The watch uses the fields that the attempt was started with, even if they were edited later.
     """
     ctx = as_started(ctx, ctx.ledger.read(), handle.attempt)
     return ctx.driver.watch(ctx, handle, cursor)
 
 
 def wait(ctx: RunContext, handle: Handle, *listeners: RankListener) -> Status:
-    """Wait until the training has ended; listeners hear all that its ranks write."""
+    """Wait until a training has ended, deliver its output to the listeners, and return its final status."""
     with ctx.ledger.kept_alive(ctx.waiting_lease), closing(watch(ctx, handle)) as watching:
         while True:
             lines, status = watching.look()
@@ -56,17 +56,17 @@ def wait(ctx: RunContext, handle: Handle, *listeners: RankListener) -> Status:
 
 
 def conclude(ctx: RunContext, handle: Handle, status: Status) -> None:
-    """Record how the wait ended, and raise unless the training succeeded.
+    """Record the end of a training, and raise an error unless it succeeded.
 
     Raises:
-        CancelledError: Somebody ended the training.
-        DeadlineError: A time budget was used up.
-        TrainingFailedError: It failed; with the first rank that failed and its last lines.
+        CancelledError: The training was cancelled.
+        DeadlineError: The training used up a time budget.
+        TrainingFailedError: The training failed; with the first rank that failed and its last lines.
     """
     error = _error(ctx, status)
     try:
         _record(ctx, handle, status, error)
-    except (ClusterError, OSError) as unrecorded:  # of a full disk; it changes no end
+    except (ClusterError, OSError) as unrecorded:  # such as a full disk; the result stays
         _LOG.warning("how the training ended could not be recorded: %s", unrecorded)
     tell_state(ctx, handle, status)
     if error is not None:
@@ -82,7 +82,7 @@ def _record(ctx: RunContext, handle: Handle, status: Status, error: ManycpuError
 
 
 def observed_of(ctx: RunContext, handle: Handle) -> Observed:
-    """Read what the ranks of an attempt have reported."""
+    """Read what the ranks of an attempt have reported so far."""
     return ctx.driver.observed_of(ctx, handle)
 
 
@@ -97,7 +97,7 @@ def _error(ctx: RunContext, status: Status) -> ManycpuError | None:
 
 
 def _gpu_hint(lines: Iterable[str]) -> str | None:
-    """Say what to change in a program that failed because it computes on a GPU; None for any other."""
+    """Say what to change in a program that failed because it needs a GPU; None: it failed otherwise."""
     if not any(message in line for line in lines for message in _WITHOUT_GPU):
         return None
     return "Ranks have no GPU: have the program compute on torch.device('cpu'), without .cuda() and 'cuda'"

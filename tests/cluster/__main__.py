@@ -1,4 +1,7 @@
-"""`python -m cluster up`, `down` or `status`; `make cluster` and `make cluster-down` call it."""
+"""Command line of the test cluster: `python -m cluster up`, `down` or `status`.
+
+`make cluster` and `make cluster-down` call it.
+"""
 
 import argparse
 import logging

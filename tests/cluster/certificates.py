@@ -1,4 +1,4 @@
-"""The cluster's certificate authority, and the credentials of everyone who talks to the API server."""
+"""The cluster's certificate authority, and the credentials of each client of the API server."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ API_SERVER_NAMES = (
     f"kubernetes.default.svc.{DOMAIN}",
 )
 FRONT_PROXY = "front-proxy"
-# Kubeconfig -> user and group; RBAC rules for all of them but dns come with Kubernetes.
+# Kubeconfig -> user and group. Kubernetes brings RBAC rules for all of them except dns.
 USERS = {
     "admin": ("admin", "system:masters"),
     "controller-manager": ("system:kube-controller-manager", ""),
@@ -28,12 +28,12 @@ def folder() -> Path:
 
 
 def inner(name: str) -> str:
-    """A file of the authority's as the cluster's processes see it."""
+    """Return the path of a certificate or key file, as the cluster's processes see it."""
     return str(INNER / "pki" / name)
 
 
 def create() -> None:
-    """Make a new authority and issue everything."""
+    """Create a new authority, and issue all certificates and kubeconfigs."""
     folder().mkdir(parents=True, exist_ok=True)
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(folder() / "ca.crt"))
@@ -54,7 +54,10 @@ def create() -> None:
 
 
 def _issue_front_proxy() -> None:
-    """Who the API server is to the servers of other APIs, which take its word for who asks."""
+    """Issue the API server's client certificate for the servers of aggregated APIs.
+
+    Those servers trust a request with this certificate, and the user name in its headers.
+    """
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(folder() / "front-proxy-ca.crt"))
     _issue(authority, "front-proxy", FRONT_PROXY)

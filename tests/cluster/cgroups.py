@@ -1,4 +1,4 @@
-"""The cluster's control groups: one below the machine's root, a child for each node, in version 1 and 2."""
+"""The cluster's control groups, version 1 and 2: a group below the machine's root, a child for each node."""
 
 import subprocess
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def version2() -> bool:
 
 
 def hierarchies() -> Iterator[Path]:
-    """The root folder of every hierarchy that the machine has mounted."""
+    """Yield the root folder of every hierarchy that is mounted on this machine."""
     if version2():
         yield ROOT
         return
@@ -27,13 +27,13 @@ def hierarchies() -> Iterator[Path]:
 
 
 def missing() -> str | None:
-    """What this machine's control groups lack for a cluster."""
+    """Return a message that says what this machine's control groups lack for a cluster, or None."""
     if absent := [name for name in NEEDED if name not in _controllers()]:
         return (
             f"control groups in {ROOT} have no {', '.join(absent)}: enable them on the kernel's command line"
         )
     if (ROOT / "cgroup.type").exists() and (ROOT / "cgroup.procs").read_text().strip():
-        # Not the real root: a group with processes of its own can have no groups with limits below it.
+        # Not the real root: a group that has processes of its own cannot have child groups with limits.
         return f"{ROOT} is a container's, and processes are in its root group: run on the machine itself"
     return None
 
@@ -55,7 +55,7 @@ def create() -> None:
 
 
 def _fill_cpuset(folder: Path) -> None:
-    """A new cpuset of version 1 is empty, and nothing can run in it."""
+    """Copy the parent's CPUs and memory nodes: a new cpuset of version 1 has none, and runs no process."""
     for name in ("cpuset.cpus", "cpuset.mems"):
         file = folder / name
         if file.exists() and not version2() and not file.read_text().strip():
@@ -78,13 +78,13 @@ def _memory_of_root() -> Path:
 
 
 def _remember(root: Path) -> None:
-    """Keep which controllers the machine's root has enabled, since more will be."""
+    """Save which controllers the machine's root has enabled, before the cluster enables more."""
     _memory_of_root().parent.mkdir(parents=True, exist_ok=True)
     _memory_of_root().write_text((root / SUBTREE).read_text())
 
 
 def _restore(root: Path) -> None:
-    """Disable in the root what only the cluster needed; what others have begun to use stays."""
+    """Disable the controllers in the root that only the cluster needed; those that others now use stay."""
     if not _memory_of_root().exists():
         return
     before, now = _memory_of_root().read_text().split(), (root / SUBTREE).read_text().split()
@@ -95,7 +95,7 @@ def _restore(root: Path) -> None:
 
 
 def remove() -> None:
-    """Remove the cluster's groups; its processes must have ended."""
+    """Remove the cluster's control groups. Its processes must have ended."""
     wait_for("the control groups to be removed", _removed, seconds=20)
     _restore(ROOT)
     _remove_private_hugetlb()
@@ -118,7 +118,10 @@ def _deepest_first(folder: Path) -> list[Path]:
 
 
 def _remove_private_hugetlb() -> None:
-    """The hierarchy that init.py may have mounted lives on while it has groups: mount it, and empty it."""
+    """Mount the hugetlb hierarchy again and delete the cluster's groups in it.
+
+    `init.py` may have mounted this hierarchy. The kernel keeps it while it has groups.
+    """
     if version2() or (ROOT / "hugetlb").is_dir():
         return
     place = run_folder() / "hugetlb"

@@ -1,4 +1,4 @@
-"""The whole cluster: up, down, and what runs."""
+"""The whole cluster: start it, end it, and describe the running one."""
 
 import fcntl
 import hashlib
@@ -32,7 +32,7 @@ from cluster.namespace import Namespace
 from cluster.settings import ADDRESS, HERE, NODES, REGISTRY, cache, kubeconfig, run_folder
 
 READY_SECONDS = 120
-# What a running cluster does not depend on; modules/ counts by what is chosen of it.
+# Files that a running cluster does not depend on; the fingerprint has the chosen modules instead of modules/.
 OF_TESTS = {
     "conftest.py",
     "faults.py",
@@ -50,8 +50,8 @@ class Cluster:
     """The running cluster of this machine.
 
     Attributes:
-        namespace: where its processes are.
-        modules: what it was built from, by component.
+        namespace: the namespaces of its processes.
+        modules: the modules that it was built from, by component.
     """
 
     namespace: Namespace
@@ -62,7 +62,7 @@ class Cluster:
 
 
 def fingerprint() -> str:
-    """Changes with all that a cluster was made from: versions, configurations, this package."""
+    """Return a hash of everything that the cluster is made from: versions, configurations, this package."""
     content = hashlib.sha256()
     for file in sorted(f for f in HERE.rglob("*") if f.suffix in {".py", ".toml", ".yaml", ".json", ""}):
         if file.is_file() and not (file.name.startswith("test_") or OF_TESTS & set(file.parts)):
@@ -73,7 +73,7 @@ def fingerprint() -> str:
 
 
 def running() -> Cluster | None:
-    """The cluster, if one is up that was made from what is here now."""
+    """Return the running cluster if it was made from the present files and versions, else None."""
     found = namespace.find()
     if found and _mark().exists() and _mark().read_text() == fingerprint():
         return Cluster(found, chosen())
@@ -81,16 +81,16 @@ def running() -> Cluster | None:
 
 
 def _mark() -> Path:
-    """The file that says what the running cluster was made from; there once it has started."""
+    """Return the file with the running cluster's fingerprint; it exists once the cluster has started."""
     return run_folder() / "fingerprint"
 
 
 def up() -> Cluster:
-    """Start the cluster, unless it runs; what was left by a killed starter is ended first.
+    """Start the cluster if it does not run. First end what a killed starter left behind.
 
     Raises:
-        MissingError: this machine cannot run it.
-        ClusterError: it did not start; its logs are in the run folder until the next start.
+        MissingError: this machine cannot run the cluster.
+        ClusterError: the cluster did not start; its logs are in the run folder until the next start.
     """
     with lock():
         if cluster := running():
@@ -106,14 +106,15 @@ def up() -> Cluster:
         try:
             return _start()
         except BaseException:
-            _end()  # but the run folder with the logs stays until the next start
+            _end()  # the run folder with the logs stays until the next start
             raise
 
 
 def _start() -> Cluster:
     with _step("programs"):
         modules = programs.ensure()
-    with ThreadPoolExecutor(1) as beside:  # minutes of a slow disk, which nothing waits for but the end
+    # Removal takes minutes on a slow disk; only the end of the start waits for it.
+    with ThreadPoolExecutor(1) as beside:
         forgotten = beside.submit(programs.forget_sources)
         cluster = _start_with(modules)
         forgotten.result()
@@ -156,13 +157,13 @@ def _nodes_ready(cluster: Cluster) -> bool:
 
 
 def down() -> bool:
-    """End the cluster and remove all that it left; say whether there was one."""
+    """End the cluster and remove everything that it left behind. Return whether there was a cluster."""
     with lock():
         return _down()
 
 
 def down_unless_used() -> bool:
-    """End the cluster, unless another test session has begun to use it."""
+    """End the cluster, unless another test session uses it. Return whether there was a cluster to end."""
     with lock():
         return not _is_in_use() and _down()
 
@@ -184,7 +185,7 @@ def _end() -> None:
 
 
 def describe(cluster: Cluster) -> str:
-    """What a person wants to know of the running cluster."""
+    """Return a summary of the running cluster for people: kubeconfig, registry, nodes, versions, memory."""
     versions = ", ".join(f"{module.component} {module.minor}" for module in cluster.modules.values())
     processes = namespace.processes(cluster.namespace)
     return "\n".join(
@@ -201,27 +202,27 @@ def describe(cluster: Cluster) -> str:
 
 
 def memory(cluster: Cluster) -> int:
-    """Bytes that the cluster's processes hold, pods' included; what several share is counted once."""
+    """Return the memory of the cluster's processes in bytes, pods included; shared memory counts once."""
     return sum(_memory(process) for process in namespace.processes(cluster.namespace))
 
 
 def _memory(process: psutil.Process) -> int:
     try:
         return int(process.memory_full_info().pss)
-    except psutil.NoSuchProcess:  # it ended while the others were counted
+    except psutil.NoSuchProcess:  # the process ended while others were counted
         return 0
 
 
 @contextmanager
 def lock() -> Iterator[None]:
-    """One starter or stopper at a time."""
+    """Hold the lock that lets one process at a time start or stop the cluster."""
     with _held("lock", fcntl.LOCK_EX):
         yield
 
 
 @contextmanager
 def turn(*, alone: bool) -> Iterator[None]:
-    """Have the cluster for a test, beside those of other processes or alone, before whoever comes later."""
+    """Take a turn on the cluster for one test, in order of arrival: alone, or beside tests of others."""
     with ExitStack() as stack:
         with _held("next-turn", fcntl.LOCK_EX):
             stack.enter_context(_held("turn", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
@@ -230,7 +231,7 @@ def turn(*, alone: bool) -> Iterator[None]:
 
 @contextmanager
 def in_use() -> Iterator[None]:
-    """Keep other starters from replacing the running cluster."""
+    """Prevent other processes from replacing the running cluster."""
     with _held("in-use", fcntl.LOCK_SH):
         yield
 
@@ -245,7 +246,7 @@ def _is_in_use() -> bool:
 
 @contextmanager
 def _held(name: str, how: int) -> Iterator[None]:
-    """Hold a lock of this machine's users of the cluster."""
+    """Hold a file lock in the cache folder, which all users of the cluster on this machine share."""
     cache().mkdir(parents=True, exist_ok=True)
     with (cache() / name).open("w") as file:
         fcntl.flock(file, how)

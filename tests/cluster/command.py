@@ -11,15 +11,15 @@ from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wa
 
 log = logging.getLogger("cluster")
 Answer = TypeVar("Answer")
-PATIENCE = 10  # a machine may be ten times as slow as that on which a limit was chosen
+PATIENCE = 10  # A machine may be ten times as slow as the one on which the limits were chosen.
 
 
 class ClusterError(Exception):
-    """Something of the test cluster did not work; the message says what, and what to do."""
+    """An error of the test cluster. The message says what failed, and what to do."""
 
 
 class MissingError(ClusterError):
-    """This machine lacks something that the cluster needs; tests on the cluster are skipped."""
+    """This machine lacks something that the cluster needs."""
 
 
 def run(
@@ -33,7 +33,7 @@ def run(
     """Run a command to its end and return what it printed.
 
     Raises:
-        ClusterError: it failed or took ten times as long as `seconds`; the message has its last lines.
+        ClusterError: the command failed, or ran ten times as long as `seconds`; it has the last lines.
     """
     words = [str(word) for word in command]
     log.debug("%s", shlex.join(words))
@@ -64,16 +64,16 @@ def tail(text: str, lines: int = 30) -> str:
 
 
 def wait_for(what: str, probe: Callable[[], Answer], *, seconds: float, every: float = 0.1) -> Answer:
-    """Ask `probe` until it answers something true, and return that.
+    """Call `probe` until it returns a true value, and return that value.
 
     Args:
-        what: what is waited for.
-        probe: is asked.
-        seconds: the time that it takes on a busy machine; it has ten times that.
-        every: seconds between two questions.
+        what: a description of the condition, for the error message.
+        probe: the function to call.
+        seconds: the expected time on a busy machine; the limit is ten times as long.
+        every: seconds between two calls.
 
     Raises:
-        ClusterError: nothing true after that; the message names `what` and the last answer.
+        ClusterError: `probe` returned no true value in time; the message has `what` and the last value.
     """
     seconds *= PATIENCE
     retrying = Retrying(

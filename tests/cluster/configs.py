@@ -6,7 +6,7 @@ from cluster.settings import HERE
 
 
 def write(name: str, target: Path, /, **values: object) -> None:
-    """Write configs/NAME to `target`; of its braces only those around one of the `values` are touched."""
+    """Write configs/NAME to `target`, with each {name} of `values` replaced; other braces stay."""
     text = (HERE / "configs" / name).read_text()
     for key, value in values.items():
         text = text.replace("{" + key + "}", str(value))

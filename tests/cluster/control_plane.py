@@ -1,4 +1,4 @@
-"""etcd, kube-apiserver, kube-controller-manager and kube-scheduler, as processes of the cluster's own."""
+"""etcd, kube-apiserver, kube-controller-manager and kube-scheduler, as processes of the cluster."""
 
 from cluster.certificates import FRONT_PROXY, inner
 from cluster.command import ClusterError, run, wait_for
@@ -7,12 +7,12 @@ from cluster.namespace import Namespace
 from cluster.settings import ADDRESS, INNER, SERVICES, kubeconfig, run_folder
 
 ETCD = "http://127.0.0.1:2379"
-# A lost node is noticed, and its pods are moved, in seconds instead of minutes.
+# The control plane notices a lost node, and moves its pods, after seconds instead of minutes.
 NODE_LOST_SECONDS = 16
 EVICTED_AFTER_SECONDS = 20
 
 
-# Whose the folders of storage class `shared` are (mode 0750): pods that are not root write there.
+# Owner of the folders of storage class `shared` (mode 0750): pods that do not run as root write there.
 _USER = "1000"
 _AS_USER = [
     *("setpriv", f"--reuid={_USER}", f"--regid={_USER}", "--clear-groups"),
@@ -21,14 +21,14 @@ _AS_USER = [
 
 
 def start(namespace: Namespace, kubernetes: Module) -> None:
-    """Start everything and wait until the API server is ready."""
+    """Start the whole control plane and wait until the API server is ready."""
     namespace.start("etcd", [kubernetes.program("server"), *_etcd()])
     start_api_server(namespace, kubernetes)
     start_controllers(namespace, kubernetes)
 
 
 def start_controllers(namespace: Namespace, kubernetes: Module) -> None:
-    """Start the controller-manager and the scheduler, in place of those that run."""
+    """Start the controller-manager and the scheduler; stop running ones first."""
     for name in ("controller-manager", "scheduler"):
         namespace.stop(name)
     namespace.start(
@@ -39,7 +39,7 @@ def start_controllers(namespace: Namespace, kubernetes: Module) -> None:
 
 
 def start_api_server(namespace: Namespace, kubernetes: Module) -> None:
-    """Start the API server alone, and wait until it answers; one that ends meanwhile is started again."""
+    """Start the API server alone and wait until it answers. If it ends meanwhile, start it again."""
 
     def answers() -> bool:
         if not namespace.alive("apiserver"):
@@ -61,7 +61,8 @@ def ready(kubernetes: Module) -> bool:
 
 def kubectl(kubernetes: Module, *words: str, stdin: str | None = None, seconds: float = 60) -> str:
     """Run kubectl as the cluster's administrator."""
-    options = [f"--kubeconfig={kubeconfig()}", f"--cache-dir={run_folder()}/kubectl"]  # not in ~/.kube
+    # kubectl's cache stays out of ~/.kube.
+    options = [f"--kubeconfig={kubeconfig()}", f"--cache-dir={run_folder()}/kubectl"]
     return run([kubernetes.program("kubectl"), *options, *words], stdin=stdin, seconds=seconds)
 
 
@@ -102,7 +103,7 @@ def _api_server() -> list[str]:
 
 
 def _aggregation() -> list[str]:
-    """Pass requests on to servers of other APIs, such as Kueue's of who waits."""
+    """Options for API aggregation, such as Kueue's visibility API, which lists waiting workloads."""
     return [
         f"--requestheader-client-ca-file={inner('front-proxy-ca.crt')}",
         f"--requestheader-allowed-names={FRONT_PROXY}",

@@ -1,7 +1,6 @@
-"""Programs from Debian packages that are unpacked into the cache and never installed.
+"""Programs from Debian packages, unpacked into the cache and never installed.
 
-Installed, containerd and docker-registry would start services and meet the machine's own; unpacked, they
-touch nothing.
+An installed containerd or docker-registry would start services, which may collide with those of this machine.
 """
 
 import platform
@@ -16,17 +15,17 @@ PACKAGES = ("containerd", "runc", "containernetworking-plugins", "docker-registr
 
 
 def release() -> str:
-    """The machine's Debian release, such as bookworm."""
+    """Return the machine's Debian release, such as bookworm."""
     return platform.freedesktop_os_release().get("VERSION_CODENAME", "unknown")
 
 
 def unpacked(what: str = "debian") -> Path:
-    """Where packages are unpacked: the cluster's, or others that a test has use for."""
+    """Return the folder with unpacked packages: the cluster's ("debian"), or a set that a test needs."""
     return cache() / what / release()
 
 
 def program(name: str, what: str = "debian") -> Path:
-    """A program from unpacked packages."""
+    """Return the path of a program from unpacked packages."""
     for folder in ("usr/bin", "usr/sbin", "bin"):
         path = unpacked(what) / folder / name
         if path.exists():
@@ -39,7 +38,7 @@ def cni_plugins() -> Path:
 
 
 def ensure(packages: Sequence[str] = PACKAGES, what: str = "debian") -> None:
-    """Fetch and unpack packages, unless that was done."""
+    """Download and unpack packages, unless they are unpacked already."""
     if unpacked(what).exists():
         return
     log.info("unpacking %s", " ".join(packages))
@@ -57,7 +56,7 @@ def ensure(packages: Sequence[str] = PACKAGES, what: str = "debian") -> None:
 
 
 def _fetch(folder: Path, packages: Sequence[str]) -> None:
-    """Download the packages, with a new list of what there is if need be."""
+    """Download the packages. If that fails, update the package lists and try again."""
     try:
         _download(folder, packages)
     except ClusterError:

@@ -1,6 +1,6 @@
-"""Faults that a test can cause in the project's own cluster. Those with an end are context managers.
+"""Faults that a test can cause in the project's own cluster.
 
-All of them stay inside the cluster's namespaces.
+Faults that have an end are context managers. All faults stay inside the cluster's namespaces.
 """
 
 import functools
@@ -25,10 +25,10 @@ from kubernetes import client
 READY_SECONDS = 60
 DRAIN_SECONDS = 90
 RELEASE_SECONDS = 60
-# Limits of one use of a slow API server.
+# Limit of one use of a slow API server.
 SLOW_SECONDS = 60
 FILLER = VOLUMES / ".filled"
-# Nearly all at once, the last blocks by writing until nothing more fits.
+# Shell script that fills the volumes: almost all space at once, then the last blocks until a write fails.
 FILL = """free=$(df --output=avail -BM "$0" | tail -1 | tr -dc 0-9); fallocate -l "$((free - 64))M" "$1"
 cat /dev/zero >>"$1" 2>/dev/null || sync "$1" """
 
@@ -38,7 +38,7 @@ R = TypeVar("R")
 
 
 def _of_all(fault: Callable[Concatenate["Faults", P], R]) -> Callable[Concatenate["Faults", P], R]:
-    """Refuse a fault of the whole cluster to a test beside which others may run."""
+    """Allow this fault of the whole cluster only to a test that runs alone."""
 
     @functools.wraps(fault)
     def caused(self: "Faults", /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -55,7 +55,7 @@ class Faults:
 
     Attributes:
         cluster: the cluster.
-        alone: whether the test has it to itself.
+        alone: whether the test has the cluster to itself.
     """
 
     cluster: Cluster
@@ -68,7 +68,7 @@ class Faults:
     @_of_all
     @contextmanager
     def kubelet_stopped(self, name: str) -> Iterator[None]:
-        """A node whose kubelet is dead: its containers run on, the node becomes NotReady after some 16 s."""
+        """Stop a node's kubelet: its containers keep running; the node becomes NotReady after about 16 s."""
         self._inside.stop(f"{name}-kubelet")
         try:
             yield
@@ -79,9 +79,9 @@ class Faults:
     @_of_all
     @contextmanager
     def kubelet_frozen(self, name: str) -> Iterator[None]:
-        """A node whose kubelet does nothing: containers run on and end, and nobody is told.
+        """Freeze a node's kubelet: containers keep running and end, and no status is reported.
 
-        After some 36 s the control plane evicts what runs there. (With all nodes away it evicts nothing.)
+        After about 36 s the control plane evicts the node's pods. (If all nodes are lost, it evicts none.)
         """
         self._inside.signal(f"{name}-kubelet", signal.SIGSTOP)
         try:
@@ -97,7 +97,7 @@ class Faults:
     @_of_all
     @contextmanager
     def cordoned(self, name: str) -> Iterator[None]:
-        """A node that takes no new pods."""
+        """Make a node accept no new pods."""
         self.cluster.kubectl("cordon", name)
         try:
             yield
@@ -107,7 +107,7 @@ class Faults:
     @_of_all
     @contextmanager
     def drained(self, name: str, selector: str = "!control-plane") -> Iterator[None]:
-        """A node that takes no new pods and whose pods were evicted; operators stay unless selected."""
+        """Evict a node's pods and make it accept no new ones; operators stay unless selected."""
         options = ["--delete-emptydir-data", "--force", "--grace-period=1", f"--pod-selector={selector}"]
         self.cluster.kubectl("drain", name, *options, seconds=DRAIN_SECONDS)
         try:
@@ -116,7 +116,7 @@ class Faults:
             self.cluster.kubectl("uncordon", name)
 
     def kill_container(self, where: Space, pod: str, container: str | None = None) -> None:
-        """SIGKILL a container's processes, as the out-of-memory killer does."""
+        """Send SIGKILL to a container's processes, as the out-of-memory killer does."""
         found = client.CoreV1Api(where.admin).read_namespaced_pod(pod, where.name)
         status = next(s for s in found.status.container_statuses if container in {None, s.name})
         number = status.container_id.removeprefix("containerd://")
@@ -126,7 +126,7 @@ class Faults:
     @_of_all
     @contextmanager
     def volumes_full(self) -> Iterator[None]:
-        """No space left in any volume of the cluster."""
+        """Fill the file system of all volumes of the cluster."""
         gone = lambda: not self._going()  # noqa: E731
         wait_for("the volumes of earlier tests to be gone", gone, seconds=RELEASE_SECONDS)
         try:
@@ -136,7 +136,7 @@ class Faults:
             self._inside.run("rm", "-f", FILLER)
 
     def _going(self) -> list[str]:
-        """List the volumes that are being deleted, which makes room."""
+        """Return the names of the volumes that are being deleted; their deletion frees space."""
         volumes = json.loads(self.cluster.kubectl("get", "persistentvolumes", "--output", "json"))["items"]
         deleted = [one for one in volumes if one["spec"]["persistentVolumeReclaimPolicy"] == "Delete"]
         return [one["metadata"]["name"] for one in deleted if one["status"]["phase"] == "Released"]
@@ -147,7 +147,7 @@ class Faults:
         self._inside.run("find", path, "-mindepth", "1", "-delete")
 
     def touch(self, where: Space, claim: str, folder: str, name: str) -> None:
-        """Make an empty file in every folder of this name in the volume of a claim."""
+        """Create an empty file in every folder of this name in the volume of a claim."""
         path = self._volume_path(where, claim)
         self._inside.run("find", path, "-type", "d", "-name", folder, "-exec", "touch", f"{{}}/{name}", ";")
 
@@ -160,7 +160,7 @@ class Faults:
     @_of_all
     @contextmanager
     def registry_away(self) -> Iterator[None]:
-        """A registry that refuses connections: images that a node does not have cannot be pulled."""
+        """Stop the registry: nodes cannot pull images that they do not have."""
         self._inside.stop("registry")
         try:
             yield
@@ -170,7 +170,7 @@ class Faults:
     @_of_all
     @contextmanager
     def pods_cut_off(self, name: str) -> Iterator[None]:
-        """A node whose pods reach nothing outside of it, and are not reached; its kubelet is not affected."""
+        """Cut the network between a node's pods and all else outside the node; the kubelet is unaffected."""
         network.cut(self._inside, node_named(name))
         try:
             yield
@@ -180,7 +180,7 @@ class Faults:
     @_of_all
     @contextmanager
     def operator_stopped(self, name: str) -> Iterator[None]:
-        """No operator of this name (see operators.PLACES): its jobs are created and not acknowledged."""
+        """Stop an operator (see operators.PLACES): its jobs are created, but no controller reacts."""
         place = operators.PLACES[name]
         self._scale(place, 0)
         wait_for(f"{name} to be gone", lambda: not self._replicas(place), seconds=READY_SECONDS)
@@ -202,26 +202,27 @@ class Faults:
     @_of_all
     @contextmanager
     def api_away(self) -> Iterator[None]:
-        """An API server that refuses connections; those that were open are broken."""
+        """Kill the API server: it refuses new connections, and open ones break."""
         try:
             self._inside.kill("apiserver")
             yield
         finally:
             control_plane.start_api_server(self._inside, self.cluster.modules["kubernetes"])
-            # Those that ran may wait a minute before they connect again; with a lease they would have ended.
+            # Without a restart they may wait a minute before they reconnect; with a lease they would have
+            # ended.
             control_plane.start_controllers(self._inside, self.cluster.modules["kubernetes"])
             wait_for("both nodes to be ready", self._all_ready, seconds=READY_SECONDS)
 
     def _all_ready(self) -> bool:
-        return all(self.node_ready(each.name) for each in NODES)  # hollow ones are looked after by their test
+        return all(self.node_ready(each.name) for each in NODES)  # each test handles its own hollow nodes
 
     @_of_all
     @contextmanager
     def api_slow(self, delay: float) -> Iterator[None]:
-        """An API server that is frozen for `delay` seconds again and again, for at most SLOW_SECONDS.
+        """Freeze the API server for `delay` seconds again and again, for at most SLOW_SECONDS.
 
         Raises:
-            ValueError: the delay is as long as the limit.
+            ValueError: the delay is not between 0 and SLOW_SECONDS.
         """
         if not 0 < delay < SLOW_SECONDS:
             raise ValueError(f"delay is {delay} s; more than 0 and less than {SLOW_SECONDS} s can be had")
@@ -237,12 +238,13 @@ class Faults:
             self._inside.signal("apiserver", signal.SIGCONT)
 
     def dying_token(self, where: Space) -> tuple[Path, Callable[[], None]]:
-        """A kubeconfig whose token can be made to expire at once.
+        """Return a kubeconfig whose token a test can make expire at once.
 
-        Kubernetes gives no token for less than ten minutes; one that is bound to an object ends with it.
+        Kubernetes issues no token for less than ten minutes. A token that is bound to an object expires with
+        that object.
 
         Returns:
-            the kubeconfig, and a function that lets its token expire.
+            the kubeconfig, and a function that makes its token expire.
         """
         core = client.CoreV1Api(where.admin)
         bound = core.create_namespaced_secret(where.name, {"metadata": {"generateName": "token-"}}).metadata

@@ -1,7 +1,7 @@
 """pytest fixtures: the cluster, a namespace for a test, faults.
 
-A conftest.py makes them its own with `from cluster.fixtures import *`; however many do, there is one
-cluster for the whole session.
+A conftest.py imports them with `from cluster.fixtures import *`. The whole session shares one cluster,
+however many conftest.py files import the fixtures.
 """
 
 import logging
@@ -35,7 +35,7 @@ __all__ = [
 
 MIN_NODES = 2
 SKIP = "MANYCPU_SKIP_CLUSTER"
-"""Set to 1, it has all tests that need a cluster skipped."""
+"""Environment variable: 1 skips all tests that need a cluster."""
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
 
 
@@ -44,10 +44,10 @@ class TestCluster:
     """The cluster that the tests run on.
 
     Attributes:
-        kubeconfig: the administrator's.
+        kubeconfig: the administrator's kubeconfig.
         registry: host:port of the registry that has the tests' images.
         nodes: the names of two of its nodes.
-        own: the project's own cluster, or None for one from MANYCPU_TEST_KUBECONFIG.
+        own: the project's own cluster, or None if MANYCPU_TEST_KUBECONFIG names another.
     """
 
     __test__ = False
@@ -58,13 +58,16 @@ class TestCluster:
     own: Cluster | None
 
     def image(self, name: str) -> str:
-        """How a pod names the image base, helper or torch."""
+        """Return the reference by which a pod pulls an image: base, helper or torch."""
         return images.reference(name)
 
 
 @pytest.fixture(scope="session", name="cluster")
 def cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
-    """The cluster; where none can be had the session ends, with the reason, unless that was asked for."""
+    """Yield the cluster. If this machine cannot have one, end the session with the reason.
+
+    MANYCPU_SKIP_CLUSTER=1 skips the tests instead.
+    """
     if os.environ.get(SKIP) == "1":
         pytest.skip(f"{SKIP}=1: nothing was proven on a Kubernetes cluster")
     if given := os.environ.get("MANYCPU_TEST_KUBECONFIG"):
@@ -72,7 +75,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
         return
     with _progress(request.config):
         started = own.running() or start(request.session)
-    ends = _started_by_tests().exists()  # asked now: a test may end the cluster, and start it again
+    ends = _started_by_tests().exists()  # read it now: a test may end the cluster and start it again
     first, second = (node.name for node in settings.NODES)
     with own.in_use():
         yield TestCluster(settings.kubeconfig(), settings.REGISTRY, (first, second), started)
@@ -95,7 +98,7 @@ def _given(session: pytest.Session, kubeconfig: Path) -> TestCluster:
 
 
 def start(session: pytest.Session) -> Cluster:
-    """Start the cluster, or end the session with what this machine lacks."""
+    """Start the cluster. If this machine lacks something for it, end the session with that reason."""
     try:
         started = own.up()
     except MissingError as error:
@@ -105,12 +108,12 @@ def start(session: pytest.Session) -> Cluster:
 
 
 def _started_by_tests() -> Path:
-    """Say that the cluster was started by tests, the last of which ends it."""
+    """Return the file that marks a cluster that tests started; the last session ends such a cluster."""
     return settings.run_folder() / "started-by-tests"
 
 
 def end(session: pytest.Session, why: str) -> NoReturn:
-    """Fail the test and end the session: to skip all that needs a cluster must not look like success."""
+    """Fail the test and end the session: a session that skips all cluster tests must not look successful."""
     reason = f"no Kubernetes cluster here: {why}. Set {SKIP}=1 to do without all tests that need one"
     session.shouldfail = reason
     pytest.fail(reason, pytrace=False)
@@ -118,7 +121,7 @@ def end(session: pytest.Session, why: str) -> NoReturn:
 
 @contextmanager
 def _progress(config: pytest.Config) -> Iterator[None]:
-    """Show what the start is doing: it may take minutes."""
+    """Show the progress of the start, which may take minutes."""
     capture = config.pluginmanager.getplugin("capturemanager")
     handler = logging.StreamHandler(sys.__stderr__)
     log.addHandler(handler)
@@ -132,7 +135,7 @@ def _progress(config: pytest.Config) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def turn(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Wait while another process's test has the cluster to itself, or is at it and this one is `alone`."""
+    """Wait until this test may use the cluster: a test marked `alone` runs while no other test uses it."""
     if "cluster" not in request.fixturenames:
         yield
         return
@@ -146,9 +149,9 @@ def _is_alone(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(name="namespace")
 def namespace(cluster: TestCluster, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Space]:
-    """A namespace of the test's own; its pods, events and logs are in the report of a failed test.
+    """Yield a namespace for this test; the report of a failed test has its pods, events and logs.
 
-    `@pytest.mark.pod_security("restricted")` has that Pod Security level enforced in it.
+    `@pytest.mark.pod_security("restricted")` enforces that Pod Security level in the namespace.
     """
     prefix = request.node.originalname.removeprefix("test_").replace("_", "-").lower()
     marker = request.node.get_closest_marker("pod_security")
@@ -161,7 +164,7 @@ def namespace(cluster: TestCluster, request: pytest.FixtureRequest, tmp_path: Pa
 
 @pytest.fixture(name="builds")
 def builds(cluster: TestCluster, namespace: Space, request: pytest.FixtureRequest) -> Iterator[Space]:
-    """A second namespace for the test's account, where images are built: Pod Security level baseline."""
+    """Yield a second namespace, where the test's account builds images: Pod Security level baseline."""
     made = space.beside(namespace, "builds", {POD_SECURITY: "baseline"})
     request.node.stash[_SPACES].append(made)
     yield made
@@ -170,7 +173,7 @@ def builds(cluster: TestCluster, namespace: Space, request: pytest.FixtureReques
 
 @pytest.fixture(name="second")
 def second(cluster: TestCluster, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Space]:
-    """Another namespace, with an account of its own that knows nothing of the first."""
+    """Yield another namespace with its own account, which has no rights in the first."""
     (folder := tmp_path / "second").mkdir()
     with space.create(cluster.kubeconfig, folder, "second") as made:
         request.node.stash.setdefault(_SPACES, []).append(made)
@@ -182,13 +185,16 @@ def _remove(cluster: TestCluster, made: Space) -> None:
     space.delete(made)
     if cluster.own:
         space.wait_emptied(made)
-        with own.lock():  # what one process empties another may have been given already
+        with own.lock():  # else one process could empty a volume that another has freed and bound again
             storage.recycle(cluster.own.namespace, cluster.own.kubectl)
 
 
 @pytest.fixture(name="faults")
 def faults(cluster: TestCluster, request: pytest.FixtureRequest) -> Faults:
-    """Faults that a test can cause, those for all where it is `alone`; only in the project's own cluster."""
+    """Return the faults that a test can cause; `alone` tests may cause those of the whole cluster.
+
+    Faults exist in the project's own cluster only.
+    """
     if cluster.own is None:
         pytest.skip("faults are caused in the project's own cluster only, not in MANYCPU_TEST_KUBECONFIG")
     return Faults(cluster.own, alone=_is_alone(request))

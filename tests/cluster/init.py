@@ -1,8 +1,8 @@
-"""Process 1 of the cluster: makes its mounts, then collects ended processes. Its end is the cluster's end.
+"""Process 1 of the cluster: creates the mounts, then reaps ended processes. The cluster ends with it.
 
-Started by namespace.py in new mount, network, process and host name namespaces, as `init.py RUN_FOLDER`.
-When this process is killed, the kernel ends every other process of the cluster, and with them go all
-mounts, interfaces and nft tables. It imports nothing of ours.
+namespace.py starts it as `init.py RUN_FOLDER` in new mount, network, process and host name namespaces. When
+this process is killed, the kernel ends every other process of the cluster, and removes all mounts, interfaces
+and nft tables. This file imports no other module of the project.
 """
 
 import os
@@ -13,8 +13,9 @@ from pathlib import Path
 
 INNER = Path("/run/manycpu")
 VOLUMES = Path("/tmp/hostpath_pv")  # noqa: S108
-VOLUMES_SIZE = "8G"  # sparse: takes only what is written
-# kubelet sets these of the whole machine's: it is shown files in their place, so that it changes nothing.
+VOLUMES_SIZE = "8G"  # sparse: uses disk space only for written data
+# kubelet sets these sysctls for the whole machine. Files are mounted over them, so that the machine keeps its
+# own.
 KUBELET_SYSCTLS = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -23,7 +24,8 @@ KUBELET_SYSCTLS = {
     "kernel/keys/root_maxkeys": "1000000",
     "kernel/keys/root_maxbytes": "25000000",
 }
-# sh -c PRIVATE_FOLDER sh FOLDER MODE CACHE: an empty folder over another; a cache below it stays in view.
+# sh -c PRIVATE_FOLDER sh FOLDER MODE CACHE: mount an empty folder over FOLDER; a CACHE below it stays
+# visible.
 PRIVATE_FOLDER = """set -eu
 exec 3<"$3"
 mount -t tmpfs -o "mode=$2" tmpfs "$1"
@@ -36,7 +38,7 @@ def mount(*arguments: str | Path) -> None:
 
 
 def private_folders(run: Path) -> None:
-    """Give the cluster a /run and a /tmp of its own, with the run folder and the volumes in them."""
+    """Mount a private /run and /tmp for the cluster, with the run folder and the volumes in them."""
     mount("--make-rprivate", "/")
     (run / "volumes").mkdir(exist_ok=True)
     for folder, mode in (("/run", "755"), ("/tmp", "1777")):  # noqa: S108
@@ -47,17 +49,17 @@ def private_folders(run: Path) -> None:
 
 
 def volumes() -> None:
-    """A file system of limited size for all volumes, so that a test can fill it."""
+    """Mount a file system of limited size for all volumes, so that a test can fill it."""
     image = INNER / "volumes.ext4"
     subprocess.run(["truncate", "-s", VOLUMES_SIZE, str(image)], check=True)
     subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True)
-    # Past this machine's page cache, as a disk: what is written is cached once, and synced once.
+    # Direct I/O bypasses the machine's page cache, as a disk would: data is cached once and synced once.
     attach = ["losetup", "--find", "--show", "--direct-io=on", str(image)]
     device = subprocess.run(attach, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     try:
         mount(device, VOLUMES)
     finally:
-        subprocess.run(["losetup", "--detach", device], check=True)  # when it is unmounted
+        subprocess.run(["losetup", "--detach", device], check=True)  # takes effect when it is unmounted
 
 
 def sysctls() -> None:
@@ -68,13 +70,13 @@ def sysctls() -> None:
             shown.parent.mkdir(parents=True, exist_ok=True)
             shown.write_text(value)
             mount("--bind", shown, real)
-    # Of this network namespace only: pods are routed, and dead connections are soon forgotten.
+    # For this network namespace only: pods are routed, and the kernel soon drops dead connections.
     for name, value in {"ip_forward": "1", "tcp_orphan_retries": "1", "tcp_fin_timeout": "2"}.items():
         Path("/proc/sys/net/ipv4", name).write_text(value)
 
 
 def hugetlb() -> None:
-    """On cgroup v1 kubelet wants every hierarchy of the kernel: add hugetlb where the machine has it not."""
+    """Add a hugetlb hierarchy if the machine has none: on cgroup v1, kubelet needs every kernel hierarchy."""
     real, ours = Path("/sys/fs/cgroup"), Path("/run/cgroup")
     if not (real / "memory").is_dir() or (real / "hugetlb").is_dir():
         return
@@ -92,7 +94,7 @@ def hugetlb() -> None:
 
 
 def collect() -> None:
-    """Wait for ended children for ever; SIGTERM and its like mean nothing to process 1."""
+    """Reap ended children forever. Process 1 ignores SIGTERM and similar signals by default."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     while signal.sigwait({signal.SIGCHLD}):
         try:

@@ -1,4 +1,4 @@
-"""Manifests for the cluster's own tests: plain, without the product."""
+"""Plain Kubernetes manifests for the cluster's own tests, independent of manycpu."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ SCRIPTS = "programs_in_pods"
 
 
 def program() -> Manifest:
-    """The all-reduce program as a ConfigMap."""
+    """Return a ConfigMap with the all-reduce program."""
     text = (HERE / SCRIPTS / "allreduce.py").read_text()
     return {
         "apiVersion": "v1",
@@ -34,7 +34,7 @@ def claim(name: str, storage_class: str, access_mode: str) -> Manifest:
 
 
 def pod(name: str, image: str, *command: str, node: str | None = None, claim: str | None = None) -> Manifest:
-    """A pod that runs a command once; with a claim, its volume is at /data."""
+    """Return a pod that runs a command once; with a claim, the volume is at /data."""
     container: Manifest = {"name": "main", "image": image, "command": list(command)}
     spec: Manifest = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [container]}
     if node:
@@ -51,7 +51,7 @@ def pod(name: str, image: str, *command: str, node: str | None = None, claim: st
 
 
 def _template(container: str, image: str, command: list[str], spread: dict[str, str]) -> Manifest:
-    """A pod template with the program mounted, on another node than its like."""
+    """Return a pod template with the program mounted; an anti-affinity puts each pod on a different node."""
     apart = {"labelSelector": {"matchLabels": spread}, "topologyKey": "kubernetes.io/hostname"}
     return {
         "metadata": {"labels": spread},
@@ -71,7 +71,7 @@ def _template(container: str, image: str, command: list[str], spread: dict[str, 
 
 
 def pytorchjob(name: str, image: str) -> Manifest:
-    """A static job: a master and a worker, on two nodes."""
+    """Return a static PyTorchJob: a master and a worker, on two nodes."""
     template = _template("pytorch", image, ["python3", PROGRAM], {"spread": name})
     replica = {"replicas": 1, "restartPolicy": "OnFailure", "template": template}
     return {
@@ -83,7 +83,7 @@ def pytorchjob(name: str, image: str) -> Manifest:
 
 
 def trainjob(name: str, image: str) -> Manifest:
-    """A job of Trainer's: two training nodes, a process on each, on two nodes of the cluster."""
+    """Return a TrainJob: two training nodes with one process each, on two nodes of the cluster."""
     template = _template("node", image, [], {"spread": name})
     mounts = [{"name": "node", "volumeMounts": template["spec"]["containers"][0]["volumeMounts"]}]
     pods = {"metadata": template["metadata"], "spec": template["spec"] | {"containers": mounts}}
@@ -102,7 +102,7 @@ def trainjob(name: str, image: str) -> Manifest:
                 "image": image,
                 "command": ["torchrun", PROGRAM],
                 "numNodes": 2,
-                "numProcPerNode": 1,  # or it is the number of the node's CPUs
+                "numProcPerNode": 1,  # the default is the number of the node's CPUs
             },
             "runtimePatches": [patch],
         },

@@ -1,7 +1,7 @@
-"""What is built from Go modules, and which versions: a folder for each, modules/COMPONENT/MINOR/.
+"""The components that are built from Go modules, and their versions: modules/COMPONENT/MINOR/.
 
-To add a version, add a folder with its go.mod and go.sum; to add a component, see docs/test-cluster.md.
-The newest of each is the default; MANYCPU_TEST_KUBERNETES=1.34 and its like choose another.
+To add a version, add a folder with its go.mod and go.sum. To add a component, see docs/test-cluster.md. The
+newest version of each is the default. A variable such as MANYCPU_TEST_KUBERNETES=1.34 chooses another.
 """
 
 import hashlib
@@ -34,11 +34,11 @@ class Module:
 
     @property
     def packages(self) -> list[str]:
-        """What `go install` is asked for: the module's tools, or our own main.go."""
+        """The packages for `go install`: the module's tools, or the project's own main.go."""
         return ["."] if (self.folder / "main.go").exists() else ["tool"]
 
     def version(self, path: str) -> str:
-        """The version of the module `path` that this one is built from, such as v1.35.4."""
+        """Return the version of the dependency `path`, such as v1.35.4."""
         found = re.search(rf"^(?:require)?\s*{re.escape(path)} (v\S+)", self.mod, re.MULTILINE)
         if not found:
             raise ClusterError(f"{self.folder}/go.mod requires no {path}")
@@ -46,11 +46,11 @@ class Module:
 
     @property
     def go_version(self) -> str:
-        """The least version of Go that builds it."""
+        """The oldest version of Go that can build the module."""
         return next(line.split()[1] for line in self.mod.splitlines() if line.startswith("go "))
 
     def digest(self) -> str:
-        """Hash of everything that the built programs depend on."""
+        """Return a hash of everything that the built programs depend on."""
         content = hashlib.sha256()
         for file in sorted(self.folder.iterdir()):
             content.update(file.name.encode() + b"\0" + file.read_bytes())
@@ -58,7 +58,7 @@ class Module:
 
     @property
     def built(self) -> Path:
-        """Where its programs are, once built."""
+        """The folder of the built programs."""
         return cache() / "programs" / f"{self.component}-{self.minor}-{self.digest()}"
 
     def program(self, name: str) -> Path:
@@ -66,7 +66,7 @@ class Module:
 
 
 def minors(component: str) -> list[str]:
-    """The versions there are of a component, oldest first."""
+    """Return the versions of a component in modules/, oldest first."""
     return sorted(
         (f.name for f in (MODULES / component).iterdir()), key=lambda v: [int(p) for p in v.split(".")]
     )
@@ -77,7 +77,7 @@ def variable(component: str) -> str:
 
 
 def choose(component: str, env: Mapping[str, str] | None = None) -> Module:
-    """The version of a component that the environment asks for, or the newest."""
+    """Return a component at the version that the environment chooses, or at the newest."""
     there = minors(component)
     asked = (os.environ if env is None else env).get(variable(component)) or there[-1]
     if asked not in there:
@@ -86,5 +86,5 @@ def choose(component: str, env: Mapping[str, str] | None = None) -> Module:
 
 
 def chosen(env: Mapping[str, str] | None = None) -> dict[str, Module]:
-    """Every component at its chosen version."""
+    """Return every component at its chosen version."""
     return {folder.name: choose(folder.name, env) for folder in sorted(MODULES.iterdir())}

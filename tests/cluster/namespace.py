@@ -1,6 +1,7 @@
-"""The namespaces that hold the whole cluster, and running programs in them.
+"""The namespaces that hold the whole cluster, and how programs are started and stopped in them.
 
-`init.py` is process 1 in there. Every other process of the cluster is below it, so that one kill ends all.
+`init.py` is process 1 of these namespaces. Every other process of the cluster is its descendant, so one kill
+ends all.
 """
 
 import signal
@@ -21,13 +22,13 @@ class Namespace:
     """The namespaces of one running cluster.
 
     Attributes:
-        pid: process id, as the machine sees it, of the cluster's process 1.
+        pid: process id of the cluster's process 1, as the machine sees it.
     """
 
     pid: int
 
     def command(self, *words: str | Path, node: str | None = None) -> list[str | Path]:
-        """The command line that runs `words` inside the cluster, or with the mounts of one of its nodes."""
+        """Return the command line that runs `words` inside the cluster, or with the mounts of one node."""
         inside = ["nsenter", "--target", str(self.pid), "--mount", "--net", "--pid", "--uts", "--ipc", "--"]
         if node:
             inside += ["nsenter", f"--mount=/proc/{self.process(node_holder(node))}/ns/mnt", "--"]
@@ -37,7 +38,7 @@ class Namespace:
         return run(self.command(*words, node=node), seconds=seconds)
 
     def process(self, name: str) -> int:
-        """The id, inside the cluster, of the process that was started under this name."""
+        """Return the process id, inside the cluster, of the program that was started under this name."""
         return int((run_folder() / "pids" / name).read_text())
 
     def start(
@@ -48,9 +49,9 @@ class Namespace:
         node: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """Start a program in the background; what it prints goes to logs/NAME.log in the run folder.
+        """Start a program in the background; its output goes to logs/NAME.log in the run folder.
 
-        Its temporary files are not those of a session of tests: that ends before it.
+        It does not use the temporary folder of the test session, because it may outlive the session.
         """
         script = f'echo $$ >{INNER}/pids/{name}; exec "$@" >>{INNER}/logs/{name}.log 2>&1 </dev/null'
         settings = [f"{key}={value}" for key, value in (env or {}).items()]
@@ -60,7 +61,7 @@ class Namespace:
         wait_for(f"{name} to start", (run_folder() / "pids" / name).exists, seconds=10, every=0.02)
 
     def alive(self, name: str) -> bool:
-        """Whether it runs, or has ended and still has threads that hold its ports."""
+        """Return whether the process exists; a process that is ending may still hold its ports."""
         try:
             self.run("test", "-e", f"/proc/{self.process(name)}")
         except (ClusterError, FileNotFoundError):
@@ -71,7 +72,7 @@ class Namespace:
         self.run("kill", f"-{number.value}", str(self.process(name)))
 
     def stop(self, name: str, *, seconds: float = 20) -> None:
-        """End a background program, kindly first."""
+        """Stop a background program: first SIGTERM, then SIGKILL."""
         if self.alive(name):
             self.signal(name, signal.SIGTERM)
             try:
@@ -81,7 +82,7 @@ class Namespace:
         (run_folder() / "pids" / name).unlink(missing_ok=True)
 
     def kill(self, name: str) -> None:
-        """End a background program at once."""
+        """Kill a background program and wait until it has ended."""
         self.signal(name, signal.SIGKILL)
         wait_for(f"{name} to be killed", lambda: not self.alive(name), seconds=30, every=0.05)
         (run_folder() / "pids" / name).unlink(missing_ok=True)
@@ -92,12 +93,12 @@ class Namespace:
 
 
 def node_holder(node: str) -> str:
-    """The name of the process that holds a node's mount namespace open."""
+    """Return the name of the process that holds a node's mount namespace open."""
     return f"{node}-mounts"
 
 
 def find() -> Namespace | None:
-    """The running cluster of this cache folder, whoever started it."""
+    """Return the running cluster of this cache folder, from whichever process started it, or None."""
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         is_init = words[-1:] == [str(run_folder())] and Path(words[-2]).name == INIT.name
@@ -107,7 +108,7 @@ def find() -> Namespace | None:
 
 
 def create() -> Namespace:
-    """Start process 1 in namespaces of its own."""
+    """Start process 1 in new namespaces."""
     folder = run_folder()
     for name in ("pids", "logs"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -141,7 +142,7 @@ def create() -> Namespace:
 
 
 def end(namespace: Namespace) -> None:
-    """Kill process 1; the kernel ends all else. Returns when the last process is gone."""
+    """Kill process 1: the kernel ends all other processes. Return when the last one is gone."""
     members = _members(namespace)
     psutil.Process(namespace.pid).kill()
     _, alive = psutil.wait_procs(members, timeout=30)
@@ -150,7 +151,7 @@ def end(namespace: Namespace) -> None:
 
 
 def processes(namespace: Namespace) -> list[psutil.Process]:
-    """Every process of the cluster, pods' included."""
+    """Return every process of the cluster, including those of pods."""
     return _members(namespace)
 
 

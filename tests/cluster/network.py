@@ -1,4 +1,4 @@
-"""The cluster's network: the veth pair to the machine, and a bridge for each node's pods."""
+"""The cluster's network: a veth pair to the machine, and a bridge for the pods of each node."""
 
 from ipaddress import ip_address, ip_network
 
@@ -11,15 +11,15 @@ INSIDE = "front"
 
 
 def create(namespace: Namespace) -> None:
-    """Connect the machine and the cluster. All of it goes when the cluster's namespace does."""
+    """Connect the machine and the cluster. The interfaces disappear with the cluster's namespace."""
     run(["ip", "link", "add", INTERFACE, "type", "veth", "peer", "name", INSIDE, "netns", str(namespace.pid)])
     run(["ip", "address", "add", f"{MACHINE_ADDRESS}/{PREFIX}", "dev", INTERFACE])
     run(["ip", "link", "set", INTERFACE, "up"])
-    # The machine reaches pods, as a worker does that is a pod of the same cluster.
+    # The machine reaches pods, as a worker in a pod of the same cluster would.
     run(["ip", "route", "add", PODS, "via", ADDRESS, "dev", INTERFACE])
     namespace.run("ip", "address", "add", f"{ADDRESS}/{PREFIX}", "dev", INSIDE)
     namespace.run("ip", "link", "set", INSIDE, "up")
-    # kube-proxy rewrites service addresses, but a packet needs a route before it gets there.
+    # kube-proxy rewrites service addresses, but a packet needs a route before it reaches those rules.
     namespace.run("ip", "route", "add", SERVICES, "dev", INSIDE, "src", ADDRESS)
     for node in NODES:
         bridge(namespace, node)
@@ -32,13 +32,13 @@ def bridge(namespace: Namespace, node: Node) -> None:
 
 
 def remove() -> None:
-    """Remove the pair now: the kernel would, but only after the last connection is forgotten."""
+    """Remove the veth pair now. The kernel removes it later, after the last connection is closed."""
     if INTERFACE in psutil.net_if_addrs():
         run(["ip", "link", "delete", INTERFACE])
 
 
 def in_the_way() -> str | None:
-    """The interface of the machine that has our name or an address in our network, and so is in the way."""
+    """Return the machine's interface whose name or address collides with the cluster's network, or None."""
     ours = ip_network(PODS)
     for name, addresses in psutil.net_if_addrs().items():
         seen = [a.address for a in addresses if "." in a.address]
@@ -51,7 +51,7 @@ FAULT_TABLE = "manycpu_cut"
 
 
 def cut(namespace: Namespace, node: Node) -> None:
-    """Drop what goes out of a node's pod network, and what comes in from beyond the node."""
+    """Drop packets between a node's pod network and everything outside the node."""
     rules = f"""
         table inet {FAULT_TABLE} {{
             chain forward {{

@@ -1,6 +1,6 @@
-"""One node: a mount namespace with a containerd and a kubelet in it, and a pod network of its own.
+"""One node: a mount namespace with a containerd and a kubelet, and a pod network.
 
-A node is started by `start`: mounts, containerd, kubelet, in that order.
+`start` creates the mounts and starts containerd and kubelet, in that order.
 """
 
 from pathlib import Path
@@ -14,11 +14,12 @@ from cluster.modules import Module
 from cluster.namespace import Namespace, node_holder
 from cluster.settings import ADDRESS, CGROUP, DOMAIN, INNER, NODES, PRIVATE, REGISTRY, Node, cache, run_folder
 
-FIRST_POD = 10  # of a node's 254 addresses; those before it are the bridge's and the tests'
+# The number of the first pod's address, of 254 on a node; the bridge and the tests use lower ones.
+FIRST_POD = 10
 
 
 def start(namespace: Namespace, node: Node, kubernetes: Module) -> None:
-    """Start a node; it registers itself with the API server."""
+    """Start a node. Its kubelet registers it with the API server."""
     image_store.link(run_folder() / node.name / "root")
     _configure(node)
     mounts(namespace, node)
@@ -71,8 +72,8 @@ def configure_containerd(node: Node, root: Path) -> None:
 
 
 def mounts(namespace: Namespace, node: Node) -> None:
-    """A mount namespace for the node, held open by a process that does nothing."""
-    # kubelet and CNI have places below these that no option changes.
+    """Create the node's mount namespace; an idle process holds it open."""
+    # kubelet and CNI use fixed places below these folders, which no option changes.
     own = "".join(f'sh -c "$0" sh {folder} 755 "$1" && ' for folder in PRIVATE)
     ready = run_folder() / node.name / "mounted"
     ready.unlink(missing_ok=True)
@@ -80,7 +81,7 @@ def mounts(namespace: Namespace, node: Node) -> None:
     script = f"{made} && exec sleep infinity"
     unshare = ["unshare", "--mount", "--propagation", "private"]
     namespace.start(node_holder(node.name), [*unshare, "sh", "-c", script, PRIVATE_FOLDER, cache()])
-    # Before, what is started in the node is started beside it, and writes where the machine's programs do.
+    # A program that starts in the node before this would use the cluster's mounts, not the node's.
     wait_for(f"the mounts of {node.name}", ready.exists, seconds=30, every=0.02)
     hugetlb = f"/sys/fs/cgroup/hugetlb/{CGROUP}/{node.name}"
     namespace.run("sh", "-c", f"[ ! -d /sys/fs/cgroup/hugetlb ] || mkdir -p {hugetlb}")
@@ -108,7 +109,7 @@ def _listens(namespace: Namespace, node: Node) -> bool:
 
 
 def ctr(namespace: Namespace, node: Node, *words: str, seconds: float = 60) -> str:
-    """Talk to the node's containerd, in the namespace that kubelet uses."""
+    """Run containerd's command line client on the node, in the containerd namespace that kubelet uses."""
     options = ["--address", str(node.socket), "--namespace", "k8s.io"]
     return namespace.run(debian.program("ctr"), *options, *words, node=node.name, seconds=seconds)
 

@@ -1,4 +1,7 @@
-"""Kubeflow's operators and Kueue: their own manifests, changed to run from our registry, ready at once."""
+"""Kubeflow's operators and Kueue.
+
+Their own manifests are changed: images come from the tests' registry, and the operators are ready at once.
+"""
 
 import json
 from collections.abc import Callable
@@ -14,13 +17,13 @@ from cluster.programs import MANIFESTS
 
 @dataclass(frozen=True)
 class Place:
-    """Where an operator's Deployment is."""
+    """Namespace and name of an operator's Deployment."""
 
     namespace: str
     deployment: str
 
 
-# By the name of the operator's image.
+# Operator's image -> place.
 PLACES = {
     "training-operator": Place("kubeflow", "training-operator"),
     "mpi-operator": Place("mpi-operator", "mpi-operator"),
@@ -28,7 +31,7 @@ PLACES = {
     "jobset": Place("kubeflow-system", "jobset-controller-manager"),
     "kueue": Place("kueue-system", "kueue-controller-manager"),
 }
-# The kinds of job that Kueue is to admit, and what it calls them. JobSets are what TrainJobs become.
+# The kinds of job that Kueue admits -> Kueue's names of them. A TrainJob creates a JobSet.
 QUEUED = {
     "pytorchjob": "kubeflow.org/pytorchjob",
     "mpijob": "kubeflow.org/mpijob",
@@ -38,7 +41,7 @@ QUEUED = {
 KUEUE_OBJECTS = ("clusterqueue", "cohort", "resourceflavor", "workload")
 READY_SECONDS = 120
 NOBODY = 65534
-RUNTIME = "torch-distributed"  # as Trainer's own is called
+RUNTIME = "torch-distributed"  # the name of Trainer's own runtime
 Kubectl = Callable[..., str]
 
 
@@ -54,7 +57,10 @@ def install(kubectl: Kubectl, modules: dict[str, Module]) -> None:
 
 
 def _add_runtime(kubectl: Kubectl) -> str:
-    """Add it, or answer nothing: a webhook is reached a moment after its operator is ready."""
+    """Add Trainer's runtime; return "" if its webhook is not reachable yet.
+
+    A webhook becomes reachable a moment after its operator is ready.
+    """
     try:
         return kubectl("apply", "--server-side", "--filename", "-", stdin=json.dumps(_runtime()))
     except ClusterError as error:
@@ -74,7 +80,7 @@ def wait_ready(kubectl: Kubectl, name: str) -> None:
 
 
 def _last_words(kubectl: Kubectl, place: Place) -> str:
-    """What its container wrote: of the one before, where it was begun again."""
+    """Return the last log lines of the operator's container: of the previous one if it was restarted."""
     words = ("--namespace", place.namespace, "logs", f"deployment/{place.deployment}", "--tail=20")
     for which in (("--previous",), ()):
         try:
@@ -85,9 +91,9 @@ def _last_words(kubectl: Kubectl, place: Place) -> str:
 
 
 def _documents(name: str, module: Module) -> list[dict[str, Any]]:
-    """The operator's manifests, without the kinds of job that are not used here.
+    """Return the operator's manifests, without CRDs that the tests do not use.
 
-    mpi-operator's MPIJob v2beta1 and training-operator's v1 have one CRD name: only the first is installed.
+    MPIJob v2beta1 of mpi-operator and v1 of training-operator share one CRD name: only v2beta1 is installed.
     """
     documents = json.loads((module.built / "manifests.json").read_text())
     return [d for d in documents if name != "training-operator" or _is_wanted(d)]
@@ -106,7 +112,8 @@ def _adapt(document: dict[str, Any]) -> dict[str, Any]:
         document["webhooks"] = [hook for hook in document["webhooks"] if _is_of_kueue(hook["name"])]
     if name == "kueue-manager-config":
         _adapt_kueue(document["data"])
-    if document["kind"] == "ConfigMap":  # one of each is enough, and need not wait for another's lease
+    # A Deployment has one replica, which need not wait until a predecessor's lease expires.
+    if document["kind"] == "ConfigMap":
         document["data"] = {
             key: text.replace("leaderElect: true", "leaderElect: false")
             for key, text in document.get("data", {}).items()
@@ -118,11 +125,12 @@ def _adapt(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_of_kueue(hook: str) -> bool:
-    return hook.removesuffix(".kb.io")[1:] in {*QUEUED, *KUEUE_OBJECTS}  # mpytorchjob.kb.io, vworkload.kb.io
+    # Hooks have names like mpytorchjob.kb.io and vworkload.kb.io.
+    return hook.removesuffix(".kb.io")[1:] in {*QUEUED, *KUEUE_OBJECTS}
 
 
 def _adapt_kueue(files: dict[str, str]) -> None:
-    """Have Kueue look after our kinds of job alone: not after every pod of the cluster."""
+    """Limit Kueue to the jobs in QUEUED, so that it does not manage every pod of the cluster."""
     for name, text in files.items():
         config = yaml.safe_load(text)
         config["integrations"]["frameworks"] = [*QUEUED.values()]
@@ -135,7 +143,7 @@ def _adapt_container(name: str, container: dict[str, Any]) -> None:
     container["imagePullPolicy"] = "IfNotPresent"
     container["command"] = [f"/{program}"]
     container.pop("resources", None)
-    container.setdefault("securityContext", {})["runAsUser"] = NOBODY  # our images name no user
+    container.setdefault("securityContext", {})["runAsUser"] = NOBODY  # the test images set no user
     if probe := container.get("readinessProbe"):
         probe |= {"initialDelaySeconds": 0, "periodSeconds": 1}
     if name == "training-operator":
@@ -144,7 +152,7 @@ def _adapt_container(name: str, container: dict[str, Any]) -> None:
 
 
 def _runtime() -> dict[str, Any]:
-    """Trainer's plain runtime for torch, with our image."""
+    """Return a ClusterTrainingRuntime like Trainer's own for torch, with the test image."""
     container = {"name": "node", "image": images.reference("torch")}
     labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
     job = {"metadata": {"labels": labels}, "spec": {"template": {"spec": {"containers": [container]}}}}

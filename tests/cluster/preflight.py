@@ -1,4 +1,4 @@
-"""What this machine lacks for the cluster, found before anything is started."""
+"""Checks of what this machine lacks for the cluster, before anything is started."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from cluster import cgroups, debian, go, layers, network, programs
 from cluster.settings import ADDRESS, PREFIX, cache
 
 GIB = 1024**3
-# Disk for what is not there yet. Seen: 7.3 GiB of Go's sources and builds, 5.5 GiB of images and copies.
+# Disk space for what is still missing. Measured: 7.3 GiB for Go's sources and builds, 5.5 GiB for images.
 DISK_FOR_PROGRAMS = 8 * GIB
 DISK_FOR_IMAGES = 7 * GIB
 DISK_TO_RUN = 2 * GIB
@@ -31,7 +31,7 @@ COMMANDS = {
 
 
 def missing() -> list[str]:
-    """Everything that is missing, each with what to do about it; empty when the cluster can start."""
+    """Return a message for each thing that is missing, with what to do; empty if the cluster can start."""
     return list(_findings())
 
 

@@ -1,4 +1,4 @@
-"""Everything that runs in the cluster, built or unpacked into the cache, each once."""
+"""Build or unpack all programs of the cluster into the cache, each once."""
 
 import json
 import shutil
@@ -15,11 +15,11 @@ from cluster.modules import Module, chosen
 
 @dataclass(frozen=True)
 class Manifests:
-    """Where a component's CRDs, roles, webhooks and Deployments are.
+    """Where a component's CRDs, roles, webhooks and Deployments come from.
 
     Attributes:
-        folders: kustomizations in the sources of Go modules, by module.
-        more: what else a kustomization of all these says.
+        folders: Go module -> kustomizations in its source.
+        more: further fields of the kustomization that combines them.
     """
 
     folders: Mapping[str, tuple[str, ...]]
@@ -32,7 +32,7 @@ MANIFESTS = {
         {"github.com/kubeflow/training-operator": ("manifests/overlays/standalone",)}
     ),
     "mpi-operator": Manifests({"github.com/kubeflow/mpi-operator": ("manifests/overlays/standalone",)}),
-    # Its own overlay fetches JobSet's manifests from the internet; they are in JobSet's module too.
+    # Trainer's own overlay downloads JobSet's manifests from the internet; JobSet's Go module has them too.
     "trainer": Manifests(
         {
             "github.com/kubeflow/trainer/v2": tuple(f"manifests/base/{part}" for part in _TRAINER_PARTS),
@@ -50,7 +50,7 @@ MANIFESTS = {
 
 
 def ensure() -> dict[str, Module]:
-    """Build what the chosen versions need and the cache lacks.
+    """Build every program of the chosen versions that the cache lacks.
 
     Returns:
         the modules by component, all built.
@@ -64,7 +64,7 @@ def ensure() -> dict[str, Module]:
 
 
 def _build(module: Module, kubernetes: Module | None = None) -> None:
-    """Build into a folder beside the final one, so that half a build never looks like a whole one."""
+    """Build a module into a temporary folder and rename it, so that an incomplete build is never used."""
     if module.built.exists():
         return
     part = module.built.with_suffix(".part")
@@ -77,7 +77,7 @@ def _build(module: Module, kubernetes: Module | None = None) -> None:
 
 
 def _kustomize(module: Module, folder: Path, kubernetes: Module) -> list[Any]:
-    """All manifests of a component; `folder` is made for it and removed."""
+    """Return all manifests of a component; creates `folder` and removes it."""
     folder.mkdir()
     kustomization = dict(MANIFESTS[module.component].more) | {"resources": []}
     for number, (path, folders) in enumerate(MANIFESTS[module.component].folders.items()):
@@ -87,11 +87,11 @@ def _kustomize(module: Module, folder: Path, kubernetes: Module) -> list[Any]:
     (folder / "kustomization.yaml").write_text(json.dumps(kustomization))
     manifests = run([kubernetes.program("kubectl"), "kustomize", folder])
     shutil.rmtree(folder)
-    return list(yaml.load_all(manifests, yaml.CSafeLoader))  # the C loader: CRDs are long
+    return list(yaml.load_all(manifests, yaml.CSafeLoader))  # the C loader is fast enough for long CRDs
 
 
 def _without_descriptions(part: Any) -> Any:
-    """Manifests without the documentation of fields: most of a CRD, and it costs the API server."""
+    """Return manifests without field descriptions: they fill most of a CRD, and slow the API server down."""
     if isinstance(part, list):
         return [_without_descriptions(each) for each in part]
     if not isinstance(part, dict):
@@ -104,7 +104,7 @@ def _without_descriptions(part: Any) -> Any:
 
 
 def missing() -> list[Module]:
-    """The modules that must still be built."""
+    """Return the chosen modules that are not built yet."""
     return [module for module in chosen().values() if not module.built.exists()]
 
 

@@ -1,4 +1,4 @@
-"""The cluster's OCI registry, over HTTP: what is there, and adding images to it."""
+"""The cluster's OCI registry, over HTTP: look up and push images."""
 
 import gzip
 import hashlib
@@ -21,7 +21,7 @@ PUSH_SECONDS = 600
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of an image, compressed, as a file.
+    """One layer of an image, as a compressed file.
 
     Attributes:
         diff_id: digest of the uncompressed tar.
@@ -43,23 +43,23 @@ class Layer:
 
 
 def digest(name: str, tag: str) -> str | None:
-    """The digest of an image that the registry has, or None."""
+    """Return the digest of an image in the registry, or None if it has no such image."""
     answer = _ask("HEAD", f"{name}/manifests/{tag}", missing_is_fine=True, headers={"Accept": MANIFEST})
     return answer.headers["Docker-Content-Digest"] if answer.ok else None
 
 
 def size(name: str, tag: str) -> int:
-    """The bytes that a node downloads for an image."""
+    """Return the number of bytes that a node downloads for an image."""
     manifest = _ask("GET", f"{name}/manifests/{tag}", headers={"Accept": MANIFEST}).json()
     return sum(layer["size"] for layer in manifest["layers"])
 
 
 def push(name: str, tag: str, layers: Sequence[Layer], config: dict[str, Any]) -> str:
-    """Add an image made of these layers.
+    """Push an image made of these layers.
 
     Args:
-        name: of the image, without the registry.
-        tag: of the image.
+        name: the image's name, without the registry.
+        tag: the image's tag.
         layers: lowest first.
         config: the OCI image's `config` (Env, Entrypoint, ...).
 
@@ -93,7 +93,7 @@ def sha256(data: bytes) -> str:
 
 
 def gzip_layer(tar: bytes, file: Path) -> Layer:
-    """A small layer, from the bytes of its tar."""
+    """Return a small layer from the bytes of its tar."""
     file.write_bytes(gzip.compress(tar, 1, mtime=0))
     return Layer(file, sha256(tar), sha256(file.read_bytes()), "gzip")
 

@@ -1,4 +1,4 @@
-"""What the cluster offers to its pods and to the machine: service addresses, names, images."""
+"""Services for the pods and the machine: service addresses (kube-proxy), DNS, and the image registry."""
 
 import requests
 from cluster import configs, debian
@@ -9,7 +9,7 @@ from cluster.settings import ADDRESS, DOMAIN, INNER, NODES, PODS, cache, run_fol
 
 
 def start_proxy(namespace: Namespace, kubernetes: Module) -> None:
-    """kube-proxy: one for both nodes, since they share the cluster's network namespace."""
+    """Start kube-proxy: one for both nodes, since they share the cluster's network namespace."""
     configs.write(
         "kube-proxy.yaml", run_folder() / "kube-proxy.yaml", folder=INNER, pods=PODS, address=ADDRESS
     )
@@ -24,7 +24,7 @@ def start_dns(namespace: Namespace, coredns: Module) -> None:
 
 
 def start_registry(namespace: Namespace) -> None:
-    """The registry; its images stay in the cache when the cluster is down."""
+    """Start the registry. Its images stay in the cache when the cluster is down."""
     images = cache() / "registry"
     images.mkdir(parents=True, exist_ok=True)
     configs.write("registry.yaml", run_folder() / "registry.yaml", folder=images, address=ADDRESS)

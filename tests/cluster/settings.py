@@ -1,6 +1,6 @@
-"""Where everything of the test cluster is: addresses, names, folders.
+"""Addresses, names and folders of the test cluster, all defined here.
 
-Nothing here is looked up at run time but the cache folder; change an address here and it changes everywhere.
+All are constants, except the cache folder, which the environment may set.
 """
 
 import os
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-# The one network that the machine shares with the cluster: a veth pair, machine .2, cluster .1.
+# The only network that the machine shares with the cluster: a veth pair, machine .2, cluster .1.
 INTERFACE: Final = "manycpu0"
 MACHINE_ADDRESS: Final = "10.203.0.2"
 ADDRESS: Final = "10.203.0.1"
@@ -25,12 +25,13 @@ REGISTRY: Final = f"{ADDRESS}:5000"
 
 CGROUP: Final = "manycpu"
 
-# The run folder as the cluster's own processes see it: short, since a unix socket's path has 107 bytes.
+# The run folder as the cluster's processes see it. A unix socket's path has at most 107 bytes, so it is
+# short.
 INNER: Final = Path("/run/manycpu")
-# Folders of the machine that a node does not see, but has of its own.
+# Each node has private folders in place of these folders of the machine.
 PRIVATE: Final = ("/var/lib", "/var/log")
-# Where kube-controller-manager's host-path provisioner makes volumes (fixed in its source).
-VOLUMES: Final = Path("/tmp/hostpath_pv")  # noqa: S108 - a private mount of the cluster's, not the machine's /tmp
+# Where kube-controller-manager's host-path provisioner creates volumes (fixed in its source).
+VOLUMES: Final = Path("/tmp/hostpath_pv")  # noqa: S108 - a private mount of the cluster, not the machine's /tmp
 
 HERE: Final = Path(__file__).parent
 PROJECT: Final = HERE.parent.parent
@@ -38,7 +39,7 @@ PROJECT: Final = HERE.parent.parent
 
 @dataclass(frozen=True)
 class Node:
-    """One node: its name, and the number that gives it its pod network and its ports."""
+    """One node: its name, and the number that decides its pod network."""
 
     name: str
     number: int
@@ -57,7 +58,7 @@ class Node:
 
     @property
     def folder(self) -> Path:
-        """The node's folder as its own processes see it."""
+        """The node's folder as the node's processes see it."""
         return INNER / self.name
 
     @property
@@ -73,18 +74,18 @@ def node(name: str) -> Node:
 
 
 def registry() -> str:
-    """The registry with the tests' images: the cluster's own, or the one given in MANYCPU_TEST_REGISTRY."""
+    """Return the registry with the tests' images: MANYCPU_TEST_REGISTRY, or the cluster's own."""
     return os.environ.get("MANYCPU_TEST_REGISTRY") or REGISTRY
 
 
 def cache() -> Path:
-    """The only folder of the machine that the cluster writes to."""
+    """Return the cache folder, the only folder of the machine that the cluster writes to."""
     root = os.environ.get("MANYCPU_CACHE") or "~/.cache/manycpu"
     return Path(root).expanduser().resolve() / "cluster"
 
 
 def run_folder() -> Path:
-    """What belongs to the running cluster; gone when it is down."""
+    """Return the folder with the files of the running cluster; it is deleted when the cluster goes down."""
     return cache() / "run"
 
 

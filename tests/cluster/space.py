@@ -1,4 +1,4 @@
-"""A Kubernetes namespace for one test, with a ServiceAccount that has the product's rights and no others."""
+"""A Kubernetes namespace for one test; its ServiceAccount has only the rights that manycpu documents."""
 
 import secrets
 from collections.abc import Iterator, Mapping
@@ -22,11 +22,11 @@ TOKEN_SECONDS = 3600
 LOG_LINES = 100
 EXEC_SECONDS = 60
 BUSY_SECONDS = 6
-BUSY = frozenset({429, 500, 503})  # nothing was created
-# What the account may do: in its namespace, and in one where images are built.
+BUSY = frozenset({429, 500, 503})  # with these answers the API server has created nothing
+# The account's Roles: in its own namespace, and in a namespace where images are built.
 RIGHTS = PROJECT / "pipeline" / "targets" / "kubernetes" / "rights.yaml"
 BUILD_RIGHTS = PROJECT / "pipeline" / "targets" / "kubernetes" / "build_rights.yaml"
-# Group, version and plural of the operators' jobs, by kind.
+# Kind -> group, version and plural of the operators' jobs.
 JOBS = {
     "PyTorchJob": ("kubeflow.org", "v1", "pytorchjobs"),
     "MPIJob": ("kubeflow.org", "v2beta1", "mpijobs"),
@@ -41,8 +41,8 @@ class Space:
 
     Attributes:
         name: the namespace.
-        admin: client of the cluster's administrator, for preparing and looking.
-        user: client of the ServiceAccount, for what is tested.
+        admin: client of the cluster's administrator, to prepare and to inspect.
+        user: client of the ServiceAccount, for the code under test.
         kubeconfig: file for the ServiceAccount, with this namespace as its default.
     """
 
@@ -61,13 +61,14 @@ class Space:
 
     @property
     def by_admin(self) -> "Space":
-        """The same namespace, for what the account has no right to."""
+        """The same namespace with the administrator's rights, for actions that the account may not do."""
         return replace(self, user=self.admin)
 
     def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
         """Create an object of any kind that the account may create.
 
-        A webhook that does not answer in time refuses it: a busy machine is given another minute.
+        The API server refuses the object if a webhook times out. A busy machine gets another minute of
+        retries.
         """
         retrying = Retrying(
             retry=retry_if_exception(lambda error: isinstance(error, ApiException) and error.status in BUSY),
@@ -90,7 +91,7 @@ class Space:
         return dict(self.user.sanitize_for_serialization(made[0]))
 
     def job(self, kind: str, name: str) -> dict[str, Any]:
-        """A PyTorchJob, MPIJob or TrainJob as it is now."""
+        """Return a PyTorchJob, MPIJob or TrainJob in its present state."""
         group, version, plural = JOBS[kind]
         return dict(self.objects.get_namespaced_custom_object(group, version, self.name, plural, name))
 
@@ -104,7 +105,7 @@ class Space:
         return read_log(self.core, pod, self.name, **options)
 
     def run(self, pod: str, *command: str) -> str:
-        """Run a command in a pod's first container; return what it printed."""
+        """Run a command in a pod's first container; return its output."""
         attach = self.core.connect_get_namespaced_pod_exec
         options = {"stdout": True, "stderr": True, "stdin": False, "_preload_content": False}
         channel = stream(attach, pod, self.name, command=list(command), **options)
@@ -116,12 +117,12 @@ class Space:
             channel.sock.shutdown()
 
     def wait_pod(self, name: str, *phases: str, seconds: float = 90) -> client.V1Pod:
-        """Wait until a pod is in one of the phases, and return it."""
+        """Wait until a pod is in one of the phases; return the pod."""
         wait_for(f"pod {name} to be {phases}", lambda: self.pod(name).status.phase in phases, seconds=seconds)
         return self.pod(name)
 
     def wait_job(self, kind: str, name: str, *, seconds: float = 240) -> str:
-        """Wait until a job of one of the operators has ended; return `Succeeded`, `Complete` or `Failed`."""
+        """Wait until an operator's job has ended; return `Succeeded`, `Complete` or `Failed`."""
 
         def ended() -> str:
             conditions = self.job(kind, name).get("status", {}).get("conditions") or []
@@ -130,7 +131,7 @@ class Space:
         return wait_for(f"{kind} {name} to end", ended, seconds=seconds, every=0.3)
 
     def dump(self) -> str:
-        """Pods, events and logs, for the report of a failed test; or why the cluster told nothing."""
+        """Return pods, events and logs for the report of a failed test, or why the cluster did not answer."""
         try:
             return "\n".join([*_pods(self), *_events(self), *_logs(self)])
         except (ApiException, HTTPError) as error:
@@ -143,7 +144,7 @@ def read_log(core: client.CoreV1Api, pod: str, namespace: str, **options: Any) -
 
 
 def token(admin: ApiClient, namespace: str, bound_to: dict[str, str] | None = None) -> str:
-    """A token of the account; bound to an object, it is good for as long as that object exists."""
+    """Return a token of the account; a token that is bound to an object expires with that object."""
     spec: dict[str, Any] = {"audiences": [], "expirationSeconds": TOKEN_SECONDS}
     if bound_to:
         spec["boundObjectRef"] = bound_to
@@ -152,7 +153,7 @@ def token(admin: ApiClient, namespace: str, bound_to: dict[str, str] | None = No
 
 
 def write_kubeconfig(path: Path, admin_kubeconfig: Path, namespace: str, bearer: str) -> None:
-    """A kubeconfig for the same cluster as the administrator's, with a token."""
+    """Write a kubeconfig with a token, for the cluster of the administrator's kubeconfig."""
     document = yaml.safe_load(admin_kubeconfig.read_text())
     current = next(c for c in document["contexts"] if c["name"] == document["current-context"])
     cluster = next(c for c in document["clusters"] if c["name"] == current["context"]["cluster"])
@@ -169,7 +170,7 @@ def write_kubeconfig(path: Path, admin_kubeconfig: Path, namespace: str, bearer:
 
 @contextmanager
 def connect(kubeconfig: Path) -> Iterator[ApiClient]:
-    """A client whose connections are closed with it."""
+    """Yield a client; close its connections at the end."""
     with config.new_client_from_config(config_file=str(kubeconfig)) as api:
         try:
             yield api
@@ -181,7 +182,7 @@ def connect(kubeconfig: Path) -> Iterator[ApiClient]:
 def create(
     admin_kubeconfig: Path, folder: Path, prefix: str, labels: Mapping[str, str] | None = None
 ) -> Iterator[Space]:
-    """Make the namespace with these labels, the account, its rights and its kubeconfig (in `folder`)."""
+    """Create a namespace with these labels, the account, its rights and its kubeconfig (in `folder`)."""
     kubeconfig = folder / "kubeconfig"
     with connect(admin_kubeconfig) as admin:
         name = _make_namespace(admin, prefix, labels or {})
@@ -193,7 +194,7 @@ def create(
 
 
 def beside(space: Space, prefix: str, labels: Mapping[str, str]) -> Space:
-    """Make another namespace, where the same account has the rights to build images."""
+    """Create another namespace, where the same account has the rights to build images."""
     name = _make_namespace(space.admin, prefix, labels)
     _grant(space.admin, name, BUILD_RIGHTS, account_namespace=space.name)
     return replace(space, name=name)
@@ -208,13 +209,13 @@ def _make_namespace(admin: ApiClient, prefix: str, labels: Mapping[str, str]) ->
     def accounts() -> list[str]:
         return [found.metadata.name for found in core.list_namespaced_service_account(name).items]
 
-    # No pod can be created before; after an API server that was away this takes seconds.
+    # No pod can be created before; after a restart of the API server this takes seconds.
     wait_for("the namespace's default account", lambda: "default" in accounts(), seconds=60)
     return name
 
 
 def _grant(admin: ApiClient, name: str, rights: Path, *, account_namespace: str) -> None:
-    """Give the account of one namespace the Role in a file, in the namespace `name`."""
+    """Grant the Role in a file to the account of one namespace, in the namespace `name`."""
     rbac, role = client.RbacAuthorizationV1Api(admin), yaml.safe_load(rights.read_text())
     called = role["metadata"]["name"]
     rbac.create_namespaced_role(name, role)
@@ -229,7 +230,7 @@ def _grant(admin: ApiClient, name: str, rights: Path, *, account_namespace: str)
 
 
 def serves(admin: ApiClient, kind: str) -> bool:
-    """Whether the cluster has a kind of job."""
+    """Return whether the cluster serves a kind of job."""
     group, version, plural = JOBS[kind]
     try:
         there = client.CustomObjectsApi(admin).get_api_resources(group, version).resources
@@ -241,7 +242,7 @@ def serves(admin: ApiClient, kind: str) -> bool:
 
 
 def delete(space: Space) -> None:
-    """Remove the namespace, jobs and pods first: Kubernetes itself would only begin after five seconds."""
+    """Delete a namespace, its jobs and pods first: Kubernetes itself would start only after five seconds."""
     objects, core = client.CustomObjectsApi(space.admin), client.CoreV1Api(space.admin)
     for kind, (group, version, plural) in JOBS.items():
         if serves(space.admin, kind):
@@ -252,7 +253,7 @@ def delete(space: Space) -> None:
 
 
 def wait_emptied(space: Space, *, seconds: float = 60) -> None:
-    """Wait until pods and claims of a deleted namespace are gone; the rest follows by itself."""
+    """Wait until pods and claims of a deleted namespace are gone. Kubernetes deletes the rest later."""
     core = client.CoreV1Api(space.admin)
 
     def empty() -> bool:

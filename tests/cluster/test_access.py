@@ -1,4 +1,4 @@
-"""What the tests' account may do, what admission refuses, and what a failed test is shown."""
+"""The rights of the tests' account, what admission refuses, and the dump of a failed test."""
 
 import pytest
 from cluster import jobs

@@ -1,4 +1,4 @@
-"""Control groups of both versions: what is missing is found, and what is made is removed."""
+"""Control groups of both versions: missing controllers are reported, and created groups are removed."""
 
 import os
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ GROUP = "manycpu-test"
 
 
 def mounted() -> Path | None:
-    """Where this machine has version 2, be it beside version 1."""
+    """Return where this machine has mounted version 2, also if version 1 is mounted too."""
     lines = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     return next((Path(place) for _, place, kind, *_ in lines if kind == "cgroup2"), None)
 
 
 @pytest.fixture
 def version2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """The machine's own version 2 hierarchy, for groups of another name than the cluster's."""
+    """Use the machine's own version 2 hierarchy, with another group name than the cluster's."""
     root = mounted()
     if root is None or not os.access(root / cgroups.SUBTREE, os.W_OK):
         pytest.skip("this machine has no cgroup version 2 that may be changed here")
@@ -45,7 +45,7 @@ def test_version_2_has_groups_for_the_nodes_with_what_there_is_enabled(version2:
 
 @pytest.fixture
 def files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder that stands for /sys/fs/cgroup."""
+    """Return a folder that replaces /sys/fs/cgroup."""
     monkeypatch.setattr(cgroups, "ROOT", tmp_path)
     return tmp_path
 

@@ -1,6 +1,6 @@
-"""Every fault does what its name says, and is undone.
+"""Every fault has its effect, and is undone.
 
-A killed container and a stopped operator are what tests/kubernetes/test_wait.py sees named.
+tests/kubernetes/test_wait.py covers two faults: a killed container and a stopped operator.
 """
 
 import time
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.alone
 def running(
     namespace: Space, cluster: TestCluster, name: str, node: str | None = None, **options: str
 ) -> None:
-    """A pod of the namespace that runs until it is deleted."""
+    """Create a pod that runs until it is deleted, and wait until it runs."""
     namespace.create(jobs.pod(name, cluster.image("base"), *FOREVER, node=node, **options))
     namespace.wait_pod(name, "Running")
 
@@ -80,7 +80,8 @@ def test_without_the_registry_a_new_image_cannot_be_pulled(
     by_digest = f"{cluster.registry}/{name}@{registry.digest(name, tag)}"
     with faults.registry_away():
         waits = jobs.pod("waits", by_digest, *FOREVER)
-        waits["spec"]["containers"][0]["imagePullPolicy"] = "Always"  # an earlier session may have left it
+        # The node may have the image from an earlier session.
+        waits["spec"]["containers"][0]["imagePullPolicy"] = "Always"
         namespace.create(waits)
         running(namespace, cluster, "has-its-image")
         events = namespace.core.list_namespaced_event

@@ -1,4 +1,4 @@
-"""Blanking GPU code leaves the rest of a library, and the file it may be linked to, as they were."""
+"""GPU code becomes zeros; the rest of a library, and a file that it is linked to, do not change."""
 
 import struct
 from pathlib import Path
@@ -7,7 +7,7 @@ from cluster import gpu_code
 
 
 def library(gpu: bytes, rest: bytes) -> bytes:
-    """A 64-bit ELF file with two sections, .nv_fatbin and .text."""
+    """Return a 64-bit ELF file with the sections .nv_fatbin and .text, and the section of their names."""
     names = b"\0.nv_fatbin\0.text\0.names\0"
     contents = [(b".nv_fatbin", gpu), (b".text", rest), (b".names", names)]
     body, sections = b"", b""

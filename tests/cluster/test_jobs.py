@@ -1,6 +1,6 @@
 """Work on both nodes: pods that find each other, and a torch all-reduce by a TrainJob.
 
-Jobs of the other operators are what the product runs (tests/kubernetes).
+tests/kubernetes runs the jobs of the other operators.
 """
 
 import pytest
@@ -37,7 +37,7 @@ def test_pods_on_both_nodes_find_each_other_by_name(cluster: TestCluster, namesp
 
 
 def reduced_on_both_nodes(cluster: TestCluster, namespace: Space, selector: str) -> None:
-    """See that each rank was on a node of its own and has the sum."""
+    """Check that the ranks ran on different nodes, and that each has the sum."""
     pods = namespace.pods(selector)
     assert {pod.spec.node_name for pod in pods} == set(cluster.nodes)
     lines = "".join(namespace.log(pod.metadata.name) for pod in pods)

@@ -1,4 +1,4 @@
-"""The cluster's own life: it starts again, ends without a trace, and is found when its starter was killed."""
+"""Start and end of the cluster: it restarts, leaves no trace, and is found after its starter was killed."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from support.killable_programs import Program
 
 
 def traces() -> dict[str, object]:
-    """What of the cluster can be seen on this machine."""
+    """Return everything of the cluster that this machine shows."""
     return {
         "processes": [p.name() for p in psutil.process_iter() if _is_ours(" ".join(_words(p)))],
         "mounts": [line for line in Path("/proc/mounts").read_text().splitlines() if str(cache()) in line],
@@ -30,7 +30,7 @@ def traces() -> dict[str, object]:
 
 
 def _files() -> list[str]:
-    """What its programs would leave where they write by default."""
+    """Return files of the cluster's programs in the places that they write to by default."""
     fixed = ("/run/manycpu", "/tmp/hostpath_pv")  # noqa: S108
     links = [f for f in Path("/var/log").glob("containers/*") if str(INNER) in str(f.readlink())]
     networks = [f for f in Path("/var/lib/cni").glob("results/*") if str(INNER) in f.read_text()]
@@ -38,7 +38,7 @@ def _files() -> list[str]:
 
 
 def _is_ours(words: str) -> bool:
-    """Whether a command is of the cluster: other tests run Debian's programs from its cache too."""
+    """Return whether a command belongs to the cluster: other tests run Debian programs from its cache too."""
     return any(str(folder) in words for folder in (run_folder(), INNER, cache() / "programs"))
 
 
@@ -79,7 +79,7 @@ def test_it_leaves_nothing_behind(cluster: TestCluster) -> None:
     if cluster.own is None:
         pytest.skip("only the project's own cluster is ended")
     assert not nothing_left()
-    # Not in ~/.kube, where that of a person's own kubectl may be.
+    # kubectl's cache is here and not in ~/.kube, which a person's own kubectl uses.
     assert (run_folder() / "kubectl" / "discovery").is_dir()
     assert own.down()
     assert traces() == {name: [] for name in traces()} | {"run folder": False}

@@ -1,4 +1,4 @@
-"""What is missing is said at once, and plainly."""
+"""Preflight reports at once, and clearly, what the machine lacks."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The product on the test cluster: with the rights that it documents, under Pod Security `restricted`."""
+"""manycpu on the test cluster, with only the rights that it documents, under Pod Security `restricted`."""
 
 import inspect
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster.fixtures import *  # noqa: F403 - the cluster's fixtures are this folder's too
+from cluster.fixtures import *  # noqa: F403 - fixtures
 from cluster.fixtures import TestCluster
 from cluster.settings import PROJECT
 from cluster.space import Space
@@ -35,7 +35,7 @@ TWO_NODES = {
 
 @pytest.fixture
 def target(cluster: TestCluster, namespace: Space) -> dict[str, Any]:
-    """Give the fields of a target: this test's namespace, and the images that are there."""
+    """Return the fields of a target: this test's namespace, and the cluster's images."""
     return {
         "kind": "kubernetes",
         "namespace": namespace.name,
@@ -49,7 +49,7 @@ def target(cluster: TestCluster, namespace: Space) -> dict[str, Any]:
 
 @pytest.fixture
 def connected(target: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Give the fields of a target that is reached by an Airflow connection."""
+    """Return the fields of a target that names an Airflow connection."""
     extra = {"kube_config_path": target["connection"], "namespace": target["namespace"]}
     monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", json.dumps({"conn_type": "kubernetes", "extra": extra}))
     return target | {"connection": "cluster"}
@@ -57,7 +57,7 @@ def connected(target: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[s
 
 @pytest.fixture
 def a_run(script: Callable[..., str], tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Make the fields of a run over both nodes, by default of a script that only meets the others."""
+    """Return a function that gives the fields of a run over both nodes; by default it does an all-reduce."""
 
     def make(text: str | None = None, **fields: Any) -> dict[str, Any]:
         program = script(text) if text else script()
@@ -68,10 +68,10 @@ def a_run(script: Callable[..., str], tmp_path: Path) -> Callable[..., dict[str,
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> dict[str, Any]:
-    """Give the fields of the README's run of the recipe, over both nodes, on what is small.
+    """Return the fields of the README's run of the recipe, over both nodes, with small data and a tiny model.
 
-    It trains 2 epochs in batches of 12 for each process, with learning rate 3e-5 in bf16, on stretches of 384
-    tokens that share 128. Each context of 24 has three of them: 6 steps of both ranks.
+    It trains 2 epochs in bf16, with learning rate 3e-5 and a batch of 12 for each process. Windows of 384
+    tokens overlap by 128. Each of the 24 contexts has three windows: 6 steps for both ranks.
     """
     found = re.findall(r"```yaml\n# qa.yaml\n(.*?)```", (PROJECT / "README.md").read_text(), re.DOTALL)
     small = {
@@ -86,7 +86,7 @@ def recipe(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def a_context(target: dict[str, Any], tmp_path: Path) -> Callable[..., ClusterContext]:
-    """Begin a run, as prepare does."""
+    """Return a function that opens a run, as prepare does."""
 
     def make(name: str = "run", run: dict[str, Any] | None = None, **fields: Any) -> ClusterContext:
         described = {"program": "x", "output": str(tmp_path / "out"), "start_timeout": 900} | (run or {})
@@ -100,13 +100,13 @@ def a_context(target: dict[str, Any], tmp_path: Path) -> Callable[..., ClusterCo
 
 @pytest.fixture(scope="session")
 def used_rights(shared_folder: Path) -> Path:
-    """Name the file to which all processes add the rights that manycpu used: in JSON, one a line."""
+    """Return the file to which all test processes append the rights that manycpu used, as JSON lines."""
     return shared_folder / "used-rights"
 
 
 @pytest.fixture(autouse=True)
 def _use_of_rights(used_rights: Path) -> Iterator[None]:
-    """Note the rights that manycpu uses in this test, at each of its doors to the cluster."""
+    """Record the rights that manycpu uses in this test, at each of its ways to the cluster."""
     known: set[Right] = set()
 
     def note(rights: Iterable[Right]) -> None:
@@ -114,7 +114,7 @@ def _use_of_rights(used_rights: Path) -> Iterator[None]:
             file.writelines(f"{json.dumps(right)}\n" for right in set(rights) - known)
         known.update(rights)
 
-    call, answer, start = Cluster._call, ClusterWatch._answer, cluster_exec.start  # noqa: SLF001 - the doors
+    call, answer, start = Cluster._call, ClusterWatch._answer, cluster_exec.start  # noqa: SLF001 - its ways to the cluster
 
     def calls(self: Cluster, method: str, path: str, query: dict[str, str], body: Any) -> bytes:
         if not _by_a_test():
@@ -126,7 +126,8 @@ def _use_of_rights(used_rights: Path) -> Iterator[None]:
         return answer(self, path, query, *more)
 
     def starts(*given: Any) -> Any:
-        note([(verb, "", "pods/exec") for verb in ("create", "get")])  # by the cluster's version
+        # Which of them counts depends on the cluster's version.
+        note([(verb, "", "pods/exec") for verb in ("create", "get")])
         return start(*given)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -137,7 +138,7 @@ def _use_of_rights(used_rights: Path) -> Iterator[None]:
 
 
 def _by_a_test() -> bool:
-    """Whether it is a test that calls the cluster, and not manycpu."""
+    """Return whether a test calls the cluster, and not manycpu."""
     doors = ("tenacity", "contextlib.py", "adapters/cluster.py", "kubernetes/conftest.py")
     frame = inspect.currentframe()
     while frame is not None and any(door in frame.f_code.co_filename for door in doors):
@@ -152,7 +153,7 @@ _VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
 def _rights(method: str, path: str, query: Mapping[str, str]) -> list[Right]:
-    """Name the right that a call needs, where it is one in a namespace."""
+    """Return the right that an API call needs, if the call is in a namespace."""
     found = _PATH.fullmatch(path)
     if found is None:
         return []

@@ -1,6 +1,6 @@
-"""Jobs in a real Airflow: one that a person looks at, and one whose task a person ends.
+"""Jobs in a real Airflow: a person watches one, and a person marks the task of another failed.
 
-All other ends are in tests/e2e.
+All other ends of a run are in tests/e2e.
 """
 
 import json
@@ -29,9 +29,8 @@ SPEAKS = TESTS / "e2e" / "programs" / "tiny.py"
 GROWS = TESTS / "ui" / "programs" / "growing.py"
 GO = "/tmp/go"  # noqa: S108 - inside a pod
 FOLDER = "/tmp"  # noqa: S108 - inside a pod
-WAIT = 180  # seconds: many times what each step takes
+WAIT = 180  # seconds: many times as long as each step takes
 
-# Of the test alone: it pays for the start of Airflow and of the cluster.
 pytestmark = pytest.mark.pod_security("restricted")
 
 
@@ -46,18 +45,18 @@ class Training:
     output: Path
 
     def speaks(self) -> KubeObject:
-        """Wait until the rank has spoken; returns its job."""
+        """Wait until the rank has printed its second line; return its job."""
         job = wait_for("the job", self._jobs, seconds=WAIT)[0]
         wait_for("its rank to speak", lambda: "line 2 of" in self._log(job), seconds=WAIT, every=0.3)
         return job
 
     def does(self, job: KubeObject, command: str) -> None:
-        """Run a shell command beside its only rank."""
+        """Run a shell command in the pod of the job's only rank."""
         (rank,) = self._running(job)
         self.namespace.by_admin.run(rank, "sh", "-c", command)
 
     def runs(self) -> KubeObject:
-        """Wait until its only rank runs; returns its job."""
+        """Wait until the job's only rank runs; return its job."""
         job = wait_for("the job", self._jobs, seconds=WAIT)[0]
         wait_for("its rank", lambda: self._running(job), seconds=WAIT, every=0.3)
         return job
@@ -72,7 +71,7 @@ class Training:
         until(lambda: self._uid(job) is None and self._pods(job) == [], WAIT)
 
     def was_ended(self, *by: str) -> None:
-        """See that the DAG run failed, and that the report says who ended the training."""
+        """Check that the DAG run failed, and that the report says who ended the training."""
         assert self.airflow.end(self.run, WAIT) == "failed"
         report = Report.model_validate_json((self.output / "report.json").read_text())
         assert (report.state, report.left_behind) == ("cancelled", [])
@@ -102,7 +101,7 @@ Begin = Callable[..., Training]
 
 @pytest.fixture
 def connection(airflow: Airflow, target: dict[str, Any], namespace: Space) -> Iterator[str]:
-    """Name a connection of this Airflow's to the test's namespace."""
+    """Create an Airflow connection to the test's namespace; yield its name."""
     extra = {"kube_config_path": target["connection"], "namespace": namespace.name}
     body = {"connection_id": namespace.name, "conn_type": "kubernetes", "extra": json.dumps(extra)}
     airflow.api("POST", "connections", body)
@@ -112,7 +111,7 @@ def connection(airflow: Airflow, target: dict[str, Any], namespace: Space) -> It
 
 @pytest.fixture(autouse=True)
 def nothing_left(namespace: Space) -> Iterator[None]:
-    """See that nothing that a run owned is left."""
+    """Check that the namespace has no objects of manycpu after the test."""
     yield
     ours = {"app.kubernetes.io/managed-by": "manycpu"}
     assert [item for kind in kinds() for item in open_namespace(namespace).list(kind, ours)] == []
@@ -122,7 +121,7 @@ def nothing_left(namespace: Space) -> Iterator[None]:
 def begin(
     airflow: Airflow, connection: str, target: dict[str, Any], namespace: Space, tmp_path: Path
 ) -> Begin:
-    """Start a DAG run that trains a program in the test's namespace."""
+    """Return a function that starts a DAG run, which trains a program in the test's namespace."""
 
     def begin_(launch: str, program: Path, **env: str) -> Training:
         output = tmp_path / launch
@@ -143,7 +142,7 @@ def test_marking_the_task_failed_ends_the_job(begin: Begin) -> None:
         training.airflow.mark(training.run, "failed")
     for training, job in zip(trainings, jobs, strict=True):
         training.loses(job)
-        # By the triggerer, or by the task that cleans up: Airflow starts both at once.
+        # Either the triggerer ends the job, or the clean-up task: Airflow starts both at once.
         training.was_ended("ended by task training.train, try 1", "ended by cleanup")
 
 

@@ -1,4 +1,4 @@
-"""Images are built by a pod without privileges in a namespace of its own, which is as it was afterwards."""
+"""An unprivileged pod builds images in a separate namespace, and leaves nothing there."""
 
 import secrets
 import subprocess
@@ -31,7 +31,7 @@ both = pytest.mark.parametrize("pod_builder", ["pod", "buildkit"], indirect=True
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Fetch what a helper image installs: builds in the cluster have no index."""
+    """Download what a helper image installs: builds in the cluster cannot reach a package index."""
     folder = tmp_path_factory.mktemp("context")
     fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(folder / "wheels")]
     fetch += ["--only-binary", ":all:", "--python-version", _python()]
@@ -48,7 +48,7 @@ def _python() -> str:
 
 @pytest.fixture
 def pod_builder(request: pytest.FixtureRequest, builds: Space) -> str:
-    """What builds, buildah unless a test names another, in a namespace of the level that it needs."""
+    """Return the builder, buildah by default, and give its namespace the Pod Security level that it needs."""
     name = getattr(request, "param", "pod")
     labels = {POD_SECURITY: PODS[name].level}
     client.CoreV1Api(builds.admin).patch_namespace(builds.name, {"metadata": {"labels": labels}})
@@ -57,7 +57,7 @@ def pod_builder(request: pytest.FixtureRequest, builds: Space) -> str:
 
 @pytest.fixture
 def build(target: Fields, pod_builder: str, builds: Space, tmp_path: Path) -> Callable[..., ClusterContext]:
-    """Describe a run whose images are built, in a namespace of its own."""
+    """Return a function that opens a run whose images are built in the namespace for builds."""
     del target["image"], target["helper_image"]
     fields = {"builder": pod_builder, "builder_image": builder_image.reference(pod_builder)}
     fields["build_namespace"] = builds.name
@@ -73,13 +73,13 @@ def build(target: Fields, pod_builder: str, builds: Space, tmp_path: Path) -> Ca
 
 
 def dependency(ctx: ClusterContext) -> Reference:
-    """Name the training image's base, after building it if need be."""
+    """Return the reference of the training image's base; build it if necessary."""
     with registries(ctx) as opened:
         return base_image.image(ctx, "train", opened)
 
 
 def left(builds: Space) -> list[str]:
-    """List what is in the namespace for builds."""
+    """Return the names of the pods and secrets in the namespace for builds."""
     core = client.CoreV1Api(builds.admin)
     found = [*core.list_namespaced_pod(builds.name).items, *core.list_namespaced_secret(builds.name).items]
     return [item.metadata.name for item in found]
@@ -111,7 +111,7 @@ def test_the_users_own_dockerfile_is_built_in_the_cluster(
         "LABEL word=$WORD\n"
     )
     (tmp_path / "hello").write_text("one")
-    word = f"$(HOME) {secrets.token_hex(4)}"  # another each time: the registry outlives the test
+    word = f"$(HOME) {secrets.token_hex(4)}"  # different each time, since the registry outlives the test
     ctx = build(dockerfile=str(tmp_path / "Dockerfile"), build_args={"WORD": word})
     image = pull(str(dependency(ctx)))
     assert image.labels["word"] == word

@@ -1,4 +1,4 @@
-"""The backend ccl across two pods: the image has what one compiler built, and the pods have none."""
+"""The backend ccl across two pods: the image contains the compiled backend, and the pods have no compiler."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The package's DAG that trains on Kubernetes: an MPIJob, deferred and back."""
+"""The example DAG that trains on Kubernetes: an MPIJob, with a deferred task."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Data goes straight to helper pods over TLS where they can be reached, else through the API server."""
+"""Data goes directly to helper pods over TLS if they can be reached, else through the API server."""
 
 import logging
 import os
@@ -38,7 +38,7 @@ def large(tmp_path: Path) -> Path:
 
 
 def ways(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """List what was logged of the ways that data took."""
+    """Return the ways that data took to helper pods, from the log."""
     return [line.partition(" goes ")[2] for line in caplog.messages if line.startswith("data for pod")]
 
 

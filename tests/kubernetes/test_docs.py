@@ -1,4 +1,4 @@
-"""The page on Kubernetes, followed by somebody new: its run file works from an empty namespace."""
+"""The run file of the page on Kubernetes works as written, from an empty namespace."""
 
 import re
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def test_the_run_of_the_page_ends_with_an_exported_model(
     folder = Path(script()).parent
     (folder / "data").mkdir()
     (folder / "data" / "numbers.txt").write_text("1 2 3")
-    # What is particular to the test cluster: its size, its images, where it is.
+    # The fields that depend on the test cluster: size, images, connection.
     fields["run"]["resources"] = {"cpu": 0.9, "memory": "1Gi"}
     fields["target"] |= {name: target[name] for name in ("namespace", "registry", "image", "helper_image")}
     fields["target"] |= {"connection": target["connection"], "claim_size": "1Gi"}

@@ -1,4 +1,4 @@
-"""Runs that lose pods: an elastic one goes on, and what all ranks have finished counts."""
+"""Runs that lose pods: an elastic run continues, and a round whose ranks have all ended is finished."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +15,12 @@ from manycpu.pipeline.listeners import Silent
 from manycpu.pipeline.spec.event_types import Event, ExitEvent
 from manycpu.pipeline.spec.events import RankLine
 
-A_QUARTER = {"cpu": 0.4, "memory": "1Gi"}  # two workers on each node
+A_QUARTER = {"cpu": 0.4, "memory": "1Gi"}  # space for two workers on each node
 pytestmark = pytest.mark.pod_security("restricted")
 
 
 class Killer(Silent):
-    """Listens to a run, and kills a pod when all four ranks have come far enough."""
+    """Listener that kills a pod when all four ranks have reached step 5."""
 
     def __init__(self, namespace: Space) -> None:
         self.namespace, self.there = namespace, 0
@@ -59,7 +59,7 @@ dist.destroy_process_group()
 with open(os.environ["MANYCPU_OUTPUT"] + "/model.txt", "a") as model:
     model.write(f"trained by {world}\\n")
 """
-"""Is done once: each time it is, the model tells so."""
+"""A script that appends to the model: the model shows how often the script ran."""
 TRAINED = "trained by 2\n" * 2
 LAST = """
 if socket.gethostname().endswith("-worker-0"):  # where all meet
@@ -73,12 +73,12 @@ while not pathlib.Path(os.environ["MANYCPU_CHECKPOINTS"], "go").exists():
 
 
 class Loser(Silent):
-    """Listens to a run, and loses its second pod when the rank there has ended."""
+    """Listener that deletes the second pod when the rank there has ended."""
 
     def __init__(self, namespace: Space) -> None:
         self.namespace, self.lost = namespace, ""
 
-    def event(self, event: Event, line: RankLine) -> None:  # noqa: ARG002 - as of all listeners
+    def event(self, event: Event, line: RankLine) -> None:  # noqa: ARG002 - signature of all listeners
         pod = (event.hostname or "") if isinstance(event, ExitEvent) else ""
         if pod.endswith("-worker-1") and not self.lost:
             self.namespace.core.delete_namespaced_pod(pod, self.namespace.name, grace_period_seconds=0)
@@ -88,9 +88,12 @@ class Loser(Silent):
 def test_a_pod_that_is_lost_when_its_ranks_have_ended_turns_nothing_red(
     target: dict[str, Any], a_run: Callable[..., dict[str, Any]], namespace: Space, tmp_path: Path
 ) -> None:
-    """Its agent is waited for 300 s by torchrun, and by the run for half a minute after the last end."""
+    """The run does not wait as long as torchrun does for the agent of a lost pod.
+
+    torchrun waits 300 s. The run waits half a minute after the last rank's end.
+    """
     loser = Loser(namespace)
-    # Ends before torchrun would.
+    # The run times out before torchrun would.
     run = a_run(ENDS + LAST, nnodes="1:2", max_restarts=3, spread="prefer", run_timeout=280)
     report = train(run, target, run_id="ends", listener=loser)
     assert loser.lost
@@ -100,7 +103,7 @@ def test_a_pod_that_is_lost_when_its_ranks_have_ended_turns_nothing_red(
 
 
 class Freezer(Silent):
-    """Listens to a run, and freezes the kubelet of its first pod until that is evicted."""
+    """Listener that freezes the kubelet of the first pod's node until that pod is evicted."""
 
     def __init__(self, namespace: Space, faults: Faults) -> None:
         self.namespace, self.faults, self.waiting, self.evicted = namespace, faults, 0, False

@@ -1,4 +1,4 @@
-"""A function of a DAG file as a task, over both nodes."""
+"""A task that trains with a function of the DAG file, over both nodes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_both_nodes_call_the_function_and_its_result_is_the_task_s(
     namespace: Space,
     run_dag: Callable[..., SimpleNamespace],
     tmp_path: Path,
-    home: Path,  # noqa: ARG001 - for what the worker keeps
+    home: Path,  # noqa: ARG001 - for the worker's files
 ) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "number.txt").write_text("21")

@@ -1,4 +1,4 @@
-"""What a training wrote on a cluster stays on its claim, until it is exported or a person names the run."""
+"""What a training wrote stays on its claim until it is exported, or a person removes the run by name."""
 
 import time
 from collections.abc import Callable
@@ -43,7 +43,7 @@ FAILS, WAITS = SAVES + "sys.exit(3)", SAVES + "time.sleep(600)"
 
 
 class Interrupts(Silent):
-    """Is Ctrl-C, once the checkpoints are there."""
+    """Listener that simulates Ctrl-C when the checkpoints exist."""
 
     def line(self, line: Any) -> None:
         if line.text == "saved":

@@ -1,4 +1,4 @@
-"""Attempts on a cluster: attached to, followed, ended. Their jobs are suspended, so that nothing starts."""
+"""Attempts on a cluster: attach, follow, cancel. Their jobs stay suspended, so no pod starts."""
 
 import threading
 from collections.abc import Callable
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.pod_security("restricted")
 
 @pytest.fixture
 def in_queue(target: dict[str, Any], namespace: Space) -> dict[str, Any]:
-    """Give a target whose jobs wait in a queue for ever."""
+    """Return a target with a queue that never admits a job."""
     local_queue(namespace, "nobody-admits")
     return target | {"queue": "nobody-admits"}
 
@@ -45,7 +45,7 @@ def queued(
     a_run: Callable[..., dict[str, Any]],
     tmp_path: Path,
 ) -> ClusterContext:
-    """Begin a run whose job waits for ever."""
+    """Return a prepared run whose job will wait forever in its queue."""
     own = {"launch": "trainjob", "runtime": OWN_RUNTIME}
     launches = own if request.param == OWN_RUNTIME else {"launch": request.param}
     ctx = open_context(a_run(), in_queue | launches, "test", base=tmp_path)

@@ -1,4 +1,4 @@
-"""Jobs as `manycpu render` prints them, created by hand: one of each operator's."""
+"""Jobs as `manycpu render` prints them, created by hand: one for each operator."""
 
 import json
 from collections.abc import Callable
@@ -37,14 +37,14 @@ dist.barrier()
 
 
 def described(ctx: ClusterContext) -> str:
-    """Describe the job with the image in it, as `render` does without."""
+    """Return the job as YAML with its image; `render` prints it without an image."""
     built, _ = build(ctx)
     placement = launch.place(ctx, Staged(), built, 1, owned=False)
     return as_yaml(*JOB_LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement))
 
 
 def said(namespace: Space, ctx: ClusterContext) -> list[events.RankLine]:
-    """Read what all pods of the run say."""
+    """Return the lines that all pods of the run have logged."""
     return [
         events.split(line)
         for pod in namespace.pods(f"manycpu/run={ctx.name}")
@@ -54,7 +54,7 @@ def said(namespace: Space, ctx: ClusterContext) -> list[events.RankLine]:
 
 
 def proven(lines: list[events.RankLine]) -> list[dict[str, Any]]:
-    """Pick the proofs of scale."""
+    """Return the proofs of scale among these lines."""
     decoded = [decode(line.text) for line in lines]
     return [event.model_dump() for event in decoded if isinstance(event, ProofEvent)]
 

@@ -1,6 +1,6 @@
-"""Who may remove a run, and what becomes of those whose ledger, claim or time is taken away.
+"""Which process may remove a run, and what happens to runs that lose their ledger, claim or lease.
 
-Jobs are suspended, so that nothing starts; where none is needed, none is made.
+Jobs are suspended, so that no pod starts. Tests that need no job create none.
 """
 
 import threading
@@ -38,12 +38,12 @@ Fields = dict[str, Any]
 Open = Callable[..., ClusterContext]
 BUILT = Built(code="/opt/manycpu/code", program=("train.py",), digest="0", image="nobody/pulls:this")
 HELD = "manycpu.test/held"
-"""A finalizer: what has it is deleted only when a test says so."""
+"""A finalizer: Kubernetes deletes an object that has it only when the test removes the finalizer."""
 
 
 @pytest.fixture
 def hold(namespace: Space) -> Iterator[Callable[[str], None]]:
-    """Keep ConfigMaps from going until the test is over; called a second time, one is let go."""
+    """Return a function that adds the finalizer to a ConfigMap, and removes it if called again."""
     core, held = client.CoreV1Api(namespace.admin), set[str]()
 
     def finalizers(name: str, value: list[str] | None) -> None:
@@ -63,17 +63,17 @@ def present(ctx: ClusterContext) -> KubeObject | None:
 
 
 def reopened(ctx: ClusterContext, **access: Any) -> ClusterContext:
-    """Meet the same run again, as another process does."""
+    """Open the same run again, as another process would."""
     return replace(ctx, access=Access(**access))
 
 
 def trained(ctx: ClusterContext) -> None:
-    """Have a training that succeeded, and whose model was not exported."""
+    """Record a training that succeeded, without an export of its model."""
     with ctx.ledger.update() as entry:
         entry.attempt, entry.verbs["wait"] = 1, VerbRecord(seconds=1, result="done")
 
 
-# the time of a run
+# leases
 
 
 def test_a_kept_run_that_goes_on_is_not_removed_when_its_time_as_a_kept_one_is_over(a_context: Open) -> None:
@@ -95,7 +95,7 @@ def test_a_run_has_an_end_from_its_birth_and_work_on_it_puts_that_off(a_context:
         assert remove_expired(another, tomorrow, end_expired) == []
     wait_for("the run that was left to be gone", lambda: present(left) is None, seconds=30)
     assert present(worked_on) is not None
-    assert present(another) is not None  # who removes others goes on with its own
+    assert present(another) is not None  # a run that removes other runs keeps its own ledger
 
 
 def test_a_model_that_was_not_exported_is_removed_by_a_word_for_its_run_alone(a_context: Open) -> None:
@@ -104,7 +104,7 @@ def test_a_model_that_was_not_exported_is_removed_by_a_word_for_its_run_alone(a_
     cleaned = cleanup(ctx, keep=False)
     assert cleaned is not None
     assert f"ConfigMap {ctx.target.namespace}/{ctx.name}" in cleaned.kept
-    ctx.ledger.change_lease(until=0)  # as an earlier version did
+    ctx.ledger.change_lease(until=0)  # an earlier version of manycpu did this
     assert remove_expired(another, time.time(), end_expired) == []
     assert ctx.ledger.lease().until is None
     cleaned = cleanup(ctx, delete_model=True)
@@ -112,7 +112,7 @@ def test_a_model_that_was_not_exported_is_removed_by_a_word_for_its_run_alone(a_
     assert (cleaned.left_behind, present(ctx)) == ([], None)
 
 
-# others
+# other runs
 
 
 def test_the_troubles_of_others_are_warnings_and_nobody_waits_for_them(
@@ -130,7 +130,8 @@ def test_the_troubles_of_others_are_warnings_and_nobody_waits_for_them(
     wait_for("the run without trouble to be gone", lambda: present(fine) is None, seconds=30)
     meta = (present(stuck) or {})["metadata"]
     assert "deletionTimestamp" in meta
-    assert len(remove_expired(ctx, time.time(), end_expired)) == 1  # what is going is not deleted once more
+    # A run that is being deleted is not deleted again.
+    assert len(remove_expired(ctx, time.time(), end_expired)) == 1
     with pytest.raises(LedgerError, match="another version of manycpu"):
         broken.ledger.read()
 
@@ -160,10 +161,10 @@ def test_of_two_who_remove_a_run_and_take_it_up_again_one_has_its_way(a_context:
     begun.start()
     listed.remove()
     begun.join(60)
-    assert again.ledger.uid() != uid  # it has waited, and begun anew
+    assert again.ledger.uid() != uid  # it has waited for the deletion, and created a new ledger
 
 
-# taken away
+# deleted ledgers and claims
 
 
 def test_a_ledger_that_is_being_deleted_is_waited_for_and_owns_nothing(
@@ -229,9 +230,10 @@ def test_a_verb_whose_run_is_taken_away_says_so_within_seconds(
 def test_a_launcher_that_was_paused_does_not_create_an_attempt_after_the_next(
     a_context: Open, kind: str, verb: str
 ) -> None:
-    """It wakes up when its attempt was made by another, ended, and was followed.
+    """The launcher resumes after another process has cancelled its attempt and launched the next one.
 
-    It sleeps before a call: the one that looks for earlier attempts' jobs, or the one that creates its own.
+    It is paused before an API call: the one that lists the jobs of earlier attempts, or the one that creates
+    its job.
     """
     ctx = a_context("paused", launch=kind, queue="nobody-admits")
     paused, wakes = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""One cell over both nodes: the example, as somebody runs it who has a cluster."""
+"""One notebook cell trains over both nodes: the example, as a user with a cluster would run it."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from support.notebooks import EXAMPLES, executed
 from manycpu.pipeline.targets.kubernetes.deletion import kinds
 
 pytestmark = pytest.mark.pod_security("restricted")
-# What is particular to the test cluster: its size.
+# The fields that depend on the test cluster: its size.
 RUN = {"spread": "require", "resources": {"cpu": 0.9, "memory": "1500Mi"}, "start_timeout": 240}
 
 
@@ -23,7 +23,7 @@ def test_one_cell_trains_over_both_nodes_and_leaves_nothing(
     *_, launched = executed(EXAMPLES / "two_nodes.ipynb", tmp_path)
     assert not launched.error, launched.error
     assert "Launching training on 2 CPUs (2 nodes x 1)." in launched.printed
-    assert "path of this machine" not in launched.printed  # `digits` leads to the staged images
+    assert "path of this machine" not in launched.printed  # `digits` points to the staged images
     assert "epoch 5: " in launched.printed
     assert float(launched.value) > 90
     assert "report: " in launched.shown

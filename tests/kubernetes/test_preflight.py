@@ -1,4 +1,4 @@
-"""What preflight finds on a cluster, before anything is started."""
+"""What preflight reports about a cluster, before anything is started."""
 
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -22,7 +22,7 @@ Findings = Iterator[Finding]
 
 
 def found(target: Fields, tmp_path: Path, **run: Any) -> dict[str, str]:
-    """Run the checks of the cluster; field -> message."""
+    """Run the preflight checks of the cluster; return field -> message of each fatal finding."""
     fields = {"program": "question_answering", "output": str(tmp_path / "out")} | run
     ctx = open_run.open_context(fields, target, "test", base=tmp_path)
     assert is_on_kubernetes(ctx)
@@ -34,7 +34,7 @@ def test_a_namespace_with_the_documented_rights_is_ready(target: Fields, tmp_pat
 
 
 def take_away(where: Space, file: Path, verb: str, resource: str) -> None:
-    """Leave all rights of a Role but one."""
+    """Remove one right from a Role."""
     role = yaml.safe_load(file.read_text())
     single = [
         {"apiGroups": rule["apiGroups"], "resources": [one], "verbs": [does]}
@@ -47,7 +47,7 @@ def take_away(where: Space, file: Path, verb: str, resource: str) -> None:
     api.patch_namespaced_role(role["metadata"]["name"], where.name, {"rules": rules})
 
 
-# All of them are in tests/unit/test_kubernetes_rights.py: here, what a cluster itself answers.
+# tests/unit/test_kubernetes_rights.py covers every right; these tests cover the answers of a real cluster.
 @pytest.mark.parametrize(("verb", "resource"), [("create", "pods/exec"), ("patch", "pytorchjobs")])
 def test_a_right_that_is_missing_is_named(
     verb: str, resource: str, target: Fields, namespace: Space, tmp_path: Path
@@ -85,7 +85,7 @@ def test_a_level_that_refuses_the_builder_is_a_warning(
 
 
 def is_missing(ctx: ClusterContext, check: Callable[[ClusterContext], Findings], right: str) -> None:
-    """See that a check names this right alone, as soon as the cluster knows that it was taken away."""
+    """Check that exactly this right is reported missing, as soon as the API server has seen its removal."""
 
     def named() -> list[str]:
         return [finding.message for finding in check(ctx) if finding.fatal]

@@ -1,4 +1,4 @@
-"""Jobs whose operator is content, and which did not train as asked: they are failures."""
+"""A job that its operator calls successful, but that did not train as asked, is a failure."""
 
 import re
 from collections.abc import Callable
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.pod_security("restricted")
 
 
 def mpirun(job: KubeObject) -> list[str]:
-    """Find the command of an MPIJob's launcher."""
+    """Return the mpirun command of an MPIJob's launcher."""
     launcher = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
     words: list[str] = launcher["command"]
     return words

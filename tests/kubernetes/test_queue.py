@@ -1,4 +1,4 @@
-"""Runs in a queue of Kueue's: they wait for their quota, are preempted, and go on from their checkpoint."""
+"""Runs in a Kueue queue: they wait for quota, are preempted, and resume from their checkpoint."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,13 +35,13 @@ UNTIL_TOLD = "while not os.path.exists('/tmp/end'): time.sleep(0.1)"
 
 @pytest.fixture
 def for_one(namespace: Space) -> Iterator[Queue]:
-    """Make a queue whose quota is enough for one run over both nodes, of whatever kind."""
+    """Create a queue whose quota is enough for one run over both nodes, of any launch kind."""
     with queue(namespace, cpu="2500m") as made:
         yield made
 
 
 def queued(**more: str) -> Callable[[Fields], None]:
-    """Put a job that is made by hand into the queue, with ranks of a core each."""
+    """Return a change that puts a handmade job into the queue; each rank requests nearly one core."""
 
     def change(job: Fields) -> None:
         job["metadata"]["labels"] = job["metadata"]["labels"] | {QUEUE_LABEL: QUEUE, **more}
@@ -54,7 +54,7 @@ def queued(**more: str) -> Callable[[Fields], None]:
 
 @pytest.fixture
 def start(target: Fields, cluster: TestCluster, tmp_path: Path) -> Iterator[Callable[..., Looker]]:
-    """Create a job of two ranks that sleep, or until they are told to end, and begin to follow it."""
+    """Return a function that creates and follows a job of two ranks, which sleep or wait for a file."""
     lookers = []
 
     def make(name: str, seconds: float | None, *, run: Fields | None = None, **more: str) -> Looker:
@@ -114,7 +114,7 @@ def test_a_workload_that_somebody_deactivates_is_told(start: Callable[..., Looke
 
 
 class Preempting(Silent):
-    """Listens to a run, and has one of higher priority begin when its ranks have reached a step."""
+    """Listener that starts a job of higher priority when the ranks have reached step 5."""
 
     def __init__(self, interrupt: Callable[[], Looker]) -> None:
         self._interrupt, self.lines = interrupt, list[str]()

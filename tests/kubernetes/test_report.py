@@ -1,6 +1,6 @@
 """The report of a run whose output only pods can reach: here a folder of the claim, behind a URL."""
 
-# ruff: noqa: S108 - paths inside pods, where nobody else is
+# ruff: noqa: S108 - paths inside pods, which have no other users
 
 import json
 from collections.abc import Callable
@@ -34,7 +34,7 @@ LOCKS = f"import os; os.chmod('/tmp/pvc-mount/published/{REPORT}', 0o400); {FAIL
 
 @pytest.fixture
 def maker(a_context: Open) -> ClusterContext:
-    """Have a run that owns the claim on which the others publish."""
+    """Return a run that owns the claim; the other runs publish to it."""
     ctx = a_context("maker")
     claims.ensure_claim(ctx)
     return ctx
@@ -42,7 +42,7 @@ def maker(a_context: Open) -> ClusterContext:
 
 @pytest.fixture
 def remote(target: Fields, maker: ClusterContext, script: Callable[..., str], tmp_path: Path) -> Open:
-    """Describe a run with one rank, whose output is a URL."""
+    """Return a function that opens a run with one rank, whose output is a URL."""
 
     def make(name: str, text: str | None = None, **run: Any) -> ClusterContext:
         fields = {"program": script(text) if text else script(), "output": OUTPUT, **run}

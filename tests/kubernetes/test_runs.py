@@ -1,4 +1,4 @@
-"""Whole runs over both nodes, from a description to the exported model: here with all launchers and MPIs."""
+"""Whole runs over both nodes, from a description to the exported model, with all launchers and MPIs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ from manycpu.pipeline.spec.errors import TrainingFailedError
 pytestmark = pytest.mark.pod_security("restricted")
 Fields = dict[str, Any]
 MakeRun = Callable[..., Fields]
-SECRET = "a b'c\"d $x"  # noqa: S105 - it is none
+SECRET = "a b'c\"d $x"  # noqa: S105 - not a real secret
 KNOWS = f"""
 import os
 assert os.environ["WORD"] == {SECRET!r}, os.environ["WORD"]
@@ -32,7 +32,7 @@ def test_a_plain_script_meets_on_both_nodes_and_leaves_nothing(
     words = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "words"}}
     namespace.create(words | {"stringData": {"WORD": SECRET}})
     env, named = {"GREETING": "good $(HOME)"}, ["words"]
-    if launch == "trainjob":  # a runtime of the cluster's takes no secrets by name
+    if launch == "trainjob":  # a TrainJob with a runtime of the cluster cannot use secrets by name
         env, named = env | {"WORD": SECRET}, []
     run = a_run(KNOWS + ALL_REDUCE, env_from=named, env=env, **how)
     assert train(run, target | where, run_id=launch).state == "succeeded"

@@ -1,4 +1,4 @@
-"""Jobs of many pods, and many jobs, on hollow nodes: what `make scale` measures, small and without times."""
+"""Jobs of many pods, and many jobs, on hollow nodes: a small version of `make scale` without timings."""
 
 import asyncio
 import json
@@ -30,14 +30,14 @@ from manycpu.pipeline.targets.kubernetes.context import cluster_of, sharing
 from manycpu.pipeline.targets.kubernetes.following.follower import Follower
 
 NODES, WORKERS, JOBS = 60, 56, 100
-RESUMED = 20  # of the jobs: the others are deleted
+RESUMED = 20  # this many of the jobs resume; the others are deleted
 KINDS = ("pytorchjobs", "pods", "events")
-LEDGER = 32_000  # characters of what the ledger keeps of so many ranks
+LEDGER = 32_000  # limit of the ledger's size in characters, with this many ranks
 
 
 @pytest.fixture
 def own(cluster: TestCluster) -> OwnCluster:
-    """Give the project's own cluster."""
+    """Return the project's own cluster."""
     if cluster.own is None:
         pytest.skip("hollow nodes are processes of the project's own cluster, not of MANYCPU_TEST_KUBECONFIG")
     return cluster.own
@@ -45,7 +45,7 @@ def own(cluster: TestCluster) -> OwnCluster:
 
 @pytest.fixture
 def watches(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Count the watches that are begun, by what is watched."""
+    """Count the watches that are started, by the watched resource."""
     begun: Counter[str] = Counter()
     answer = ClusterStream.answer
 
@@ -59,7 +59,7 @@ def watches(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.fixture
 def followers(monkeypatch: pytest.MonkeyPatch) -> list[Follower]:
-    """List the followers that run."""
+    """Return a list of all followers that are started."""
     running: list[Follower] = []
     run = Follower.run
 
@@ -72,7 +72,7 @@ def followers(monkeypatch: pytest.MonkeyPatch) -> list[Follower]:
 
 
 def on(nodes: Hollow, **annotations: str) -> Callable[[KubeObject], None]:
-    """Have a job's pods on hollow nodes."""
+    """Return a change that places a job's pods on hollow nodes."""
 
     def change(job: KubeObject) -> None:
         template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
@@ -83,7 +83,7 @@ def on(nodes: Hollow, **annotations: str) -> Callable[[KubeObject], None]:
 
 
 async def all_of(handles: list[JobHandle], meanwhile: Callable[[], None]) -> list[TriggerEvent]:
-    """Wait for jobs as one triggerer does."""
+    """Follow jobs as one triggerer does; return the event of each job's end."""
     manager = SharedStreamManager()
 
     async def one(number: int, handle: JobHandle) -> TriggerEvent:
@@ -115,7 +115,7 @@ def test_a_job_of_many_pods_is_met_heard_and_succeeds(
             )
             ranks.end()
             nodes.end(namespace.name, pods[1:])
-            nodes.end(namespace.name, pods[:1])  # the job ends as its first worker does
+            nodes.end(namespace.name, pods[:1])  # the job ends when its first worker ends
             assert looker.to_the_end().state is RunState.SUCCEEDED
         finally:
             looker.close()
@@ -141,7 +141,7 @@ def test_many_that_wait_share_one_watch_of_each_kind_and_all_see_their_end(
 ) -> None:
     monkeypatch.setattr(
         access, "access_of", lambda _: None
-    )  # a kubeconfig's path, no connection of Airflow's
+    )  # the connection is a path of a kubeconfig, not an Airflow connection
     with logs(Ranks(1, seconds=0)) as ranks, hollow.nodes(own, NODES, ranks.kubelet) as nodes:
         opened = open_namespace(namespace)
         change = on(nodes, **{hollow.EXIT: "0"})

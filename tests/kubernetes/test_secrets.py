@@ -1,4 +1,4 @@
-"""What a run may know and nobody may read: it is in no log, no XCom, no object, no report and no image."""
+"""Secrets of a run do not appear in any log, XCom, Kubernetes object, report or image."""
 
 import base64
 import json
@@ -42,7 +42,7 @@ if dist.get_rank() == 0:
 
 @pytest.fixture
 def known(target: Fields, namespace: Space, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Have a token of the cluster, a password of the registry, and a value of a secret of the run."""
+    """Return three secrets that this run uses: a cluster token, a registry password, a value of a Secret."""
     document = Path(target["connection"]).read_text()
     found = {
         "token": str(yaml.safe_load(document)["users"][0]["user"]["token"]),
@@ -97,7 +97,7 @@ def rendered(run: Fields, target: Fields, folder: Path) -> str:
 
 
 def of_airflow(run_id: str) -> Iterator[tuple[str, str]]:
-    """Read all that Airflow's database has of a DAG run's XComs and rendered fields."""
+    """Yield all XComs and rendered fields of a DAG run from Airflow's database."""
     from airflow.models.renderedtifields import RenderedTaskInstanceFields
     from airflow.models.xcom import XComModel
     from airflow.utils.session import create_session
@@ -111,7 +111,7 @@ def of_airflow(run_id: str) -> Iterator[tuple[str, str]]:
 
 
 def of_namespace(namespace: Space, name: str) -> Iterator[tuple[str, str]]:
-    """Read what the run has made, ledger included: all of it was kept."""
+    """Yield everything that the run created, including its ledger; the run keeps it all."""
     from manycpu.pipeline.adapters.cluster import Cluster, connect
 
     cluster = Cluster(lambda: connect(str(namespace.kubeconfig)), namespace.name)
@@ -123,7 +123,7 @@ def of_namespace(namespace: Space, name: str) -> Iterator[tuple[str, str]]:
 
 
 def of_image(name: str) -> Iterator[tuple[str, str]]:
-    """Read an image's manifest and configuration, and the layers that a run puts upon it."""
+    """Yield an image's manifest and configuration, and the layers that a run adds to it."""
     image = pull(name)
     yield "image manifest", json.dumps(image.manifest)
     yield "image configuration", image.config_bytes.decode()

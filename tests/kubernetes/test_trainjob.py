@@ -1,4 +1,4 @@
-"""TrainJobs on Kubeflow's Trainer, with a runtime of the cluster's and with the run's own."""
+"""TrainJobs on Kubeflow Trainer, with a runtime of the cluster and with the run's own runtime."""
 
 import re
 from collections.abc import Callable
@@ -32,7 +32,7 @@ dist.barrier()
 
 
 class Pods(Silent):
-    """Listens to a run: looks at its pods when a rank has said a word, and kills one where that is asked."""
+    """Listener that inspects the pods when a rank prints a word, and can kill one of them."""
 
     def __init__(self, namespace: Space, word: str, *, kill: bool = False) -> None:
         self.namespace, self.word, self.kill = namespace, word, kill
@@ -86,4 +86,4 @@ def test_a_runtime_that_the_cluster_lacks_is_named(target: Fields, tmp_path: Pat
     (finding,) = findings(where | {"runtime": "torch-tuned"}, tmp_path)
     assert finding.field == "target.runtime"
     assert "'torch-tuned'" in finding.message
-    assert re.search("must be created before|not found", finding.message)  # by either webhook
+    assert re.search("must be created before|not found", finding.message)  # depends on which webhook answers

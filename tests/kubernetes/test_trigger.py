@@ -1,4 +1,4 @@
-"""The trigger for jobs, on the cluster: in the triggerer's shared streams, and alone."""
+"""The trigger for jobs, on the cluster: with the triggerer's shared streams, and without them."""
 
 import asyncio
 import re
@@ -27,7 +27,7 @@ COUNT = "for n in range({n}): say(f'line {{n}}'); time.sleep(0.05)"
 def job_of(
     target: dict[str, Any], cluster: TestCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], Waiting]:
-    """Begin a run by name; its connection is a kubeconfig's path here, and no connection of Airflow's."""
+    """Return a function that opens a run by name; its connection is a kubeconfig, not one of Airflow."""
     monkeypatch.setattr(access, "access_of", lambda _: None)
     (tmp_path / "runs").mkdir()
 
@@ -40,7 +40,7 @@ def job_of(
 
 
 def trigger(handle: JobHandle, **more: Any) -> JobTrigger:
-    """Make a trigger as the triggerer does: from what another one was serialised to."""
+    """Return a trigger from the serialized form of another, as the triggerer does."""
     given = {"cursor": None, "by": BY, **more}
     path, kwargs = JobTrigger(handle=handle.model_dump(mode="json"), **given).serialize()
     assert path == "manycpu.operators.job_trigger.JobTrigger"
@@ -78,7 +78,7 @@ def test_two_that_wait_share_one_watch_and_the_later_one_sees_what_is_there(
 
         early = asyncio.create_task(first(subscribed(0)))
         done = Looker(other.ctx, jobs[1])
-        await asyncio.to_thread(done.to_the_end)  # nothing happens to this job any more
+        await asyncio.to_thread(done.to_the_end)  # the job has ended before its trigger subscribes
         done.close()
         late = asyncio.create_task(first(subscribed(1)))
         try:

@@ -1,4 +1,4 @@
-"""Runs that start together where there is room for some of them: whatever fits runs, the oldest first."""
+"""Runs that start together when only some fit: each run that fits starts, the oldest first."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -20,17 +20,17 @@ from manycpu.pipeline.targets.kubernetes.following import turns
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import attempt_state
 
 RUNS = 6
-SECONDS = 6.0  # that each of them trains
-LATE = "manycpu.test/late"  # label of the nodes that take launchers
+SECONDS = 6.0  # training time of each run
+LATE = "manycpu.test/late"  # label of the nodes that accept launchers
 
 
 @pytest.fixture
 def six(
     target: dict[str, Any], cluster: TestCluster, tmp_path: Path, namespace: Space
 ) -> Iterator[list[Looker]]:
-    """Start six runs of all kinds by turns while one of the two nodes is full; the oldest first.
+    """Start six runs of alternating launch kinds while one of two nodes is full; yield them, oldest first.
 
-    Each finds a place for one pod at most. When the other node has room, two runs fit.
+    At first each run has space for one pod at most. When the other node has space again, two runs fit.
     """
     image = cluster.image("base")
     full = pod("full", image, "sleep", "600", node=cluster.nodes[1])
@@ -50,7 +50,8 @@ def test_six_that_start_together_finish_two_by_two_in_the_order_in_which_they_ca
     ended = lambda: all([one.look().state.terminal for one in six])  # noqa: C419, E731
     wait_for("all to end", ended, seconds=150)
     assert [one.seen.state for one in six] == [RunState.SUCCEEDED] * RUNS, [one.seen for one in six]
-    began = [attempt_state(one.ctx.ledger.read(), one.handle).began for one in six]  # when each had its nodes
+    # The time at which each run had its nodes.
+    began = [attempt_state(one.ctx.ledger.read(), one.handle).began for one in six]
     assert began == sorted(began)
     for one in six[ROOM:]:
         assert one.said("waits for 1.4 CPUs; held by run"), one.lines
@@ -59,7 +60,7 @@ def test_six_that_start_together_finish_two_by_two_in_the_order_in_which_they_ca
 
 @pytest.fixture
 def late(cluster: TestCluster, namespace: Space) -> Iterator[Callable[[], None]]:
-    """Mark the nodes as such that take the launchers, when it is called."""
+    """Return a function that labels the nodes, so that they accept launchers."""
     core = namespace.by_admin.core
 
     def mark(value: str | None) -> None:
@@ -98,7 +99,7 @@ def test_two_mpijobs_of_two_namespaces_whose_workers_hold_what_their_launchers_w
 
 
 def placed(one: Looker) -> list[str]:
-    """Name the pods of a run that have nodes."""
+    """Return the names of the run's pods that have a node."""
     return [
         pod["metadata"]["name"]
         for pod in cluster_of(one.ctx).list("Pod", labels(one.ctx.name))
@@ -107,6 +108,6 @@ def placed(one: Looker) -> list[str]:
 
 
 def conditions(one: Looker) -> list[str]:
-    """Name what the operator has noted of the job of a run."""
+    """Return the types of the conditions that the operator has set on the run's job."""
     (job,) = cluster_of(one.ctx).list("MPIJob", labels(one.ctx.name))
     return [condition["type"] for condition in job["status"]["conditions"]]

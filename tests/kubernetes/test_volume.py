@@ -1,9 +1,9 @@
-"""Data reaches the claim and models leave it, whole, whatever breaks on the way.
+"""Data reaches the claim, and models leave it, complete, even if pods or the API server fail meanwhile.
 
-Breaks are of the way through the API server here, which is slow enough for them; see also test_direct.py.
+Data goes through the API server here, which is slow enough for the faults. See also test_direct.py.
 """
 
-# ruff: noqa: S108 - paths inside pods, where nobody else is
+# ruff: noqa: S108 - paths inside pods, which have no other users
 
 import os
 import threading
@@ -119,7 +119,7 @@ def test_a_volume_that_is_bound_to_a_node_will_do(a_context: Open, source: Path,
 
 def test_a_url_is_fetched_inside_the_cluster(a_context: Open, namespace: Space) -> None:
     ctx = a_context()
-    url = "dir://www/set::file:///tmp/pvc-mount"  # there is such a folder in pods only
+    url = "dir://www/set::file:///tmp/pvc-mount"  # this folder exists in pods only
     with shell(ctx, namespace) as run:
         run("sh", "-c", "mkdir -p /tmp/pvc-mount/www/set/deep; cd /tmp/pvc-mount/www/set; seq 100000 >deep/b")
         found = stage.stage(ctx, {"data": url}, quiet)
@@ -175,7 +175,7 @@ def test_a_model_is_published_inside_the_cluster(a_context: Open, source: Path, 
     with shell(ctx, namespace) as run:
         published = sums(run, "/tmp/pvc-mount/published")
     assert published.pop(transfer.MANIFEST)
-    assert published.pop(REPORT)  # by stage, which has seen that the output can be written
+    assert published.pop(REPORT)  # stage writes it, to check that the output is writable
     assert published == output
 
 
@@ -188,9 +188,9 @@ def test_a_program_that_wrote_nothing_has_nothing_exported(a_context: Open, tmp_
 
 @pytest.mark.alone
 def test_a_full_volume_is_named(a_context: Open, large: Path, faults: Faults) -> None:
-    os.truncate(large / "weights.bin", 192 << 20)  # more than a file system makes free of itself
+    os.truncate(large / "weights.bin", 192 << 20)  # more than a file system frees later by itself
     ctx = a_context()
-    # It is found before anything is copied; at once, where not even a folder can be made.
+    # The lack of space is found before anything is copied; at once if not even a folder can be created.
     with faults.volumes_full(), pytest.raises(StageError, match=r"(are needed|No space left).*target\.claim"):
         stage.stage(ctx, {"data": str(large)}, quiet)
     no_pod_is_left(ctx)
@@ -266,7 +266,7 @@ def test_a_pod_that_runs_out_of_memory_says_so(
 
 
 def _written(ctx: ClusterContext, source: Path, namespace: Space) -> dict[str, str]:
-    """Have a model on the volume, where a training would have written it; its sums."""
+    """Put a model on the volume, where a training would have written it; return its checksums."""
     staged = stage.stage(ctx, {"data": str(source)}, quiet)["data"].path
     output = f"{attempt_directory(ctx, 1)}/output"
     with shell(ctx, namespace) as run:
@@ -294,4 +294,4 @@ def _break(ctx: ClusterContext, namespace: Space, faults: Faults, fault: str) ->
         cluster_of(ctx).delete("Pod", name, grace=0)
     else:
         with faults.api_away():
-            time.sleep(3)  # the fault's length, not a wait for anything
+            time.sleep(3)  # the length of the fault, not a wait for a condition

@@ -1,4 +1,4 @@
-"""Waiting for jobs on the cluster: what is said while they wait, how they end, and that no line is lost."""
+"""Waiting for jobs on the cluster: status messages, how jobs end, and that no log line is lost."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -27,13 +27,13 @@ COUNT = "for n in range({n}): say(f'line {{n}}'); time.sleep({pause})"
 
 @pytest.fixture
 def a_job(target: dict[str, Any], cluster: TestCluster, tmp_path: Path) -> Begin:
-    """Begin a run whose job a test makes by hand."""
+    """Return a function that opens a run; the test creates its job by hand."""
     return lambda **run: begin(target, cluster.image("base"), tmp_path, **run)
 
 
 @pytest.fixture
 def look() -> Iterator[Callable[..., Looker]]:
-    """Look at jobs, and stop doing so at the end."""
+    """Return a function that follows a job; closes all followers at the end."""
     lookers: list[Looker] = []
 
     def make(waiting: Waiting, handle: Any, cursor: Any = None) -> Looker:
@@ -55,7 +55,7 @@ def test_every_line_of_every_rank_is_told_once_and_in_order(
     assert seen.state is RunState.SUCCEEDED
     for rank in (0, 1):
         assert looker.said(f"{rank}: line ") == [f"{rank}: line {n}" for n in range(200)]
-    assert looker.said("nothing is known of") == []  # all that is watched may be watched
+    assert looker.said("nothing is known of") == []  # the account may watch everything that is watched
     observed = observed_of(waiting.ctx, handle)
     assert (observed.world_size, len(observed.ranks), observed.backend) == (2, 2, "gloo")
 
@@ -105,7 +105,7 @@ def test_an_expired_token_is_renewed(
 
 
 class Stuck(NamedTuple):
-    """A job that never runs: fields of its run and of the job, the budget that ends it, and what is said."""
+    """A job that never runs: fields of the run and of the job, the exceeded budget, and the reason."""
 
     run: dict[str, Any]
     job: dict[str, Any]
@@ -125,7 +125,7 @@ def _stuck(registry: str) -> dict[str, Stuck]:
             {"nnodes": 2, "queue_timeout": 8},
             {"pods": {"nodeSelector": {"disk": "punched-cards"}}},
             queued,
-            r"no node.*0/2 nodes are available",  # also where it has given way to the others here
+            r"no node.*0/2 nodes are available",  # also if it yields to the other jobs here
         ),
         "claim": Stuck(
             {"queue_timeout": 8}, {"pods": data}, queued, 'persistentvolumeclaim "no-such-claim" not found'
@@ -162,7 +162,7 @@ def test_what_keeps_a_job_from_running_is_named(
         seen = outcome(waiting[name].ctx, lookers[name].seen, lookers[name].watch.observed)
         assert (name, seen.state, seen.budget) == (name, RunState.FAILED, budget)
         assert re.search(reason, seen.reason, re.DOTALL), (name, seen.reason)
-    assert lookers["image"].said("cannot be pulled")  # also while it waited
+    assert lookers["image"].said("cannot be pulled")  # also while it was pending
     starts = int(lookers["crashes"].seen.reason.split("started ")[1].split()[0])
     assert len(lookers["crashes"].said("/pytorch] broken")) == starts >= 3
     for begun in waiting.values():
@@ -187,7 +187,7 @@ def test_a_quota_that_refuses_the_pods(a_job: Begin, look: Callable[..., Looker]
 def test_without_an_operator_nobody_waits_for_ever(
     a_job: Begin, look: Callable[..., Looker], faults: Faults
 ) -> None:
-    # The mpi-operator: where the other is away, its webhook is too, and no PyTorchJob can be created.
+    # Stops mpi-operator: training-operator has a webhook, without which no PyTorchJob can be created.
     waiting = a_job(acknowledge_timeout=5, nnodes=1)
     waiting.ctx.__dict__["target"] = waiting.ctx.target.model_copy(update={"launch": "mpijob"})
     with faults.operator_stopped("mpi-operator"):
@@ -231,7 +231,7 @@ def test_a_rank_that_is_killed_is_named_with_its_last_lines(
     assert seen.failure is not None
     assert (seen.failure.rank, seen.failure.exit_code) == (1, -9)
     assert "so far so good" in str(seen.failure)
-    is_gone(waiting)  # the other rank would have gone on for nobody
+    is_gone(waiting)  # the other rank would have continued without use
 
 
 def test_an_evicted_pod_is_said_to_be(a_job: Begin, look: Callable[..., Looker], namespace: Space) -> None:
@@ -284,7 +284,7 @@ def of_rank(job: Any) -> Any:
 
 
 def is_gone(waiting: Waiting) -> None:
-    """See that the job and its pods are ended."""
+    """Check that the job and its pods are deleted."""
     known = labels(waiting.ctx.name)
 
     def nothing() -> bool:

@@ -1,4 +1,4 @@
-"""rights.yaml has what manycpu uses, and no more; all other tests of this folder have used it by now."""
+"""rights.yaml has exactly the rights that manycpu uses. This test runs after all others of this folder."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_every_right_is_used_and_every_call_has_its_right(
 
 
 def alike(right: Right) -> Right:
-    """Take jobs for jobs: all kinds are spoken of in one rule, and to by the same code."""
+    """Replace the resource of each kind of job by `jobs`: the kinds share one rule and the same code."""
     verb, _, resource = right
     if resource in {kind.resource.plural for kind in JOB_KINDS.values()}:
         return verb, "", "jobs"

@@ -27,16 +27,16 @@ INSTEAD: Final = {
 }
 """Word -> what to write instead."""
 CODE_MAXIMUM: Final = {
-    "whoever": 35,
-    "nobody": 89,
-    "anew": 24,
-    "is told": 24,
-    "has heard": 1,
-    "goes on": 36,
-    "of ours": 8,
+    "whoever": 23,
+    "nobody": 69,
+    "anew": 17,
+    "is told": 16,
+    "has heard": 0,
+    "goes on": 25,
+    "of ours": 6,
     "let be": 0,
-    "what is there": 12,
-    "for want of": 2,
+    "what is there": 7,
+    "for want of": 0,
 }
 PAGES: Final = ("*.md", ".github/**", "docs/**")
 GENERATED: Final = (

@@ -1,4 +1,4 @@
-"""Objects as the API shows them, to build cases from."""
+"""Objects as the Kubernetes API returns them, as test data."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ _OURS = labels("qa", attempt="1")
 
 
 def at(seconds: float) -> str:
-    """Write a time, so many seconds after the job's creation, as the API does."""
+    """Return the time `seconds` after the job's creation, in the API's format."""
     return datetime.fromtimestamp(T0 + seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -26,7 +26,7 @@ def handle(launch: str = "pytorchjob") -> JobHandle:
 
 
 def job(*conditions: str, launch: str = "pytorchjob", seconds: float = 0, **spec: Any) -> Object:
-    """Make a job with conditions that hold."""
+    """Return a job with these conditions, all true."""
     held = [
         {"type": c, "status": "True", "lastTransitionTime": at(seconds), "message": c} for c in conditions
     ]
@@ -41,7 +41,7 @@ def job(*conditions: str, launch: str = "pytorchjob", seconds: float = 0, **spec
 def pod(
     name: str, *, role: Role = "rank", born: float = 1, placed: float | None = 2, **status: Any
 ) -> Object:
-    """Make a pod of the job; placed: when it was given a node."""
+    """Return a pod of the job; `placed` is the time at which it got a node, None if it has none."""
     conditions = [] if placed is None else [_true("PodScheduled", placed)]
     return {
         "metadata": {
@@ -56,13 +56,13 @@ def pod(
 
 
 def container(name: str = "pytorch", restarts: int = 0, **state: Any) -> Object:
-    """Make a container's status."""
+    """Return a container status."""
     last = state.pop("last", {})
     return {"name": name, "restartCount": restarts, "state": state, "lastState": last}
 
 
 def event(reason: str, message: str, about: Object | tuple[str, str], seconds: float = 5) -> Object:
-    """Make a warning about an object, or about a kind and a name."""
+    """Return a warning event about an object, or about a kind and a name."""
     if isinstance(about, tuple):
         kind, name, uid = *about, f"uid-{about[1]}"
     else:
@@ -81,7 +81,7 @@ def event(reason: str, message: str, about: Object | tuple[str, str], seconds: f
 def snapshot(
     found: Object | None, pods: Sequence[Object] = (), events: Sequence[Object] = (), launch: str = ""
 ) -> JobSnapshot:
-    """Put a job together with what belongs to it."""
+    """Return a snapshot of a job with its pods and events."""
     launch = launch or next(
         (name for name, kind in JOB_KINDS.items() if found and found["kind"] == kind.kind), "pytorchjob"
     )

@@ -1,4 +1,4 @@
-"""A task that asks a person, in a real Airflow."""
+"""A task that asks a person for approval, in a real Airflow."""
 
 from typing import Any
 
@@ -11,10 +11,11 @@ _SETTLED = "TaskInstance Finished: dag_id={}, task_id={}, run_id={},"
 
 
 def asked(airflow: Airflow, run: str, task: str = "approve", timeout: float = 600) -> dict[str, Any]:
-    """Wait until a person is asked, and can answer; returns what that person is shown."""
+    """Wait until the task awaits a person's answer; return the details that Airflow shows to that person."""
     until(lambda: airflow.task(run, task)["state"] == "awaiting_input", timeout)
     found = airflow.task(run, task)
-    # An answer before the scheduler has heard that the worker went fails the task, without a word.
+    # Before the scheduler has logged that the worker finished, an answer makes the task fail without a
+    # message.
     settled = _SETTLED.format(found["dag_id"], task, found["dag_run_id"])
     until(lambda: settled in (airflow.home / "standalone.log").read_text(errors="replace"))
     return dict(airflow.api("GET", f"{run}/taskInstances/{task}/-1/hitlDetails"))

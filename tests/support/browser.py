@@ -1,4 +1,4 @@
-"""Headless Chromium: a window that is asked for what a person would look for."""
+"""Headless Chromium: a window that finds elements as a person would."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-proxy-server"),
     "--window-size=1280,1360",
 )
-# A folder to put screenshots for the README into: MANYCPU_SCREENSHOTS=docs/images
+# Folder for screenshots of the README: MANYCPU_SCREENSHOTS=docs/images
 SCREENSHOTS = os.environ.get("MANYCPU_SCREENSHOTS")
 
 needs_chromium = pytest.mark.skipif(
@@ -34,61 +34,61 @@ needs_chromium = pytest.mark.skipif(
 
 
 class Page:
-    """A browser window, asked for what a person would look for; waits until it is there."""
+    """A browser window whose methods wait until the wanted element or text appears."""
 
     def __init__(self, browser: webdriver.Chrome) -> None:
         self.browser, self._wait = browser, _wait(browser)
 
     def find(self, css: str) -> WebElement:
-        """Find what can be clicked or typed into."""
+        """Return an element, once it can be clicked or typed into."""
         found: WebElement = self._wait.until(conditions.element_to_be_clickable((By.CSS_SELECTOR, css)))
         return found
 
     def all(self, css: str) -> list[WebElement]:
-        """List what is there at this moment."""
+        """Return the elements that exist at this moment, without waiting."""
         return self.browser.find_elements(By.CSS_SELECTOR, css)
 
     def button(self, text: str) -> WebElement:
-        """Find a button of the dialog by what is on it."""
+        """Return a button of the dialog by its label."""
         path = f"//*[@role='dialog']//button[normalize-space()='{text}']"
         found: WebElement = self._wait.until(conditions.element_to_be_clickable((By.XPATH, path)))
         return found
 
     def paste(self, name: str, text: str) -> None:
-        """Put a text into a field, in the place of what is there."""
+        """Replace the content of a field by a text."""
         field = self.find(f"[name='{name}']")
         field.send_keys(Keys.CONTROL + "a" + Keys.NULL, Keys.DELETE)
         self._wait.until(lambda _: not field.get_attribute("value"))
-        if text:  # in one piece: typed faster than the form follows, characters get lost
+        if text:  # insert it at once: the form loses characters that are typed faster than it updates
             self.browser.execute_cdp_cmd("Input.insertText", {"text": text})
         self._wait.until(lambda _: field.get_attribute("value") == text, f"{name} did not take {text!r}")
 
     def shows(self, text: str, timeout: float = 300) -> None:
-        """Wait for a text."""
+        """Wait until the page shows a text."""
         seen = conditions.text_to_be_present_in_element((By.TAG_NAME, "body"), text)
         _wait(self.browser, timeout).until(seen, f"the page never showed {text!r}")
 
     def js(self, body: str, *args: object) -> Any:
-        """Run the body of a function in the page, and return what it does."""
+        """Run JavaScript in the page, as the body of a function, and return its result."""
         return self.browser.execute_script(body, *args)
 
     def resize(self, width: int, height: int) -> None:
-        """Show the page as wide as this, also where no window can be that narrow."""
+        """Set the size of the page, also to widths that a window cannot have."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
     def prefer(self, scheme: str) -> None:
-        """Have the person like ``light`` or ``dark``."""
+        """Set the preferred color scheme: ``light`` or ``dark``."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def complaints(self) -> list[str]:
-        """List what stands in the console as an error or a warning since the last time."""
+        """Return the errors and warnings that the console has received since the last call."""
         entries = self.browser.get_log("browser")  # type: ignore[no-untyped-call]
         return [entry["message"] for entry in entries if entry["level"] in {"SEVERE", "WARNING"}]
 
     def shoot(self, name: str, height: int) -> None:
-        """Take a screenshot, when they are wanted."""
+        """Take a screenshot if SCREENSHOTS is set."""
         if SCREENSHOTS:
             self.browser.set_window_size(1280, height)
             Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ class Page:
 
 
 def _wait(browser: webdriver.Chrome, timeout: float = 300) -> WebDriverWait[webdriver.Chrome]:
-    """Wait as a person does: a page that goes meanwhile, such as to the login, is looked at again."""
+    """Return a wait that tolerates page changes meanwhile, such as a redirect to the login."""
     return WebDriverWait(browser, timeout, ignored_exceptions=(WebDriverException,))
 
 
@@ -117,7 +117,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chr
 
 @pytest.fixture
 def page(chromium: webdriver.Chrome) -> Iterator[Page]:
-    """Open a window of the test's own, which knows nothing of those before it."""
+    """Open a window for this test, without data of earlier tests."""
     first = chromium.current_window_handle
     chromium.switch_to.new_window("window")
     opened = Page(chromium)
@@ -127,6 +127,6 @@ def page(chromium: webdriver.Chrome) -> Iterator[Page]:
     finally:
         everything = {"origin": "*", "storageTypes": "all"}
         chromium.execute_cdp_cmd("Storage.clearDataForOrigin", everything)
-        chromium.execute_cdp_cmd("Network.clearBrowserCookies", {})  # of other ports, too
+        chromium.execute_cdp_cmd("Network.clearBrowserCookies", {})  # removes cookies of other ports too
         chromium.close()
         chromium.switch_to.window(first)

@@ -1,6 +1,6 @@
-"""Images for the builder pods of tests: buildah, and rootless BuildKit, on Debian, each made once.
+"""Images for the builder pods of tests: buildah, and rootless BuildKit, on Debian, each built once.
 
-BuildKit is compiled when the first test asks for it: it is no part of the cluster.
+BuildKit is compiled when the first test needs it, since the cluster does not use it.
 """
 
 import hashlib
@@ -30,11 +30,11 @@ from manycpu.pipeline.spec.image import Reference, sha256
 
 USER, HOME = 1000, Path("home/user")
 RUNTIME = Path("run/user/1000")
-MAPPERS = {"newuidmap": 7, "newgidmap": 6}  # CAP_SETUID, CAP_SETGID
+MAPPERS = {"newuidmap": 7, "newgidmap": 6}  # Linux capabilities: CAP_SETUID, CAP_SETGID
 
 
 class BuildKit(Module):
-    """BuildKit's module, whose files are not among the cluster's."""
+    """BuildKit's Go module, whose folder is not among the cluster's modules."""
 
     @property
     def folder(self) -> Path:
@@ -47,17 +47,17 @@ DAEMONLESS = "buildctl-daemonless.sh"
 
 @dataclass(frozen=True)
 class Builder:
-    """What an image has beside Debian's packages."""
+    """The content of a builder image: Debian packages, configuration and further layers."""
 
     packages: tuple[str, ...]
     config: dict[str, Any] = field(default_factory=dict)
     more: Callable[[Path, Path], list[Layer]] = lambda *_: []
-    """Changes Debian's folder, and makes layers upon it in another."""
+    """Changes the root folder, and makes further layers in the workshop folder."""
     made_from: str = ""
 
 
 def buildkit() -> Path:
-    """The folder with BuildKit's programs; compiled, with Go's files in a folder of its own, if need be."""
+    """Return the folder of BuildKit's programs; compile them if necessary, with Go's files apart."""
     if not BUILDKIT.built.exists():
         part = BUILDKIT.built.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
@@ -119,7 +119,7 @@ BUILDERS = {
 
 
 def reference(builder: str = "pod") -> str:
-    """How a pod names a builder's image; made and pushed if the registry lacks it."""
+    """Return the reference by which a pod pulls a builder image; build and push the image if necessary."""
     wanted = BUILDERS[builder]
     config = {"Env": [images.PATH], "Cmd": ["bash"], **wanted.config}
     inputs = (inspect.getsource(_make), str(wanted.packages), layers.suite(), str(config), wanted.made_from)
@@ -150,7 +150,7 @@ def _make(wanted: Builder) -> Sequence[Layer]:
 
 
 def with_history(name: str) -> str:
-    """Name one of the cluster's images as Dockerfiles start from: with a history, which buildah asks for."""
+    """Push a copy of a cluster image with a history, which buildah needs; return its reference."""
     named = Reference.parse(images.reference(name), "test")
     with closing(Connection(named.registry, plain=True)) as connection:
         repository = Repository(connection, named.repository)

@@ -1,4 +1,4 @@
-"""Whether the backend ccl can be had on this machine."""
+"""Whether the backend ccl can be built on this machine."""
 
 from manycpu.pipeline.node.backends import UnavailableError
 from manycpu.pipeline.node.ccl import build
@@ -7,7 +7,7 @@ __all__ = ["missing"]
 
 
 def missing() -> str:
-    """What it lacks; empty where it has all."""
+    """Return what this machine lacks for the backend ccl; empty if it lacks nothing."""
     try:
         build.find_oneccl()
     except UnavailableError as error:

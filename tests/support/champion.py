@@ -1,4 +1,4 @@
-"""Candidates for a champion, as trainings leave them."""
+"""Candidates for a champion model, as trainings leave them."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ __all__ = ["trained"]
 
 
 def trained(folder: Path, name: str, files: dict[str, str] | None = None) -> Candidate:
-    """Make what a training exports, with a report beside it."""
+    """Create the exported model of a training and its report; return the candidate."""
     made, output = folder / "made" / name, folder / "runs" / name
     made.mkdir(parents=True)
     for file, content in (files or {"model.pt": name}).items():

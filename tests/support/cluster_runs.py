@@ -1,4 +1,4 @@
-"""Whole runs over both nodes: the ways to launch one, and what is so after each."""
+"""Whole runs over both nodes: the ways to launch one, and the checks after each."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ cluster()
 
 
 def fields_of(name: str, cluster: TestCluster) -> tuple[Fields, Fields]:
-    """Give the fields of the target, its image among them where it needs one of its own, and of the run."""
+    """Return the fields of the target, with an image that has the launch's MPI, and of the run."""
     where, how = LAUNCHES[name]
     family = where.get("mpi", "intel")
     image = {"image": with_mpi(cluster.image("torch"), family)} if family != "intel" else {}
@@ -52,7 +52,7 @@ def fields_of(name: str, cluster: TestCluster) -> tuple[Fields, Fields]:
 
 
 def succeeded(output: Path, namespace: Space) -> Report:
-    """See that a run over both nodes succeeded, delivered all bytes, and left nothing; returns its report."""
+    """Check that a run over both nodes succeeded, delivered every byte, left nothing; return its report."""
     report = Report.model_validate_json((output / REPORT).read_text())
     assert (report.state, report.error, report.world_size) == ("succeeded", None, 2)
     assert len(report.hosts) == 2
@@ -64,7 +64,7 @@ def succeeded(output: Path, namespace: Space) -> Report:
 
 
 def _delivered(output: Path) -> None:
-    """See that a model is what its manifest says, byte for byte."""
+    """Check that a model matches its manifest, byte for byte."""
     there = {file.path: file.sha256 for file in transfer.scan(Location.of(str(output), "run.output")).files}
     manifest = json.loads((output / transfer.MANIFEST).read_text())
     wanted = {file["path"]: file["sha256"] for file in manifest["files"]}

@@ -1,4 +1,4 @@
-"""Runs that start together, of all launch kinds, on a cluster that has room for two of them."""
+"""Runs of all launch kinds that start together, on a cluster with space for two of them."""
 
 import json
 from pathlib import Path
@@ -12,12 +12,12 @@ from manycpu.pipeline.spec.job_kinds import TRAINING_RUNTIME, TRAINJOB
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.targets.kubernetes.launch import _create
 
-ROOM: Final = 2  # runs that fit at once
-# Two fit on each of two nodes of two cores, beside a launcher; three do not.
+ROOM: Final = 2  # number of runs that fit at once
+# A node of two cores has space for two ranks and a launcher, but not for three ranks.
 RANK_CPU, LAUNCHER_CPU = "700m", "50m"
 LAUNCHES: Final = ("pytorchjob", "mpijob", "trainjob")
 WORK: Final = "time.sleep({seconds})"
-# Speaks like sshd, to whoever waits for one.
+# Sends the first line of an ssh server to each client that checks for one.
 SSHD: Final = """
 import socket, sys
 server = socket.create_server(("", int(sys.argv[1])))
@@ -25,7 +25,7 @@ while True:
     with server.accept()[0] as one:
         one.sendall(b"SSH-2.0-test")
 """
-# As torchrun does: nobody begins before all are there.
+# As with torchrun, no rank starts before both are connected.
 MEET: Final = """
 host, _, domain = socket.getfqdn().partition(".")
 if rank == 0:
@@ -40,7 +40,7 @@ while rank:
 
 
 def start(target: dict[str, Any], image: str, folder: Path, number: int, seconds: float) -> Looker:
-    """Create the job of one run, of one kind after the other by turns, and begin to follow it."""
+    """Create the job of one run and follow it; the launch kinds alternate by number."""
     launch = LAUNCHES[number % len(LAUNCHES)]
     waiting = begin(target | {"launch": launch}, image, folder, name=f"turn-{number}", nnodes=2)
     work = WORK.format(seconds=seconds)
@@ -52,7 +52,7 @@ def start(target: dict[str, Any], image: str, folder: Path, number: int, seconds
 
 
 def hold(target: dict[str, Any], image: str, folder: Path, launchers_on: dict[str, str]) -> Looker:
-    """Create an MPIJob of which two fit but for their launchers, and begin to follow it."""
+    """Create an MPIJob and follow it: the workers of two such jobs fit, but not the launchers beside them."""
     waiting = begin(target, image, folder, name="holds", nnodes=2)
 
     def change(job: KubeObject) -> None:
@@ -66,7 +66,7 @@ def hold(target: dict[str, Any], image: str, folder: Path, launchers_on: dict[st
 
 
 def _apart(job: KubeObject) -> None:
-    """Have the ranks' pods on a node each, and ask for so much that two of them fit."""
+    """Place each rank's pod on a different node; each requests so much CPU that two pods fit on a node."""
     template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
     like = {"matchLabels": dict(template["metadata"]["labels"])}
     term = {"labelSelector": like, "topologyKey": "kubernetes.io/hostname"}
@@ -76,7 +76,7 @@ def _apart(job: KubeObject) -> None:
 
 
 def _as_trainjob(job: KubeObject) -> list[KubeObject]:
-    """Have Trainer make the pods, of a runtime of the run's own."""
+    """Return a TrainJob and its own runtime: Trainer creates the same pods from them."""
     _apart(job)
     template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
     template["spec"]["restartPolicy"] = "Never"
@@ -101,7 +101,7 @@ def _as_trainjob(job: KubeObject) -> list[KubeObject]:
 
 
 def _as_mpijob(job: KubeObject) -> None:
-    """Have a launcher speak for both ranks, whose own pods only have to be there."""
+    """Turn the job into an MPIJob: the launcher runs both ranks, and the workers only accept connections."""
     _apart(job)
     worker = job["spec"].pop("pytorchReplicaSpecs")["Worker"]
     inner = worker["template"]["spec"]["containers"][0]

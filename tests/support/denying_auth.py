@@ -1,4 +1,4 @@
-"""An auth manager for the tests' Airflow: Airflow's simple one, with one user who may not see one DAG."""
+"""An auth manager for the tests' Airflow: SimpleAuthManager, with a user that has no access to one DAG."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ __all__ = ["DenyingAuthManager"]
 
 
 class DenyingAuthManager(SimpleAuthManager):
-    """The user ``outsider`` sees every DAG but ``hidden``."""
+    """Auth manager whose user ``outsider`` has access to every DAG except ``hidden``."""
 
     def is_authorized_dag(self, *, user: Any, details: Any = None, **how: Any) -> bool:
         denied = user.get_id() == "outsider" and details is not None and details.id == "hidden"

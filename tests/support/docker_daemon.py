@@ -1,7 +1,7 @@
-"""A docker daemon for tests, in namespaces of its own, and a shell in an image for what it builds from.
+"""A docker daemon for tests, in its own namespaces, and busybox as a shell for the images that it builds.
 
-Debian's packages are unpacked and never installed: no service starts. The daemon's mounts, processes and
-network end with its first process; it writes to its folder alone.
+Debian's packages are unpacked and never installed, so no service starts. The daemon's mounts, processes and
+network end with its first process. The daemon writes only to its own folder.
 """
 
 import os
@@ -20,9 +20,9 @@ from cluster import cgroups, debian
 from cluster.command import MissingError, tail
 from support.waiting import until
 
-_CLIENT = {"trixie": ("docker-cli", "docker-buildx")}  # before, the client is with the daemon
+_CLIENT = {"trixie": ("docker-cli", "docker-buildx")}  # in earlier releases, docker.io contains the client
 _PLUGINS = ("usr/libexec/docker/cli-plugins", "usr/lib/docker/cli-plugins")
-# /etc gets docker's key, /opt containerd's folder and /run the sockets: these are the namespace's own.
+# dockerd writes its key to /etc, containerd's folder to /opt and sockets to /run: the namespace has its own.
 _FIRST_PROCESS = """
 mount -t tmpfs tmpfs /run
 for folder in etc opt; do
@@ -40,7 +40,7 @@ socket.send_fds(socket.socket(fileno=0), [b"."], [listening.fileno()])
 
 
 def ensure() -> None:
-    """Unpack docker and busybox; skips the test where they cannot be had."""
+    """Unpack docker and busybox; skip the test if the packages are not available."""
     try:
         debian.ensure()
         packages = ("busybox-static", "docker.io", "libdevmapper1.02.1", *_CLIENT.get(debian.release(), ()))
@@ -50,29 +50,29 @@ def ensure() -> None:
 
 
 def busybox() -> Path:
-    """A shell that needs nothing else."""
+    """Return busybox, a static shell."""
     ensure()
     return debian.program("busybox", "docker")
 
 
 def client() -> Path:
-    """The folder with the program `docker`."""
+    """Return the folder with the program `docker`."""
     ensure()
     return debian.program("docker", "docker").parent
 
 
 def plugins() -> list[str]:
-    """Folders with the client's components."""
+    """Return the folders with the plugins of docker's client."""
     return [str(debian.unpacked("docker") / folder) for folder in _PLUGINS]
 
 
 @contextmanager
 def running(folder: Path, registry: str) -> Iterator[str]:
-    """Run a daemon; yields what clients have in DOCKER_HOST.
+    """Run a daemon; yield the value of DOCKER_HOST for clients.
 
     Args:
-        folder: All its files go there.
-        registry: host:port on this machine's loopback, which the daemon finds under the same name.
+        folder: The folder for all files of the daemon.
+        registry: host:port on this machine's loopback; the daemon finds the registry under the same name.
     """
     if os.geteuid() != 0:
         pytest.skip("a docker daemon needs root")
@@ -90,7 +90,7 @@ def running(folder: Path, registry: str) -> Iterator[str]:
     finally:
         if process.poll() is None:
             for child in psutil.Process(process.pid).children():
-                child.kill()  # and with it the whole namespace
+                child.kill()  # ends the whole namespace
         process.wait(300)
         _remove_groups(group)
 
@@ -112,7 +112,7 @@ def _command(folder: Path, host: str, group: str) -> list[str]:
     }
     (folder / "daemon.json").write_text("{}")
     words = [f"--{name}={value}" for name, value in options.items()]
-    # Whoever kills the tests ends the daemon.
+    # The daemon ends when the test process is killed.
     ends = ["setpriv", "--pdeathsig", "KILL"]
     return [*ends, "unshare", *apart, "--propagation", "private", "sh", "-ec", _FIRST_PROCESS, "sh", *words]
 
@@ -142,7 +142,7 @@ def _remove_groups(group: str) -> None:
 
 @contextmanager
 def _reachable(registry: str, pid: int) -> Iterator[None]:
-    """Relay what a process's network has at the registry's address to the registry."""
+    """Relay connections to the registry's address, in the network namespace of a process, to the registry."""
     address, _, port = registry.partition(":")
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -159,7 +159,7 @@ def _reachable(registry: str, pid: int) -> Iterator[None]:
                 back.join()
 
     server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Relay, bind_and_activate=False)
-    server.daemon_threads = True  # they end with the daemon, which keeps connections open
+    server.daemon_threads = True  # the threads end with the daemon, which keeps connections open
     server.socket.close()
     server.socket = socket.socket(fileno=listening)
     thread = threading.Thread(target=server.serve_forever)

@@ -1,4 +1,4 @@
-"""Pages of trainings, drawn in a browser: as an HTML file, or by the modules as Airflow serves them."""
+"""Pages of trainings in a browser: as an HTML file, or drawn by the modules as Airflow serves them."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,7 +21,7 @@ WIDE = (1280, 900)
 
 @pytest.fixture
 def shown(page: Page, tmp_path: Path) -> Open:
-    """Open a report as its HTML file; nothing may complain."""
+    """Return a function that opens a report as its HTML file, and checks that the console stays empty."""
 
     def show(report: dict[str, Any], size: tuple[int, int] = WIDE, scheme: str = "light") -> Page:
         file = tmp_path / "report.html"
@@ -37,7 +37,7 @@ def shown(page: Page, tmp_path: Path) -> Open:
 
 
 class _Modules(SimpleHTTPRequestHandler):
-    """Serves the page's static files, and a document to draw into."""
+    """Serves the page's static files, and an empty document to draw into."""
 
     def do_GET(self) -> None:
         if self.path != "/":
@@ -50,19 +50,19 @@ class _Modules(SimpleHTTPRequestHandler):
         self.wfile.write(b'<link rel="stylesheet" href="training.css">')
 
     def log_message(self, *_: object) -> None:
-        """Print nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def mounted(page: Page) -> Iterator[Page]:
-    """Import the modules as they are served, and hold what they offer as ``window.drawn``."""
+    """Open an empty document at a server that also serves the modules."""
     with served(partial(_Modules, directory=page_package.__path__[0])) as address:  # type: ignore[arg-type]
         page.browser.get(f"http://{address}/")
         yield page
 
 
 def mount(page: Page, first: Any, what: str = "mount", options: object = None) -> None:
-    """Draw documents, or rows of a history."""
+    """Import the module and draw documents, or the rows of a history; keep the result as ``window.drawn``."""
     page.js(
         """return import("/training.js").then((module) => {
             window.drawn = module[arguments[0]](document.getElementById("root"), arguments[1] ?? undefined);
@@ -73,5 +73,5 @@ def mount(page: Page, first: Any, what: str = "mount", options: object = None) -
 
 
 def update(page: Page, documents: Any) -> None:
-    """Draw what has come since."""
+    """Draw the documents that are new since the last call."""
     page.js("window.drawn.update(arguments[0])", documents)

@@ -1,4 +1,4 @@
-"""A listener that collects what it hears, for tests of who hears what."""
+"""A listener that collects its lines and events, for tests of their delivery."""
 
 from manycpu.pipeline.listeners import Silent
 from manycpu.pipeline.spec.event_types import Event
@@ -8,7 +8,7 @@ __all__ = ["EventCollector"]
 
 
 class EventCollector(Silent):
-    """Collects lines and events, each with its rank."""
+    """Collects lines, and events with their ranks."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -24,5 +24,5 @@ class EventCollector(Silent):
 
     @property
     def kinds(self) -> list[str]:
-        """Names of the events in their order, of progress with its step."""
+        """Names of the events in their order; a progress event has its step too."""
         return [f"{event.event} {getattr(event, 'step', None) or ''}".strip() for _, event in self.events]

@@ -1,4 +1,4 @@
-"""An API server of a test's own: objects of one namespace, and watches that tell what becomes of them."""
+"""A fake API server for tests: objects of one namespace, and watches that report their changes."""
 
 import itertools
 import json
@@ -22,15 +22,15 @@ Object = dict[str, Any]
 _REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _NAMESPACE = "/namespaces/ml/"
 _END = None
-"""Ends a watch."""
+"""Queue item that ends a watch."""
 
 
 class ApiError(Exception):
-    """What is answered instead: a status and a message."""
+    """An error answer: a status and a message."""
 
 
 class ApiServer:
-    """Objects of one namespace."""
+    """The API server's state: the objects of one namespace, and the recorded calls."""
 
     def __init__(self) -> None:
         self.objects: dict[str, list[Object]] = {}
@@ -38,19 +38,19 @@ class ApiServer:
         self.logs: dict[str, str] = {}
         """Pod -> its log."""
         self.refuses: set[str] = set()
-        """Kinds of which nothing is told at present."""
+        """Kinds whose GET requests are refused at present."""
         self.absent: set[str] = set()
         """Kinds that are not served."""
         self.denied: set[str] = set()
-        """``verb resource`` that the account has no right to, as access reviews tell."""
+        """Each ``verb resource`` that access reviews deny to the account."""
         self.calls: Counter[str] = Counter()
-        """How often was asked for: ``list KIND``, ``watch KIND``, ``get KIND``, ``log POD``."""
+        """Number of requests by type: ``list KIND``, ``watch KIND``, ``get KIND``, ``log POD``."""
         self.created: list[str] = []
-        """``kind/name`` of what was created."""
+        """``kind/name`` of each created object."""
         self.tried: list[Object] = []
-        """What was created as a dry run."""
+        """Objects that were created as a dry run."""
         self.deleted: list[str] = []
-        """``kind/name`` of what was deleted."""
+        """``kind/name`` of each deleted object."""
         self.url = ""
         self._watches: list[tuple[str, queue.Queue[Object | None]]] = []
         self._version = itertools.count(2)
@@ -60,20 +60,20 @@ class ApiServer:
         return client.ApiClient(client.Configuration(host=self.url))
 
     def put(self, kind: str, made: Object) -> Object:
-        """Store an object, anew or as it is now, and tell those who watch."""
+        """Store a new or changed object, and notify the watches."""
         there = self._named(kind, made["metadata"]["name"])
         version, now = next(self._version), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         meta = made["metadata"] | {"namespace": "ml", "resourceVersion": str(version)}
         self._latest = version
         born = {"uid": f"uid-{version:04}", "creationTimestamp": now}
-        made = made | {"kind": kind, "metadata": born | meta}
+        made = {"kind": kind} | made | {"metadata": born | meta}
         others = [one for one in self.objects.get(kind, []) if one is not there]
         self.objects[kind] = [*others, made]
         self._tell(kind, "MODIFIED" if there else "ADDED", made)
         return made
 
     def remove(self, kind: str, name: str) -> None:
-        """Delete an object with all that it owns, and tell those who watch."""
+        """Delete an object and everything that it owns, and notify the watches."""
         there = self._named(kind, name)
         assert there is not None
         self.objects[kind] = [one for one in self.objects[kind] if one is not there]
@@ -85,7 +85,7 @@ class ApiServer:
                 self.remove(other, owned["metadata"]["name"])
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        """Answer a call."""
+        """Answer a request."""
         body = handler.rfile.read(int(handler.headers["Content-Length"] or 0))
         try:
             self._answer(handler, json.loads(body or b"{}"))
@@ -178,7 +178,7 @@ class ApiServer:
         self.calls[f"watch {kind}"] += 1
         told: queue.Queue[Object | None] = queue.Queue()
         self._watches.append((kind, told))
-        for changed in self.objects.get(kind, []):  # between the list and its watch
+        for changed in self.objects.get(kind, []):  # changes between the list and its watch
             if int(changed["metadata"].get("resourceVersion", 0)) > since:
                 told.put({"type": "MODIFIED", "object": changed})
         handler.send_response(200)
@@ -199,14 +199,14 @@ class ApiServer:
 
 @contextmanager
 def running() -> Iterator[ApiServer]:
-    """Serve the namespace ``ml``."""
+    """Run an API server with the namespace ``ml``."""
     made = ApiServer()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             made.answer(self)
 
-        do_POST = do_PATCH = do_DELETE = do_GET  # noqa: N815 - names that http.server looks for
+        do_POST = do_PATCH = do_DELETE = do_GET  # noqa: N815 - names that http.server calls
 
         def log_message(self, *_: object) -> None:
             pass

@@ -1,4 +1,4 @@
-"""Folders that tests copy, and what is in them."""
+"""Folders that tests copy, and their contents."""
 
 from pathlib import Path
 

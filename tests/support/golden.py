@@ -1,6 +1,6 @@
-"""Golden files: what is written for a run, word by word, and of a dialect only what differs.
+"""Golden files: the exact text that is written for a run; for a dialect, only the lines that differ.
 
-After a change that is meant, write them with ``MANYCPU_GOLDEN=write pytest tests/unit``, and read the diff.
+After an intended change, write them with ``MANYCPU_GOLDEN=write pytest tests/unit``, and read the diff.
 """
 
 import difflib
@@ -17,7 +17,7 @@ _FOLDER: Final = Path(__file__).parents[1] / "unit" / "golden"
 
 
 def golden(name: str, text: str) -> str:
-    """Read the golden file that a text is compared with, or write it first where that is asked for."""
+    """Return the golden file that a text is compared with; write it if MANYCPU_GOLDEN=write."""
     path = _FOLDER / name
     if os.environ.get("MANYCPU_GOLDEN") == "write":
         path.write_text(text)
@@ -26,12 +26,12 @@ def golden(name: str, text: str) -> str:
 
 
 def as_json(written: Any) -> str:
-    """Write an object as golden files have it."""
+    """Return an object as JSON in the format of golden files."""
     return json.dumps(written, indent=2) + "\n"
 
 
 def differences(one: str, other: str) -> str:
-    r"""List the lines in which one text differs from another, by place.
+    r"""List the lines in which one text differs from another, with their line numbers.
 
     >>> print(differences("kind: A\nsize: 1\n", "kind: A\nsize: 2\n"), end="")
     @@ -2 +2 @@
@@ -39,4 +39,4 @@ def differences(one: str, other: str) -> str:
     +size: 2
     """
     lines = difflib.unified_diff(one.splitlines(True), other.splitlines(True), n=0)
-    return "".join(list(lines)[2:])  # but for the names of files
+    return "".join(list(lines)[2:])  # without the header with file names

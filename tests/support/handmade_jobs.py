@@ -1,4 +1,4 @@
-"""Jobs made by hand, to be waited for: their ranks are a few lines of Python in the base image."""
+"""Jobs created by hand that tests wait for: each rank is a few lines of Python in the base image."""
 
 import time
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.verbs.wait import watch
 
-# A rank says who it is as the node part does. Its script: what it does besides.
+# A rank that sends the same events as the node part. `script` is its further work.
 RANK = """
 import json, os, socket, sys, time
 rank = int(os.environ["RANK_HERE"])
@@ -39,7 +39,7 @@ tell("exit", code=0)
 
 @dataclass(frozen=True)
 class Waiting:
-    """A run whose job is made by hand."""
+    """A run whose job the test creates by hand."""
 
     ctx: ClusterContext
     image: str
@@ -53,21 +53,21 @@ class Waiting:
         change: Callable[[KubeObject], object] | None = None,
         **spec: Any,
     ) -> JobHandle:
-        """Create a PyTorchJob of as many workers as there are nodes."""
+        """Create a PyTorchJob with one worker for each node; return its handle."""
         manifest = self.pytorchjob(script, attempt, **spec)
         if change is not None:
             change(manifest)
         return self.attempt(cluster_of(self.ctx).create(manifest), attempt)
 
     def attempt(self, job: KubeObject, number: int = 1) -> JobHandle:
-        """Make a job that is there an attempt of the run."""
+        """Record an existing job as an attempt of the run; return its handle."""
         handle = _handle(self.ctx, job, number)
         with self.ctx.ledger.update() as entry:
             entry.attempt, entry.handle = number, handle
         return handle
 
     def pytorchjob(self, script: str, attempt: int = 1, **spec: Any) -> KubeObject:
-        """Describe it; its pods need next to nothing."""
+        """Return the manifest of the PyTorchJob; its pods need almost no CPU and memory."""
         known = labels(self.ctx.name, attempt=str(attempt))
         container = {
             "name": "pytorch",
@@ -115,7 +115,7 @@ def begin(
     access: Access | None = None,
     **run: Any,
 ) -> Waiting:
-    """Begin a run: its ledger is there, its job is not."""
+    """Open a run: its ledger exists, its job does not."""
     fields = {"program": "question_answering", "output": str(folder / "out"), **run}
     ctx = open_context(fields, target, name, str(folder), base=folder, access=access)
     assert is_on_kubernetes(ctx)
@@ -124,7 +124,7 @@ def begin(
 
 
 class Looker:
-    """Looks until something is so; keeps what was told."""
+    """Follows a job until a condition is true, and keeps its lines and status."""
 
     def __init__(self, ctx: ClusterContext, handle: JobHandle, cursor: Any = None) -> None:
         self.ctx, self.handle = ctx, handle

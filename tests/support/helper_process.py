@@ -23,7 +23,7 @@ LARGE = 8 << 20
 
 @contextmanager
 def pod(command: str, code: str | None = None, **options: object) -> Iterator[tuple[Channel, Program[bytes]]]:
-    """Start what an exec into a helper pod starts, or code of a test's own."""
+    """Start the program that an exec into a helper pod starts, or the given code."""
     words = [sys.executable, *(("-c", code) if code else ("-m", "manycpu.pipeline.pod")), command]
     program: Program[bytes] = Program(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with program as process:
@@ -34,12 +34,12 @@ def pod(command: str, code: str | None = None, **options: object) -> Iterator[tu
                 yield channel, process
         finally:
             process.kill()
-            with suppress(BrokenPipeError):  # what was on its way to a pod that is gone
+            with suppress(BrokenPipeError):  # data on its way to an ended process is lost
                 process.stdin.close()
 
 
 def helper_here(mounted: str, volume: str) -> Callable[..., AbstractContextManager[Any]]:
-    """Make what runs helper pods as processes of this machine, where a folder is the volume."""
+    """Return a replacement of `helper` that runs helper pods as local processes; a folder is the volume."""
 
     @contextmanager
     def helper(*_: object, **__: object) -> Iterator[Any]:

@@ -1,10 +1,11 @@
-"""The logs of pods on hollow nodes: a server that the API server takes for their kubelet.
+"""The logs of pods on hollow nodes: a server that the API server uses as their kubelet.
 
-KWOK has one as well. It never ends a log that is followed, not even that of a container which has ended, and
-needs an inotify instance for each, of which a user has 128. Here ranks tell who they are, and write numbered
-lines as fast as they are told to, until their time is over or they are ended. As a program: its settings are
-JSON on stdin, its first line on stdout is the port; each further line on stdin ends all ranks, and the end of
-stdin the program.
+KWOK has such a server too, but it never ends a followed log, not even that of an ended container. It also
+needs an inotify instance for each log, and a user has only 128. Here each rank sends the proof of scale, then
+numbered lines at a given rate, until its time is over or it is ended.
+
+As a program: the first line on stdin has the settings as JSON, the first line on stdout is the port. Each
+further line on stdin ends all ranks. The program ends with stdin.
 """
 
 import asyncio
@@ -27,23 +28,23 @@ from aiohttp import web
 
 __all__ = ["Logs", "Ranks", "logs"]
 
-PAUSE = 0.05  # seconds between looks for new lines
+PAUSE = 0.05  # seconds between two checks for new lines
 _RANK = re.compile(r"-worker-(\d+)$")
 
 
 class Ranks(NamedTuple):
-    """What the ranks of all jobs write: `line 0`, `line 1` and so on, each rank on its own."""
+    """The output of the ranks of all jobs: each rank writes `line 0`, `line 1` and so on."""
 
     world: int
-    """How many ranks each job has."""
+    """Number of ranks of each job."""
     rate: int = 0
-    """Lines a second of each rank."""
+    """Lines per second of each rank."""
     seconds: float | None = None
-    """How long after its log was first asked for a rank ends; 0: it has by then. None: when it is told to."""
+    """Seconds from the first request for a rank's log to its end; 0: already ended; None: at `Logs.end`."""
 
 
 class Rank:
-    """One rank, from the first time that somebody asks for its log."""
+    """One rank; it starts with the first request for its log."""
 
     def __init__(self, ranks: Ranks, number: int) -> None:
         self._rate, self._began = ranks.rate, time.time()
@@ -59,11 +60,11 @@ class Rank:
         self._end = _event("exit", **known, code=0)
 
     def end(self) -> None:
-        """Write nothing more."""
+        """End the rank now: it writes only its exit event."""
         self._ends = min(self._ends, time.time())
 
     def lines(self, first: int) -> tuple[list[bytes], bool]:
-        """List the lines written so far, from a number on, each with its time; and whether that is all."""
+        """Return the lines from number `first` up to now, each with its time; and whether the log ended."""
         now = time.time()
         over, until = now >= self._ends, min(now, self._ends)
         written = int(self._rate * (until - self._began) + 1e-3)
@@ -93,14 +94,14 @@ def _event(name: str, **fields: Any) -> str:
 
 
 class Kubelet:
-    """The part of a kubelet that tells logs."""
+    """The part of a kubelet that serves logs."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._known: dict[str, Rank] = {}
 
     def end(self) -> None:
-        """Have all ranks write nothing more."""
+        """End all ranks that have started."""
         for rank in self._known.values():
             rank.end()
 
@@ -111,7 +112,7 @@ class Kubelet:
             raise web.HTTPBadRequest(text=f"no such log of {pod}")
         rank = self._known.setdefault(pod, Rank(self._ranks, int(found[1])))
         response = web.StreamResponse()
-        with suppress(ConnectionResetError):  # nobody wants to hear it any more
+        with suppress(ConnectionResetError):  # the client has stopped following
             await response.prepare(request)
             await _write(response, rank, request.query)
         return response
@@ -152,16 +153,16 @@ async def serve(settings: dict[str, Any]) -> None:
 
 
 class Logs:
-    """The running server."""
+    """A running log server."""
 
     def __init__(self, address: str, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
         self._process = process
         self.kubelet = address, int(process.stdout.readline())
-        """Where it listens: address and port."""
+        """Its address and port."""
 
     def end(self) -> None:
-        """Have every rank write its end, and nothing after it."""
+        """End every rank that has started: its last line is the exit event."""
         assert self._process.stdin is not None
         self._process.stdin.write("end\n")
         self._process.stdin.flush()
@@ -169,7 +170,7 @@ class Logs:
 
 @contextmanager
 def logs(ranks: Ranks) -> Iterator[Logs]:
-    """Have a server of logs that the API server of the test cluster trusts."""
+    """Run a log server whose certificate the API server of the test cluster trusts."""
     from cluster import certificates, settings
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Caches as Hugging Face's libraries leave them, with tiny models and data: no program needs a network.
+"""Caches like those of Hugging Face's libraries, with tiny models and data, so that programs need no network.
 
 The names are those that the official examples of Accelerate and transformers load from the Hub.
 """
@@ -30,7 +30,7 @@ class Accuracy(evaluate.Metric):
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Give the variables by which programs find what :func:`fill` has written, and ask no network."""
+    """Return the variables that point programs to the cache of :func:`fill`, and turn off network access."""
     return {
         "HF_HOME": str(home),
         "HF_DATASETS_CACHE": str(home / "datasets"),
@@ -40,7 +40,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def fill(home: Path) -> None:
-    """Write models, data sets and metrics."""
+    """Write models, data sets and metrics into the cache."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tiny_checkpoint(_repository(home, "bert-base-cased"))
@@ -57,14 +57,14 @@ def fill(home: Path) -> None:
     LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(causal)
     _resnet(home)
     _data(home, "nyu-mll/glue", "mrpc", glue_rows(40), glue_rows(11))
-    texts = [{"text": "the old bridge of the town"}] * 512  # of which an example takes the first 500
+    texts = [{"text": "the old bridge of the town"}] * 512  # an example takes the first 500
     _data(home, "Salesforce/wikitext", "wikitext-2-v1", texts, texts)
     for name in ("glue", "accuracy"):
         _metric(home / "modules" / "evaluate_modules", name)
 
 
 def glue_rows(count: int) -> list[dict[str, Any]]:
-    """Make pairs of sentences with a label."""
+    """Return pairs of sentences with a label."""
     words = ("old", "river", "plans", "town")
     pairs = ((words[n % 4], words[n // 2 % 4]) for n in range(count))
     return [
@@ -74,7 +74,7 @@ def glue_rows(count: int) -> list[dict[str, Any]]:
 
 
 def _repository(home: Path, name: str) -> Path:
-    """Make the folder of a repository's only revision."""
+    """Create and return the folder of a repository's only revision."""
     folder = home / "hub" / f"models--{name.replace('/', '--')}"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text(_REVISION)
@@ -94,7 +94,7 @@ def _resnet(home: Path) -> None:
 
 
 def _data(home: Path, name: str, config: str, train: list[Any], validation: list[Any]) -> None:
-    """Write a data set as ``datasets`` keeps one that it has loaded."""
+    """Write a data set in the format in which ``datasets`` caches it."""
     from datasets import load_dataset  # type: ignore[import-untyped]
 
     given = {"train": home / "train.json", "validation": home / "validation.json"}
@@ -115,7 +115,7 @@ def _data(home: Path, name: str, config: str, train: list[Any], validation: list
 
 
 def _metric(modules: Path, name: str) -> None:
-    """Write a metric as ``evaluate`` keeps the code of one that it has downloaded."""
+    """Write a metric in the format in which ``evaluate`` caches downloaded code."""
     folder = modules / "metrics" / f"evaluate-metric--{name}" / ("0" * 64)
     folder.mkdir(parents=True)
     for package in (folder, *folder.parents[:3]):

@@ -1,4 +1,4 @@
-"""Small data in MNIST's format: images whose class is where their bright rows are."""
+"""Small data in MNIST's format: the position of an image's bright rows is its class."""
 
 import gzip
 import struct
@@ -12,12 +12,12 @@ _DARK, _BRIGHT = bytes(SIZE), bytes([255]) * SIZE
 
 
 def idx(shape: Sequence[int], content: bytes) -> bytes:
-    """Write an array of bytes."""
+    """Return an array of bytes in the IDX format of MNIST."""
     return b"\0\0\x08" + bytes([len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + content
 
 
 def write_bars(folder: Path, trained: int, tested: int) -> Path:
-    """Write the four files, those of the test packed; returns the folder."""
+    """Write the four files, with those of the test compressed; return the folder."""
     folder.mkdir(parents=True)
     for part, count in (("train", trained), ("t10k", tested)):
         files = {

@@ -1,4 +1,4 @@
-"""An Airflow of the tests' own, in this process: a database and a folder for DAG files."""
+"""An Airflow for tests, in this process: a database and a folder for DAG files."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ from manycpu.pipeline.adapters.lock import locked
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
 
-# Airflow reads its settings when it is first imported: they have to be there before any test is collected.
+# Airflow reads its settings at its first import: set them before any test is collected.
 _HOME = Path(tempfile.mkdtemp(prefix="manycpu-airflow-"))
 _DATABASE = _HOME / "airflow.db"
 os.environ |= {name: value for name, value in local_airflow.settings(_HOME).items() if "AIRFLOW" in name}
@@ -27,18 +27,18 @@ os.environ["AIRFLOW__MANYCPU__INSTANCE"] = "tests"
 
 
 def pytest_sessionfinish() -> None:
-    """Delete it, also where no test has made the database."""
+    """Delete the folder of this Airflow, also if no test has created the database."""
     shutil.rmtree(_HOME, ignore_errors=True)
 
 
 def pytest_unconfigure() -> None:
-    """Delete it where there was no session."""
+    """Delete the folder if there was no session."""
     shutil.rmtree(_HOME, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
 def new_database(shared_folder: Path) -> Path:
-    """Make a database as Airflow's first start does, once for all processes, each of which copies it."""
+    """Create a database as Airflow's first start does: once for all processes, each of which copies it."""
     made = shared_folder / "airflow.db"
     with locked(made.with_suffix(".lock")):
         if not made.exists():
@@ -52,25 +52,25 @@ def new_database(shared_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def database(new_database: Path) -> None:
-    """Have a database for the Airflow of this process."""
+    """Copy the database for the Airflow of this process."""
     if not _DATABASE.exists():
         shutil.copy(new_database, _DATABASE)
 
 
 Ran = SimpleNamespace
-"""A DAG run that has ended: ``state``, ``tasks`` (task -> state) and ``said``, all that was logged."""
+"""A DAG run that has ended: ``state``, ``tasks`` (task -> state), ``run_id`` and ``said``, the whole log."""
 
 
 @pytest.fixture
 def run_dag(
-    database: None,  # noqa: ARG001 - it has to be there
+    database: None,  # noqa: ARG001 - the database must exist
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> Callable[..., Ran]:
-    """Run a DAG to its end in this process: one of the package's, or the only one of a file's text.
+    """Return a function that runs a DAG to its end in this process: one of the package's, or that of a text.
 
-    The same ``when`` again is the same DAG run, cleared.
+    A second call with the same ``when`` clears the same DAG run and runs it again.
     """
 
     def run(
@@ -98,6 +98,7 @@ def _test(folder: Path, dag_id: str, conf: dict[str, Any] | None, when: datetime
 
     bag = DagBag(folder)
     assert bag.import_errors == {}
-    dates: dict[str, Any] = {"run_after": when, "logical_date": when} if when else {}  # None is no default
+    # Airflow has no default for None.
+    dates: dict[str, Any] = {"run_after": when, "logical_date": when} if when else {}
     ended: DagRun = bag.dags[dag_id].test(run_conf=conf or {}, **dates)
     return ended

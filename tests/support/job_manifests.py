@@ -1,4 +1,4 @@
-"""Objects of a run on Kubernetes as launchers write them, and how to look into them, whatever the kind."""
+"""The objects of a run on Kubernetes as launchers write them, and functions that read parts of them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -56,7 +56,7 @@ def target(launch: str = "pytorchjob", **fields: Any) -> Kubernetes:
     return Kubernetes.model_validate({"launch": launch, "namespace": "ml"} | own | fields)
 
 
-def place(mount: str = "/tmp/pvc-mount", **fields: Any) -> Placement:  # noqa: S108 - a pod's
+def place(mount: str = "/tmp/pvc-mount", **fields: Any) -> Placement:  # noqa: S108 - path in a pod
     home = f"{mount}/manycpu"
     usual = {
         "name": "train-0123456789",
@@ -78,18 +78,18 @@ def place(mount: str = "/tmp/pvc-mount", **fields: Any) -> Placement:  # noqa: S
 
 
 def objects(launch: str = "pytorchjob", on: KubeObject | None = None, **fields: Any) -> list[KubeObject]:
-    """Describe what a run creates, its job the last."""
+    """Return the objects that a run creates; its job is the last."""
     where = target(launch, **(on or {}))
     return JOB_LAUNCHERS[launch].objects(run(**fields), where, place(where.mount_path))
 
 
 def manifest(launch: str = "pytorchjob", on: KubeObject | None = None, **fields: Any) -> KubeObject:
-    """Describe a run's job."""
+    """Return the manifest of a run's job."""
     return objects(launch, on, **fields)[-1]
 
 
 def fields_named(name: str, value: Any) -> Iterator[Any]:
-    """Find the values of a field, however deep."""
+    """Yield all values of a field, at any depth."""
     if isinstance(value, dict):
         yield from (inner for key, inner in value.items() if key == name)
     if isinstance(value, dict | list):
@@ -98,7 +98,7 @@ def fields_named(name: str, value: Any) -> Iterator[Any]:
 
 
 def templates(written: Any) -> dict[str, KubeObject]:
-    """Find the templates of pods in objects: role -> template."""
+    """Return the pod templates in objects: role -> template."""
     pods = [one for one in fields_named("template", written) if "containers" in one["spec"]]
     return {one["metadata"]["labels"]["manycpu/role"]: one for one in pods}
 

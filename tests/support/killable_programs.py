@@ -1,4 +1,4 @@
-"""Programs that tests start: they hear signals as users' programs do, and end with their test."""
+"""Programs that tests start: they receive signals as users' programs do, and end with their test."""
 
 import signal
 import subprocess
@@ -11,16 +11,16 @@ import psutil
 
 __all__ = ["Program", "end_programs", "take_signals"]
 
-_END = 300  # seconds for what was killed to be gone
+_END = 300  # seconds until a killed process has ended
 
 
 class Program(subprocess.Popen[AnyStr]):
-    """A process that is killed, with all it started, where its block or its test ends before it does.
+    """A process that is killed, with its children, if its with block or its test ends first.
 
-    subprocess.Popen waits there, for ever: a failing test would neither end nor be ended by its time limit.
+    subprocess.Popen would wait for it forever: a failing test would not end, not even by its time limit.
     """
 
-    if not TYPE_CHECKING:  # its overloads say which options give bytes and which text
+    if not TYPE_CHECKING:  # type checkers use the overloads of Popen, which decide between bytes and text
 
         def __init__(self, *args: object, **options: object) -> None:
             super().__init__(*args, **options)
@@ -30,11 +30,11 @@ class Program(subprocess.Popen[AnyStr]):
         self.end()
         for stream in (self.stdin, self.stdout, self.stderr):
             if stream is not None:
-                with suppress(BrokenPipeError):  # what was on its way to a program that is gone
+                with suppress(BrokenPipeError):  # data that was on its way to an ended program is lost
                     stream.close()
 
     def end(self) -> None:
-        """Kill it and what it started, and see it go."""
+        """Kill the process and its children, and wait for its end."""
         if self.poll() is None:
             children = psutil.Process(self.pid).children(recursive=True)
             self.kill()
@@ -46,7 +46,7 @@ class Program(subprocess.Popen[AnyStr]):
 
 @contextmanager
 def end_programs() -> Iterator[None]:
-    """End what was started meanwhile and still runs."""
+    """Kill the programs that were started in this block and still run."""
     before = set(_RUNNING)
     yield
     for program in set(_RUNNING) - before:
@@ -54,7 +54,7 @@ def end_programs() -> Iterator[None]:
 
 
 def take_signals() -> None:
-    """Take Ctrl-C as in a terminal, also in a shell's background job, which is born deaf to it."""
+    """Restore the default handling of Ctrl-C: a shell starts background jobs with SIGINT ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:

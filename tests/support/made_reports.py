@@ -1,4 +1,4 @@
-"""Reports as runs leave them, made up: one like a usual run, and one of a very large run."""
+"""Made-up reports: one of a usual run, one of a very large run, and damaged ones."""
 
 import math
 import random
@@ -13,8 +13,8 @@ Report = dict[str, Any]
 
 
 def curve(points: int, every: int, last: float, *, noise: float = 0.05, seed: int = 1) -> dict[str, Any]:
-    """Make a series that falls towards a value."""
-    chance = random.Random(seed)  # noqa: S311 - no secret
+    """Return a series that falls towards a value."""
+    chance = random.Random(seed)  # noqa: S311 - not a secret
     shares = [at / max(1, points - 1) for at in range(points)]
     values = [last * (1 + 4 * math.exp(-5 * share) + chance.gauss(0, noise)) for share in shares]
     return {
@@ -26,7 +26,7 @@ def curve(points: int, every: int, last: float, *, noise: float = 0.05, seed: in
 
 
 def rank(number: int, host: str, step_seconds: float, wait_seconds: float | None) -> dict[str, Any]:
-    """Make a rank that has told its pace."""
+    """Return a rank that has reported its pace."""
     return {
         "rank": number,
         "host": host,
@@ -46,7 +46,7 @@ def rank(number: int, host: str, step_seconds: float, wait_seconds: float | None
 
 
 def usual_report(**other: Any) -> Report:
-    """Make the report of a run over two nodes, whose first attempt failed."""
+    """Return the report of a run over two nodes, whose first attempt failed."""
     series = {
         "loss": curve(160, 5, 0.6123456789),
         "learning_rate": {**curve(160, 5, 1), "values": [3e-5 * (1 - at / 160) for at in range(160)]},
@@ -129,7 +129,7 @@ def usual_report(**other: Any) -> Report:
 
 
 def large_report() -> Report:
-    """Make the report of 100,000 steps on 64 ranks with 40 metrics, as its series are thinned."""
+    """Return the report of 100,000 steps on 64 ranks with 40 metrics; its series are thinned."""
     names = ["loss", "learning_rate", "samples_per_second", *(f"metric_{number:02}" for number in range(37))]
     series = {name: curve(300, 333, 0.5 + at, seed=at) for at, name in enumerate(names)}
     ranks = [rank(at, f"node-{at // 2:02}", 0.4 + 0.001 * at, 0.01) for at in range(64)]
@@ -148,8 +148,8 @@ _ODD: tuple[Any, ...] = (None, 1, -1, "x", "", [], {}, 1e308, True, 0, [None], {
 
 
 def odd_report(seed: int) -> Report:
-    """Make a usual report, of which some parts have a shape that nobody expects."""
-    chance = random.Random(seed)  # noqa: S311 - no secret
+    """Return a usual report, in which some parts have an unexpected type."""
+    chance = random.Random(seed)  # noqa: S311 - not a secret
     report = usual_report(progress={"step": 1, "total_steps": 4})
     for _ in range(chance.choice([1, 2, 6])):
         holder, name = chance.choice([*_places(report)])
@@ -158,7 +158,7 @@ def odd_report(seed: int) -> Report:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """List what holds each part, and the part's name in it; of a long list, what comes first."""
+    """Yield each part of a report as its container and its key; of a long list, only the first three."""
     names = [*value] if isinstance(value, dict) else [*range(min(3, len(value)))]
     for name in names:
         yield value, name

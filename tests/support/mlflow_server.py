@@ -1,4 +1,4 @@
-"""A real MLflow server on loopback, with its SQLite store in a folder; what it holds is read over REST."""
+"""A real MLflow server on loopback, with a SQLite store in a folder; tests read its content over REST."""
 
 import os
 import signal
@@ -17,10 +17,10 @@ _QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTIO
 
 
 class MlflowServer:
-    """A server that is away until it is started.
+    """A server that does not run until it is started.
 
     Args:
-        folder: Where it keeps its store, its artifacts and its log.
+        folder: The folder for its store, its artifacts and its log.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -30,28 +30,28 @@ class MlflowServer:
         self.address = f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Start it where it does not run, and wait until it answers."""
+        """Start the server if it does not run, and wait until it answers."""
         if self._process is not None:
             return
         command = [f"{sys.prefix}/bin/mlflow", "server", "--host", "127.0.0.1", "--port", str(self._port)]
         command += ["--backend-store-uri", f"sqlite:///{self._folder}/store.db", "--workers", "1"]
         command += ["--artifacts-destination", str(self._folder / "artifacts")]
         with (self._folder / "server.log").open("ab") as log:
-            # No Program: a test that starts it leaves it to the next one.
+            # No Program: the server keeps running for the next test.
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=self._env, start_new_session=True
             )
         until(self._answers)
 
     def stop(self) -> None:
-        """End it where it runs."""
+        """Kill the server if it runs."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(300)
             self._process = None
 
     def runs(self, **tags: str) -> list[dict[str, Any]]:
-        """Read the runs that have these tags of manycpu's."""
+        """Return the runs that have these tags of manycpu."""
         filters = " and ".join(f"tags.`manycpu.{name}` = '{value}'" for name, value in tags.items())
         experiments = self._post("experiments/search", max_results=100)["experiments"]
         ids = [experiment["experiment_id"] for experiment in experiments]
@@ -59,22 +59,22 @@ class MlflowServer:
         return [_readable(run) for run in found.get("runs", [])]
 
     def experiment_of(self, run: dict[str, Any]) -> str:
-        """Read the name of a run's experiment."""
+        """Return the name of a run's experiment."""
         found = self._get("experiments/get", experiment_id=run["info"]["experiment_id"])
         return str(found["experiment"]["name"])
 
     def history(self, run: dict[str, Any], metric: str) -> list[tuple[int, float]]:
-        """Read a metric by step."""
+        """Return the values of a metric as pairs of step and value, by step."""
         found = self._get("metrics/get-history", run_id=run["info"]["run_id"], metric_key=metric)
         return sorted((int(each.get("step", 0)), each["value"]) for each in found.get("metrics", []))
 
     def versions(self, model: str) -> list[dict[str, Any]]:
-        """Read the versions of a registered model."""
+        """Return the versions of a registered model."""
         found = self._get("model-versions/search", filter=f"name = '{model}'")
         return list(found.get("model_versions", []))
 
     def artifacts(self, run: dict[str, Any], path: str) -> list[str]:
-        """List the files of a folder of a run's artifacts."""
+        """Return the paths of the files in a folder of a run's artifacts."""
         found = self._get("artifacts/list", run_id=run["info"]["run_id"], path=path)
         return [each["path"] for each in found.get("files", [])]
 
@@ -97,7 +97,7 @@ class MlflowServer:
 
 
 def _free_port() -> int:
-    """Find a port on which nobody listens."""
+    """Return a port that no process uses."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -109,7 +109,7 @@ def _json(response: requests.Response) -> dict[str, Any]:
 
 
 def _readable(run: dict[str, Any]) -> dict[str, Any]:
-    """Make mappings of what is lists of keys and values; of metrics the last values."""
+    """Turn lists of keys and values into mappings; a metric has its last value."""
     parts = {part: {each["key"]: each["value"] for each in run["data"].get(part, [])} for part in _PARTS}
     return {"info": run["info"], **parts}
 

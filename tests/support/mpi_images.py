@@ -1,4 +1,4 @@
-"""Images with MPICH or Open MPI: this machine's packages, as a layer upon an image of the same Debian."""
+"""Images with MPICH or Open MPI: this machine's packages, as a layer on an image of the same Debian."""
 
 import io
 import os
@@ -23,7 +23,7 @@ _LEFT_OUT: Final = ("/usr/share/doc", "/usr/share/man", "/usr/share/lintian", "/
 
 
 def with_mpi(image: str, family: str) -> str:
-    """Push the image with an MPI in it, whose programs come first on PATH; its name by digest."""
+    """Push the image with an MPI, whose programs come first on PATH; return its reference by digest."""
     source = Reference.parse(image, "image")
     repository = Repository(Connection(source.registry, plain=True, deadline=60), source.repository)
     tree = _tree(family)
@@ -61,13 +61,13 @@ def _files(family: str) -> Iterator[Path]:
 
 
 def _libraries(files: set[Path]) -> Iterator[Path]:
-    """List what these programs and plugins load."""
+    """Yield the shared libraries that these programs and plugins load."""
     binaries = [path for path in files if path.read_bytes()[:4] == b"\x7fELF"]
     for line in _said("ldd", *map(str, binaries)):
         name, arrow, found = line.partition(" => ")
         if arrow and found.startswith("/") and name.strip() != "libc.so.6":
             path = Path(found.split(" (")[0])
-            # The link that programs look for, and the file itself.
+            # The link by which programs find the library, and the file itself.
             yield from (Path(os.path.realpath(path.parent)) / path.name, path.resolve())
 
 

@@ -1,6 +1,6 @@
-"""Real hosts on one machine: network, UTS, mount and PID namespaces, each with a name, an sshd and an init.
+"""Real hosts on one machine: each has network, UTS, mount and PID namespaces, a name, an sshd and an init.
 
-Needs root, ``ip`` and ``sshd``; :func:`reason` says what is missing. Everything is gone after ``close``.
+Needs root, ``ip`` and ``sshd``; :func:`reason` says what is missing. ``close`` removes everything.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_START = 300.0  # seconds for an sshd to answer
+_START = 300.0  # seconds until an sshd must answer
 
 
 def reason() -> str | None:
-    """Say why there can be no hosts here; None where there can."""
+    """Return why this machine cannot have such hosts, or None if it can."""
     if not sys.platform.startswith("linux"):
         return "hosts made of namespaces need Linux"
     missing = [
@@ -37,14 +37,14 @@ def reason() -> str | None:
 
 @dataclass
 class Host:
-    """A host: its name, its address, and the process that is its init's parent."""
+    """A host: its name, its address, and the process that is the parent of its init."""
 
     name: str
     address: str
     process: subprocess.Popen[bytes]
 
     def processes(self) -> dict[int, str]:
-        """List what runs there, pid (as seen from outside) -> command line; without sshd and its sessions."""
+        """Return the host's processes, pid (as this machine sees it) -> command line, without sshd's."""
         mine = _children_pid_namespace(self.process.pid)
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
@@ -54,7 +54,7 @@ class Host:
         return {pid: line for pid, line in found.items() if line and "sshd" not in line}
 
     def run(self, *argv: str) -> str:
-        """Run a command there, by entering its namespaces; its output."""
+        """Run a command on the host, by entering its namespaces; return its output."""
         init = _child(self.process.pid)
         enter = ["nsenter", "-t", str(init), "--net", "--uts", "--mount", "--pid", "--"]
         return subprocess.run([*enter, *argv], check=True, capture_output=True, text=True, timeout=300).stdout
@@ -62,14 +62,14 @@ class Host:
 
 @dataclass
 class Hosts:
-    """Some hosts on a bridge, and this machine on it too."""
+    """Hosts on a bridge, to which this machine is connected too."""
 
     folder: Path
     names: Sequence[str]
     hide: dict[str, Sequence[str]] = field(default_factory=dict)
-    """Host -> folders that are empty there."""
+    """Host -> folders that are empty on that host."""
     settings: dict[str, str] = field(default_factory=dict)
-    """More of what an sshd is told."""
+    """Further options of each sshd."""
     tag: str = field(default_factory=lambda: uuid.uuid4().hex[:6])
     subnet: str = ""
     hosts: list[Host] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Hosts:
 
     @property
     def ssh(self) -> tuple[str, ...]:
-        """The ssh command that reaches them."""
+        """The ssh command that reaches the hosts."""
         options = {
             "BatchMode": "yes",
             "StrictHostKeyChecking": "no",
@@ -93,18 +93,18 @@ class Hosts:
         return ("ssh", "-F", "none", "-i", str(self.folder / "key"), *flags)
 
     def hostfile(self, *names: str, slots: int | None = None) -> Path:
-        """Write a hostfile of these hosts' addresses."""
+        """Write a hostfile with the addresses of these hosts; return its path."""
         path = self.folder / f"hostfile-{uuid.uuid4().hex[:6]}"
         end = "" if slots is None else f":{slots}"
         path.write_text("".join(f"{host.address}{end}\n" for host in self.hosts if host.name in names))
         return path
 
     def __getitem__(self, name: str) -> Host:
-        """Find a host by its name."""
+        """Return a host by its name."""
         return next(host for host in self.hosts if host.name == name)
 
     def open(self) -> None:
-        """Make the keys, the bridge and the hosts, and wait until each sshd answers."""
+        """Create the keys, the bridge and the hosts, and wait until each sshd answers."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for name in ("key", "host_key"):
             _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / name))
@@ -121,16 +121,17 @@ class Hosts:
     def close(self) -> None:
         """End all processes of the hosts, and delete every interface and namespace."""
         for host in self.hosts:
-            host.process.kill()  # its init dies with it (--kill-child), and with that one all others
+            host.process.kill()  # kills its init too (--kill-child), and with it all other processes
             host.process.wait(300)
-        # The outer ends first: those that go with their namespace go some time later.
+        # Delete the outer interfaces explicitly: the kernel deletes those of an ended namespace some time
+        # later.
         made = [["link", "del", self._outer(number)] for number, _ in enumerate(self.names, 2)]
         made += [["netns", "del", self._netns(name)] for name in self.names]
         for words in [*made, ["link", "del", self._bridge]]:
             subprocess.run(["ip", *words], check=False, capture_output=True)
 
     def leftovers(self) -> list[str]:
-        """List interfaces and network namespaces that are still there."""
+        """Return the interfaces and network namespaces of these hosts that still exist."""
         links = [link["ifname"] for link in json.loads(_run("ip", "-j", "link"))]
         spaces = _run("ip", "netns", "list").split()
         return [name for name in [*links, *spaces] if self.tag in name]
@@ -220,7 +221,7 @@ class Hosts:
 def made(
     folder: Path, names: Sequence[str], hide: dict[str, Sequence[str]] | None = None, **settings: str
 ) -> Iterator[Hosts]:
-    """Make hosts, and take them away whatever happens."""
+    """Yield started hosts, and always close them."""
     hosts = Hosts(folder, names, hide or {}, settings)
     try:
         hosts.open()
@@ -234,7 +235,7 @@ def _run(*argv: str) -> str:
 
 
 def _free_subnet() -> str:
-    """Choose a network of 198.18.0.0/15, which is set aside for tests, that nobody uses here."""
+    """Return an unused network of 198.18.0.0/15, which is reserved for tests."""
     used = {
         info.get("local", "").rpartition(".")[0]
         for link in json.loads(_run("ip", "-j", "addr"))

@@ -1,4 +1,4 @@
-"""Other places on this machine: where the clock was stepped, or as another container or host sees it."""
+"""Isolated environments on this machine: a changed clock, another container or host name, a small disk."""
 
 import os
 import shutil
@@ -14,15 +14,15 @@ from support.killable_programs import Program
 __all__ = ["CONTAINER", "HOST", "SmallDisk", "missing", "small_disk", "step_clock", "with_clock"]
 
 CONTAINER: Final = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-"""The beginning of a command that sees its own processes alone, as in a second container of this host."""
+"""Prefix of a command that sees only its own processes, as in a second container of this host."""
 HOST: Final = ["unshare", "--uts", "sh", "-ec", 'hostname elsewhere; exec "$@"', "sh"]
-"""The beginning of a command under another host name."""
+"""Prefix of a command that runs under another host name."""
 _DISK: Final = 'mount -t tmpfs -o "size=$1" tmpfs "$2"; echo; exec sleep infinity'
 _CLOCK: Final = 'mount --bind "$1" /proc/stat; shift; exec "$@"'
 
 
 def missing() -> str | None:
-    """Say why there can be no other places; None where there can."""
+    """Return why this machine cannot isolate commands, or None if it can."""
     if not sys.platform.startswith("linux") or os.geteuid() != 0 or not shutil.which("unshare"):
         return "namespaces need Linux, root and unshare"
     probe = subprocess.run([*CONTAINER, *HOST, "unshare", "--mount", "true"], check=False)
@@ -30,45 +30,45 @@ def missing() -> str | None:
 
 
 def with_clock(stat: Path) -> list[str]:
-    """Begin a command whose clock :func:`step_clock` moves: its /proc/stat is the file ``stat``."""
+    """Return the prefix of a command whose clock :func:`step_clock` changes: ``stat`` is its /proc/stat."""
     stat.write_bytes(Path("/proc/stat").read_bytes())
     return ["unshare", "--mount", "--propagation", "private", "sh", "-ec", _CLOCK, "sh", str(stat)]
 
 
 def step_clock(stat: Path, seconds: int) -> None:
-    """Move the time of the boot by so many seconds, as the kernel does where a clock is set."""
+    """Move the boot time by this many seconds, as the kernel does if a clock is set."""
     lines = stat.read_text().splitlines()
     moved = [
         f"btime {int(line.split()[1]) + seconds}" if line.startswith("btime") else line for line in lines
     ]
-    with stat.open("r+") as file:  # in its place: the file is mounted
+    with stat.open("r+") as file:  # overwrite it in place: the file is mounted
         file.write("\n".join(moved) + "\n")
 
 
 class SmallDisk:
-    """A disk that holds little, seen under its path by what :attr:`inside` begins, and by nothing else."""
+    """A small disk. Only commands with the prefix :attr:`inside` see it under its path."""
 
     def __init__(self, holder: int, folder: Path) -> None:
         self.inside = ["nsenter", f"--target={holder}", "--mount", "--wd=/"]
-        """The beginning of a command that sees the disk."""
+        """Prefix of a command that sees the disk."""
         self.seen = Path(f"/proc/{holder}/root{folder}")
-        """Where it is for all others."""
+        """Its path for all other processes."""
         self._filler = self.seen / "filler"
 
     def fill(self) -> None:
-        """Leave no byte free."""
+        """Fill the disk to the last byte."""
         with suppress(OSError), self._filler.open("ab", buffering=0) as file:
             while file.write(bytes(4096)):
                 pass
 
     def free(self) -> None:
-        """Give back what :meth:`fill` took."""
+        """Free the space that :meth:`fill` used."""
         self._filler.unlink()
 
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[SmallDisk]:
-    """Mount a disk of this size for the block."""
+    """Mount a disk of this size while the block runs."""
     folder.mkdir()
     words = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", _DISK, "sh", size, str(folder)]
     with Program(words, stdout=subprocess.PIPE, text=True) as holder:

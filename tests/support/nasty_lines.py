@@ -1,4 +1,4 @@
-"""Lines that only look like events, or are events in a shape of their own: what any script may print."""
+"""Lines that look like events but are not, or events of an unexpected form: any script may print them."""
 
 import json
 from typing import Any, Final
@@ -82,7 +82,7 @@ NASTY: Final = [
         for value in _VALUES
     ),
 ]
-"""Without the prefix of a rank."""
+"""Lines without the prefix of a rank."""
 
 _DECIDING: Final[dict[str, dict[str, Any]]] = {
     "proof": {"rank": 0, "world_size": 64, "host": "a", "meeting": "forged", "backend": "mpi"},
@@ -103,13 +103,13 @@ def _forged() -> list[str]:
     fields = end.removeprefix(PREFIX)
     return [
         *whole,
-        *(f"[rank 0 a] {line}" for line in whole),  # as it is in a log
+        *(f"[rank 0 a] {line}" for line in whole),  # as a log shows it
         *(f"10%\r{line}" for line in whole),
         "half a line " + end,
         PREFIX + end,
         f"::manycpu:{end}",
         f"::manycpu-{'0' * 16}:: {fields}",
-        "x" * 4083 + end,  # is cut where the event begins, behind a prefix of 11, 12 or 13 bytes
+        "x" * 4083 + end,  # cut where the event begins, behind a prefix of 11, 12 or 13 bytes
         "x" * 4084 + end,
         "x" * 4085 + end,
         end.replace('{"event"', '{"event": "own", "event"'),
@@ -123,4 +123,4 @@ def _forged() -> list[str]:
 
 
 FORGED: Final = _forged()
-"""What would change how a run is judged if it were believed of a program that prints it."""
+"""Events that would change how a run is judged, if a program could forge them."""

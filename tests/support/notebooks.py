@@ -1,4 +1,4 @@
-"""Notebooks, executed by a real kernel of Jupyter."""
+"""Run notebooks with a real Jupyter kernel."""
 
 import os
 import re
@@ -18,35 +18,35 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Cell:
-    """A cell that was executed: what it printed, showed, returned and raised."""
+    """An executed cell: its output, displays, value and error."""
 
     def __init__(self, outputs: Sequence[Mapping[str, Any]]) -> None:
         self._outputs = outputs
 
     @property
     def printed(self) -> str:
-        """What it printed, on stdout and on stderr."""
+        """Its output on stdout and stderr."""
         return "".join(each["text"] for each in self._outputs if each["output_type"] == "stream")
 
     @property
     def value(self) -> str:
-        """How its last expression is shown; empty where it is None."""
+        """The text of its last expression; empty if that is None."""
         return "".join(self._data("execute_result", "text/plain"))
 
     @property
     def shown(self) -> str:
-        """The HTML of its displays, as they were at the end."""
+        """The HTML of its displays, in their last state."""
         return "".join(self._data("display_data", "text/html"))
 
     @property
     def error(self) -> str:
-        """Class and message of what it raised; empty where it raised nothing."""
+        """Class and message of its exception; empty if it raised none."""
         raised = (each for each in self._outputs if each["output_type"] == "error")
         return "".join(f"{each['ename']}: {each['evalue']}" for each in raised)
 
     @property
     def traceback(self) -> str:
-        """What Jupyter shows of an error."""
+        """The traceback that Jupyter shows."""
         raised = (each for each in self._outputs if each["output_type"] == "error")
         return _COLOURS.sub("", "\n".join(line for each in raised for line in each["traceback"]))
 
@@ -57,12 +57,12 @@ class Cell:
 def executed(
     notebook: Path | Sequence[str], folder: Path, env: Mapping[str, str] | None = None
 ) -> list[Cell]:
-    """Execute a notebook, or cells of code, whole: also what comes after a cell that raises.
+    """Execute a whole notebook, or cells of code; execution continues after a cell that raises.
 
     Args:
         notebook: A notebook's path, or the sources of its cells.
-        folder: Where the kernel works.
-        env: What its environment has besides this process's.
+        folder: The kernel's working directory.
+        env: Environment variables in addition to this process's.
     """
     if isinstance(notebook, Path):
         content = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
@@ -70,7 +70,7 @@ def executed(
         content = nbformat.from_dict({"cells": [_cell(text) for text in notebook], **_EMPTY})  # type: ignore[no-untyped-call]
     client = NotebookClient(
         content,
-        timeout=None,  # pytest's alone: how long a cell takes says nothing of it
+        timeout=None,  # only pytest's limit: one cell may take long
         allow_errors=True,
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
@@ -81,7 +81,7 @@ def executed(
 
 
 def executed_by_name(begin: str, cells: Mapping[str, str], folder: Path) -> dict[str, Cell]:
-    """Execute named cells behind one that must not fail, in one kernel whose runs are below the folder."""
+    """Execute a first cell that must not fail, then named cells, in one kernel with its runs in a folder."""
     first, *others = executed([begin, *cells.values()], folder, {"MANYCPU_HOME": str(folder / "home")})
     assert not first.error, first.error
     return dict(zip(cells, others, strict=True))

@@ -1,4 +1,4 @@
-"""A queue of Kueue's for one test: its quota is nobody else's."""
+"""A Kueue queue for one test, with its own quota."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +20,7 @@ CLASSES: Final = {HIGH: 1000}
 
 @dataclass(frozen=True)
 class Queue:
-    """A LocalQueue and the ClusterQueue behind it, which is named after the namespace."""
+    """A LocalQueue, and its ClusterQueue, which has the name of the namespace."""
 
     namespace: Space
 
@@ -29,18 +29,18 @@ class Queue:
         return client.CustomObjectsApi(self.namespace.admin)
 
     def set_quota(self, cpu: str) -> None:
-        """Set how many cores all of its jobs may have together."""
+        """Set how many cores all jobs of the queue may use together."""
         self._objects.patch_cluster_custom_object(
             GROUP, VERSION, "clusterqueues", self.namespace.name, {"spec": _quotas(self.namespace.name, cpu)}
         )
 
     def workloads(self) -> list[dict[str, Any]]:
-        """List the namespace's workloads."""
+        """Return the namespace's workloads."""
         found = self._objects.list_namespaced_custom_object(GROUP, VERSION, self.namespace.name, "workloads")
         return list(found["items"])
 
     def change_workload(self, spec: dict[str, Any]) -> None:
-        """Change the only workload."""
+        """Change the spec of the namespace's only workload."""
         (workload,) = self.workloads()
         self._objects.patch_namespaced_custom_object(
             GROUP, VERSION, self.namespace.name, "workloads", workload["metadata"]["name"], {"spec": spec}
@@ -49,7 +49,7 @@ class Queue:
 
 @contextmanager
 def queue(namespace: Space, cpu: str) -> Iterator[Queue]:
-    """Make a queue with a quota of cores, and priority classes that all tests share."""
+    """Create a queue with a quota of cores, and the priority classes that all tests share."""
     name, objects = namespace.name, client.CustomObjectsApi(namespace.admin)
     flavor = {"kind": "ResourceFlavor", "metadata": {"name": name}}
     cluster_queue = {
@@ -63,7 +63,7 @@ def queue(namespace: Space, cpu: str) -> Iterator[Queue]:
     }
     for found, value in CLASSES.items():
         made = {"kind": "WorkloadPriorityClass", "metadata": {"name": found}, "value": value}
-        with suppress(ApiException):  # another test's, which is the same
+        with suppress(ApiException):  # another test may have created the same class
             _create(objects, "workloadpriorityclasses", made)
     _create(objects, "resourceflavors", flavor)
     _create(objects, "clusterqueues", cluster_queue)
@@ -77,7 +77,7 @@ def queue(namespace: Space, cpu: str) -> Iterator[Queue]:
 
 
 def local_queue(namespace: Space, name: str, *, behind: str | None = None) -> None:
-    """Make a LocalQueue, active when this returns; of one with nothing behind it, jobs wait for ever."""
+    """Create a LocalQueue; wait until it is active. Without a ClusterQueue `behind` it, jobs wait forever."""
     item = {"kind": "LocalQueue", "metadata": {"name": name}, "spec": {"clusterQueue": behind or "nothing"}}
     item["apiVersion"] = f"{GROUP}/{VERSION}"
     objects = client.CustomObjectsApi(namespace.admin)

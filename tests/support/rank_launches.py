@@ -1,4 +1,4 @@
-"""Runs of the node under real launchers, for tests."""
+"""Run ranks under real launchers, for tests."""
 
 import os
 import secrets
@@ -40,22 +40,22 @@ __all__ = [
 MPIRUNS = {"intel": f"{sys.prefix}/bin/mpirun", "openmpi": "mpirun.openmpi", "mpich": "mpirun.mpich"}
 LAUNCHERS = ["processes", "torchrun", *MPIRUNS]
 LIGHT = {"PYTHONPATH": str(Path(__file__).parents[1] / "scripts" / "light_torch")}
-"""The environment of ranks that need no torch: they find a stand-in, and begin at once."""
+"""Environment of ranks that import a stand-in for torch, so that they start at once."""
 PLAIN = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
 
 
-LIMIT = 300  # seconds: on a slow machine, or a busy one
+LIMIT = 300  # seconds: enough for a slow or busy machine
 
 
 class Ended:
-    """A command that ended: its code, its lines, and the events among them."""
+    """A command that ended: its exit code, its lines, and the events among them."""
 
     def __init__(self, code: int, out: str) -> None:
         self.code, self.out = code, out
         self.lines = [events.split(line) for line in out.splitlines()]
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """Find the events of a kind, each with the rank that wrote it."""
+        """Return the events of a kind, each with the rank that wrote it."""
         decoded = [(line.rank, decode(line.text)) for line in self.lines]
         assert not any(event.model_extra for _, event in decoded if event and event.event in EVENTS)
         return [
@@ -65,7 +65,7 @@ class Ended:
         ]
 
     def texts(self) -> list[str]:
-        """Find what is no event."""
+        """Return the lines that are not events."""
         return [line.text for line in self.lines if decode(line.text) is None]
 
 
@@ -78,7 +78,8 @@ def execute(argv: list[str], env: Mapping[str, str], cwd: Path) -> Ended:
         stderr=subprocess.STDOUT,
         env=PLAIN
         | {"TMPDIR": tempfile.gettempdir()}
-        | dict(env),  # no test's ranks share cores with another's
+        # TMPDIR has the records by which runs share cores: ranks of other sessions do not share with these.
+        | dict(env),
         cwd=cwd,
         timeout=LIMIT,
     )
@@ -86,7 +87,7 @@ def execute(argv: list[str], env: Mapping[str, str], cwd: Path) -> Ended:
 
 
 def launch(launcher: str, script: Path, *args: str, light: bool = False, **fields: Any) -> Ended:
-    """Launch two ranks of a script through the manifest that a local run has; light: without torch."""
+    """Launch two ranks of a script with the manifest of a local run; `light`: with a stand-in for torch."""
     if light and launcher != "torchrun":
         fields["env"] = LIGHT
     manifest = manifest_of(launcher, script, *args, **fields)
@@ -95,7 +96,7 @@ def launch(launcher: str, script: Path, *args: str, light: bool = False, **field
 
 
 def light_torchrun(argv: list[str]) -> list[str]:
-    """Have ranks of torchrun, which is a part of torch itself, do without torch and without its store."""
+    """Return a torchrun command whose ranks use a stand-in for torch, and a store of their own."""
     own = LIGHT | {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(free_port())}
     start = argv.index("--no-python") + 1
     return [*argv[:start], "env", *(f"{name}={value}" for name, value in own.items()), *argv[start:]]
@@ -112,7 +113,7 @@ def manifest_of(launcher: str, script: Path, *args: str, **fields: Any) -> dict[
         python=sys.executable,
         code=folder,
         program=(str(script),),
-        output=f"{folder}/{secrets.token_hex(4)}/output",  # each launch is an attempt of its own
+        output=f"{folder}/{secrets.token_hex(4)}/output",  # each launch is a separate attempt
         checkpoints=f"{folder}/checkpoints",
         caches=f"{folder}/caches",
         attempt_directory=folder,
@@ -137,12 +138,12 @@ def free_port() -> int:
 
 
 def alone(script: Path, *args: str, **env: str) -> Ended:
-    """Run a script as the only rank, with no launcher at all."""
+    """Run a script as the only rank, without a launcher."""
     return execute([sys.executable, "-m", "manycpu.pipeline.node", str(script), *args], env, script.parent)
 
 
 def by_hand(script: Path, *ranks: Mapping[str, str]) -> list[Ended]:
-    """Start ranks by hand, side by side."""
+    """Start ranks without a launcher, in parallel; wait until all have ended."""
     common = PLAIN | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     common |= {"WORLD_SIZE": "2", "MANYCPU_START_TIMEOUT": "60"}
     argv = [sys.executable, "-m", "manycpu.pipeline.node", str(script)]

@@ -1,4 +1,4 @@
-"""Images for tests of registries: small, and whole enough for builders."""
+"""Small images for tests of registries, complete enough for builders."""
 
 import gzip
 import io
@@ -22,7 +22,7 @@ def push_base(
     env: list[str] | None = None,
     shell: Path | None = None,
 ) -> None:
-    """Push an image `base` with one layer: empty, or with a program that is a shell."""
+    """Push an image `base` with one layer: empty, or with a shell."""
     tar = _tar(shell)
     layer = Layer(gzip.compress(tar, 1, mtime=0), sha256(tar), "a test")
     settings: dict[str, object] = {"Env": ["PATH=/bin", "PYTHONPATH=/theirs", *(env or [])], "User": "1000"}
@@ -58,7 +58,7 @@ def _tar(shell: Path | None) -> bytes:
 
 
 def pull(reference: str, login: Login | None = None) -> Image:
-    """Read an image."""
+    """Pull an image's manifest and configuration."""
     named = Reference.parse(reference, "test")
     connection = Connection(named.registry, login=login, plain=True)
     try:
@@ -68,7 +68,7 @@ def pull(reference: str, login: Login | None = None) -> Image:
 
 
 def files(reference: str, number: int, login: Login | None = None) -> dict[str, bytes]:
-    """Read the files of one of an image's layers."""
+    """Return the files of one layer of an image: path -> content."""
     named = Reference.parse(reference, "test")
     connection = Connection(named.registry, login=login, plain=True)
     descriptor = pull(reference, login).layers[number]

@@ -1,4 +1,4 @@
-"""A real OCI registry on loopback: Debian's docker-registry, open, with basic auth, tokens, or TLS."""
+"""A real OCI registry on loopback: Debian's docker-registry, open or with basic auth, tokens or TLS."""
 
 import base64
 import json
@@ -32,9 +32,9 @@ Settings = dict[str, Any]
 
 @contextmanager
 def running(folder: Path, settings: Settings | None = None, ca: Path | None = None) -> Iterator[str]:
-    """Run a registry whose images are in a folder, with TLS where an authority is given; yields host:port.
+    """Run a registry with its images in a folder, with TLS if an authority is given; yield host:port.
 
-    A test that asks for one where none can run is skipped.
+    Skips the test if no registry can run here.
     """
     try:
         debian.ensure()
@@ -64,14 +64,14 @@ def running(folder: Path, settings: Settings | None = None, ca: Path | None = No
 
 
 def basic(folder: Path) -> Settings:
-    """Ask everybody for a name and a password."""
+    """Return settings of a registry that requires a user name and a password."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "htpasswd").write_text(f"{USER}:{_BCRYPT}\n")
     return {"auth": {"htpasswd": {"realm": "tests", "path": str(folder / "htpasswd")}}}
 
 
 def tls(folder: Path) -> tuple[Settings, Path]:
-    """Speak TLS; also the file of the authority."""
+    """Return settings of a registry with TLS, and the certificate file of its authority."""
     folder.mkdir(parents=True, exist_ok=True)
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")
@@ -83,7 +83,7 @@ def tls(folder: Path) -> tuple[Settings, Path]:
 
 
 class Tokens:
-    """A token server: everybody may pull, who logs in may push; remembers what it was asked for."""
+    """A token server: anonymous clients may pull, logged-in clients may push; records requested scopes."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ class Tokens:
 
     @property
     def settings(self) -> Settings:
-        """What a registry must know of it."""
+        """Settings of a registry that uses this token server."""
         realm = f"http://127.0.0.1:{self._server.server_port}/token"
         known = {"realm": realm, "service": "tests", "issuer": "tests", "rootcertbundle": str(self._bundle)}
         return {"auth": {"token": known}}
@@ -126,7 +126,7 @@ class Tokens:
                 self.wfile.write(json.dumps(body).encode())
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         return Handler
 
@@ -152,7 +152,7 @@ class Tokens:
 
 @contextmanager
 def flaky(host: str, fails: Callable[[str, str], bool]) -> Iterator[str]:
-    """Stand before a registry and drop the connection of the calls that ``fails`` says."""
+    """Run a proxy of a registry that drops the connection of each call for which ``fails`` returns true."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -179,7 +179,7 @@ def flaky(host: str, fails: Callable[[str, str], bool]) -> Iterator[str]:
         do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _relay  # noqa: N815
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with served(Handler) as relay:
         yield relay

@@ -10,6 +10,6 @@ __all__ = ["shared_folder"]
 
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the session's folder, whichever of its processes asks."""
+    """Return the session's temporary folder, the same in each of its processes."""
     own = tmp_path_factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own

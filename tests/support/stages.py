@@ -1,7 +1,8 @@
-"""The stages of a session: what takes seconds comes first, and a stage with failures is the last one.
+"""The stages of a test session: fast stages run first, and a stage with failures is the last one.
 
-Where several processes share the tests (``pytest -n 3``), they do so file by file. One is always at the
-cluster, which takes longest, one has Airflow's own processes, and the cluster ends when all others are done.
+If several processes share the tests (``pytest -n 3``), each gets whole files. One process always runs cluster
+tests, which take longest, and one runs the tests with Airflow's own processes. The tests that end the cluster
+run after all others.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,24 +22,24 @@ STAGES: Final[dict[str, tuple[str, ...]]] = {
     "cluster, kubernetes": ("cluster", "kubernetes"),
     "others": ("long", "legacy", "xla"),
 }
-"""Name of a stage -> its folders, in the order in which they run."""
+"""Name of a stage -> its folders; the stages run in this order."""
 _SECONDS: Final = ("lint", "unit")
 _FAST: Final = "what takes seconds"
 _CLUSTER: Final = "cluster, kubernetes"
 _AIRFLOW: Final = "e2e, ui"
 _WITH_AIRFLOW: Final = "tests/kubernetes/test_airflow.py"
-"""What needs Airflow's own processes and the cluster."""
+"""Needs Airflow's own processes and the cluster."""
 _END: Final = "the end of the cluster"
 _AT_THE_END: Final = ("tests/kubernetes/test_whole_rights.py", "tests/cluster/test_life.py")
-"""What judges what all others did to the cluster, and what ends it."""
+"""The test that checks what all others did to the cluster, and the tests that end the cluster."""
 _REST: Final = "the rest"
-_ON_THE_CLUSTER: Final = 2  # processes at a time: what two runs ask for fits on its nodes
-_NEVER_ENDS: Final = 1200  # seconds; on a slow machine a test takes ten times what it takes elsewhere
+_ON_THE_CLUSTER: Final = 2  # processes at a time: the runs of two fit on the cluster's nodes
+_NEVER_ENDS: Final = 1200  # seconds; a test may take ten times as long on a slow machine
 _DEAD: Final = pytest.StashKey[str]()
 
 
 def stage_of(nodeid: str) -> str:
-    """Find the stage of a test by its path below the project."""
+    """Return the stage of a test by its path below the project."""
     folder = Path(nodeid).parts[1]
     return next(stage for stage, folders in STAGES.items() if folder in folders)
 
@@ -53,17 +54,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_place)
     for item in items:
         if {"airflow", "cluster"} & set(_fixtures(item)):
-            # Of the test alone: one of them pays for the start, whose steps have limits of their own. It ends
-            # what would wait for ever, and judges nobody: what waits says itself for how long.
+            # func_only: one test pays for the start of the cluster or Airflow, whose steps have their own
+            # limits. The timeout only ends a test that hangs; each wait in a test has its own limit.
             own = item.get_closest_marker("timeout")
             seconds = max(own.args[0] if own else 0, _NEVER_ENDS)
             item.add_marker(pytest.mark.timeout(seconds, func_only=True), append=False)
 
 
 def _place(item: pytest.Item) -> tuple[int, ...]:
-    """Order by stage; in one, what has the cluster alone before the others.
+    """Return the sort key of a test: by stage; within a stage, tests that have the cluster alone come first.
 
-    What needs Airflow comes last in its own stage and first in the cluster's: one Airflow serves both.
+    Tests with Airflow come last in their own stage and first in the cluster's, so that one Airflow serves
+    both.
     """
     stage, airflow = stage_of(item.nodeid), "airflow" in _fixtures(item)
     last, alone = [_has(item, name) for name in ("ends_cluster", "last")], _has(item, "alone")
@@ -80,7 +82,10 @@ def _fixtures(item: pytest.Item) -> Sequence[str]:
 
 
 class Files(LoadScopeScheduling):
-    """Gives whole files to processes: one is always at the cluster, two at most, and its end comes last."""
+    """Scheduler that gives whole files to processes.
+
+    One process always runs cluster tests, at most two do, and the tests that end the cluster come last.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", maxsplit=1)[0]
@@ -89,7 +94,7 @@ class Files(LoadScopeScheduling):
         return _END if file in _AT_THE_END else file
 
     def _reschedule(self, node: Any) -> None:
-        for one in (node, *self.nodes):  # what one has ended may be what another waits for
+        for one in (node, *self.nodes):  # another process may wait for the end of a file
             super()._reschedule(one)
 
     def _assign_work_unit(self, node: Any) -> None:
@@ -97,11 +102,11 @@ class Files(LoadScopeScheduling):
         if scope := self._next_file(others):
             self.workqueue.move_to_end(scope, last=False)
             super()._assign_work_unit(node)
-        elif not all(one.shutting_down for one in others):  # they run what is left
+        elif not all(one.shutting_down for one in others):  # the others run the remaining files
             node.shutdown()
 
     def _next_file(self, others: Sequence[Any]) -> str | None:
-        """Choose by what other processes are at; None where they have to end something first."""
+        """Return the next file, chosen by the files of the other processes; None if one must end first."""
         at_cluster = sum(_CLUSTER in map(_kind, self._files_left(one)) for one in others)
         order = [_FAST, _CLUSTER, _AIRFLOW, _REST, _END]
         if at_cluster:
@@ -113,7 +118,8 @@ class Files(LoadScopeScheduling):
         kind = next((kind for kind in order if kind in files and not closed.get(kind)), None)
         if kind is None:
             return None
-        # Of the cluster's, the first have it to themselves now and then: they are for who is there already.
+        # The first cluster files have tests that run alone: they stay for the process that already runs
+        # cluster files.
         return files[kind][-1 if kind == _CLUSTER and at_cluster else 0]
 
     def _files_left(self, node: Any) -> list[str]:
@@ -139,14 +145,14 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail a session of which a process died: what it was to run was not run."""
+    """Fail a session if one of its processes died: its remaining tests did not run."""
     if _DEAD in session.config.stash and session.exitstatus in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """End the session after a stage in which something failed."""
+    """End the session after a stage that had failures."""
     result = yield
     stage = stage_of(item.nodeid)
     if nextitem is not None and stage != stage_of(nextitem.nodeid) and item.session.testsfailed:

@@ -1,4 +1,4 @@
-"""A real Airflow for e2e/, ui/ and kubernetes/: `airflow standalone` in a folder and on a port of its own."""
+"""A real Airflow for e2e/, ui/ and kubernetes/: `airflow standalone` with its own folder and port."""
 
 import json
 import os
@@ -23,17 +23,17 @@ from manycpu.operators.ui import end_session
 
 __all__ = ["Airflow", "airflow", "guarded_airflow"]
 
-_START = 600  # seconds: ten times what a busy machine of two cores took
+_START = 600  # seconds: ten times as long as on a busy machine of two cores
 _TESTS = Path(__file__).parents[1]
 _DAGS = {"manycpu": local_airflow.DAGS, "tiny": _TESTS / "e2e" / "dags", "shown": _TESTS / "ui" / "dags"}
 _USERS = {"viewer": "viewer", "outsider": "viewer", "admin": "admin"}
-"""Users of the guarded web server, each with its role; their names are their passwords."""
+"""User of the guarded web server -> role; each user's password is the name."""
 _RUNNING = pytest.StashKey[ExitStack]()
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Airflow:
-    """A running Airflow, spoken to over its REST API."""
+    """A running Airflow, used through its REST API."""
 
     def __init__(self, url: str, home: Path, user: str, password: str) -> None:
         self.url, self.home, self.user, self.password = url, home, user, password
@@ -45,31 +45,31 @@ class Airflow:
         return Airflow(self.url, self.home, name, name)
 
     def api(self, method: str, path: str, body: object = None) -> Any:
-        """Ask the REST API."""
+        """Call the REST API; return the decoded answer."""
         return _ask(f"{self.url}/api/v2/{path}", method, body, self.token)
 
     def trigger(self, dag: str, conf: dict[str, Any] | None = None) -> str:
-        """Start a DAG run; returns its path in the API."""
+        """Start a DAG run; return its path in the API."""
         body = {"logical_date": None, "conf": conf or {}}
         run = self.api("POST", f"dags/{dag}/dagRuns", body)
         return f"dags/{dag}/dagRuns/{run['dag_run_id']}"
 
     def state(self, run: str) -> str:
-        """State of a DAG run."""
+        """Return the state of a DAG run."""
         return str(self.api("GET", run)["state"])
 
     def end(self, run: str, timeout: float = 300) -> str:
-        """Wait for the end of a DAG run; returns its state."""
+        """Wait for the end of a DAG run; return its state."""
         until(lambda: self.state(run) in ("success", "failed"), timeout)
         return self.state(run)
 
     def task(self, run: str, task: str = "training.train") -> dict[str, Any]:
-        """Describe a task instance."""
+        """Return a task instance."""
         found: dict[str, Any] = self.api("GET", f"{run}/taskInstances/{task}")
         return found
 
     def mark(self, run: str, state: str, task: str = "training.train") -> None:
-        """Mark a task as a person does in the web UI."""
+        """Mark a task with a state, as a person does in the web UI."""
         self.api("PATCH", f"{run}/taskInstances/{task}", {"new_state": state})
 
     def clear(self, run: str, task: str = "training.train") -> None:
@@ -79,7 +79,7 @@ class Airflow:
         self.api("POST", f"{dag}/clearTaskInstances", body)
 
     def log(self, run: str, task: str = "training.train", attempt: int = 1) -> list[str]:
-        """Read the log of a try of a task, as the web UI shows it."""
+        """Return the lines of the log of one try of a task, as the web UI shows them."""
         content = self.api("GET", f"{run}/taskInstances/{task}/logs/{attempt}?full_content=true")["content"]
         return [str(line["event"]) if isinstance(line, dict) else str(line) for line in content]
 
@@ -88,7 +88,7 @@ class Airflow:
 def airflow(
     request: pytest.FixtureRequest, new_database: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Airflow]:
-    """The one Airflow of the session, with the DAGs of the package and of tests/e2e."""
+    """Yield the only Airflow of the session, with the DAGs of the package, of tests/e2e and of tests/ui."""
     home = tmp_path_factory.mktemp("airflow")
     shutil.copy(new_database, home)
     with ExitStack() as stack:
@@ -98,16 +98,16 @@ def airflow(
 
 @pytest.fixture(scope="session")
 def guarded_airflow(request: pytest.FixtureRequest, airflow: Airflow) -> Airflow:
-    """The same Airflow behind another web server: below a path, with users of several rights.
+    """Return the same Airflow behind another web server: below a path, with users of different rights.
 
-    What they may see says ``support.denying_auth``; `airflow standalone` itself takes no auth manager.
+    ``support.denying_auth`` decides what they may see. `airflow standalone` itself accepts no auth manager.
     """
     return request.config.stash[_RUNNING].enter_context(_guarded(airflow.home))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """End Airflow after the last test that uses it: it takes its share of the cores."""
+    """End Airflow after the last test that uses it, because it uses CPU time."""
     result = yield
     if nextitem is not None and _uses(item) and not _uses(nextitem):
         item.config.stash.get(_RUNNING, ExitStack()).close()
@@ -120,7 +120,7 @@ def _uses(item: pytest.Item) -> bool:
 
 @contextmanager
 def _running(home: Path) -> Iterator[Airflow]:
-    """Start Airflow as `make ui` does; end it as Ctrl-C does, and see that nothing of it is left."""
+    """Start Airflow as `make ui` does; end it as Ctrl-C does, and check that no process is left."""
     port = free_port()
     bundles = local_airflow.settings(home, port, _DAGS)
     env = _own_environment() | {
@@ -144,7 +144,7 @@ def _running(home: Path) -> Iterator[Airflow]:
 
 @contextmanager
 def _guarded(home: Path) -> Iterator[Airflow]:
-    """Start another web server of an Airflow."""
+    """Run a second web server of an Airflow."""
     port = free_port()
     url = f"http://127.0.0.1:{port}/behind/proxy"
     passwords = home / "passwords.json"
@@ -172,7 +172,7 @@ def _guarded(home: Path) -> Iterator[Airflow]:
 
 
 def _own_environment() -> dict[str, str]:
-    """Return this process's environment without what would lead Airflow to other folders."""
+    """Return this process's environment without variables that point Airflow to other folders."""
     return {name: value for name, value in os.environ.items() if not re.search("AIRFLOW|MANYCPU_HOME", name)}
 
 

@@ -1,4 +1,4 @@
-"""The files of Airflow's tabs, served where their modules look for each other."""
+"""Serve the files of Airflow's tabs at the paths at which their modules import each other."""
 
 from functools import partialmethod
 from http.server import SimpleHTTPRequestHandler
@@ -12,7 +12,7 @@ _STATIC, _PIPELINE = _ROOT / "operators" / "plugin" / "static", _ROOT / "pipelin
 
 
 class TabFiles(SimpleHTTPRequestHandler):
-    """Serves the files, an empty document, and what a subclass makes."""
+    """Serves the files, an empty document, and generated documents of a subclass."""
 
     __init__ = partialmethod(SimpleHTTPRequestHandler.__init__, directory=str(_STATIC))
 
@@ -28,12 +28,12 @@ class TabFiles(SimpleHTTPRequestHandler):
         return None
 
     def made(self, path: str) -> str | None:
-        """Return what is served for a path that no file is for."""
+        """Return the document for a path that has no file, or None."""
         return '<!doctype html><link rel="icon" href="data:,"><body>' if path == "/" else None
 
     def translate_path(self, path: str) -> str:
-        """Find a file of the page beside those of the tabs."""
+        """Return the path of a file; the page's files are in another folder than those of the tabs."""
         return f"{_PIPELINE}{path}" if path.startswith("/page/") else super().translate_path(path)
 
     def log_message(self, *_: object) -> None:
-        """Print nothing."""
+        """Log nothing."""

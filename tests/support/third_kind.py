@@ -1,4 +1,4 @@
-"""A launch kind of a test's own: what is to be written for a new one, and nothing else.
+"""An example launch kind for tests: exactly the code that a new launch kind needs.
 
 A FitJob refers to a FitRuntime, which has the template of its pods.
 """
@@ -33,7 +33,7 @@ FITJOB = JobKind(
 
 
 class FitLauncher:
-    """What a file in ``launchers/`` has."""
+    """A launcher with everything that a file in ``launchers/`` needs."""
 
     UNSUPPORTED: Mapping[str, str] = {
         "elastic": "a FitJob has a fixed number of nodes",
@@ -54,7 +54,8 @@ class FitLauncher:
         template = pods.rank_template(made, run, target, placement)
         meta = pods.metadata(target, placement)
         runtime = {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": template}}}]}
-        # The runtime is not read by those who wait for the same room: the job repeats what they look at.
+        # Other runs that wait for capacity do not read the runtime, so the job repeats the fields that they
+        # read.
         trainer = {"numNodes": run.nodes[1], "restarts": run.max_restarts, "podSpec": template["spec"]}
         spec = {"runtimeRef": placement.job, "trainer": trainer} | ({"suspend": True} if target.queue else {})
         return [
@@ -76,14 +77,14 @@ class FitLauncher:
 
 
 def register(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add the kind: one record, and one launcher."""
+    """Register the launch kind: one record and one launcher."""
     launcher: JobLauncher = FitLauncher()
     monkeypatch.setitem(JOB_KINDS, FITJOB.launch, FITJOB)
     monkeypatch.setitem(JOB_LAUNCHERS, FITJOB.launch, launcher)
 
 
 def operate(server: ApiServer, name: str, *pod_states: KubeObject, ends: str = "") -> list[str]:
-    """Do what the operator does with a job: its pods get these states, and the job a condition.
+    """Act as the operator on a job: create its pods with these states, and set the job's condition.
 
     Returns:
         Names of the pods.
@@ -100,7 +101,7 @@ def operate(server: ApiServer, name: str, *pod_states: KubeObject, ends: str = "
 
 
 def _pod(job: KubeObject, template: KubeObject, number: int, state: KubeObject) -> dict[str, Any]:
-    """Make a pod as a JobSet does: its name has a random end, and its host's name has none."""
+    """Return a pod as a JobSet creates it: its name has a random suffix, its host name has none."""
     host = f"{job['metadata']['name']}-node-0-{number}"
     owner = {"kind": FITJOB.kind, "name": job["metadata"]["name"], "uid": job["metadata"]["uid"]}
     meta = {"name": f"{host}-x7k2p", "uid": f"uid-{host}", "ownerReferences": [owner]}

@@ -1,4 +1,4 @@
-"""A random BERT of 2 layers x 32, its WordPiece tokenizer, and a small data set: made in milliseconds."""
+"""A random BERT of 2 layers x 32, its WordPiece tokenizer, and a small data set, created in milliseconds."""
 
 import json
 import string
@@ -12,7 +12,7 @@ NAMES = ("mira", "odo", "pell", "rusk", "tano", "vex")
 
 
 def tiny_tokenizer() -> Any:
-    """Make a tokenizer that knows a few words and spells all others."""
+    """Return a tokenizer that knows a few words and splits all others into letters."""
     from transformers import BertTokenizer
 
     letters = [*string.ascii_lowercase, *string.digits, ".", ",", "?"]
@@ -23,7 +23,7 @@ def tiny_tokenizer() -> Any:
 
 
 def tiny_checkpoint(folder: Path) -> Path:
-    """Write a checkpoint of an encoder without a head for question answering."""
+    """Write a checkpoint of an encoder without a head for question answering; return its folder."""
     from transformers import BertConfig, BertModel, set_seed
 
     tokenizer = tiny_tokenizer()
@@ -42,7 +42,7 @@ def tiny_checkpoint(folder: Path) -> Path:
 
 
 def tiny_data(folder: Path, train: int = 24, validation: int = 7, words: int = 0) -> Path:
-    """Write train.json and validation.json: one question for each context, which goes on for some words."""
+    """Write train.json and validation.json: a question for each context, which has `words` more words."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", train), ("validation", validation)):
         articles = [_article(f"{split}-{i}", NAMES[i % len(NAMES)], 1800 + i, words) for i in range(count)]
@@ -58,7 +58,7 @@ def _article(key: str, name: str, year: int, words: int) -> dict[str, Any]:
 
 
 def tiny_env(folder: Path, model: Path) -> dict[str, str]:
-    """Give the environment of a run on a tiny data set; everything is in the folder."""
+    """Return the environment of a run on a tiny data set, with all paths in the folder."""
     return {
         "MANYCPU_DATA": str(tiny_data(folder / "data")),
         "MANYCPU_MODEL": str(model),
@@ -68,7 +68,7 @@ def tiny_env(folder: Path, model: Path) -> dict[str, str]:
 
 
 def run(env: dict[str, str], *words: str) -> dict[str, Any]:
-    """Run the recipe in this process, with features that suit the tiny data set; its metrics."""
+    """Run the recipe in this process, with features that fit the tiny data set; return its metrics."""
     from manycpu.pipeline.recipes.question_answering import training
     from manycpu.pipeline.recipes.question_answering.options import parse
 

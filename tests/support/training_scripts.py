@@ -1,4 +1,4 @@
-"""Scripts that tests train."""
+"""Training scripts for tests."""
 
 __all__ = ["ALL_REDUCE", "goes_on"]
 
@@ -15,9 +15,9 @@ dist.destroy_process_group()
 
 
 def goes_on(world: int) -> str:
-    """Write a script that counts the steps of so many ranks, for ever.
+    """Return a script that counts steps forever, but only while `world` ranks are connected.
 
-    Begun anew at step 5 or later, it takes 5 more and ends.
+    After a resume at step 5 or later, it takes 5 more steps with any number of ranks, and ends.
     """
     return f"""
 import os, pathlib, time, torch, torch.distributed as dist

@@ -1,4 +1,4 @@
-"""The tabs of trainings in Airflow's own UI, in a browser."""
+"""The training tabs in Airflow's own UI, in a browser."""
 
 from urllib.parse import quote, urlsplit
 
@@ -12,15 +12,16 @@ __all__ = ["Tab"]
 
 
 class Tab:
-    """The tab of a DAG run, or of a DAG, in a browser: what a user sees who has logged in."""
+    """The tab of a DAG run or of a DAG in a browser, as a logged-in user sees it."""
 
     def __init__(self, airflow: Airflow, page: Page) -> None:
         self.airflow, self.page = airflow, page
 
     def enter(self) -> None:
-        """Be logged in."""
+        """Log in with a token."""
         url = self.airflow.url
-        self.page.browser.get(f"{url}/manycpu/static/icon.svg")  # a cookie is given to where one is
+        # A cookie can be set only on a page of its site.
+        self.page.browser.get(f"{url}/manycpu/static/icon.svg")
         cookie = {"name": "_token", "value": self.airflow.token, "path": urlsplit(url).path or "/"}
         self.page.browser.add_cookie(cookie)
 
@@ -34,18 +35,18 @@ class Tab:
         self._go(f"dags/{dag}/plugin/trainings")
 
     def log_in(self) -> None:
-        """Fill in the form that Airflow shows to whom it does not know."""
+        """Fill in the form that Airflow shows to a user who is not logged in."""
         self.page.find("input[name=username]").send_keys(self.airflow.user)
         self.page.find("input[name=password]").send_keys(self.airflow.password)
         self.page.find("button[type=submit]").click()
         self.page.find(".manycpu-tab")
 
     def text(self) -> str:
-        """Return what the tab shows."""
+        """Return the text of the tab."""
         return self.page.browser.find_element(By.CSS_SELECTOR, ".manycpu-tab").text
 
     def shows(self, text: str, timeout: float = 300) -> None:
-        """Wait for a text in the tab."""
+        """Wait until the tab shows a text."""
         self.page.find(".manycpu-tab")
         try:
             until(lambda: text in self.text(), timeout)
@@ -53,7 +54,7 @@ class Tab:
             raise AssertionError(f"the tab never showed {text!r}, but {self.text()!r}") from None
 
     def choice(self) -> Select:
-        """Return the choice among trainings."""
+        """Return the selection box of the trainings."""
         return Select(self.page.find(".manycpu-choice select"))
 
     def _go(self, below: str) -> None:

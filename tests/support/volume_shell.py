@@ -1,4 +1,4 @@
-"""Looking at the claim of a run, from a pod beside it."""
+"""Inspect the claim of a run, from a pod that mounts it."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ def quiet(*_: int) -> None:
 
 @contextmanager
 def shell(ctx: ClusterContext, namespace: Space) -> Iterator[Callable[..., str]]:
-    """Run commands beside the volume, in a pod that a namespace with Pod Security `restricted` takes."""
+    """Yield a function that runs commands in a pod with the volume; Pod Security `restricted` accepts it."""
     claim, image = claims.ensure_claim(ctx), str(ctx.target.helper_image)
     made = helper_pod.manifest(ctx, "shell", claim, image, ctx.ledger.owner())
     made["spec"]["containers"][0]["command"] = ["sleep", "600"]
@@ -34,7 +34,7 @@ def shell(ctx: ClusterContext, namespace: Space) -> Iterator[Callable[..., str]]
 
 
 def sums(run: Callable[..., str], folder: str) -> dict[str, str]:
-    """sha256 of each file below a folder of the volume."""
+    """Return the sha256 of each file below a folder of the volume: path -> checksum."""
     program = "import hashlib, json, pathlib, sys; root = pathlib.Path(sys.argv[1]); print(json.dumps({"
     program += "str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest() "
     program += "for p in root.rglob('*') if p.is_file()}))"

@@ -1,4 +1,4 @@
-"""Shared by tests of several folders."""
+"""Waiting and process checks that tests of several folders share."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ __all__ = ["processes_of", "until"]
 
 
 def until(condition: Callable[[], object], timeout: float = 300) -> None:
-    """Wait for a condition; fail when it does not come, on a machine however slow."""
+    """Wait until a condition is true; fail after `timeout` seconds, which are enough for a slow machine."""
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout:g} s in vain"
@@ -18,7 +18,7 @@ def until(condition: Callable[[], object], timeout: float = 300) -> None:
 
 
 def processes_of(folder: Path) -> Iterator[psutil.Process]:
-    """Find the processes that have a folder in their command or environment."""
+    """Yield the processes whose command or environment names a folder."""
     for process in psutil.process_iter():
         try:
             if process.status() == psutil.STATUS_ZOMBIE or process.pid == psutil.Process().pid:

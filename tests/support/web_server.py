@@ -1,4 +1,4 @@
-"""A web server of a test's own, on loopback."""
+"""A web server for tests, on loopback."""
 
 import threading
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ __all__ = ["served"]
 
 @contextmanager
 def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Serve, and give the server's host and port."""
+    """Run a web server; yield its host and port."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

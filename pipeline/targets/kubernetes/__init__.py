@@ -1,1 +1,1 @@
-"""What each verb does on Kubernetes."""
+"""The driver of Kubernetes: what each verb does there."""

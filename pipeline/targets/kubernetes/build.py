@@ -1,4 +1,4 @@
-"""On Kubernetes the code is a layer of an image, which pods name by digest."""
+"""Build on Kubernetes: the code becomes a layer of the training image, which pods name by digest."""
 
 import logging
 from pathlib import Path
@@ -18,12 +18,12 @@ _log = logging.getLogger(__name__)
 
 
 def build(ctx: "ClusterContext") -> tuple[Built, bool]:
-    """Push the program's code upon the image; whether it was there before.
+    """Push the training image with the program's code; return whether the registry had it already.
 
     Raises:
         BuildError: The image cannot be built or pushed.
-        BadInputError: The folder holds more than code; or there is no registry to push to, and the image has
-            not this code in it.
+        BadInputError: The folder contains more than code; or there is no registry to push to, and the image
+            does not contain this code.
     """
     root, arguments = program_of(ctx)
     if root is None:
@@ -38,7 +38,7 @@ def code_tree(ctx: "ClusterContext", root: Path, program: tuple[str, ...]) -> la
     """Pack the code of a program's folder.
 
     Raises:
-        BadInputError: The folder holds more than code.
+        BadInputError: The folder contains more than code.
         BuildError: A file of it cannot be read.
     """
     code = code_of(ctx, root, program)

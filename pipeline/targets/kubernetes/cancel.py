@@ -1,4 +1,4 @@
-"""Delete a training's job."""
+"""Cancel a training: delete its job."""
 
 from manycpu.pipeline.spec.errors import LaunchError
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
@@ -10,14 +10,22 @@ from manycpu.pipeline.targets.kubernetes.launch import has_ended, present_handle
 
 __all__ = ["cancel"]
 
-_TIMEOUT = 90.0  # seconds: pods are given 30 to end by themselves
+_TIMEOUT = 90.0  # seconds; the grace period of pods is 30 s
 
 
 def cancel(ctx: ClusterContext, by: str, attempt: int | None) -> bool:
-    """Delete the present attempt's job and see its pods go; who did so is in the ledger before.
+    """Record who cancels the present attempt, delete its job, and wait until its pods are gone.
+
+    Args:
+        ctx: The run.
+        by: Who cancels it.
+        attempt: The attempt to cancel; None: the present one.
+
+    Returns:
+        False: this attempt has ended, or is not the present one.
 
     Raises:
-        LaunchError: It does not end.
+        LaunchError: The pods do not end in time.
         ClusterError: The cluster does not answer.
     """
     with ctx.ledger.update() as entry:

@@ -26,15 +26,22 @@ from manycpu.pipeline.transfer import TransferError
 __all__ = ["keep_results", "remove", "remove_expired"]
 
 _LOG = logging.getLogger(__name__)
-_TIMEOUT = 120.0  # seconds until all that the run owned must be gone
-_OTHERS = 30.0  # seconds that a run waits for the removal of others, all together
-_LAST = ("ConfigMap", "PersistentVolumeClaim")  # the ledger; the claim goes with it, after its last pod
+_TIMEOUT = 120.0  # seconds within which the run's objects must be gone
+_OTHERS = 30.0  # seconds that a run waits for the removal of all expired runs
+_LAST = ("ConfigMap", "PersistentVolumeClaim")  # the ledger; Kubernetes deletes its claim after it
 
 
 def keep_results(ctx: ClusterContext, seconds: float | None) -> list[str]:
-    """Keep output and checkpoints, and delete the rest of the run; empty where its training wrote none.
+    """Keep output and checkpoints, and delete the rest of the run.
 
-    The ledger stays with them, and a claim that was made for the run.
+    The ledger stays, and so does a claim that was made for the run.
+
+    Args:
+        ctx: The run.
+        seconds: For how long the results are kept; None: for ever.
+
+    Returns:
+        The results with their claim, for people; empty if the training wrote neither output nor checkpoints.
     """
     folder, results = _trim(ctx)
     if not results:
@@ -52,13 +59,15 @@ def keep_results(ctx: ClusterContext, seconds: float | None) -> list[str]:
 
 
 def _trim(ctx: ClusterContext) -> tuple[str, list[str]]:
-    """Delete what is on the volume but output and checkpoints; the run's folder, and what it still holds.
+    """Delete the run's files on the volume, except output and checkpoints.
 
-    Where the volume cannot be seen, all that is there counts as the training's.
+    Returns:
+        A folder, and the paths below it that are kept. If the volume cannot be read, the run's whole folder
+        is kept.
     """
     folder = directory_of(ctx)
     claim = cluster_of(ctx).get("PersistentVolumeClaim", claim_of(ctx))
-    if claim is None or claim.get("status", {}).get("phase") == "Pending":  # no pod has ever written to it
+    if claim is None or claim.get("status", {}).get("phase") == "Pending":  # no pod has written to it
         return folder, []
     asked = {"folder": folder, "within": ctx.target.home if ctx.target.makes_claim else folder}
     try:
@@ -72,14 +81,14 @@ def _trim(ctx: ClusterContext) -> tuple[str, list[str]]:
 
 
 def remove(ctx: ClusterContext) -> list[str]:
-    """Delete what the run owns and wait until it is gone; the names of what is left.
+    """Delete what the run owns, wait until it is gone, and return the names of objects that remain.
 
     Raises:
-        RunGoneError: A later run of the same name is there.
+        RunGoneError: The ledger belongs to a later run of the same name.
     """
     ledger = cluster_of(ctx).get("ConfigMap", ctx.name)
     if ledger is None or is_being_deleted(ledger):
-        # An earlier try deleted it last, and what it owned goes with it.
+        # An earlier try has deleted the ledger; Kubernetes deletes what it owns.
         return wait_until_gone(ctx, labels(ctx.name), _TIMEOUT)
     uid = ctx.ledger.uid()
     another = partial(_is_of_another, uid)
@@ -87,7 +96,7 @@ def remove(ctx: ClusterContext) -> list[str]:
 
 
 def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
-    """Delete what the run with this ledger owns, the ledger last; what cannot be deleted."""
+    """Delete what the run owns, and its ledger last; return what could not be deleted."""
     undeleted = _remove_elsewhere(ctx)
     _remove_objects(ctx, uid)
     undeleted += _remove_folder(ctx)
@@ -106,23 +115,23 @@ def _stays(uid: str, item: KubeObject) -> bool:
 
 
 def _is_of_another(uid: str, item: KubeObject) -> bool:
-    """Whether an object belongs to another ledger than this one: to a later run of the same name."""
+    """Whether an object is the ledger of a later run of the same name, or belongs to it."""
     owners = [item | item["metadata"], *(item["metadata"].get("ownerReferences") or ())]
     return any(owner["kind"] == "ConfigMap" and owner["uid"] != uid for owner in owners)
 
 
 def remove_expired(ctx: ClusterContext, now: float, end: Callable[[RunContext], bool]) -> list[Finding]:
-    """Delete other runs of the namespace whose time is over.
+    """Delete other runs of the namespace whose lease is over.
 
-    All of it waits half a minute at most, and goes on beside the run after that.
+    The run waits for half a minute at most; after that, the removal continues in a thread.
 
     Args:
-        ctx: The run that looks for others.
+        ctx: The run that starts the removal.
         now: Seconds since the epoch, by the clock of leases.
-        end: Decides about such a run, and notes what stays of it; whether it may be deleted.
+        end: Returns whether such a run may be deleted; if not, records for how long the run is kept.
 
     Returns:
-        What troubled that: it is no concern of this run.
+        Warnings about runs that could not be removed; they do not stop this run.
     """
     troubles: list[Finding] = []
     work = threading.Thread(target=_remove_all, args=(ctx, now, end, troubles), daemon=True)
@@ -142,12 +151,12 @@ def _remove_all(
     except ManycpuError as error:
         troubles.append(_trouble(f"older runs cannot be looked for: {error}"))
         return
-    random.shuffle(ledgers)  # one that takes long must not stand before the others every time
+    random.shuffle(ledgers)  # a slow removal must not delay the same runs every time
     for ledger in ledgers:
         try:
             undeleted = _remove_one(ctx, ledger, now, end)
         except RunGoneError:
-            continue  # somebody else was faster
+            continue  # another process has removed it
         except ManycpuError as error:
             undeleted = [str(error)]
         troubles += [
@@ -159,10 +168,10 @@ def _remove_one(
     ctx: ClusterContext, ledger: ConfigMapLedger, now: float, end: Callable[[RunContext], bool]
 ) -> list[str]:
     if ledger.name == ctx.name and not ledger.is_taken:
-        return []  # this run goes on from there
+        return []  # this run resumes it
     other = cast("ClusterContext", reopen(ledger.read(), access=ctx.access))
-    cancel(other, "cleanup", None)  # nobody follows it any more, so that no time budget ends it
-    # By its lease as it was listed: what somebody has renewed since is not taken.
+    cancel(other, "cleanup", None)  # it has no follower, so no time budget ends it
+    # take() returns false if another process has renewed the lease since the list.
     return _begin_removal(other, other.ledger.uid()) if end(other) and ledger.take(now) else []
 
 
@@ -172,7 +181,10 @@ def _trouble(message: str) -> Finding:
 
 
 def _remove_folder(ctx: ClusterContext) -> list[str]:
-    """Delete the run's folder on a claim that was there before the run; its own claim goes as a whole."""
+    """Delete the run's folder on the user's claim; return what could not be deleted.
+
+    A claim that was made for the run is deleted with its ledger.
+    """
     if ctx.target.makes_claim or ctx.ledger.read().attempt == 0:
         return []
     try:
@@ -184,7 +196,11 @@ def _remove_folder(ctx: ClusterContext) -> list[str]:
 
 
 def _remove_elsewhere(ctx: ClusterContext) -> list[str]:
-    """Delete what is in another namespace: owners do not reach there; what cannot be deleted."""
+    """Delete the run's objects in other namespaces, where owner references do not work.
+
+    Returns:
+        What could not be deleted.
+    """
     return [item for name in ctx.ledger.read().elsewhere for item in _remove_there(ctx, name)]
 
 

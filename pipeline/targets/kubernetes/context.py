@@ -1,4 +1,4 @@
-"""A run on Kubernetes, and where its things are."""
+"""A run on Kubernetes: its cluster, its claim and its folders on the volume."""
 
 from functools import partial
 from typing import TypeAlias
@@ -30,7 +30,7 @@ def is_on_kubernetes(ctx: RunContext) -> TypeIs[ClusterContext]:
 
 
 def cluster_of(ctx: ClusterContext) -> Cluster:
-    """Return the run's namespace; one connection for all contexts that share their ``access``.
+    """Return the run's namespace; contexts with the same ``access`` share one connection.
 
     Raises:
         ClusterError: No cluster can be reached.
@@ -44,12 +44,12 @@ def cluster_of(ctx: ClusterContext) -> Cluster:
 
 
 def sharing(namespace: Cluster) -> Access:
-    """Make the access of runs that share one connection to their namespace."""
+    """Make an access with an open connection, for all runs that share it."""
     return Access(opened={namespace.namespace: namespace})
 
 
 def claim_of(ctx: ClusterContext) -> str:
-    """Name the claim: the target's, or the one made for the run."""
+    """Return the name of the claim: the user's, or the one that is made for the run."""
     return ctx.target.claim or f"{ctx.name}-data"
 
 

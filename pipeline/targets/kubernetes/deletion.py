@@ -11,16 +11,16 @@ from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_
 
 __all__ = ["is_companion", "kinds", "named", "present", "wait_until_gone"]
 
-_EVERY = 0.25  # seconds between two looks
+_EVERY = 0.25  # seconds between two polls
 
 
 def kinds() -> list[str]:
-    """List the kinds of object with a run's labels; what operators create besides goes with a job."""
+    """List the kinds of objects that have a run's labels; operators' own objects are deleted with a job."""
     return [*resources(), "Pod", "PersistentVolumeClaim", "ConfigMap"]
 
 
 def is_companion(item: KubeObject) -> bool:
-    """Whether an object was created for a job, and stays until the run is deleted."""
+    """Whether an object is a companion of a job: it stays until the run is deleted."""
     return item["kind"] in resources() and item["kind"] not in {kind.kind for kind in JOB_KINDS.values()}
 
 
@@ -30,13 +30,16 @@ def wait_until_gone(
     timeout: float,
     but: Callable[[KubeObject], bool] = lambda _: False,
 ) -> list[str]:
-    """Wait until no object in the run's namespace has the labels; what is left at the timeout.
+    """Wait until no object in the run's namespace has the labels.
 
     Args:
         ctx: The run.
         selector: The labels.
         timeout: Seconds.
-        but: What is not waited for.
+        but: Returns whether to ignore an object.
+
+    Returns:
+        The names of the objects that remain at the timeout.
     """
 
     def undeleted() -> list[str]:
@@ -53,7 +56,7 @@ def wait_until_gone(
 
 
 def present(ctx: ClusterContext, selector: Mapping[str, str]) -> list[KubeObject]:
-    """List what the run's namespace has with these labels; earlier attempts may be of another launch kind."""
+    """List the objects with these labels, of all launch kinds: earlier attempts may have had another kind."""
     return [item for kind in kinds() for item in _list(ctx, kind, selector)]
 
 
@@ -61,7 +64,7 @@ def _list(ctx: ClusterContext, kind: str, selector: Mapping[str, str]) -> list[K
     try:
         return cluster_of(ctx).list(kind, selector)
     except (ForbiddenError, NotFoundError):
-        # A cluster has the operators that it needs, and an account the rights to those.
+        # The cluster may lack the operators of other launch kinds, and the account the rights to them.
         if _is_of_another_launch(ctx, kind):
             return []
         raise
@@ -73,5 +76,5 @@ def _is_of_another_launch(ctx: ClusterContext, kind: str) -> bool:
 
 
 def named(ctx: ClusterContext, items: Iterable[KubeObject]) -> list[str]:
-    """Name objects as a report does."""
+    """Write objects as a report names them: kind, namespace and name."""
     return [f"{item['kind']} {ctx.target.namespace}/{item['metadata']['name']}" for item in items]

@@ -30,7 +30,7 @@ __all__ = ["KubernetesDriver"]
 
 
 class KubernetesDriver(Driver[ClusterContext, JobHandle]):
-    """A run is what its ledger, a ConfigMap, owns, and its training a job of one of Kubeflow's operators."""
+    """The driver of Kubernetes: a ConfigMap owns what a run creates, and a Kubeflow job is the training."""
 
     def ledger(self, ctx: ClusterContext) -> ConfigMapLedger:
         """Open the run's ledger: a ConfigMap."""
@@ -41,7 +41,7 @@ class KubernetesDriver(Driver[ClusterContext, JobHandle]):
         return f"{ctx.target.namespace}/{ctx.name}"
 
     def location(self, ctx: ClusterContext) -> tuple[str, ...]:
-        """Return the options with the namespace, and the kubeconfig where one is named."""
+        """Return the options by which a command finds the run: the namespace, and the kubeconfig if set."""
         given = ctx.target.connection
         return ("--namespace", ctx.target.namespace, *(("--connection", given) if given else ()))
 
@@ -50,7 +50,7 @@ class KubernetesDriver(Driver[ClusterContext, JobHandle]):
         return configmap.names(cluster_of(ctx), ctx.key)
 
     def reaches_output(self, ctx: ClusterContext) -> bool:
-        """Whether the output is a URL: pods write to it, and the worker needs no credentials for it."""
+        """Whether pods write the output themselves: true for a URL, so the worker needs no credentials."""
         return is_remote(ctx.destination)
 
     def save_image(self, ctx: ClusterContext, archive: Path) -> str:
@@ -60,7 +60,7 @@ class KubernetesDriver(Driver[ClusterContext, JobHandle]):
         return save(ctx, archive)
 
     def findings(self, ctx: ClusterContext) -> Iterable[Finding]:
-        """Check what only a cluster can have wrong."""
+        """Check the run against the cluster."""
         return findings(ctx)
 
     def stage(self, ctx: ClusterContext, sources: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
@@ -68,40 +68,40 @@ class KubernetesDriver(Driver[ClusterContext, JobHandle]):
         return stage(ctx, sources, progress)
 
     def build(self, ctx: ClusterContext) -> tuple[Built, bool]:
-        """Build the image with the code; whether it was there before."""
+        """Build the image with the code; return whether the registry had it already."""
         return build(ctx)
 
     def launch(self, ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle, bool]:
-        """Create the next attempt's job, or attach to the present attempt."""
+        """Create the next attempt's job, or attach to the present attempt; return whether it attached."""
         return launch.launch(ctx, staged, built)
 
     def objects(self, ctx: ClusterContext) -> list[dict[str, Any]]:
-        """Describe the objects that would be created."""
+        """Describe the objects that a launch would create."""
         return launch.objects(ctx)
 
     def present_handle(self, ctx: ClusterContext, entry: Entry) -> JobHandle | None:
-        """Find the present attempt by its job."""
+        """Return the present attempt's handle, from the ledger or from its job; None: there is none."""
         return launch.present_handle(ctx, entry)
 
     def status(self, ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
-        """Read an attempt's status off its job, its pods and what was recorded of it."""
+        """Derive an attempt's status from its job, its pods and its records in the ledger."""
         return launch.status(ctx, handle, entry)
 
     def watch(self, ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None) -> JobWatch:
-        """Begin to watch an attempt, or continue from a cursor."""
+        """Begin to watch an attempt, or resume from a cursor."""
         return JobWatch(ctx, handle, cursor)
 
     def observed_of(self, ctx: ClusterContext, handle: JobHandle) -> Observed:
-        """Read what the ranks of an attempt reported, as its follower recorded."""
+        """Read what the ranks of an attempt reported, as its follower recorded it."""
         return attempt_state(ctx.ledger.read(), handle).observed
 
     def seconds(self, ctx: ClusterContext, handle: JobHandle) -> float:
-        """Compute how long an attempt took, from its creation to its end."""
+        """Compute how many seconds an attempt took, from its creation to its end; 0: it has not ended."""
         ended: Any = attempt_state(ctx.ledger.read(), handle).ended
         return max(0.0, ended - handle.created) if ended else 0.0
 
     def cancel(self, ctx: ClusterContext, by: str, attempt: int | None) -> bool:
-        """Delete the present attempt's job, and record who ended it."""
+        """Record who cancels the present attempt, and delete its job; return whether there was one."""
         return cancel(ctx, by, attempt)
 
     def export(self, ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manifest:
@@ -117,40 +117,40 @@ class KubernetesDriver(Driver[ClusterContext, JobHandle]):
         return export.model_of(ctx, handle)
 
     def may_have_model(self, ctx: ClusterContext, handle: JobHandle) -> bool:  # noqa: ARG002
-        """Return true: a volume cannot be seen from here."""
+        """Return true: only pods can read the volume."""
         return True
 
     def strays(self, ctx: ClusterContext, entry: Entry, handle: JobHandle) -> list[str]:  # noqa: ARG002
-        """Return nothing: a pod's own folders go with it unseen."""
+        """Return an empty list: files outside of the volume are deleted with their pod."""
         return []
 
     def read_report(self, ctx: ClusterContext) -> str | None:
-        """Read report.json; behind a URL, through a pod."""
+        """Read report.json; if the output is a URL, through a pod."""
         return output_report.read_report(ctx)
 
     def write_report(self, ctx: ClusterContext, text: str) -> None:
-        """Write report.json; behind a URL, through a pod."""
+        """Write report.json; if the output is a URL, through a pod."""
         output_report.write_report(ctx, text)
 
     def keep(self, ctx: ClusterContext, seconds: float | None) -> list[str]:
-        """Record for how long the run's objects are kept; name them."""
+        """Record for how long the run's objects are kept, and return their names."""
         ctx.ledger.keep(seconds)
         return named(ctx, present(ctx, labels(ctx.name)))
 
     def keep_results(self, ctx: ClusterContext, seconds: float | None) -> list[str]:
-        """Keep output and checkpoints, and delete the rest of the run."""
+        """Keep output and checkpoints, and delete the rest of the run; return the kept paths."""
         return cleanup.keep_results(ctx, seconds)
 
     def owns(self, ctx: ClusterContext, what: str) -> bool:
-        """Whether a path is deleted with the run: on a claim that was made for it, all are."""
+        """Whether a path is deleted with the run, because it is on the claim that was made for the run."""
         return ctx.target.makes_claim and what.startswith(f"{ctx.target.mount_path}/")
 
     def remove(self, ctx: ClusterContext) -> list[str]:
-        """Delete what the run owns; name what is left."""
+        """Delete what the run owns, and return the names of objects that remain."""
         return cleanup.remove(ctx)
 
     def remove_expired(
         self, ctx: ClusterContext, now: float, end: Callable[[RunContext], bool]
     ) -> list[Finding]:
-        """Delete other runs of the namespace whose time is over."""
+        """Delete other runs of the namespace whose lease is over; return warnings."""
         return cleanup.remove_expired(ctx, now, end)

@@ -1,4 +1,4 @@
-"""Copy the model out of the claim: to this machine over a stream, to a URL by a pod beside the volume."""
+"""Export the model from the claim: over a stream to this machine, or by a pod with the volume to a URL."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +20,12 @@ __all__ = ["export", "model_of", "read_returned"]
 
 
 def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manifest:
-    """Copy what the program wrote; the manifest has no files where it wrote none.
+    """Copy what the program wrote to the output; the manifest has no files if the program wrote none.
 
     Raises:
-        ExportError: The output cannot be written, or reads back otherwise.
+        ExportError: The output cannot be written, or has other content when it is read back.
         ClusterError: The cluster refuses the pod.
-        DeadlineError: The pod did not start, or was lost again and again.
+        DeadlineError: The pod did not start, or was lost repeatedly.
     """
     ctx = _beside(ctx, handle)
     source = f"{attempt_directory(ctx, handle.attempt)}/output"
@@ -44,7 +44,7 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
 
 
 def _beside(ctx: ClusterContext, handle: JobHandle) -> ClusterContext:
-    """Go to the volume that the attempt wrote to; all else is as it is given now."""
+    """Return the run with the volume that the attempt wrote to; other fields keep their present values."""
     target = as_started(ctx, ctx.ledger.read(), handle.attempt).target
     if not isinstance(target, Kubernetes) or target == ctx.target:
         return ctx
@@ -65,12 +65,12 @@ def _pull(ctx: ClusterContext, pod: Helper, source: str) -> Manifest:
 
 
 def read_returned(ctx: ClusterContext, handle: JobHandle, name: str) -> bytes:
-    """Read a file that the function of an attempt returned, through a pod beside the volume.
+    """Read a file that the function of an attempt returned, through a pod that mounts the volume.
 
     Raises:
         ClusterError: The cluster refuses the pod.
-        DeadlineError: The pod did not start, or was lost again and again.
-        OSError: It is not there.
+        DeadlineError: The pod did not start, or was lost repeatedly.
+        OSError: The file does not exist.
     """
     ctx = _beside(ctx, handle)
     source = f"{attempt_directory(ctx, handle.attempt)}/{RETURNED}"

@@ -1,4 +1,4 @@
-"""Launch a training on Kubernetes: as a job of one of Kubeflow's operators."""
+"""Launch a training on Kubernetes, as a job of one of Kubeflow's operators, and read its status."""
 
 import logging
 import time
@@ -18,8 +18,8 @@ from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.spec.errors import ClusterError, ConflictError, LaunchError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
-from manycpu.pipeline.spec.job_kinds import JOB_KINDS
-from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS, kind_of
+from manycpu.pipeline.spec.kube_object import KubeObject, epoch
 from manycpu.pipeline.spec.naming import label, labels
 from manycpu.pipeline.spec.placement import CODE, Placement
 from manycpu.pipeline.spec.state import RunState, Status
@@ -46,20 +46,23 @@ __all__ = ["has_ended", "launch", "objects", "observe", "place", "present_handle
 
 _LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
-_HEARD = 60.0  # seconds in which an operator that has just started has surely heard of what was created
-_ENDED_TIMEOUT = 120.0  # seconds in which the pods of an earlier attempt must be gone
+_HEARD = 60.0  # seconds within which an operator that has just started knows new objects
+_ENDED_TIMEOUT = 120.0  # seconds within which the pods of an earlier attempt must be gone
 
 
 def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle, bool]:
-    """Create the next attempt's job, unless one lives or has succeeded.
+    """Create the next attempt's job, or attach to an attempt that runs or has succeeded.
 
-    The attempt is in the ledger before its job exists. Two who launch at once create the same job: it has the
-    attempt's name.
+    The ledger records the attempt before its job exists. The job has the attempt's name, so two launches at
+    the same time create one job.
+
+    Returns:
+        The attempt's handle, and whether it was attached to.
 
     Raises:
-        ForeignRunError: The run is another task's, which describes another training.
-        LaunchError: The cluster does not accept the job.
-        RunGoneError: The run was taken away meanwhile.
+        ForeignRunError: Another task owns the run, and describes another training.
+        LaunchError: The cluster does not accept the job, or the earlier attempt's pods do not end.
+        RunGoneError: The run was deleted meanwhile.
     """
     _settle(ctx)
     handle, attempt = _next_attempt(ctx, attempt_of(ctx, staged, built))
@@ -75,11 +78,11 @@ def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle
 
 
 def _create(ctx: ClusterContext, manifests: list[KubeObject]) -> KubeObject:
-    """Create the objects of an attempt; return its job, the last of them."""
+    """Create the objects of an attempt; the last one is its job, which is returned."""
     *companions, job = manifests
     for companion in companions:
         _create_one(ctx, companion)
-    # An operator that checks the job may not have heard of what it refers to yet.
+    # The operator checks the companions to which the job refers, and its cache may be stale.
     retrying = Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, LaunchError) and "not found" in str(error)),
         stop=stop_after_delay(_HEARD if companions else 0),
@@ -110,15 +113,15 @@ def _create_one(ctx: ClusterContext, manifest: KubeObject) -> KubeObject:
 
 
 def _belongs_to(item: KubeObject, owners: Iterable[KubeObject]) -> bool:
-    """Whether an object has these owners: another's may have its name."""
+    """Whether an object has these owners: an object of another run may have the same name."""
     present = {owner["uid"] for owner in item["metadata"].get("ownerReferences", [])}
     return present.issuperset(owner["uid"] for owner in owners)
 
 
 def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
-    """Derive an attempt's status, as whoever waits does; budgets count only while somebody waits."""
+    """Derive an attempt's status as its follower does; time budgets apply only while there is a follower."""
     recorded = attempt_state(entry, handle)
-    if recorded.succeeded is not None:  # whatever becomes of its job
+    if recorded.succeeded is not None:  # a success stays one, even if its job is deleted
         return outcome(ctx, recorded.succeeded, recorded.observed)
     snapshot = JobSnapshot(handle, (claim_of(ctx),))
     snapshot.replace(*observe(ctx, handle))
@@ -134,9 +137,9 @@ def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
 
 
 def has_ended(ctx: ClusterContext, handle: JobHandle) -> bool:
-    """Whether there is nothing to end: an attempt that is given up, or has failed, may still have its job."""
+    """Whether an attempt has ended and its job is gone or over: a failed attempt's job may still run."""
     job, pods = observe(ctx, handle)
-    goes_on = job is not None and not any(condition(job, end) for end in JOB_KINDS[handle.launch].ends)
+    goes_on = job is not None and JOB_KINDS[handle.launch].end(job) is None
     return not goes_on and JOB_LAUNCHERS[handle.launch].state(job, pods).state.terminal
 
 
@@ -148,7 +151,10 @@ def observe(ctx: ClusterContext, handle: JobHandle) -> tuple[KubeObject | None, 
 
 
 def present_handle(ctx: ClusterContext, entry: Entry) -> JobHandle | None:
-    """Find the current attempt's handle, also where its creator was killed before recording it."""
+    """Return the present attempt's handle; None: there is no attempt, or its job does not exist.
+
+    If the launch was killed before it recorded the handle, the job is found by its name.
+    """
     handle = entry.handle
     if isinstance(handle, JobHandle) and handle.attempt == entry.attempt:
         return handle
@@ -160,10 +166,10 @@ def present_handle(ctx: ClusterContext, entry: Entry) -> JobHandle | None:
 
 
 def objects(ctx: ClusterContext) -> list[KubeObject]:
-    """Describe the objects of an attempt, with nothing staged or built yet; the job is the last."""
+    """Describe the objects of an attempt before anything is staged or built; the last one is the job."""
     _, arguments = program_of(ctx)
     staged = Staged(data=_example(ctx, "data"), model=_example(ctx, "model"))
-    image = (ctx.target.image or "IMAGE").removeprefix("http://")  # which is for manycpu, not for nodes
+    image = (ctx.target.image or "IMAGE").removeprefix("http://")  # only manycpu knows this prefix
     built = Built(code=CODE, program=arguments, digest="", image=image)
     placement = place(ctx, staged, built, 1, owned=False)
     return JOB_LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement)
@@ -172,7 +178,7 @@ def objects(ctx: ClusterContext) -> list[KubeObject]:
 def place(
     ctx: ClusterContext, staged: Staged, built: Built, attempt: int, *, owned: bool = True
 ) -> Placement:
-    """Decide where everything of an attempt is in its pods."""
+    """Choose the paths of code, data, output and checkpoints in the pods of an attempt."""
     folder = attempt_directory(ctx, attempt)
     return Placement(
         name=ctx.name,
@@ -182,7 +188,7 @@ def place(
         program=built.program,
         data=staged.data,
         model=staged.model,
-        # Of its own for each attempt: what a failed one wrote must not pass for a model.
+        # One folder for each attempt: files of a failed attempt must not count as the model.
         output=f"{folder}/output",
         checkpoints=checkpoints_of(ctx, directory_of(ctx)),
         caches=f"{ctx.target.home}/caches",
@@ -195,10 +201,11 @@ def place(
 
 
 def _admitted(ctx: ClusterContext, handle: JobHandle) -> bool:
-    """Record the job that was created; delete it where another attempt has begun meanwhile.
+    """Record the created job in the ledger; delete it, and return false, if another attempt has begun.
 
-    Whoever is suspended between recording an attempt and creating its job may wake up after that attempt was
-    made up for, has failed, and was followed: both jobs would write to the same checkpoints.
+    A launch may be suspended after it recorded an attempt and before it creates the job. When it wakes up,
+    another launch may have completed that attempt, which failed, and may have started the next one. Both jobs
+    would write to the same checkpoints.
     """
     try:
         if _claiming(_note_handle, ctx, handle):
@@ -223,7 +230,7 @@ def _delete(ctx: ClusterContext, handle: JobHandle) -> None:
 
 
 def _settle(ctx: ClusterContext) -> None:
-    """Judge an attempt that failed while nobody followed it by what its ranks recorded."""
+    """Judge an attempt that failed without a follower: the ranks' exit records may prove a success."""
     entry = ctx.ledger.read()
     handle = present_handle(ctx, entry)
     if handle is None or handle.attempt in entry.cancelled:
@@ -252,12 +259,12 @@ def _settle(ctx: ClusterContext) -> None:
 
 
 def _next_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | None, int]:
-    """Find the attempt to attach to, or record the next one."""
+    """Return the handle and number of the attempt to attach to, or record the next: None and its number."""
     return _claiming(_record_attempt, ctx, described)
 
 
 def _claiming(act: Callable[..., Result], *arguments: object) -> Result:
-    """Retry an update of the ledger that somebody else changed at the same time."""
+    """Retry an update of the ledger if another process changed it at the same time."""
     retrying = Retrying(
         retry=retry_if_exception_type(ConflictError),
         stop=stop_after_attempt(10),
@@ -274,12 +281,12 @@ def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle 
         if present is not None and goes_on(attempt_status(ctx, present, entry), entry):
             entry.handle = present
             return present, entry.attempt
-        # Recorded, and whoever did so was killed before the job was there: that attempt is still to be made.
+        # The attempt is recorded and has no job: its launch was killed in between. Complete that attempt.
         recorded = entry.attempt > 0 and present is None and entry.cancelled_by is None
-        # Unless it was to be another one: who recorded it may yet create its job.
+        # A changed description needs a new attempt: the earlier launch may still create its job.
         if not recorded or entry.attempts.get(entry.attempt, described) != described:
             entry.attempt += 1
-            entry.export = None  # it told of the attempt before, as this did
+            entry.export = None  # this and `wait` described the previous attempt
             entry.verbs.pop("wait", None)
         entry.attempts[entry.attempt] = described
         entry.handle = None
@@ -287,11 +294,14 @@ def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle 
 
 
 def _end_earlier(ctx: ClusterContext, attempt: int) -> None:
-    """Delete an earlier attempt's job and wait for its pods: they would write to the same checkpoints."""
+    """Delete the jobs of earlier attempts, and wait until the pods of the last one are gone.
+
+    They would write to the same checkpoints.
+    """
     entry = ctx.ledger.read()
     kinds = {JOB_KINDS[entry.described(number).target["launch"]].kind for number in range(1, attempt + 1)}
     for job in [job for kind in sorted(kinds) for job in cluster_of(ctx).list(kind, labels(ctx.name))]:
-        if int(label(job, "attempt")) < attempt:  # a later one is another launcher's
+        if int(label(job, "attempt")) < attempt:  # another launch may have created a later attempt
             cluster_of(ctx).delete(job["kind"], job["metadata"]["name"], uid=job["metadata"]["uid"])
     earlier = [labels(ctx.name, attempt=str(number)) for number in range(1, attempt)]
     undeleted = [
@@ -312,7 +322,7 @@ def _handle(ctx: ClusterContext, job: KubeObject, attempt: int) -> JobHandle:
     return JobHandle(
         run=ctx.name,
         attempt=attempt,
-        launch=job["kind"].lower(),
+        launch=kind_of(job).lower(),
         namespace=ctx.target.namespace,
         name=meta["name"],
         uid=meta["uid"],

@@ -1,7 +1,7 @@
-"""report.json behind a URL: written and read by a pod, which has the run's secrets and a way there.
+"""Read and write report.json if the output is a URL: a pod does it, with the run's secrets and network.
 
-The last word is written when all else of the run is gone. Nothing owns that pod, and only a claim that was
-there before the run is mounted in it; it is deleted at once, and where its worker was killed, by a later run.
+The final report is written when the rest of the run is deleted. So that pod has no owner, and mounts only a
+claim of the user. The worker deletes the pod at once; if the worker was killed, a later run deletes it.
 """
 
 from contextlib import AbstractContextManager
@@ -21,7 +21,12 @@ _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 
 def write_report(ctx: ClusterContext, text: str) -> None:
-    """Write report.json, unless the output holds what the run did not make."""
+    """Write report.json; behind a URL, also release the claim of the output if the run has ended.
+
+    Raises:
+        BadInputError: The output has files that the run did not write.
+        RemoteError: The output cannot be read or written.
+    """
     if not ctx.output_in_cluster:
         output.write_report(ctx, text)
         return
@@ -33,10 +38,10 @@ def write_report(ctx: ClusterContext, text: str) -> None:
 
 
 def claim(ctx: ClusterContext, pod: Helper) -> None:
-    """Claim the output through a pod that runs.
+    """Claim the output through a running pod.
 
     Raises:
-        BadInputError: Another run has it.
+        BadInputError: Another run has claimed it.
         RemoteError: The output cannot be read or written.
     """
     asked = {"run": ctx.name, "place": f"namespace {ctx.target.namespace}", "seconds": ctx.waiting_lease}
@@ -46,15 +51,15 @@ def claim(ctx: ClusterContext, pod: Helper) -> None:
 
 
 def release(ctx: ClusterContext, pod: Helper) -> None:
-    """Delete the run's claim of the output through a pod that runs."""
+    """Delete the run's claim of the output, through a running pod."""
     pod.ask("release", url=ctx.destination, key=ctx.key)
 
 
 def put(ctx: ClusterContext, pod: Helper, text: str) -> None:
-    """Write report.json through a pod that runs.
+    """Write report.json through a running pod.
 
     Raises:
-        BadInputError: The output holds what the run did not make.
+        BadInputError: The output has files that the run did not write.
         RemoteError: The output cannot be read or written.
     """
     where = {"url": ctx.destination, "name": run_report.REPORT}
@@ -65,7 +70,7 @@ def put(ctx: ClusterContext, pod: Helper, text: str) -> None:
 
 
 def read_report(ctx: ClusterContext) -> str | None:
-    """Read report.json; None where there is none."""
+    """Read report.json; None: it does not exist."""
     if not ctx.output_in_cluster:
         return output.read_report(ctx)
     with _pod(ctx) as pod:
@@ -74,7 +79,7 @@ def read_report(ctx: ClusterContext) -> str | None:
 
 
 def remove_forgotten(cluster: Cluster) -> None:
-    """Delete the pods that killed workers left and nothing owns, once they have ended by themselves."""
+    """Delete report pods without an owner that have ended: the workers that created them were killed."""
     for pod in cluster.list("Pod", {"manycpu/verb": _VERB}):
         if not pod["metadata"].get("ownerReferences") and pod["status"].get("phase") in _ENDED:
             cluster.delete("Pod", pod["metadata"]["name"], uid=pod["metadata"]["uid"], grace=0)

@@ -1,4 +1,4 @@
-"""Read a pod: its containers, whether it has a node, how it ended, why it does not start."""
+"""Read the state of a pod: its containers, whether it has a node, how it ended, why it does not start."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -19,41 +19,41 @@ __all__ = [
 ]
 
 _NEVER: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})
-"""Why a container waits, where no waiting mends it."""
+"""Reasons why a container waits that never pass by themselves."""
 _IMAGE: Final = frozenset({*_NEVER, "ErrImagePull", "ImagePullBackOff", "ImageInspectError"})
 _STUCK: Final = frozenset({*_IMAGE, "CreateContainerConfigError", "CreateContainerError"})
-"""Why a container waits, where waiting seldom mends it."""
+"""Reasons why a container waits that seldom pass by themselves."""
 _VOLUME: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 _BEING_MADE: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
 _NO_SECRET: Final = re.compile(r'secret "([^"]+)" not found')
 
 
 class PodReason(NamedTuple):
-    """One thing that keeps a pod from running."""
+    """A reason why a pod does not run."""
 
     text: str
     waiting: str = ""
-    """The kubelet's word for what a container waits for, such as ImagePullBackOff; empty for all else."""
+    """The kubelet's reason why a container waits, such as ImagePullBackOff; empty if the cause is another."""
 
     @property
     def fatal(self) -> bool:
-        """Whether it will never pass by itself."""
+        """Whether the reason never passes by itself."""
         return self.waiting in _NEVER
 
     @property
     def stuck(self) -> bool:
-        """Whether it seldom passes by itself."""
+        """Whether the reason seldom passes by itself."""
         return self.waiting in _STUCK
 
     @property
     def missing_secret(self) -> str:
-        """Name the secret that a container waits for; empty where it waits for something else."""
+        """The name of the secret that a container waits for; empty if it waits for something else."""
         match = _NO_SECRET.search(self.text) if self.waiting == "CreateContainerConfigError" else None
         return match[1] if match else ""
 
 
 class Container(NamedTuple):
-    """A container of a pod: what its spec and its status say."""
+    """A container of a pod, with its status."""
 
     pod: KubeObject
     name: str
@@ -62,22 +62,22 @@ class Container(NamedTuple):
 
     @property
     def hostname(self) -> str:
-        """What its processes call their host."""
+        """The host name that its processes see."""
         return str(self.pod["spec"].get("hostname") or self.pod["metadata"]["name"])
 
     @property
     def restarts(self) -> int:
-        """How often it was started again."""
+        """How often the kubelet has restarted it."""
         return int(self.status.get("restartCount", 0))
 
     def state(self, kind: Literal["waiting", "running", "terminated"]) -> KubeObject | None:
-        """Read its present state, if it is of this kind."""
+        """Return its present state if it is of this kind, else None."""
         state: KubeObject | None = self.status.get("state", {}).get(kind)
         return state
 
     @property
     def last(self) -> KubeObject | None:
-        """How it ended: now, or before it was started again."""
+        """How it ended last: now, or before its latest restart; None: it has not ended."""
         before: KubeObject | None = self.status.get("lastState", {}).get("terminated")
         return self.state("terminated") or before
 
@@ -95,19 +95,19 @@ def containers(pod: KubeObject) -> Iterator[Container]:
 
 
 def scheduled(pod: KubeObject) -> float | None:
-    """Read when a pod was given a node, as seconds since the epoch; None before that."""
+    """Read when a pod got its node, in seconds since the epoch; None: it has no node."""
     placed = condition(pod, "PodScheduled")
     return epoch(placed["lastTransitionTime"]) if placed else None
 
 
 def ended(pod: KubeObject) -> bool:
-    """Whether a pod does nothing any more, also where its node was lost and nobody can tell."""
+    """Whether a pod has ended; a pod whose node was lost counts as ended."""
     status = pod.get("status", {})
     return status.get("phase") in ("Succeeded", "Failed") or status.get("reason") == "NodeLost"
 
 
 def unschedulable(pod: KubeObject) -> str | None:
-    """Read the scheduler's reason why a pod has no node; None where it has one, or none was given."""
+    """Read the scheduler's message why a pod has no node; None: the pod has one, or there is no message."""
     placed = _scheduling(pod)
     refused = placed.get("status") == "False" and placed.get("reason") == "Unschedulable"
     return str(placed.get("message", "")) if refused else None
@@ -120,11 +120,11 @@ def claims_of(pod: KubeObject) -> tuple[str, ...]:
 
 
 def reasons(pod: KubeObject, warnings: Sequence[KubeObject] = ()) -> list[PodReason]:
-    """List why a pod does not run; empty where it does, or has ended.
+    """List the reasons why a pod does not run; empty if it runs or has ended.
 
     Args:
         pod: The pod.
-        warnings: The warnings about it, as far as they are known: they tell more.
+        warnings: The known warning events about it: they have details.
     """
     if ended(pod):
         return []
@@ -168,7 +168,7 @@ def _waiting(container: Container, warnings: Sequence[KubeObject]) -> str:
 
 
 def _being_made(pod: KubeObject, warnings: Sequence[KubeObject]) -> str:
-    """Describe what holds up a pod that has a node; empty where its containers run."""
+    """Describe what delays the start of a pod that has a node; empty if its containers have started."""
     troubles = _among(warnings, _VOLUME)
     waits = [c for c in containers(pod) if not c.state("running") and not c.state("terminated")]
     if not waits:

@@ -1,4 +1,4 @@
-"""Check a run against the cluster it is meant for."""
+"""Preflight checks of a run against its cluster, and the rights that an account needs there."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -44,16 +44,16 @@ Right = tuple[str, str, str]
 RIGHTS: Final = Path(__file__).with_name("rights.yaml")
 _MAY_NOT: Final = "this account may not"
 _BATCH: Final = "batch"
-# What every call meets where the namespace is missing, or a right.
+# Messages of every call if the namespace or a right is missing.
 _NO_NAMESPACE: Final = re.compile(r'namespaces "\S+" not found$')
 _NO_RIGHT: Final = re.compile(r'User ".+" cannot \w+ resource ')
-# patch: to suspend one that holds nodes and lacks others
+# patch: to suspend a job that has only some of its nodes
 _JOB_VERBS: Final = ("create", "delete", "get", "list", "patch", "watch")
 _COMPANION_VERBS: Final = ("create", "delete", "get", "list")
 
 
 def findings(ctx: ClusterContext) -> Findings:
-    """Check the cluster; where it cannot be reached, what can be known without it."""
+    """Run all checks; if the cluster does not answer, only the check that does not need it."""
     try:
         cluster_of(ctx).call("GET", "/version", deadline=15)
     except ClusterError as error:
@@ -61,11 +61,11 @@ def findings(ctx: ClusterContext) -> Findings:
         yield from _found(_described, ctx)
         return
     found = (finding for check in _CHECKS for finding in _found(check, ctx))
-    yield from without_echoes(dict.fromkeys(found))  # what several checks meet is told once
+    yield from without_echoes(dict.fromkeys(found))  # report each finding once
 
 
 def without_echoes(found: Iterable[Finding]) -> list[Finding]:
-    """Leave out what other checks meet of a namespace or a right that is missing, and that is told anyway."""
+    """Drop findings that only repeat that the namespace or a right is missing."""
     kept = list(found)
     if any(one.field == "target.namespace" and _NO_NAMESPACE.search(one.message) for one in kept):
         kept = [
@@ -84,7 +84,7 @@ def _found(check: Callable[[ClusterContext], Findings], ctx: ClusterContext) -> 
 
 
 def rights(target: Kubernetes) -> list[Right]:
-    """List what the account must be allowed to do in the namespace of runs with such a target."""
+    """List the rights that an account needs in the namespace of runs with this target."""
     of_jobs = {right for kind in JOB_KINDS.values() for right in rights_to(kind)}
     of_queues = {LOCAL_QUEUE.group, VISIBILITY.group, *([_BATCH] if target.launch == MPIJOB.launch else [])}
     groups = {"", *(of_queues if target.queue else ())}
@@ -93,13 +93,13 @@ def rights(target: Kubernetes) -> list[Right]:
 
 
 def rights_to(kind: JobKind) -> list[Right]:
-    """List what the account must be allowed to do with jobs of a kind, and with their companions."""
+    """List the rights that an account needs to jobs of a kind, and to their companions."""
     verbs = [(kind.resource, _JOB_VERBS), *((companion, _COMPANION_VERBS) for companion in kind.companions)]
     return [(verb, resource.group, resource.plural) for resource, each in verbs for verb in each]
 
 
 def granted() -> list[Right]:
-    """Read what the documented Role grants."""
+    """Read the rights that the Role in ``rights.yaml`` grants."""
     role = yaml.safe_load(RIGHTS.read_text())
     return [
         (verb, group, resource)
@@ -125,13 +125,13 @@ def _operator(ctx: ClusterContext) -> Findings:
 
 
 def _described(ctx: ClusterContext) -> Findings:
-    """Describe its objects, which says what does not go together."""
+    """Describe the run's objects, which raises an error if its fields do not fit together."""
     objects(ctx)
     yield from ()
 
 
 def _runtime(ctx: ClusterContext) -> Findings:
-    """Create a TrainJob as a dry run, where it refers to what is there: Trainer speaks up."""
+    """Create a TrainJob with the user's runtime as a dry run: Trainer checks the runtime."""
     *own, job = objects(ctx)
     if own or job["kind"] != TRAINJOB.kind:
         return
@@ -145,13 +145,13 @@ def _runtime(ctx: ClusterContext) -> Findings:
             f"Name a ClusterTrainingRuntime that the cluster has, or set it to {OWN_RUNTIME!r}",
         )
         return
-    if queue := answer["metadata"].get("labels", {}).get(QUEUE_LABEL):  # Kueue's default one
+    if queue := answer["metadata"].get("labels", {}).get(QUEUE_LABEL):  # Kueue adds its default queue
         text = f"Kueue puts each TrainJob of namespace {ctx.target.namespace} into LocalQueue {queue!r}"
         yield Finding("target.queue", text, f"Set it to {queue}: the run then has a runtime of its own")
 
 
 def missing_rights(ctx: ClusterContext) -> Findings:
-    """Ask for each right that a run needs; a finding for each resource."""
+    """Check each right that a run needs; yield one finding for each resource."""
     where = ctx.target.namespace
     for (group, resource), asked in groupby(rights(ctx.target), key=lambda right: right[1:]):
         plural, _, subresource = resource.partition("/")
@@ -165,12 +165,12 @@ def missing_rights(ctx: ClusterContext) -> Findings:
                 "target.connection",
                 f"{_MAY_NOT} {', '.join(lacking)} {resource} in namespace {where}",
                 f"Give it the Role there: `kubectl -n {where} apply -f {RIGHTS}`, and a RoleBinding",
-                fatal=group != VISIBILITY.group,  # without it the place in a queue is not told
+                fatal=group != VISIBILITY.group,  # it only serves to report the position in the queue
             )
 
 
 def _namespace(ctx: ClusterContext) -> Findings:
-    """Create the ledger as a dry run: that fails where the namespace is missing, or is being deleted."""
+    """Create a ConfigMap as a dry run: it fails if the namespace is missing or being deleted."""
     probe = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{ctx.name}-preflight"}}
     try:
         cluster_of(ctx).create(probe, dry_run=True)
@@ -230,7 +230,7 @@ def _resources(ctx: ClusterContext) -> Findings:
 
 
 def _allocatable(ctx: ClusterContext) -> Findings:
-    """Compare with what nodes can allocate, where this account may see nodes."""
+    """Compare the requests of a pod with what nodes can allocate, if this account may list nodes."""
     nodes = _nodes(ctx)
     requests = {"cpu": str(ctx.run.resources.cpu or 0), "memory": ctx.run.resources.memory or "0"}
     requests |= {TPU: str(ctx.run.nproc_per_node)} if ctx.run.device == "xla" else {}
@@ -256,7 +256,10 @@ def _nodes(ctx: ClusterContext) -> list[dict[str, Any]]:
 
 
 def _admission(ctx: ClusterContext) -> Findings:
-    """Create a rank's pod, as a dry run: Pod Security, quota, limits, account and priority class speak up."""
+    """Create a rank's pod as a dry run.
+
+    The cluster checks its Pod Security level, quota, limits, service account and priority class.
+    """
     written = objects(ctx)
     template, needed = find_rank_template(written), JOB_LAUNCHERS[ctx.target.launch].ranks(written[-1])
     template["spec"] = template["spec"] | (needed.pod if needed else {})
@@ -286,7 +289,7 @@ _ADMISSION: Final = {
 
 
 def _quota(ctx: ClusterContext) -> Findings:
-    """Compare the demand of all pods with what the namespace's quotas have left; the dry run sees one pod."""
+    """Compare the demand of all pods with the free part of each quota; the dry run checks one pod only."""
     resources, pods = ctx.run.resources, ctx.run.nodes[0]
     demand = {"cpu": str(resources.cpu or 0), "memory": resources.memory or "0", "pods": "1"}
     for quota in cluster_of(ctx).list("ResourceQuota"):

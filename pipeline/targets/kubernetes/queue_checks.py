@@ -1,4 +1,4 @@
-"""Check the queue of a run against the cluster it is meant for."""
+"""Preflight checks of a run's queue: Kueue's LocalQueue, and the run's priority in it."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ Findings = Iterator[Finding]
 
 
 def check_queue(ctx: ClusterContext) -> Findings:
-    """Look for the queue, and for its priority where this account may see those."""
+    """Check that the LocalQueue exists and admits jobs, and that the priority exists."""
     if (name := ctx.target.queue) is None:
         if ctx.target.queue_priority is not None:
             fix = "Set target.queue, or leave target.queue_priority out"
@@ -50,7 +50,7 @@ def _queue_priority(ctx: ClusterContext, group: str) -> Findings:
     except NotFoundError:
         fix = "Name one that `kubectl get workloadpriorityclasses` lists"
         yield Finding("target.queue_priority", f"there is no WorkloadPriorityClass {name!r}", fix)
-    except ForbiddenError:  # they are the cluster's, which few may see
+    except ForbiddenError:  # these objects belong to the cluster: few accounts may read them
         text = f"whether there is a WorkloadPriorityClass {name!r} could not be seen: this account may not"
         fix = "See that its name is right: Kueue lets no job wait with one that is not there"
         yield Finding("target.queue_priority", text, fix, fatal=False)

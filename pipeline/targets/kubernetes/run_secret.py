@@ -1,4 +1,4 @@
-"""The Secret of a run: variables that are called like one, which pods are given and no manifest shows."""
+"""The Secret of a run: the variables whose names look secret, so that no manifest shows their values."""
 
 import base64
 
@@ -12,17 +12,17 @@ from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_
 
 __all__ = ["provide", "remove"]
 
-_GOING = 60.0  # seconds in which one that is being deleted must be gone
-_EVERY = 0.25  # seconds
+_GOING = 60.0  # seconds within which an outdated Secret must be deleted
+_EVERY = 0.25  # seconds between two tries
 
 
 def provide(ctx: ClusterContext) -> None:
-    """Have the Secret hold what the run says now; it goes with the ledger.
+    """Create the run's Secret; replace one that has earlier values.
 
-    A run that was opened from its ledger knows no values, and leaves the Secret as it is.
+    The ledger owns the Secret. A run that was opened from its ledger has no values, and does not change it.
 
     Raises:
-        ClusterError: One with earlier values does not go.
+        ClusterError: The Secret with earlier values is not deleted in time.
     """
     values = secret_variables(ctx.run.env)
     if not values:
@@ -42,7 +42,7 @@ def provide(ctx: ClusterContext) -> None:
         retry=retry_if_result(lambda present: present.get("data") != data or is_being_deleted(present)),
         stop=stop_after_delay(_GOING),
         wait=wait_fixed(_EVERY),
-        before_sleep=lambda _: remove(ctx),  # manycpu has no right to change one
+        before_sleep=lambda _: remove(ctx),  # manycpu has no right to change a Secret
         retry_error_callback=lambda _: None,
     )
     if retrying(cluster_of(ctx).create, manifest) is None:
@@ -53,5 +53,5 @@ def provide(ctx: ClusterContext) -> None:
 
 
 def remove(ctx: ClusterContext) -> None:
-    """Begin to delete the Secret, where there is one."""
+    """Begin the deletion of the Secret, if it exists."""
     cluster_of(ctx).delete("Secret", secret_name(ctx.name))

@@ -1,4 +1,4 @@
-"""Bring sources to the claim: from this machine over a stream, from a URL by a pod beside the volume."""
+"""Stage sources on the claim: over a stream from this machine, or by a pod with the volume from a URL."""
 
 from collections.abc import Mapping
 from pathlib import PurePosixPath
@@ -25,11 +25,11 @@ def stage(ctx: ClusterContext, sources: Mapping[str, str], progress: Progress) -
     """Copy each source to the claim, into a folder that is named by its content.
 
     Raises:
-        StageError: The source changed, cannot be read, or the volume is full.
-        BadInputError: The output is a URL, and holds what the run did not make.
+        StageError: The source changed or cannot be read, or the volume is full.
+        BadInputError: The output is a URL, and has files that the run did not write.
         ExportError: The output is a URL that pods cannot write to.
-        ClusterError: There is no such claim, or the cluster refuses the pod.
-        DeadlineError: The pod did not start, or was lost again and again.
+        ClusterError: The claim does not exist, or the cluster refuses the pod.
+        DeadlineError: The pod did not start, or was lost repeatedly.
     """
     claim = ensure_claim(ctx)
     if not sources and not ctx.output_in_cluster:
@@ -41,14 +41,14 @@ def stage(ctx: ClusterContext, sources: Mapping[str, str], progress: Progress) -
 
 
 def _begin_report(ctx: ClusterContext, pod: Helper) -> None:
-    """Have an output that only pods can reach claimed and written to, before anything is trained for it."""
+    """Claim an output that only pods can reach, and write a first report to it before the training."""
     begun = run_report.draft(ctx.ledger.read(), Observed(), RunState.RUNNING)
     try:
         if ctx.run.output is not None:
             output_report.claim(ctx, pod)
         try:
             output_report.put(ctx, pod, run_report.as_json(begun))
-        except BadInputError:  # it holds something else
+        except BadInputError:  # the output has other files
             output_report.release(ctx, pod)
             raise
     except TransferError as error:

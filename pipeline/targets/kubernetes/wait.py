@@ -17,21 +17,21 @@ from manycpu.pipeline.targets.kubernetes.following.follower import Follower, bat
 
 __all__ = ["JobWatch"]
 
-_RECORDING = 10.0  # seconds that the cluster has to take it
-_CLOSING = 0.1  # seconds: the transport has no word to say that TLS is closed
+_RECORDING = 10.0  # seconds for the last write to the ledger
+_CLOSING = 0.1  # seconds; the transport does not report when TLS is closed
 
 
 class JobWatch:
-    """Watches a job, which a thread follows meanwhile.
+    """Watches a job, which a thread follows in the background.
 
     Args:
         ctx: The run.
         handle: The job.
-        cursor: How far its logs were passed on; None: nothing was.
+        cursor: The position up to which its logs were delivered; None: the beginning.
     """
 
     behind = False
-    """A look has all that is there."""
+    """Always false: one look returns all lines that have been read."""
 
     def __init__(self, ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None) -> None:
         self.ctx, self.handle = ctx, handle
@@ -43,24 +43,25 @@ class JobWatch:
 
     @property
     def cursor(self) -> Cursor:
-        """How far the logs were passed on, once it is closed, and recorded: from here on nothing is missed.
+        """The position up to which logs were delivered and recorded; final after :meth:`close`.
 
-        What could not be recorded is heard twice, rather than never.
+        A watch that resumes from here delivers each line at least once: lines whose position could not be
+        recorded are delivered again.
         """
         return self._recorder.recorded_cursor
 
     @property
     def observed(self) -> Observed:
-        """What the ranks have reported so far, whether or not it could be recorded."""
+        """What the ranks have reported so far, recorded or not."""
         return self._recorder.state.observed
 
     def look(self) -> tuple[list[RankLine], Status]:
-        """Read the lines since the last look, and the status. After a terminal state nothing more comes.
+        """Return the lines since the last look, and the status; no lines come after a terminal state.
 
         Raises:
-            ClusterError: The cluster refuses what is needed to record the end.
+            ClusterError: The cluster refuses the calls that record the end.
         """
-        status = self._following.status()  # before the lines: the last ones come before the end does
+        status = self._following.status()  # first: the last lines arrive before the end does
         lines: list[RankLine] = []
         while self._batches:
             lines += self._batches.popleft()
@@ -68,9 +69,9 @@ class JobWatch:
         return lines, status
 
     def close(self) -> None:
-        """Stop following; a last look may still give lines that came before.
+        """Stop following; a last look may still return lines that arrived earlier.
 
-        What the ranks have reported is recorded, where the cluster takes it in time: the cursor says how far.
+        What the ranks have reported is recorded if the cluster answers in time; the cursor shows how far.
         """
         self._following.stop()
         writing = threading.Thread(target=self._record, name=f"record {self.handle.name}", daemon=True)
@@ -78,7 +79,7 @@ class JobWatch:
         writing.join(_RECORDING)
 
     def _record(self) -> None:
-        with suppress(FileNotFoundError, *FAILURES):  # the run is gone, or the cluster is away
+        with suppress(FileNotFoundError, *FAILURES):  # the run is deleted, or the cluster does not answer
             self._recorder.write(self._recorder.fields())
 
 
@@ -102,7 +103,7 @@ class _Following:
         self._thread.start()
 
     def status(self) -> Status:
-        """Read how the job is doing; a terminal state only once all its lines were passed on."""
+        """Return the job's status; a terminal state only after all its lines were delivered."""
         if self._error is not None:
             raise self._error
         if self._end is not None:
@@ -143,7 +144,7 @@ class _Following:
 
 
 async def _end_tasks() -> None:
-    """End what still runs in this loop, and let the connections close, which takes the loop some turns."""
+    """Cancel the remaining tasks of this loop, and give its connections time to close."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

@@ -1,1 +1,1 @@
-"""What each verb does on machines: this one, or the hosts of a hostfile."""
+"""The driver for machines: this machine, or the hosts of a hostfile."""

@@ -1,6 +1,6 @@
-"""What the ranks of an attempt have reported, read from their log and remembered beside it.
+"""Collect what the ranks of an attempt have reported, from its log, and save the result beside the log.
 
-A log of any length is read block by block, and once: whoever asks later goes on from there.
+The log is read once, block by block. A later reader resumes from the saved offset.
 """
 
 from contextlib import suppress
@@ -17,19 +17,19 @@ from manycpu.pipeline.spec.observed import Observed
 __all__ = ["ACTIVITY", "ActivityLog"]
 
 ACTIVITY: Final = "heard.json"
-_SAVE_EVERY: Final = 4 << 20  # bytes of the log: at most so much is read again after a kill
+_SAVE_EVERY: Final = 4 << 20  # bytes of the log; after a kill, at most so many are read again
 
 
 class _Saved(BaseModel):
     offset: int = 0
-    """How much of the log was read, in bytes."""
+    """Bytes of the log that were read."""
     observed: Observed = Field(default_factory=Observed)
     tails: dict[int, list[str]] = Field(default_factory=dict)
     """Rank -> its last lines."""
 
 
 class ActivityLog:
-    """Reads the log of an attempt, and remembers what its ranks reported.
+    """Reads the log of an attempt, and saves what its ranks have reported.
 
     Args:
         directory: The attempt's folder.
@@ -47,7 +47,7 @@ class ActivityLog:
         return self._observer.observed
 
     def _read_block(self) -> bool:
-        """Read the next block of the log; False where there is none."""
+        """Read the next block of the log; False: there is no new line."""
         lines = self._log.read()
         for line in lines:
             self._observer.hear(events.split(line))
@@ -56,13 +56,13 @@ class ActivityLog:
         return bool(lines)
 
     def read_new(self) -> Observed:
-        """Read the log to its present end; what the ranks have reported."""
+        """Read the log to its present end; return what the ranks have reported."""
         while self._read_block():
             pass
         return self.observed
 
     def read_all(self) -> Observed:
-        """Read the log to its present end, and remember that on disk; what the ranks have reported."""
+        """Read the log to its present end, and save the result; return what the ranks have reported."""
         self.read_new()
         if self._log.offset > self._saved:
             self._save()
@@ -71,7 +71,7 @@ class ActivityLog:
     def _save(self) -> None:
         self._saved = self._log.offset
         saved = _Saved(offset=self._saved, observed=self.observed, tails=self._observer.tails)
-        with suppress(OSError):  # a full disk, perhaps: then it is read again
+        with suppress(OSError):  # such as a full disk: the log is read again then
             process.write_json(self._file, saved.model_dump(mode="json", exclude_defaults=True))
 
 

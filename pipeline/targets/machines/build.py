@@ -1,4 +1,4 @@
-"""On machines an image is a snapshot of the program's folder, named by its content."""
+"""Build on machines: make a snapshot of the program's folder, named by its content."""
 
 import logging
 
@@ -16,10 +16,10 @@ _log = logging.getLogger(__name__)
 
 
 def build(ctx: MachineContext) -> tuple[Built, bool]:
-    """Snapshot the program's folder, or name the installed code; True where it existed before.
+    """Make a snapshot of the program's folder, or name the installed code; True: it existed before.
 
     Raises:
-        BadInputError: The folder holds more than code.
+        BadInputError: The folder is too large to be code, or ignore files leave out the program.
     """
     root, arguments = program_of(ctx)
     if root is None:

@@ -1,4 +1,4 @@
-"""Clean up a run on machines: it owns its folder."""
+"""Clean up a run on machines, which owns its folder here and on the hosts."""
 
 import shutil
 from collections.abc import Callable
@@ -25,20 +25,20 @@ from manycpu.pipeline.targets.machines.launch import working_folder
 __all__ = ["keep_results", "remove", "remove_expired"]
 
 _OF_THE_RUN = frozenset({"ledger.json", "lease.json", "uses"})
-# How an attempt ended, and what its ranks reported: its next one and its report need that.
+# The end of an attempt and what its ranks reported: the next attempt and the report need them.
 _OF_AN_ATTEMPT = frozenset({process.HANDLE, process.EXIT, ACTIVITY})
-# On hosts; a program may have put a link in the place of a folder.
+# Patterns on hosts; the folder itself counts too, because a program may replace it by a link.
 _RESULTS = ("attempts/*/output", "attempts/*/output/*", "checkpoints", "checkpoints/*")
 
 
 def keep_results(ctx: MachineContext, seconds: float | None) -> list[str]:
-    """Keep output and checkpoints, and delete the rest of the run's folder; empty where there are none."""
+    """Keep output and checkpoints, and delete the rest of the run's folder; return the kept paths."""
     folder = directory_of(ctx)
     results = [path for path in _result_folders(ctx) if disk.may_hold_files(path)]
     on_hosts = hosts.holding_files(ctx, folder, *_RESULTS)
     if not results and not on_hosts:
         return []
-    ctx.ledger.keep(seconds)  # first: whoever is killed from here on has recorded it
+    ctx.ledger.keep(seconds)  # first, so that a kill from here on loses no record
     needed = {folder / name for name in _OF_THE_RUN} | set(results)
     attempts = _attempts(ctx)
     needed |= {attempt / name for attempt in attempts for name in _OF_AN_ATTEMPT}
@@ -55,13 +55,13 @@ def _result_folders(ctx: MachineContext) -> list[Path]:
 
 
 def _attempts(ctx: MachineContext) -> list[Path]:
-    """List the folders of attempts; what a program put beside them may lead elsewhere."""
+    """List the folders of attempts; links are skipped, because a program may have made them."""
     folder = directory_of(ctx) / "attempts"
     return [path for path in sorted(_children(folder)) if path.is_dir() and not path.is_symlink()]
 
 
 def _stray_results(ctx: MachineContext) -> list[Path]:
-    """List the working folders of attempts that succeeded and wrote their model there."""
+    """List the working folders of attempts that succeeded and wrote files there instead of to the output."""
     recorded = ctx.ledger.read().attempts
     works = {
         working_folder(attempt_directory(ctx, n)): ran.code for n, ran in recorded.items() if ran.fruitless
@@ -78,7 +78,7 @@ def _children(folder: Path) -> list[Path]:
 
 
 def _delete(path: Path) -> None:
-    with suppress(OSError):  # it is in a folder that is kept, and goes with that
+    with suppress(OSError):  # it is deleted later, with the kept folder
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -86,7 +86,7 @@ def _delete(path: Path) -> None:
 
 
 def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
-    """Delete what the run owns, or nothing if ``only_over`` and somebody has renewed it; what is left."""
+    """Delete what the run owns, unless ``only_over`` and its lease was renewed; return what is left."""
     left: list[str] = []
 
     def on_hosts() -> None:
@@ -100,15 +100,15 @@ def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
 
 
 def remove_expired(ctx: MachineContext, now: float, end: Callable[[RunContext], bool]) -> list[Finding]:
-    """Delete other runs of the folder whose time is over.
+    """Delete other runs in the target's folder whose lease has expired.
 
     Args:
-        ctx: The run that looks for others.
+        ctx: The run that deletes the others.
         now: Seconds since the epoch.
-        end: Decides about such a run, and notes what stays of it; whether it may be deleted.
+        end: Whether such a run may be deleted; if not, it records for how long the run is kept.
 
     Returns:
-        What could not be deleted: it is no concern of this run.
+        Warnings about what could not be deleted; they do not stop this run.
     """
     try:
         finish_removals(home_of(ctx) / "runs")
@@ -128,9 +128,9 @@ def _remove_one(other: MachineContext, now: float, end: Callable[[RunContext], b
         if not other.ledger.lease().over(now) or not end(other):
             return []
         return remove(other, only_over=True)
-    except ManycpuError:  # it was taken away, or is another machine's, which alone knows what it does
+    except ManycpuError:  # another process removed it, or only another host can see it
         return []
-    except OSError as error:  # such as another user's
+    except OSError as error:  # such as a run of another user
         return [str(error)]
 
 

@@ -1,4 +1,4 @@
-"""A run on this machine, or on the hosts of a hostfile, and where its things are."""
+"""The context of a run on this machine or on the hosts of a hostfile, and the paths of its folders."""
 
 from pathlib import Path
 from typing import TypeAlias
@@ -15,12 +15,12 @@ MachineContext: TypeAlias = RunContext[Local | BareMetal, FileLedger]
 
 
 def is_on_machines(ctx: RunContext) -> TypeIs[MachineContext]:
-    """Whether a run is on machines."""
+    """Whether the target of a run is ``local`` or ``baremetal``."""
     return isinstance(ctx.target, (Local, BareMetal))
 
 
 def home_of(ctx: MachineContext) -> Path:
-    """Return the target's folder, which machines have instead of a volume."""
+    """Return the target's folder, which machines use as the volume."""
     return home(ctx.target.directory)
 
 
@@ -30,5 +30,5 @@ def directory_of(ctx: MachineContext) -> Path:
 
 
 def attempt_directory(ctx: MachineContext, attempt: int) -> Path:
-    """Return the folder of one attempt: log, handle, exit record."""
+    """Return the folder of an attempt, with its log, handle and exit record."""
     return directory_of(ctx) / "attempts" / str(attempt)

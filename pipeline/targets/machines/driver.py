@@ -1,4 +1,4 @@
-"""The driver of this machine, and of the hosts of a hostfile."""
+"""The driver of the targets ``local`` (this machine) and ``baremetal`` (the hosts of a hostfile)."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,7 +28,7 @@ __all__ = ["MachineDriver"]
 
 
 class MachineDriver(Driver[MachineContext, ProcessHandle]):
-    """A run is a folder, and its training a supervised process."""
+    """Works on runs whose state is a folder, and whose training is a supervised process."""
 
     def ledger(self, ctx: MachineContext) -> FileLedger:
         """Open the run's ledger: a file in its folder."""
@@ -39,12 +39,12 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         return str(directory_of(ctx))
 
     def location(self, ctx: MachineContext) -> tuple[str, ...]:
-        """Return the option with the folder of runs; none of the default."""
+        """Return the option with the folder of runs; empty: it is the default folder."""
         default = ctx.target.directory is None or home_of(ctx) == home()
         return () if default else ("--directory", str(home_of(ctx)))
 
     def names(self, ctx: MachineContext) -> list[str]:
-        """List the names under which a run with this key has begun."""
+        """List the names of runs that have begun with this run's key."""
         folders = (home_of(ctx) / "runs").glob(f"*-{ctx.key}")
         return [folder.name for folder in folders if FileLedger(folder).exists()]
 
@@ -53,15 +53,15 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         return home_of(ctx)
 
     def findings(self, ctx: MachineContext) -> list[Finding]:
-        """Check what only machines can have wrong."""
+        """Run the checks that only machines need."""
         return [*findings(ctx)]
 
     def stage(self, ctx: MachineContext, sources: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
-        """Copy each source to the target's folder, or find it in its own place."""
+        """Copy each source to the target's folder, or use it in place."""
         return stage(ctx, sources, progress)
 
     def build(self, ctx: MachineContext) -> tuple[Built, bool]:
-        """Snapshot the program's folder; whether it was there before."""
+        """Make a snapshot of the program's folder; True: it existed before."""
         return build(ctx)
 
     def launch(self, ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHandle, bool]:
@@ -69,19 +69,19 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         return launch.launch(ctx, staged, built)
 
     def objects(self, ctx: MachineContext) -> list[dict[str, Any]]:
-        """Describe what would be started."""
+        """Describe the processes that a launch would start, without staging or building."""
         return launch.objects(ctx)
 
     def present_handle(self, ctx: MachineContext, entry: Entry) -> ProcessHandle | None:
-        """Find the present attempt by its file."""
+        """Find the handle of the present attempt, in the ledger or in the attempt's folder."""
         return launch.present_handle(ctx, entry)
 
     def status(self, ctx: MachineContext, handle: ProcessHandle, entry: Entry) -> Status:
-        """Read an attempt's status off its process, its exit record and its log."""
+        """Read the status of an attempt from its process, its exit record and its log."""
         return launch.status(ctx, handle, entry)
 
     def watch(self, ctx: MachineContext, handle: ProcessHandle, cursor: int | None) -> MachineWatch:
-        """Begin to watch an attempt, or continue from a cursor."""
+        """Watch an attempt, from its beginning or from a cursor."""
         return MachineWatch(ctx, handle, cursor)
 
     def observed_of(self, ctx: MachineContext, handle: ProcessHandle) -> Observed:  # noqa: ARG002
@@ -89,7 +89,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         return ActivityLog(Path(handle.directory)).read_all()
 
     def seconds(self, ctx: MachineContext, handle: ProcessHandle) -> float:  # noqa: ARG002
-        """Return how many seconds an attempt took."""
+        """Return how many seconds an attempt took; 0 until it has ended."""
         record = process.observe(handle)["exit"]
         return record["ended"] - record["started"] if record else 0.0
 
@@ -99,14 +99,14 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         Args:
             ctx: The run.
             by: Who ends it, for the record.
-            attempt: Only this attempt: a later one is somebody else's.
+            attempt: End the present attempt only if it is this one; None: whichever it is.
 
         Returns:
-            Whether there was something to end.
+            Whether an attempt was running.
 
         Raises:
-            LaunchError: It does not end.
-            UnseenError: Whether it runs cannot be seen from here.
+            LaunchError: The training does not end.
+            UnseenError: This host cannot see whether the training runs.
         """
         with ctx.ledger.update() as entry:
             handle = launch.present_handle(ctx, entry)
@@ -123,7 +123,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         return True
 
     def declare_gone(self, ctx: MachineContext, entry: Entry) -> bool:
-        """Record that the process of the present attempt is gone with its host or container."""
+        """Record that the present attempt ended with its host or container; False: it has an exit record."""
         handle = launch.present_handle(ctx, entry)
         if handle is None or process.observe(handle)["exit"] is not None:
             return False
@@ -131,11 +131,11 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         return True
 
     def export(self, ctx: MachineContext, handle: ProcessHandle, progress: Progress) -> Manifest:
-        """Copy what the program wrote to the output."""
+        """Copy the program's files to the output."""
         return export.export(ctx, handle, progress)
 
     def read_returned(self, ctx: MachineContext, handle: ProcessHandle, name: str) -> bytes:
-        """Read a file that the function of an attempt returned."""
+        """Read a file of the return value of a notebook's function."""
         return export.read_returned(ctx, handle, name)
 
     def model_of(self, ctx: MachineContext, handle: ProcessHandle) -> str:  # noqa: ARG002
@@ -147,7 +147,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         return export.may_have_model(ctx, handle)
 
     def strays(self, ctx: MachineContext, entry: Entry, handle: ProcessHandle) -> list[str]:
-        """Name files that the program wrote elsewhere than to its output."""
+        """Name the files that the program wrote outside its output."""
         return export.strays(ctx, entry, handle)
 
     def read_report(self, ctx: MachineContext) -> str | None:
@@ -159,16 +159,16 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         output.write_report(ctx, text)
 
     def keep(self, ctx: MachineContext, seconds: float | None) -> list[str]:
-        """Record for how long the run is kept; name its folder."""
+        """Record for how many seconds the run is kept; return its folder."""
         ctx.ledger.keep(seconds)
         return [str(directory_of(ctx))]
 
     def keep_results(self, ctx: MachineContext, seconds: float | None) -> list[str]:
-        """Keep output and checkpoints, and delete the rest of the run's folder."""
+        """Keep output and checkpoints, and delete the rest of the run's folder; return the kept paths."""
         return cleanup.keep_results(ctx, seconds)
 
     def owns(self, ctx: MachineContext, what: str) -> bool:
-        """Whether a path is in the run's folder: what later runs reuse is beside it."""
+        """Whether a path is in the run's own folder; files that later runs reuse are outside it."""
         return what.startswith(f"{directory_of(ctx)}/")
 
     def remove(self, ctx: MachineContext) -> list[str]:
@@ -178,5 +178,5 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
     def remove_expired(
         self, ctx: MachineContext, now: float, end: Callable[[RunContext], bool]
     ) -> list[Finding]:
-        """Delete other runs of the folder whose time is over."""
+        """Delete other runs in the target's folder whose lease has expired."""
         return cleanup.remove_expired(ctx, now, end)

@@ -1,4 +1,4 @@
-"""Copy the model out of the run's folder; of a hostfile's hosts, out of the folders of all."""
+"""Copy the model from the run's folder to the output, including files on the hosts of a hostfile."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +22,11 @@ __all__ = ["export", "may_have_model", "output_of", "read_returned", "strays"]
 def export(
     ctx: MachineContext, handle: ProcessHandle, progress: Callable[[int, int], None]
 ) -> transfer.Manifest:
-    """Copy what the program wrote to the output; the manifest has no files where it wrote none.
+    """Copy the program's files to the output; the manifest is empty if the program wrote none.
 
     Raises:
-        ExportError: The output cannot be written, or reads back otherwise.
+        ExportError: The output cannot be written, the copy differs, or hosts have different files of a name.
+        LaunchError: A host cannot be reached.
     """
     source = output_of(handle)
     ran = as_started(ctx, ctx.ledger.read(), handle.attempt)
@@ -35,18 +36,18 @@ def export(
     try:
         return transfer.publish(source, ctx.output, ctx.key, progress)
     except Exception as error:
-        # Every protocol of fsspec has errors of its own.
+        # Each fsspec protocol raises its own error types.
         fix = f"The model is kept in {source}: mend the output, and run again with the same run id"
         text = without(f"{ctx.destination} was not written: {error}", ctx.destination)
         raise ExportError(text, field="run.output", fix=fix) from error
 
 
 def read_returned(ctx: MachineContext, handle: ProcessHandle, name: str) -> bytes:
-    """Read a file that the function of an attempt returned, on whichever host.
+    """Read a file of the return value of a notebook's function, from this machine or a host.
 
     Raises:
         LaunchError: A host cannot be reached.
-        OSError: It is on none.
+        OSError: No machine has the file.
     """
     folder = Path(handle.directory) / RETURNED
     hosts.collect(cast("MachineContext", as_started(ctx, ctx.ledger.read(), handle.attempt)), folder)
@@ -54,7 +55,7 @@ def read_returned(ctx: MachineContext, handle: ProcessHandle, name: str) -> byte
 
 
 def may_have_model(ctx: MachineContext, handle: ProcessHandle) -> bool:
-    """Whether the program of an attempt has written files, here or on a host, or may have."""
+    """Whether the program of an attempt may have written files to its output, here or on a host."""
     folder = output_of(handle)
     return disk.may_hold_files(folder) or bool(hosts.holding_files(ctx, folder))
 
@@ -65,7 +66,7 @@ def output_of(handle: ProcessHandle) -> Path:
 
 
 def strays(ctx: MachineContext, entry: Entry, handle: ProcessHandle) -> list[str]:
-    """Name files that came into the working folder of an attempt, also on a host, or into what was staged."""
+    """Name files that the program wrote to its working folder, here or on a host, or to staged folders."""
     ran = entry.described(handle.attempt)
     work = working_folder(Path(handle.directory))
     written = transfer.strays(Path(ran.code), work) if ran.code and work.is_dir() else []

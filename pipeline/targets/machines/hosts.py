@@ -1,4 +1,4 @@
-"""What the verbs do on the hosts of a ``baremetal`` target; on ``local`` this machine is all there is."""
+"""Work of the verbs on the hosts of a ``baremetal`` target; on ``local`` there is only this machine."""
 
 import logging
 import os
@@ -30,17 +30,17 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def deliver(ctx: MachineContext, stored: transfer.Stored, in_use: Callable[[], bool]) -> bool:
-    """Copy a folder to every host that does not have it yet; True where there was any.
+    """Copy a folder to every host that does not have it yet; True: at least one host received a copy.
 
     Args:
         ctx: The run.
-        stored: The folder, here as on the hosts.
-        in_use: Tells whether a run of this machine trains on it.
+        stored: The folder; its path is the same on the hosts.
+        in_use: Whether a run of this machine trains on the folder.
 
     Raises:
-        InUseError: A host has something else under that name, which is in use.
+        InUseError: A host has another folder of this name, which a training uses.
         LaunchError: A host cannot be reached.
-        StageError: A copy is not what its source is.
+        StageError: A copy differs from the source.
     """
     if not isinstance(ctx.target, BareMetal):
         return False
@@ -55,7 +55,7 @@ def deliver(ctx: MachineContext, stored: transfer.Stored, in_use: Callable[[], b
 
 
 def hosts_without(ctx: MachineContext, path: Path, manifest: transfer.Manifest) -> list[str]:
-    """Name the hosts on which a file or folder is not what it is here.
+    """Name the hosts on which a file or folder differs from this machine.
 
     Raises:
         LaunchError: A host cannot be reached.
@@ -67,7 +67,7 @@ def hosts_without(ctx: MachineContext, path: Path, manifest: transfer.Manifest) 
 
 
 def names(ctx: MachineContext) -> tuple[str, ...]:
-    """Name the hosts that the next attempt runs on."""
+    """Return the names of the hosts that the next attempt runs on; empty on ``local``."""
     return tuple(host.name for host in _hosts(ctx, ctx.target)) if isinstance(ctx.target, BareMetal) else ()
 
 
@@ -75,7 +75,7 @@ def make_folder(ctx: MachineContext, folder: Path) -> None:
     """Make a folder here and on every host.
 
     Raises:
-        LaunchError: A host cannot be reached, or the folder not be made there.
+        LaunchError: A host cannot be reached, or cannot make the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(ctx.target, BareMetal):
@@ -83,13 +83,13 @@ def make_folder(ctx: MachineContext, folder: Path) -> None:
 
 
 def copy_folder(ctx: MachineContext, source: Path | None, folder: Path) -> None:
-    """Copy a folder to another place, here and on every host that has it; None is an empty folder.
+    """Copy a folder to another path, here and within every host; without a source, make an empty folder.
 
-    Its files may be written to, also where those of the source may not.
+    The files of the copy are writable, even if those of the source are read-only.
 
     Raises:
-        LaunchError: A host cannot be reached, or the folder not be copied there.
-        OSError: It cannot be copied here.
+        LaunchError: A host cannot be reached, or cannot copy the folder.
+        OSError: This machine cannot copy the folder.
     """
     if source is None:
         make_folder(ctx, folder)
@@ -100,11 +100,11 @@ def copy_folder(ctx: MachineContext, source: Path | None, folder: Path) -> None:
 
 
 def collect(ctx: MachineContext, folder: Path) -> None:
-    """Bring what the ranks wrote on each host to this machine.
+    """Copy the files that the ranks wrote to a folder on each host to the same folder here.
 
     Raises:
         ExportError: Two hosts have different files of one name.
-        StageError: A copy is not what was sent.
+        StageError: A copy differs from the source.
         LaunchError: A host cannot be reached.
     """
     if isinstance(ctx.target, BareMetal):
@@ -112,20 +112,20 @@ def collect(ctx: MachineContext, folder: Path) -> None:
 
 
 def holding_files(ctx: MachineContext, folder: Path, *patterns: str) -> list[str]:
-    """List the hosts that have files below a folder that match, or cannot be asked, as ``host:folder``."""
+    """List the hosts that have matching files below a folder, or may have them, as ``host:folder``."""
     return [f"{host.name}:{folder}" for host in _holding(ctx, folder, *patterns)]
 
 
 def strays(ctx: MachineContext, attempt: Path, code: Container[str]) -> list[str]:
-    """Name files that came into the working folder of an attempt on hosts, as ``host:path``.
+    """Name files that a program wrote to the working folder of an attempt on hosts, as ``host:path``.
 
     Args:
         ctx: The run.
         attempt: The attempt's folder.
-        code: The files of its code, by path below that.
+        code: The files of its code, by path below the attempt's folder.
 
     Returns:
-        What this machine does not have too; of a host that cannot be asked, the attempt's folder.
+        The files that this machine lacks; the attempt's folder if a host cannot be reached.
     """
     holding = _holding(ctx, attempt, "work/*")
     return [
@@ -137,13 +137,13 @@ def strays(ctx: MachineContext, attempt: Path, code: Container[str]) -> list[str
 
 
 def keep_only(ctx: MachineContext, folder: Path, names: Iterable[str]) -> None:
-    """Delete all but such names in a run's folder and in those of its attempts, on every host."""
+    """Delete all but some names in a run's folder and its attempts' folders, on hosts that can be reached."""
     for target, those in _of_all_attempts(ctx):
         ssh.keep_only(target, those, folder, names)
 
 
 def remove_folder(ctx: MachineContext, folder: Path) -> list[str]:
-    """Delete a folder on every host; returns what is left, and where."""
+    """Delete a folder on every host; returns the folders that are left, as ``host:folder``."""
     places = _of_all_attempts(ctx)
     return [left for target, those in places for left in ssh.remove_folder(target, those, folder)]
 
@@ -153,7 +153,7 @@ def _hosts(ctx: MachineContext, target: BareMetal) -> tuple[Host, ...]:
 
 
 def _of_all_attempts(ctx: MachineContext) -> list[tuple[BareMetal, tuple[Host, ...]]]:
-    """List the hosts that the run has now, and those of its attempts: fields are edited, as is a hostfile."""
+    """List the present hosts of the run and those of its attempts: a hostfile may have been edited."""
     places = [(ctx.target, _hosts(ctx, ctx.target))] if isinstance(ctx.target, BareMetal) else []
     known = {host.name for _, those in places for host in those}
     for attempt in ctx.ledger.read().attempts.values() if ctx.ledger.exists() else ():

@@ -1,4 +1,4 @@
-"""Launch a training on machines: as a supervised process."""
+"""Launch a training on machines as a supervised process, and judge its status."""
 
 import os
 import socket
@@ -32,14 +32,14 @@ __all__ = ["launch", "objects", "place", "present_handle", "status", "working_fo
 
 
 def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHandle, bool]:
-    """Start the next attempt, unless one lives or has succeeded.
+    """Start the next attempt, or attach to the present one if it runs or has succeeded; True: attached.
 
-    The attempt is on disk before anything starts, and nobody else starts one meanwhile.
+    The attempt is recorded before anything starts. The ledger's lock keeps other processes from launching.
 
     Raises:
-        ForeignRunError: The run is another task's, which describes another training.
-        LaunchError: There is no MPI, no host, or no supervisor.
-        UnseenError: Whether an attempt still runs cannot be seen from here.
+        ForeignRunError: Another task trains this run, with other fields.
+        LaunchError: No MPI was found, a host cannot be reached, or the supervisor does not start.
+        UnseenError: This host cannot see whether the present attempt still runs.
     """
     with ctx.ledger.hold() as (entry, lock):
         join(ctx, entry, "train")
@@ -55,7 +55,7 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
         described = attempt_of(ctx, staged, built)
         entry.attempts[entry.attempt] = described.model_copy(update={"hosts": hosts.names(ctx)})
         entry.handle = entry.export = None
-        entry.verbs.pop("wait", None)  # it told of the attempt before
+        entry.verbs.pop("wait", None)  # it belongs to the attempt before
         ctx.ledger.save(entry)
         placement = place(ctx, staged, built, entry.attempt)
         beside = str(Path(placement.output).with_name(RETURNED))
@@ -75,33 +75,33 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
 def status(
     ctx: MachineContext, handle: ProcessHandle, entry: Entry, activity: ActivityLog | None = None
 ) -> Status:
-    """Read an attempt's status; a success counts once its ranks have proved their scale.
+    """Read the status of an attempt; a success needs the proof of scale.
 
     Args:
         ctx: The run, as the attempt was started.
         handle: The attempt.
         entry: The ledger's entry.
-        activity: What of its log was read already; None: begin with what is on disk.
+        activity: The reader of its log; None: a new one, which resumes from the saved offset.
     """
-    process_state = process.observe(handle)  # before the log is read: an end comes after the last line
+    process_state = process.observe(handle)  # before the log: the end comes after the last line
     observed = activity.read_new() if activity else ActivityLog(Path(handle.directory)).read_all()
     facts = {"cancelled": handle.attempt in entry.cancelled, "met": observed.met}
     status = LAUNCHERS[entry.described(handle.attempt).target["launch"]].state(process_state | facts)
     if status.state is RunState.FAILED and _says_nothing(process_state["exit"]):
         status = _by_records(handle, status, observed)
     if status.state is RunState.FAILED and process_state["exit"] is None and facts["cancelled"]:
-        # The supervisor was killed before it could record the end that it was asked for.
+        # The supervisor was killed after the cancellation, before it wrote its exit record.
         status = Status(state=RunState.CANCELLED, reason=status.reason)
     return outcome(ctx, status, observed) if status.state is RunState.SUCCEEDED else status
 
 
 def _says_nothing(record: Mapping[str, Any] | None) -> bool:
-    """Whether a supervisor does not tell how the ranks ended: it was killed, or a budget was used up."""
+    """Whether the exit record does not say how the ranks ended: it is missing, or a budget was used up."""
     return record is None or bool(record["reason"])
 
 
 def _by_records(handle: ProcessHandle, status: Status, observed: Observed) -> Status:
-    """Judge a failure by what its ranks recorded: work that all of them finished is a success."""
+    """Turn a failure into a success if the exit records show that all ranks had finished."""
     with suppress(OSError):
         believe(observed, exit_records.finished_round(Path(handle.directory) / exit_records.FOLDER))
     if not observed.finished:
@@ -110,7 +110,7 @@ def _by_records(handle: ProcessHandle, status: Status, observed: Observed) -> St
 
 
 def present_handle(ctx: MachineContext, entry: Entry) -> ProcessHandle | None:
-    """Find the handle of the present attempt, also where its starter was killed before recording it."""
+    """Find the handle of the present attempt, even if the launch was killed before it recorded it."""
     if entry.attempt == 0:
         return None
     recorded = entry.handle if isinstance(entry.handle, ProcessHandle) else None
@@ -118,7 +118,7 @@ def present_handle(ctx: MachineContext, entry: Entry) -> ProcessHandle | None:
 
 
 def objects(ctx: MachineContext) -> list[dict[str, Any]]:
-    """List what would be started, with nothing staged or built yet."""
+    """List the processes that a launch would start, without staging or building."""
     staged = Staged(data=ctx.run.data and "<data>", model=ctx.run.model and "<model>")
     _, arguments = program_of(ctx)
     built = Built(code=None, program=arguments, digest="")
@@ -126,7 +126,7 @@ def objects(ctx: MachineContext) -> list[dict[str, Any]]:
 
 
 def _described(ctx: MachineContext, placement: Placement) -> list[dict[str, Any]]:
-    """Describe the launch; on this machine with the caches that its user has named."""
+    """Describe the launch; on ``local``, with the Hugging Face caches of the user's environment."""
     described = LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement)
     if not isinstance(ctx.target, BareMetal):
         described[-1]["env"] |= _caches_of_user(os.environ) | ctx.run.env
@@ -134,7 +134,7 @@ def _described(ctx: MachineContext, placement: Placement) -> list[dict[str, Any]
 
 
 def _caches_of_user(environ: Mapping[str, str]) -> dict[str, str]:
-    """Select where Hugging Face's libraries find what was downloaded here before, and its user's token."""
+    """Return the variables with Hugging Face's caches, where downloads and the user's token are."""
     home = environ.get("HF_HOME")
     datasets = environ.get("HF_DATASETS_CACHE") or (home and str(Path(home) / "datasets"))
     named = {"HF_HOME": home, "HF_DATASETS_CACHE": datasets}
@@ -145,7 +145,7 @@ def place(ctx: MachineContext, staged: Staged, built: Built, attempt: int) -> Pl
     """Decide the paths of an attempt on its nodes.
 
     Raises:
-        LaunchError: There is no MPI that mpirun could be spoken to.
+        LaunchError: No usable MPI was found.
     """
     folder = attempt_directory(ctx, attempt)
     common: dict[str, Any] = {
@@ -156,7 +156,7 @@ def place(ctx: MachineContext, staged: Staged, built: Built, attempt: int) -> Pl
         "program": built.program,
         "data": staged.data,
         "model": staged.model,
-        # Of its own for each attempt: what a failed one wrote must not pass for a model.
+        # Each attempt has its own output: files of a failed attempt must not count as a model.
         "output": str(folder / "output"),
         "checkpoints": checkpoints_of(ctx, directory_of(ctx)),
         "caches": str(home_of(ctx) / "caches"),
@@ -173,7 +173,7 @@ def place(ctx: MachineContext, staged: Staged, built: Built, attempt: int) -> Pl
 
 
 def working_folder(attempt: Path) -> Path:
-    """Name the folder in which the program of an attempt works: what it writes to ``..`` is its own too."""
+    """Return the working folder of an attempt's program; its parent also belongs to the attempt alone."""
     return attempt / "work" / "code"
 
 

@@ -1,4 +1,4 @@
-"""Check a run against the machines of its target."""
+"""preflight on machines: check a run against this machine or the hosts of a hostfile."""
 
 import importlib.metadata
 import importlib.util
@@ -23,7 +23,7 @@ Findings = Iterator[Finding]
 
 
 def findings(ctx: MachineContext) -> Findings:
-    """Yield what the checks of the machines find."""
+    """Run all checks of a run on machines; yields their findings."""
     for check in _CHECKS:
         yield from check(ctx)
 
@@ -58,7 +58,7 @@ def _torch(ctx: MachineContext) -> Findings:
 
 
 def _xla(ctx: MachineContext) -> Findings:
-    """Check that this environment has torch_xla; on other machines the node reports it, in seconds."""
+    """Check that this environment has torch_xla; other hosts report a lack of it seconds after the launch."""
     here = ctx.run.device == "xla" and isinstance(ctx.target, Local)
     if here and importlib.util.find_spec("torch_xla") is None:
         fix = "Use an environment of requirements/xla-torch.txt and requirements/xla.txt: docs/xla.md"
@@ -66,7 +66,7 @@ def _xla(ctx: MachineContext) -> Findings:
 
 
 def _backend(ctx: MachineContext) -> Findings:
-    """Check that this machine can have ccl; on other machines the node reports it, in seconds."""
+    """Check that this environment has oneCCL; other hosts report a lack of it seconds after the launch."""
     if ctx.run.backend != "ccl" or not isinstance(ctx.target, Local):
         return
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
@@ -94,7 +94,7 @@ def _mpirun(ctx: MachineContext) -> Findings:
 
 def _hosts(ctx: MachineContext) -> Findings:
     if isinstance(ctx.target, BareMetal):
-        with suppress(BadInputError, LaunchError):  # that there is no MPI is told by the check before
+        with suppress(BadInputError, LaunchError):  # `_mpirun` reports a missing MPI
             yield from hosts.check(ctx.target, ctx.run, mpi.find(ctx.target.mpi), ctx.needs)
 
 
@@ -120,7 +120,7 @@ def _disk(ctx: MachineContext) -> Findings:
     data = [url for url in (ctx.run.data, ctx.run.model) if url and Path(url).exists()]
     try:
         needed = sum(item.size for url in data for item in Location.of(url, "run.data").items())
-    except OSError:  # what cannot be read is found where the data is looked at
+    except OSError:  # the check of the data reports it
         return
     folder = next(path for path in [home_of(ctx), *home_of(ctx).parents] if path.exists())
     free = shutil.disk_usage(folder).free

@@ -1,4 +1,4 @@
-"""Folders that runs share: a folder that a training uses is never overwritten."""
+"""Copy sources to folders that runs share. A folder that a training uses is never overwritten."""
 
 from contextlib import suppress
 from functools import partial
@@ -21,20 +21,20 @@ __all__ = ["bring"]
 def bring(
     ctx: MachineContext, source: Location, folder: Path, identity: str, progress: Progress = lambda *_: None
 ) -> Stored:
-    """Copy a source to a folder, here and on the hosts, or beside it (``-2``, ``-3``) where trainings use it.
+    """Copy a source to a folder, here and on the hosts; if that is in use, beside it (``-2``, ``-3``).
 
     Args:
         ctx: The run.
         source: What to copy.
-        folder: Where.
-        identity: Of the source, see :func:`transfer.identity`.
-        progress: Called with bytes done and bytes in all.
+        folder: The folder to copy to.
+        identity: Digest of the source: see :func:`transfer.identity`.
+        progress: Called with the bytes that are done, and the bytes in total.
 
     Raises:
-        TransferError: A file changed while it was copied.
+        TransferError: A file changed during the copy.
         OSError: The disk is full, or the source cannot be read.
         LaunchError: A host cannot be reached.
-        StageError: What arrived on a host is not what was sent.
+        StageError: A copy on a host differs from the source.
     """
     names = (folder.name if number == 1 else f"{folder.name}-{number}" for number in count(1))
 
@@ -53,7 +53,7 @@ def bring(
 
 
 def _in_use(home: Path, folder: Path) -> bool:
-    """Whether a training that goes on uses a folder."""
+    """Whether a running training uses a folder."""
     return any(_trains_on(ctx, folder) for ctx in runs.on_this_machine(home))
 
 
@@ -69,5 +69,5 @@ def _trains_on(ctx: RunContext, folder: Path) -> bool:
         return is_used and not attempt_status(ctx, handle, entry).state.terminal
     except RunGoneError:
         return False
-    except ManycpuError:  # whether it lives is known on another machine
+    except ManycpuError:  # only another host can see whether it runs
         return True

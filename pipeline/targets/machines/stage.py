@@ -1,4 +1,4 @@
-"""Stage to machines: the volume is a folder; on the hosts of a hostfile, the same folder on each."""
+"""Stage to machines: copy sources to a folder here, and to the same folder on each host of a hostfile."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,10 +18,11 @@ Progress = Callable[[int, int], None]
 
 
 def stage(ctx: MachineContext, sources: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
-    """Copy each source to the target's folder, named by its content; or find it in its own place.
+    """Copy each source to the target's folder, named by its content, or use it in place.
 
     Raises:
-        StageError: The source changed, cannot be read, or the disk is full.
+        StageError: A source changed, cannot be read, or differs on a host; or the disk is full.
+        LaunchError: A host cannot be reached.
     """
     return {name: _stage_one(ctx, name, url, progress) for name, url in sources.items()}
 
@@ -35,13 +36,13 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
         identity = transfer.identity(source)
         folder = home_of(ctx) / name / identity[: transfer.DIGITS]
         folder, manifest, reused = bring(ctx, source, folder, identity, progress)
-    except (BadInputError, LaunchError, StageError):  # of a host
+    except (BadInputError, LaunchError, StageError):  # these already say which host or field
         raise
     except transfer.TransferError as error:
         fix = "Stage again when nothing writes to it"
         raise StageError(without(f"{url} was not staged: {error}", url), field=field, fix=fix) from error
     except Exception as error:
-        # Every protocol of fsspec has errors of its own.
+        # Each fsspec protocol raises its own error types.
         home = home_of(ctx)
         fix = f"See that it can be read and that {home} has room, or set target.directory; then run again"
         raise StageError(without(f"{url} was not staged: {error}", url), field=field, fix=fix) from error
@@ -59,5 +60,5 @@ def _in_place(ctx: MachineContext, path: Path, manifest: transfer.Manifest, fiel
 
 
 def _path_on_node(source: Location, folder: Path) -> str:
-    """Return the staged folder, or the file itself where the source is one file."""
+    """Return the staged folder, or the file in it if the source is one file."""
     return str(folder / source.root.rsplit("/", 1)[-1]) if source.is_file() else str(folder)

@@ -1,4 +1,4 @@
-"""Wait for a supervised process: its output is its log, and its exit record says how it ended."""
+"""Follow a supervised process: its log has its output, and its exit record says how it ended."""
 
 import time
 from pathlib import Path
@@ -19,11 +19,11 @@ from manycpu.pipeline.targets.machines.launch import status
 __all__ = ["MachineWatch"]
 
 _BLOCK: Final = 1 << 20  # bytes of the log that one look reads
-_LATE: Final = 600.0  # seconds after its deadline in which a supervisor surely has ended everything
+_LATE: Final = 600.0  # seconds after the deadline; a supervisor that has not ended by then hangs
 
 
 class MachineWatch:
-    """Watches a training: each look returns its new lines and its status."""
+    """Follows an attempt: each look returns its new lines and its status."""
 
     def __init__(self, ctx: MachineContext, handle: ProcessHandle, cursor: int | None) -> None:
         self.ctx, self.handle = ctx, handle
@@ -32,7 +32,7 @@ class MachineWatch:
         self._until = time.monotonic() + ctx.run.run_timeout + _LATE
         self.spoken = False
         self.behind = False
-        """Whether more is there to be read at once: a long log comes in parts."""
+        """Whether more lines can be read at once: a look reads only a part of a long log."""
 
     @property
     def observed(self) -> Observed:
@@ -41,14 +41,14 @@ class MachineWatch:
 
     @property
     def cursor(self) -> int:
-        """Bytes of the log that were read: a watch that continues here misses and repeats nothing."""
+        """Bytes of the log that were read: a watch that resumes from here misses and repeats no line."""
         return self._log.offset
 
     def look(self) -> tuple[list[RankLine], Status]:
-        """Read what came since the last look. After a terminal state nothing more comes.
+        """Read the lines since the last look, and the status. After a terminal status no more lines come.
 
         Raises:
-            DeadlineError: The training's supervisor hangs: it does not keep the deadline.
+            DeadlineError: The supervisor hangs: it has not ended the training after its deadline.
         """
         entry = self.ctx.ledger.read()
         current = with_canceller(status(self.ctx, self.handle, entry, self._activity), self.handle, entry)
@@ -58,7 +58,7 @@ class MachineWatch:
         ended = current.state.terminal
         self.behind = bool(lines) and (ended or self._log.offset - before > _BLOCK // 2)
         if ended and self.behind:
-            return lines, Status(state=RunState.RUNNING)  # its last lines are still to come
+            return lines, Status(state=RunState.RUNNING)  # the last lines have not been read yet
         if ended:
             self._activity.read_all()
         elif time.monotonic() > self._until:

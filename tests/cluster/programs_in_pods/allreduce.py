@@ -1,4 +1,4 @@
-"""A gloo all-reduce by all ranks, however they were launched: torch's variables, or Intel MPI's."""
+"""A gloo all-reduce by all ranks, which torch's launcher or Intel MPI's has started."""
 
 import os
 import socket

@@ -10,7 +10,7 @@ from manycpu.pipeline.adapters.cluster import amount
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.launchers.given_back import Note, has_given_back, note_of
 from manycpu.pipeline.spec.job_kinds import QUEUE_LABEL, JobKind
-from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch, is_being_deleted
+from manycpu.pipeline.spec.kube_object import KubeObject, epoch, is_being_deleted
 from manycpu.pipeline.spec.naming import label
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
     role,
@@ -69,8 +69,8 @@ class Job(NamedTuple):
 
 
 def _left_to_others(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject]) -> bool:
-    """Whether a queue or another scheduler decides when the job gets nodes."""
-    if QUEUE_LABEL in job["metadata"].get("labels", {}):
+    """Whether a queue or scheduler decides when the job gets nodes, or the job cannot be suspended."""
+    if kind.suspend is None or QUEUE_LABEL in job["metadata"].get("labels", {}):
         return True
     return any(map(_scheduled_by_others, pods)) or (kind.suspended(job) and not has_given_back(kind, job))
 
@@ -86,7 +86,7 @@ def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: floa
     """
     pods = list(pods)
     meta, note = job["metadata"], note_of(job)
-    over = is_being_deleted(job) or any(condition(job, end) for end in kind.ends)
+    over = is_being_deleted(job) or kind.end(job) is not None
     demand = JOB_LAUNCHERS[kind.launch].ranks(job)
     if over or demand is None or _left_to_others(job, kind, pods):
         return None

@@ -104,7 +104,7 @@ def _of_job(snapshot: JobSnapshot) -> Iterator[Reason]:
     if job is None:
         yield Reason(f"{snapshot.kind} {snapshot.name} is gone: somebody deleted it")
         return
-    for event in _latest(snapshot, {"ValidationError"}, snapshot.kind):
+    for event in _latest(snapshot, {"ValidationError"}, snapshot.job_kind.resource.kind):
         yield Reason(f"the operator refuses the job: {event['message']}", fatal=True)
     if snapshot.given_back:
         yield Reason("it holds nothing until there is room for all of its ranks")
@@ -124,7 +124,7 @@ def _of_job(snapshot: JobSnapshot) -> Iterator[Reason]:
         return
     if not snapshot.acknowledged:
         yield Reason(f"no operator has acknowledged {snapshot.kind} {snapshot.name}")
-    elif not any(condition(job, kind) for kind in snapshot.job_kind.ends):
+    elif snapshot.job_kind.end(job) is None:
         yield Reason("it has no pods yet")
 
 

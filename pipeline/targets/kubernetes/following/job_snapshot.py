@@ -7,7 +7,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from manycpu.pipeline.launchers.given_back import Note, has_given_back, note_of
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, Role
-from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch, is_being_deleted
+from manycpu.pipeline.spec.kube_object import KubeObject, epoch, is_being_deleted
 from manycpu.pipeline.spec.naming import attempt_key, label
 from manycpu.pipeline.targets.kubernetes.pod_status import Container, containers, scheduled
 
@@ -185,7 +185,7 @@ class JobSnapshot:
     @property
     def suspended_since(self) -> float:
         """Since when the operator reports the job as suspended, in seconds since the epoch; 0: never."""
-        suspended = condition(self.job, "Suspended")
+        suspended = self.job_kind.condition(self.job, "Suspended")
         return epoch(suspended["lastTransitionTime"]) if suspended else 0.0
 
     @property
@@ -193,14 +193,15 @@ class JobSnapshot:
     def went_on(self) -> float:
         """When the operator last suspended or resumed the job, in seconds since the epoch; 0: never."""
         conditions = ((self.job or {}).get("status") or {}).get("conditions") or ()
-        times = [epoch(one["lastTransitionTime"]) for one in conditions if one["type"] == "Suspended"]
+        # Also a condition that is no longer true: then its time is that of the resumption.
+        times = [epoch(one["lastTransitionTime"]) for one in conditions if one.get("type") == "Suspended"]
         return max(times, default=0.0)
 
     @property
     def acknowledged(self) -> bool:
         """Whether an operator has noticed the job: by its status, its pods, or a warning about the job."""
         status = (self.job or {}).get("status") or {}
-        noticed = [status.get(name) for name in ("conditions", "startTime", "jobsStatus")]
+        noticed = [status.get(name) for name in ("conditions", "startTime", "jobsStatus", "state")]
         return bool(any(noticed) or self.pods or self.about(self.uid))
 
     @property

@@ -4,7 +4,7 @@ from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import FAILED
-from manycpu.pipeline.spec.kube_object import condition, epoch
+from manycpu.pipeline.spec.kube_object import epoch
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RankFailure, RunState, Status
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -87,8 +87,8 @@ def to_be_ended(run: TrainingRun, snapshot: JobSnapshot, status: Status) -> bool
     if snapshot.job is None:
         return False
     if status.state is RunState.SUCCEEDED:
-        return not any(condition(snapshot.job, end) for end in snapshot.job_kind.ends)
-    given_up = status.budget is not None or condition(snapshot.job, FAILED) is None
+        return snapshot.job_kind.end(snapshot.job) is None
+    given_up = status.budget is not None or snapshot.job_kind.condition(snapshot.job, FAILED) is None
     return given_up or (run.keep in ("never", "results") and any(not ended(pod) for pod in snapshot.pods))
 
 
@@ -173,8 +173,6 @@ def _spoke_of(recorder: AttemptRecorder, ending: Ending) -> bool:
 
 
 def ended_at(snapshot: JobSnapshot) -> float:
-    """Return when the job ended, in seconds since the epoch; 0: its conditions do not say."""
-    for kind in snapshot.job_kind.ends:
-        if end := condition(snapshot.job, kind):
-            return epoch(end.get("lastTransitionTime"))
-    return 0.0
+    """Return when the job ended, in seconds since the epoch; 0: it has not, or the time is unknown."""
+    end = snapshot.job_kind.end(snapshot.job)
+    return epoch(end.get("lastTransitionTime")) if end else 0.0

@@ -1,1 +1,1 @@
-"""Images: what is in them, who builds them, where they are pushed."""
+"""The images of a run: what they contain, how they are built, and where they are pushed."""

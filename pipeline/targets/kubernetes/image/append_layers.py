@@ -1,4 +1,4 @@
-"""Append layers to an image in our repository: nothing is built, and only what is new is sent."""
+"""Append layers to an image in the run's repository; only blobs that the registry lacks are pushed."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -20,14 +20,17 @@ def append(
     change: Callable[[], Change],
     opened: Registries,
 ) -> tuple[str, bool]:
-    """Append trees to an image and push it if it is missing; its name by digest, and whether it existed.
+    """Append trees to an image, and push the result unless the registry has it.
 
     Args:
         base: The image.
         ours: The repository to push to.
-        trees: What is put upon it, which names the result.
-        change: Makes what is put upon it; called when it is needed.
-        opened: The registries.
+        trees: The files to append; their digests are part of the result's tag.
+        change: Builds the layers and settings to append; called only if the registry lacks the result.
+        opened: The run's registries.
+
+    Returns:
+        The result's name by digest, and whether the registry had it already.
 
     Raises:
         RegistryError: A registry refuses a call.
@@ -46,13 +49,13 @@ def append(
 
 
 def tag_of(base: str, trees: Sequence[Tree]) -> str:
-    """Hash the digests of a base image and of the trees upon it into a tag."""
+    """Build a tag from the first digits of the digests of a base image and of the trees on it."""
     parts = (base.removeprefix("sha256:"), *(tree.digest for tree in trees))
     return "-".join(part[:_DIGITS] for part in parts)
 
 
 def _bring(image: Image, source: Repository, target: Repository) -> None:
-    """Copy the base image into our repository, whole: under a tag of its own, which is pushed last."""
+    """Copy the whole base image to the run's repository; its own tag is pushed last."""
     tag = f"base-{image.digest.removeprefix('sha256:')[:_DIGITS]}"
     if target.digest(tag):
         return

@@ -1,4 +1,4 @@
-"""Find or build the image that a run's own layers go upon: the one given, or from a Dockerfile."""
+"""Find or build the image under a run's own layers: the user's finished image, or one from a Dockerfile."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 __all__ = ["finished_image", "image", "plan"]
 
-_LOOK: Final = 5.0  # seconds to ask for the digest of an image that a Dockerfile starts from
+_LOOK: Final = 5.0  # seconds to look up the digest of a Dockerfile's base image
 
 
 def finished_image(ctx: "ClusterContext", stage: Stage) -> Reference | None:
-    """Name the target's finished image; helper pods take the training's where there is no other."""
+    """Return the target's finished image; helper pods use the training's if they have none of their own."""
     target = ctx.target
     if stage == "helper" and target.helper_image:
         return Reference.parse(target.helper_image, "target.helper_image")
@@ -28,11 +28,11 @@ def finished_image(ctx: "ClusterContext", stage: Stage) -> Reference | None:
 
 
 def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
-    """Name the image with Python and the packages, after building it if need be.
+    """Return the image with Python and the packages; build it if the registry lacks it.
 
     Raises:
-        BadInputError: None is given, and there is no registry to build one for.
-        BuildError: It cannot be built.
+        BadInputError: The target names neither a finished image nor a registry to push one to.
+        BuildError: The image cannot be built.
     """
     if reference := finished_image(ctx, stage):
         return reference
@@ -64,7 +64,7 @@ def plan(ctx: "ClusterContext", stage: Stage, ours: Reference) -> Build:
 
 
 def _digests(ctx: "ClusterContext", inputs: Recipe) -> dict[str, str]:
-    """Look up the current digests of the Dockerfile's base images, where a registry answers."""
+    """Look up the current digests of the Dockerfile's base images; skip registries that do not answer."""
     digests = {}
     with registries(ctx, _LOOK) as opened:
         for base in inputs.bases:

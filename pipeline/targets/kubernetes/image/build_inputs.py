@@ -1,4 +1,4 @@
-"""The inputs of an image's build, the hash of all of them, and the log of the build."""
+"""The inputs of an image build, the tag with their hash, and the log of the build."""
 
 import hashlib
 import logging
@@ -34,7 +34,7 @@ _ARGUMENTS: Final[Mapping[Stage, tuple[str, ...]]] = {
     "helper": (*_SHARED, "HELPER_REQUIREMENTS"),
     "train": (*_SHARED, "CCL", "PACKAGES", "REQUIREMENTS", "TORCH", "TORCH_INDEX", "TRANSFORMERS"),
 }
-"""What the stages of manycpu's own Dockerfile go by: other arguments are no reason to build one anew."""
+"""Stage of manycpu's Dockerfile -> arguments that it uses; others do not change the tag of its image."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Recipe:
 
     stage: Stage
     target: str | None
-    """The Dockerfile's stage to build; None: its last."""
+    """The Dockerfile's stage to build; None: the last one."""
     text: str
     arguments: tuple[tuple[str, str], ...]
     files: tuple[tuple[str, Path], ...]
-    """Path in the context, and where the file is."""
+    """Pairs: a path in the context, and the file to copy there."""
 
     @cached_property
     def bases(self) -> list[str]:
@@ -55,10 +55,10 @@ class Recipe:
         return base_images(self.text, dict(self.arguments))
 
     def tag(self, digests: Mapping[str, str]) -> str:
-        """Hash all inputs into the image's tag.
+        """Build the image's tag: the stage, and a hash of all inputs.
 
         Args:
-            digests: Image that it starts from -> its present digest.
+            digests: Base image -> its present digest.
         """
         parts = [self.target or "", *(f"{name}={value}" for name, value in self.arguments)]
         parts += [f"{base} {digests.get(base, '')}" for base in self.bases]
@@ -74,7 +74,7 @@ class Recipe:
     def folder(self) -> Iterator[Path]:
         """Copy the context, with its Dockerfile, to a temporary folder."""
         with TemporaryDirectory(prefix="manycpu-build-") as parent:
-            # The parent is this user's alone, and a build may have another.
+            # A subfolder: only this user can read the parent, and a build may run as another user.
             folder = Path(parent, "context")
             folder.mkdir()
             for path, file in self.files:
@@ -85,17 +85,17 @@ class Recipe:
 
 
 class Build(NamedTuple):
-    """An image to build, and where it goes."""
+    """An image to build, and its name."""
 
     recipe: Recipe
     reference: Reference
     """The image's name, with its tag."""
     from_registry: bool = False
-    """Whether registries have all that it starts from; its tag is made from those digests."""
+    """Whether registries have all its base images, whose digests are part of its tag."""
 
 
 class LastLines:
-    """Logs lines, and keeps the last for an error."""
+    """Logs the lines of a build, and keeps the last ones for an error message."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=_LINES)
@@ -116,7 +116,7 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
     """Collect the inputs of an image: the user's Dockerfile for training, else manycpu's own.
 
     Raises:
-        BadInputError: There is no such file or folder, or an argument that the Dockerfile does not know.
+        BadInputError: A file or folder does not exist, or manycpu's Dockerfile lacks a given argument.
     """
     target = ctx.target
     if stage == "train" and target.dockerfile:
@@ -140,7 +140,7 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
 
 
 def _ccl() -> dict[str, Path]:
-    """List the sources of the backend ccl: a change of them builds the image anew."""
+    """List the sources of the backend ccl: if they change, a new image is built."""
     parts = [PACKAGE / "__init__.py", *(PACKAGE / "node").rglob("*"), *(PACKAGE / "spec").rglob("*.py")]
     files = (path for path in parts if path.is_file() and path.suffix != ".pyc")
     return {f"lib/manycpu/pipeline/{path.relative_to(PACKAGE).as_posix()}": path for path in files}

@@ -1,15 +1,15 @@
-"""Build images in a pod without privileges, in a namespace of its own if need be.
+"""Build images in a pod without privileges, in a separate namespace if the target names one.
 
-The context is a layer upon the builder's image, pushed as the code is; the pod pushes what it built. Owners
-do not reach into another namespace, and a ledger that is kept does not go: it knows the pod and its Secret,
-and both are deleted here.
+The context is a layer on the builder's image, pushed as the code is. The pod pushes the image that it built.
+Owner references do not work across namespaces, and a run with kept results keeps its ledger. So the ledger
+records the pod and its Secret, and this module deletes both.
 """
 
 import base64
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.launchers.pod_spec import env_list, literal, node_selector, one_off_pod, pod_spec
@@ -17,6 +17,7 @@ from manycpu.pipeline.spec.errors import BadInputError, ClusterError
 from manycpu.pipeline.spec.image import Change, Reference
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 from manycpu.pipeline.targets.kubernetes.image.append_layers import append
 from manycpu.pipeline.targets.kubernetes.image.build_inputs import TIMEOUT, Build, LastLines
 from manycpu.pipeline.targets.kubernetes.image.builders import ACCESS, CONTEXT, PODS, access
@@ -24,22 +25,19 @@ from manycpu.pipeline.targets.kubernetes.image.layers import tree
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries, own_repository
 from manycpu.pipeline.targets.kubernetes.pod_status import containers, reasons
 
-if TYPE_CHECKING:
-    from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
-
 __all__ = ["build", "manifest"]
 
 _LARGEST: Final = 512 << 20
-_START: Final = 600.0  # seconds for the pod to start
-_HOPELESS: Final = 60.0  # seconds for which a pod may fail to start
-_LOOK: Final = 1.0  # seconds
+_START: Final = 600.0  # seconds within which the pod must start
+_HOPELESS: Final = 60.0  # seconds for which a pod may be stuck at its start or its deletion
+_LOOK: Final = 1.0  # seconds between two polls
 
 
 def build(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None:
     """Build an image in a pod, which pushes it.
 
     Raises:
-        BuildError: It failed; the message has its last lines.
+        BuildError: The build failed; the message has its last lines.
         ClusterError: The cluster refuses the pod.
     """
     namespace = ctx.target.builds_in
@@ -54,11 +52,11 @@ def build(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None
 
 
 def manifest(ctx: "ClusterContext", image_build: Build, image: str, owners: list[KubeObject]) -> KubeObject:
-    """Build the manifest of the builder's pod, within the builder's Pod Security level.
+    """Build the manifest of a builder pod, within the builder's Pod Security level.
 
     Args:
         ctx: The run.
-        image_build: What is built.
+        image_build: The image to build.
         image: The builder's image, with the context in it.
         owners: The pod's owners.
     """
@@ -81,7 +79,7 @@ def manifest(ctx: "ClusterContext", image_build: Build, image: str, owners: list
         {"name": "storage", "emptyDir": {}},
         {"name": "access", "secret": {"secretName": name, "defaultMode": builder.readable}},
     ]
-    # Of the target no more: its accounts and priorities are of another namespace.
+    # Only these fields of the target: its service account, for example, is in another namespace.
     spec = pod_spec(
         container,
         volumes,
@@ -99,7 +97,7 @@ def _metadata(ctx: "ClusterContext", name: str, owners: list[KubeObject]) -> Kub
 def _secret(
     ctx: "ClusterContext", name: str, files: Mapping[str, str], owners: list[KubeObject]
 ) -> KubeObject:
-    """Build the Secret that the pod pulls, reads and pushes with."""
+    """Build the Secret with the pod's registry logins and settings."""
     contents = {".dockerconfigjson": files["config.json"], **files}
     return {
         "apiVersion": "v1",
@@ -111,7 +109,7 @@ def _secret(
 
 
 def _image(ctx: "ClusterContext", image_build: Build, opened: Registries) -> str:
-    """Append the context to the builder's image."""
+    """Append the context to the builder's image; return the result's name."""
     files = image_build.recipe.files
     if sum(file.stat().st_size for _, file in files) > _LARGEST:
         raise BadInputError(
@@ -134,7 +132,7 @@ def _image(ctx: "ClusterContext", image_build: Build, opened: Registries) -> str
 def _temporary_objects(
     ctx: "ClusterContext", cluster: Cluster, manifests: list[KubeObject]
 ) -> Iterator[None]:
-    """Create objects and delete them at the end; the ledger records them, for it may outlive them."""
+    """Create objects, and delete them at the end; the ledger records them, so that cleanup can do it."""
     names = {f"{cluster.namespace}/{m['kind']}/{m['metadata']['name']}": m for m in manifests}
     try:
         with ctx.ledger.update() as entry:
@@ -150,13 +148,13 @@ def _temporary_objects(
 
 
 def _replace(cluster: Cluster, item: KubeObject) -> None:
-    """Delete and create an object: an earlier try of the run may have left one of its name."""
+    """Create an object, after deleting one of the same name from an earlier try."""
     _delete(cluster, item)
     cluster.create(item)
 
 
 def _delete(cluster: Cluster, item: KubeObject) -> bool:
-    """Delete an object and wait until it is gone; the run's cleanup deletes what stays."""
+    """Delete an object and wait until it is gone; False: it remains, and the run's cleanup deletes it."""
     until = time.monotonic() + _HOPELESS
     with suppress(ClusterError):
         while cluster.delete(item["kind"], item["metadata"]["name"], grace=0):
@@ -168,7 +166,7 @@ def _delete(cluster: Cluster, item: KubeObject) -> bool:
 
 
 def _wait(cluster: Cluster, name: str, image_build: Build) -> None:
-    """Pass on the pod's log lines until it has ended."""
+    """Log the pod's lines until it has ended; raise an error if the build failed."""
     lines, shown, began = LastLines(), 0, time.monotonic()
     while True:
         pod = cluster.get("Pod", name)
@@ -189,7 +187,7 @@ def _wait(cluster: Cluster, name: str, image_build: Build) -> None:
 def _pass_on_log(cluster: Cluster, name: str, lines: LastLines, shown: int) -> int:
     try:
         log_lines = cluster.log(name).splitlines()
-    except ClusterError:  # not yet, or no longer
+    except ClusterError:  # the container has not started, or the pod is deleted
         return shown
     for line in log_lines[shown:]:
         lines(line)

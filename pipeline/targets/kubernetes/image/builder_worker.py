@@ -1,4 +1,4 @@
-"""Build images on the worker, with buildah or docker: into a file, which is pushed from there."""
+"""Build images on the worker with buildah or docker, as an archive file that manycpu pushes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,8 +24,8 @@ def build(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None
     """Build an image with a program on this machine, and push it.
 
     Raises:
-        BadInputError: The builder does not build such a Dockerfile.
-        BuildError: It failed; the message has its last lines.
+        BadInputError: The builder does not support the Dockerfile.
+        BuildError: The build failed; the message has its last lines.
         RegistryError: A registry refuses a call.
     """
     with archived(ctx, image_build, opened) as archive:
@@ -38,11 +38,11 @@ def build(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None
 
 @contextmanager
 def archived(ctx: "ClusterContext", image_build: Build, opened: Registries) -> Iterator[Archive]:
-    """Build an image with a program on this machine, and open it as a file.
+    """Build an image with a program on this machine, and open the archive with it.
 
     Raises:
-        BadInputError: The builder does not build such a Dockerfile.
-        BuildError: It failed; the message has its last lines.
+        BadInputError: The builder does not support the Dockerfile.
+        BuildError: The build failed; the message has its last lines.
     """
     with _files(ctx, image_build, opened) as folder, image_build.recipe.folder() as context:
         place = Place(f"localhost/manycpu:{image_build.reference.tag}", context, folder)
@@ -52,7 +52,7 @@ def archived(ctx: "ClusterContext", image_build: Build, opened: Registries) -> I
 
 @contextmanager
 def _files(ctx: "ClusterContext", image_build: Build, opened: Registries) -> Iterator[Path]:
-    """Write logins and settings of registries to a folder that only this user can read."""
+    """Write the registries' logins and settings to a folder that only this user can read."""
     with TemporaryDirectory(prefix="manycpu-build-") as folder:
         for name, content in access(ctx, image_build, opened).items():
             Path(folder, name).write_text(content)

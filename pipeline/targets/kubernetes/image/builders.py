@@ -1,4 +1,4 @@
-"""The builders of images, by the names of `target.builder`: all in which one differs from another."""
+"""The image builders, by the values of `target.builder`: the commands, settings and pod of each."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["ACCESS", "CERTIFICATE", "CONTEXT", "PODS", "WORKERS", "InPod", "OnWorker", "Place", "access"]
 
 ACCESS: Final = "/run/manycpu"
-"""Where a pod has the files of :func:`access`."""
+"""Folder of a pod with the files of :func:`access`."""
 CONTEXT: Final = "/opt/manycpu/build"
-"""Where a pod has the build's context."""
+"""Folder of a pod with the build's context."""
 CERTIFICATE: Final = "ca.crt"
 Commands = tuple[list[list[str]], dict[str, str]]
-"""What to run, and the environment that it needs."""
+"""The commands to run, and the environment that they need."""
 Settings = Callable[[Sequence[str], Sequence[str]], dict[str, str]]
-"""Writes a builder's file on registries: those that speak plain HTTP, and those of the target's authority."""
+"""Writes a builder's registry settings from two lists: hosts with plain HTTP, and hosts with `ca.crt`."""
 
 
 class Place(NamedTuple):
@@ -43,38 +43,39 @@ class Place(NamedTuple):
 
 
 class OnWorker(NamedTuple):
-    """A builder on the worker, which leaves the image in a file."""
+    """A builder on the worker; it writes the image to a file."""
 
     settings: Settings
     commands: Callable[[Build, Place], Commands]
     check: Callable[[Recipe], None] = lambda _: None
-    """Raises BadInputError where the program does not build such a Dockerfile."""
+    """Raises BadInputError if the program does not support the Dockerfile."""
 
 
 class InPod(NamedTuple):
     """A builder in a pod, which pushes the image itself."""
 
     image: str
-    """The image with the builder, where the target gives none."""
+    """The image with the builder, if the target names none."""
     level: Literal["baseline", "privileged"]
-    """The Pod Security level that takes the pod."""
+    """The Pod Security level that allows the pod."""
     settings: Settings
     script: str
-    """Gets the image's name and the options."""
+    """A shell script; its arguments are the image's name and the options."""
     options: Callable[[Recipe], list[str]]
     env: Mapping[str, str]
     security: Mapping[str, Any]
     """The container's securityContext."""
     storage: str
-    """Folder that is to be a volume."""
+    """The builder's storage folder, at which a volume is mounted."""
     readable: int
-    """Mode of the files of :func:`access`, which are root's."""
+    """Mode of the files of :func:`access`, which root owns."""
 
 
 def access(ctx: "ClusterContext", build: Build, opened: Registries) -> dict[str, str]:
-    """Build the files that a builder reaches registries with: file name -> content.
+    """Build the files that a builder needs to reach registries: file name -> content.
 
-    `config.json` has the logins, `ca.crt` is the authority; a file of the builder's own says how to ask whom.
+    `config.json` has the logins, and `ca.crt` is the certificate authority. The builder's settings file lists
+    the hosts with plain HTTP, and those with this authority.
     """
     names = [Reference.parse(base, "target.build_args") for base in build.recipe.bases]
     hosts = {reference.registry: reference for reference in (*names, build.reference)}
@@ -104,11 +105,11 @@ def _of_buildkit(plain: Sequence[str], trusted: Sequence[str]) -> dict[str, str]
 
 
 def _of_docker(_: Sequence[str], __: Sequence[str]) -> dict[str, str]:
-    return {}  # its daemon's, which no client can change
+    return {}  # the daemon has its own settings, which no client can change
 
 
 def _options(recipe: Recipe) -> list[str]:
-    """Build the options that docker and buildah have in common."""
+    """Build the options that docker and buildah share."""
     arguments = [word for name, value in recipe.arguments for word in ("--build-arg", f"{name}={value}")]
     return [*(("--target", recipe.target) if recipe.target else ()), *arguments]
 
@@ -134,15 +135,15 @@ def _buildah(build: Build, place: Place) -> Commands:
 def _docker(build: Build, place: Place) -> Commands:
     settings = place.access_folder / "docker"
     write_docker_settings(settings, json.loads((place.access_folder / "config.json").read_text())["auths"])
-    # An attestation would make the image an index of several.
+    # With an attestation, docker would write an index instead of a single image.
     env = {"DOCKER_CONFIG": str(settings), "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
     if buildkit := has_buildkit():
         env["DOCKER_BUILDKIT"] = "1"
     options = _options(build.recipe)
     if build.from_registry:
-        options.append("--pull")  # what docker has by that name may be older
+        options.append("--pull")  # docker's local copy of a base image may be stale
     if not buildkit:
-        options.append("--force-rm")  # BuildKit leaves no containers, and knows no such option
+        options.append("--force-rm")  # BuildKit leaves no containers, and lacks this option
     make = ["docker", "build", *options, "-t", place.name, str(place.context)]
     return [make, ["docker", "save", "-o", str(place.archive), place.name]], env
 
@@ -167,7 +168,7 @@ PODS: Final[Mapping[str, InPod]] = {
         image="quay.io/buildah/stable:latest",
         level="baseline",
         settings=_of_buildah,
-        # Overlay where the node's kernel lets a user namespace mount it; vfs, which copies, where not.
+        # overlay, if the node's kernel lets a user namespace mount it; else vfs, which copies files.
         script=f"""
 set -eu
 name=$1; shift
@@ -186,13 +187,13 @@ buildah push --quiet $trust "$name" "docker://$name"
             "REGISTRY_AUTH_FILE": f"{ACCESS}/config.json",
             "TMPDIR": "/var/lib/containers",
         },
-        # root of a user namespace that buildah makes itself: it needs what containers have by default.
+        # buildah creates a user namespace as root; the default capabilities of containers suffice.
         security={"runAsUser": 0, "runAsGroup": 0},
         storage="/var/lib/containers",
         readable=0o400,
     ),
-    # As BuildKit's documentation of its rootless mode has it: user 1000, no privileges, and no profiles of
-    # seccomp and AppArmor, which would forbid to make a user namespace and to mount in it.
+    # As in BuildKit's documentation of its rootless mode: user 1000 and no privileges. The default profiles
+    # of seccomp and AppArmor would forbid to create a user namespace, and to mount in it.
     "buildkit": InPod(
         image="docker.io/moby/buildkit:rootless",
         level="privileged",
@@ -207,7 +208,7 @@ exec buildctl-daemonless.sh build --progress plain --frontend dockerfile.v0 "$@"
 """,
         options=_buildkit_options,
         env={
-            "BUILDCTL_CONNECT_RETRIES_MAX": "60",  # which is 40 s
+            "BUILDCTL_CONNECT_RETRIES_MAX": "60",  # retries; they take 40 s
             "BUILDKITD_FLAGS": f"--config {ACCESS}/buildkitd.toml --oci-worker-no-process-sandbox",
             "DOCKER_CONFIG": ACCESS,
         },

@@ -1,11 +1,11 @@
-"""Check a run's images before anything is started."""
+"""Preflight checks of a run's images: their versions, registries, logins and builder."""
 
 import re
 import shutil
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import yaml
 
@@ -22,6 +22,7 @@ from manycpu.pipeline.spec.errors import (
 )
 from manycpu.pipeline.spec.image import Image, Reference
 from manycpu.pipeline.spec.words import public
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 from manycpu.pipeline.targets.kubernetes.image.base_image import finished_image
 from manycpu.pipeline.targets.kubernetes.image.build_inputs import STAGES, Build, recipe
 from manycpu.pipeline.targets.kubernetes.image.builder_pod import manifest
@@ -34,17 +35,14 @@ from manycpu.pipeline.targets.kubernetes.image.registries import (
     registries,
 )
 
-if TYPE_CHECKING:
-    from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
-
 __all__ = ["PYTHON", "RIGHTS", "TORCH", "check_images", "too_old"]
 
 RIGHTS: Final = Path(__file__).parents[1] / "build_rights.yaml"
 PYTHON: Final = (3, 11)
 TORCH: Final = (2, 6)
-_DEADLINE: Final = 5.0  # seconds: a registry that is away now will be told, not waited for
+_DEADLINE: Final = 5.0  # seconds; a registry that does not answer is reported soon
 _DOCKER_CONFIG: Final = "kubernetes.io/dockerconfigjson"
-# Where an image may say what is in it: our own label, and what official images have in their environment.
+# Least version; manycpu's label and the official images' environment variable that state the version.
 _LEAST_VERSIONS: Final = {
     "Python": (PYTHON, "manycpu.python", "PYTHON_VERSION"),
     "torch": (TORCH, "manycpu.torch", "PYTORCH_VERSION"),
@@ -52,8 +50,8 @@ _LEAST_VERSIONS: Final = {
 
 
 def check_images(ctx: "ClusterContext") -> Iterator[Finding]:
-    """Check that images can be pulled and pushed, as the worker and as the pods, and fit the node part."""
-    # A login that cannot be read is in the way of several checks, and told once.
+    """Check that the worker and the pods can pull and push the images, and that these fit the node part."""
+    # Several checks may have the same finding, such as an unreadable login: report it once.
     yield from dict.fromkeys(_findings(ctx))
 
 
@@ -62,7 +60,7 @@ def _findings(ctx: "ClusterContext") -> Iterator[Finding]:
         for check in (_secret, _finished_images, _push, _builder):
             try:
                 yield from check(ctx, opened)
-            except TransientError as error:  # it would not answer the next check either
+            except TransientError as error:  # the registry would not answer the next check either
                 yield _finding(error)
                 return
             except ManycpuError as error:
@@ -88,8 +86,8 @@ def _secret(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
 
 
 def _finished_images(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
-    """Check that the images that are given exist, fit, and can be pulled by the pods."""
-    if ctx.target.pull_policy == "Never":  # on the nodes, and nowhere else
+    """Check that finished images exist, have the right versions, and can be pulled by the pods."""
+    if ctx.target.pull_policy == "Never":  # the images are on the nodes only
         return
     for field, reference in _images(ctx):
         repository = opened.repository(reference)
@@ -111,7 +109,7 @@ def _finished_images(ctx: "ClusterContext", opened: Registries) -> Iterator[Find
 
 
 def _push(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
-    """Check that the worker may push."""
+    """Check that the worker may push images, or that there is a finished one."""
     ours = own_repository(ctx)
     if ours is not None:
         opened.repository(ours).check_push()
@@ -124,7 +122,7 @@ def _push(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
 
 
 def _builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
-    """Check that the builder exists, where something may have to be built."""
+    """Check that the builder exists, if an image may have to be built."""
     target, ours = ctx.target, own_repository(ctx)
     if ours is None or finished_image(ctx, "train"):
         return
@@ -143,7 +141,7 @@ def _builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
 
 
 def _pod(ctx: "ClusterContext", ours: Reference) -> Iterator[Finding]:
-    """Check that the namespace takes a builder's pod, which is created as a dry run."""
+    """Check with a dry run that the namespace accepts a builder pod."""
     namespace = ctx.target.builds_in
     cluster = cluster_of(ctx).in_namespace(namespace)
     if namespace != ctx.target.namespace and (missing := list(_rights(cluster, namespace))):
@@ -157,7 +155,7 @@ def _pod(ctx: "ClusterContext", ours: Reference) -> Iterator[Finding]:
             "target.build_namespace",
             f"namespace {namespace} refuses a pod of the builder {ctx.target.builder}: {error.message}",
             f"Where images have yet to be built, name a namespace of Pod Security level {level}",
-            fatal=False,  # they may be there already
+            fatal=False,  # the registry may have the images already
         )
 
 
@@ -174,7 +172,7 @@ def _rights(cluster: Cluster, namespace: str) -> Iterator[Finding]:
 
 
 def too_old(image: Image, name: str, field: str) -> Iterator[Finding]:
-    """Compare an image's Python and torch with the versions that the node part needs."""
+    """Compare an image's Python and torch with the least versions that manycpu's node part needs."""
     for what, (least, label, variable) in _LEAST_VERSIONS.items():
         text = _version(image, label, variable)
         version = tuple(int(part) for part in re.findall(r"\d+", text)[:2])
@@ -192,7 +190,10 @@ def _version(image: Image, label: str, variable: str) -> str:
 
 
 def _other(image: Image, name: str, needs: Mapping[str, str]) -> Iterator[Finding]:
-    """Compare an image's versions, where it tells them, with what travels to it; the ranks compare all."""
+    """Compare the versions that an image states with those of the notebook whose function it runs.
+
+    The ranks compare all versions.
+    """
     for what, (_, label, variable) in _LEAST_VERSIONS.items():
         text, needed = _version(image, label, variable), needs.get(what, "")
         known = public(text).split(".")[: needed.count(".") + 1]
@@ -212,7 +213,7 @@ def _images(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
 
 
 def _pulled(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
-    """List what pods pull: our own images, or those that are given where there is no registry."""
+    """List the images that pods pull: the run's own, or the finished ones if there is no registry."""
     ours = own_repository(ctx)
     if ours is not None:
         yield "target.registry", ours
@@ -221,7 +222,7 @@ def _pulled(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
 
 
 def _asks_for_login(reference: Reference, ctx: "ClusterContext", opened: Registries) -> bool:
-    """Whether nobody may pull without a login, as far as an image that need not be there can tell."""
+    """Whether a registry refuses an anonymous look at an image, which need not exist."""
     ca = ctx.target.registry_ca if reference.registry == opened.own else None
     connection = Connection(
         reference.registry, ca=ca, plain=reference.registry in plain_hosts(ctx), deadline=_DEADLINE

@@ -27,11 +27,11 @@ _HERE = Reference("manycpu.local", "train")
 
 
 def save(ctx: "ClusterContext", file: Path) -> str:
-    """Write the training image, with manycpu and the code in it, as an OCI archive; the image's name.
+    """Write the training image, with manycpu and the code, as an OCI archive; return the image's name.
 
     Raises:
-        BadInputError: The image would be built in a pod, whose result only a registry takes.
-        BuildError: It cannot be built.
+        BadInputError: The target's builder is a pod, which can only push to a registry.
+        BuildError: The image cannot be built.
     """
     root, program = program_of(ctx)
     trees = [library(), *([code_tree(ctx, root, program)] if root else [])]
@@ -45,7 +45,7 @@ def save(ctx: "ClusterContext", file: Path) -> str:
 
 @contextmanager
 def _base(ctx: "ClusterContext", opened: Registries) -> Iterator[tuple[Image, Sequence[Content]]]:
-    """Open the image with Python and the packages: the one given, or built on this machine."""
+    """Open the image with Python and the packages: the user's, or one that is built on this machine."""
     if reference := base_image.finished_image(ctx, "train"):
         source = opened.repository(reference)
         image = source.pull(reference.version)

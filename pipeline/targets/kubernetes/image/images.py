@@ -1,7 +1,7 @@
-"""The images of a run: what is built rarely, and upon it, pushed in a second, manycpu and the program's code.
+"""The images of a run: a base that is seldom built, with layers for manycpu and the program's code.
 
-An image's tag is the hash of its base, of manycpu, and of the code: what is there is not pushed again. Pods
-name images by digest.
+The layers are pushed in a second. An image's tag has the digests of its base, of manycpu and of the code, so
+an image that the registry has is not pushed again. Pods name images by digest.
 """
 
 from collections.abc import Sequence
@@ -28,28 +28,28 @@ _DIGITS: Final = 12
 
 
 def helper(ctx: "ClusterContext") -> str:
-    """Name the image of helper pods, by digest: manycpu without torch.
+    """Return the name of the image of helper pods, by digest; it has manycpu without torch.
 
     Raises:
-        BuildError: It cannot be built or pushed.
+        BuildError: The image cannot be built or pushed.
         RegistryError: A registry refuses a call.
-        BadInputError: There is no registry, and the image is of another manycpu.
+        BadInputError: There is no registry to push to, and the finished image has another manycpu.
     """
     reference, _ = _image(ctx, "helper", [library()])
     return reference
 
 
 def train(ctx: "ClusterContext", code: Tree | None) -> tuple[str, bool]:
-    """Name the image of training pods, by digest, with the code in it; whether it was there before.
+    """Return the name of the image of training pods, by digest, and whether the registry had it already.
 
     Args:
         ctx: The run.
-        code: The program's code; None where the program is in the image or in manycpu.
+        code: The program's code; None: the program is in the image or in manycpu.
 
     Raises:
-        BuildError: It cannot be built or pushed.
+        BuildError: The image cannot be built or pushed.
         RegistryError: A registry refuses a call.
-        BadInputError: There is no registry, and the image is of another manycpu or has not this code.
+        BadInputError: There is no registry to push to, and the finished image has another manycpu or code.
     """
     return _image(ctx, "train", [library(), *([code] if code else [])])
 
@@ -64,9 +64,9 @@ def _image(ctx: "ClusterContext", stage: Stage, trees: Sequence[Tree]) -> tuple[
 
 
 def _finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree], opened: Registries) -> str:
-    """Check that a finished image has this very manycpu and code in it; its name."""
+    """Check that a finished image contains this manycpu and this code; return its name."""
     digests = {tree.digest[:_DIGITS] for tree in trees}
-    if ctx.target.pull_policy == "Never":  # on the nodes, and nowhere else: only its tag can be asked
+    if ctx.target.pull_policy == "Never":  # the image is on the nodes only: compare its tag
         present, reference = set((base.tag or "").split("-")), base
     else:
         image = opened.repository(base).pull(base.version)
@@ -83,7 +83,7 @@ def _finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree], ope
 
 
 def change(trees: Sequence[Tree]) -> Change:
-    """Build what is put upon an image: manycpu, and the code where there is one."""
+    """Build the layers and settings to append to an image: manycpu, and the code if there is any."""
     labels = dict(zip((_LIB_LABEL, _CODE_LABEL), (tree.digest for tree in trees), strict=False))
     return Change(
         layers=[tree.layer for tree in trees],

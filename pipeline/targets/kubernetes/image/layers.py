@@ -1,4 +1,4 @@
-"""The layers that every run puts upon its image: manycpu itself, and the program's code."""
+"""The layers that every run appends to its base image: manycpu itself, and the program's code."""
 
 import gzip
 import hashlib
@@ -25,7 +25,7 @@ _EXECUTABLE, _PLAIN = 0o755, 0o644
 
 @dataclass(frozen=True)
 class Tree:
-    """A folder of an image as a tar, which is the same bytes for the same files."""
+    """A folder of an image, as a tar that has the same bytes for the same files."""
 
     tar: bytes
     made_by: str
@@ -37,7 +37,7 @@ class Tree:
 
     @cached_property
     def layer(self) -> Layer:
-        """The tar, compressed."""
+        """The compressed tar, as a layer."""
         return Layer(gzip.compress(self.tar, 6, mtime=0), f"sha256:{self.digest}", self.made_by)
 
 
@@ -52,19 +52,19 @@ def code(source: Location) -> Tree:
 
 
 def library() -> Tree:
-    """Pack this very manycpu: what a node, a recipe and a helper pod run."""
+    """Pack this manycpu, which nodes, recipes and helper pods run."""
     files = (path for path in sorted(_PACKAGE.rglob("*")) if path.is_file())
     sources = (path for path in files if path.suffix != ".pyc")
     names = ((f"{LIB}/manycpu/pipeline/{path.relative_to(_PACKAGE).as_posix()}", path) for path in sources)
-    # The program's working folder is there also where its code is in the image already.
+    # The program needs its working folder, even if there is no layer with code.
     return tree([*names, (f"{CODE}/", _PACKAGE)], "manycpu", None)
 
 
 def tree(files: Iterable[tuple[str, Path]], what: str, field: str | None) -> Tree:
     """Pack files under their names in an image, which are below ``/opt/manycpu``.
 
-    A name that ends with a slash is an empty folder. The code belongs to the user of the pods: its folder is
-    where the program works.
+    A name that ends with a slash is an empty folder. The pods' user owns the code, because the folder of the
+    code is the program's working folder.
 
     Raises:
         BuildError: A file cannot be read.
@@ -83,7 +83,7 @@ def tree(files: Iterable[tuple[str, Path]], what: str, field: str | None) -> Tre
 
 
 def _add_folders(tar: tarfile.TarFile, name: str, added: set[str]) -> None:
-    """Add the folders above a file, but not those that the image has anyway."""
+    """Add the parent folders of a file, except those outside of manycpu's folder."""
     above = Path(name.rpartition("/")[0])
     for folder in reversed((above, *above.parents)):
         path = folder.as_posix()

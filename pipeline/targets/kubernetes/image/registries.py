@@ -1,8 +1,8 @@
-"""The registries of a run, each asked as the user that the run names."""
+"""Connections to the registries of a run, with the run's logins."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from manycpu.pipeline.adapters import registry_login
 from manycpu.pipeline.adapters.registry import Repository
@@ -10,9 +10,7 @@ from manycpu.pipeline.adapters.registry_http import DEADLINE, Connection
 from manycpu.pipeline.adapters.registry_login import Login
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.image import Reference
-
-if TYPE_CHECKING:
-    from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 
 __all__ = ["Registries", "own_repository", "plain_hosts", "registries"]
 
@@ -20,7 +18,7 @@ _REPOSITORY = "manycpu"
 
 
 class Registries:
-    """Connections to registries, one for each."""
+    """Connections to registries, one for each host; each is opened on first use."""
 
     def __init__(self, ctx: "ClusterContext", deadline: float) -> None:
         self._ctx, self._deadline = ctx, deadline
@@ -41,10 +39,10 @@ class Registries:
         return Repository(self._open[host], reference.repository)
 
     def login(self, host: str) -> Login | None:
-        """Find the login for a registry: the connection's, docker's own, or the pull secret's.
+        """Find the login for a registry: from Airflow's connection, docker's settings or the pull secret.
 
         Raises:
-            BadInputError: What the target names cannot be read.
+            BadInputError: The target's docker settings or pull secret cannot be read.
         """
         target, connection = self._ctx.target, self._ctx.access.registry_login
         if connection is not None and host == self.own:
@@ -57,7 +55,7 @@ class Registries:
 
     @property
     def own(self) -> str | None:
-        """The registry that ``target.registry_connection`` and ``target.registry_ca`` are of."""
+        """The registry to which ``target.registry_connection`` and ``target.registry_ca`` apply."""
         target = self._ctx.target
         name = target.registry and f"{target.registry}/{_REPOSITORY}"
         text = name or target.image
@@ -71,7 +69,7 @@ class Registries:
 
 @contextmanager
 def registries(ctx: "ClusterContext", deadline: float = DEADLINE) -> Iterator[Registries]:
-    """Open the registries of a run, for as long as they are needed."""
+    """Open the registries of a run, and close their connections at the end."""
     opened = Registries(ctx, deadline)
     try:
         yield opened
@@ -80,10 +78,10 @@ def registries(ctx: "ClusterContext", deadline: float = DEADLINE) -> Iterator[Re
 
 
 def plain_hosts(ctx: "ClusterContext") -> frozenset[str]:
-    """Name the registries that are asked by plain HTTP: those of images with ``http://`` before their name.
+    """List the registries with plain HTTP: their images have ``http://`` before the name.
 
     Raises:
-        BadInputError: A field is no image's name.
+        BadInputError: A field is not the name of an image.
     """
     target = ctx.target
     images = {f"target.{name}": getattr(target, name) for name in ("image", "helper_image", "builder_image")}
@@ -93,7 +91,7 @@ def plain_hosts(ctx: "ClusterContext") -> frozenset[str]:
 
 
 def own_repository(ctx: "ClusterContext") -> Reference | None:
-    """Name the repository that the run's images are pushed to; None where it has no registry."""
+    """Return the repository to which the run's images are pushed; None: the target names no registry."""
     prefix = ctx.target.registry
     return Reference.parse(f"{prefix.rstrip('/')}/{_REPOSITORY}", "target.registry") if prefix else None
 
@@ -102,7 +100,7 @@ def pull_secret(ctx: "ClusterContext") -> dict[str, Any]:
     """Read the pull secret.
 
     Raises:
-        BadInputError: There is none of that name.
+        BadInputError: The secret does not exist.
     """
     name = ctx.target.pull_secret or ""
     secret = cluster_of(ctx).get("Secret", name)

@@ -1,4 +1,4 @@
-"""The volume: the user's claim, or one that the run makes and owns."""
+"""The claim of a run: the user's, or one that the run creates and owns."""
 
 import time
 from typing import Final
@@ -11,12 +11,12 @@ from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of
 
 __all__ = ["claim", "ensure_claim", "see"]
 
-_GONE: Final = 60.0  # seconds that a claim's deletion is waited for
-_LOOK: Final = 0.5  # seconds
+_GONE: Final = 60.0  # seconds to wait for the deletion of an earlier run's claim
+_LOOK: Final = 0.5  # seconds between two polls
 
 
 def claim(run: str, target: Kubernetes, owners: list[KubeObject]) -> KubeObject:
-    """Build the manifest of a claim that a run makes."""
+    """Build the manifest of the claim that is created for a run."""
     spec: KubeObject = {
         "accessModes": [target.claim_access],
         "resources": {"requests": {"storage": target.claim_size}},
@@ -32,10 +32,10 @@ def claim(run: str, target: Kubernetes, owners: list[KubeObject]) -> KubeObject:
 
 
 def ensure_claim(ctx: ClusterContext) -> str:
-    """Find the claim that the target names, or make the run's own; its name.
+    """Check the user's claim, or create the run's own; return its name.
 
     Raises:
-        ClusterError: There is no such claim, it has lost its volume, or none can be made.
+        ClusterError: The claim does not exist, has lost its volume, is being deleted, or cannot be created.
     """
     name = claim_of(ctx)
     if not ctx.target.makes_claim:
@@ -55,10 +55,10 @@ def ensure_claim(ctx: ClusterContext) -> str:
 
 
 def see(ctx: ClusterContext, name: str) -> None:
-    """Check that a claim that the run works with still exists.
+    """Check that a claim in use still exists.
 
     Raises:
-        RunGoneError: It was taken away.
+        RunGoneError: The claim was deleted, or is being deleted.
     """
     claim = cluster_of(ctx).get("PersistentVolumeClaim", name)
     if claim is not None and not is_being_deleted(claim):

@@ -1,4 +1,4 @@
-"""Helper pods: a pod of ours beside the volume, for as long as a verb needs it."""
+"""Helper pods: a pod that mounts the volume, for as long as a verb needs it."""
 
 import hashlib
 import json
@@ -39,20 +39,20 @@ from manycpu.pipeline.transfer import Progress
 
 __all__ = ["CONTAINER", "Helper", "helper", "manifest", "out_of_memory"]
 
-IDLE: Final = 600  # seconds after which a pod that nobody asks for anything ends by itself
-LIFE: Final = 604_800  # seconds after which Kubernetes ends it
-STALL: Final = 300.0  # seconds from the first break without progress after which it is given up
-_FORBIDDEN: Final = 15.0  # seconds in which an API server that has just begun may know no rights yet
-_LOOK: Final = 0.25  # seconds
-_SEE: Final = 2.0  # seconds between two looks whether the run still has its ledger and its claim
-_ASKED: Final = "manycpu/asked"  # the digest of what was asked for
-_PATIENCE: Final = 8  # looks: a secret that was just made may not be known on the node
+IDLE: Final = 600  # seconds without a command after which a pod ends by itself
+LIFE: Final = 604_800  # seconds after which Kubernetes ends a pod
+STALL: Final = 300.0  # seconds without progress, from the first break, after which a command fails
+_FORBIDDEN: Final = 15.0  # seconds: grace period for RBAC after the API server starts
+_LOOK: Final = 0.25  # seconds between two polls of the pod, and before the first retry
+_SEE: Final = 2.0  # seconds between two checks that the run's ledger and claim exist
+_ASKED: Final = "manycpu/asked"  # annotation: digest of the requested spec
+_PATIENCE: Final = 8  # polls: the node's cache may lack a new secret
 
 
 def manifest(
     ctx: ClusterContext, verb: str, claim: str | None, image: str, owners: list[KubeObject]
 ) -> KubeObject:
-    """Build the pod of a verb: no privileges, no API token, the claim mounted, secrets as the run says."""
+    """Build the manifest of a helper pod: the claim and the run's secrets, no privileges, no API token."""
     run, target = ctx.run, ctx.target
     container: KubeObject = {
         "name": CONTAINER,
@@ -70,7 +70,7 @@ def manifest(
     if target.pull_policy:
         container["imagePullPolicy"] = target.pull_policy
     volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}] if claim else []
-    # On the training's nodes: a volume that is bound to its first pod's node must be in reach of them.
+    # On the training's nodes: the first pod may decide on which node, or in which zone, the volume is.
     spec = pod_spec(container, volumes, securityContext=security_context(), **on_nodes(target))
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
     named = {
@@ -83,8 +83,8 @@ def manifest(
 
 
 def _environment(run: TrainingRun) -> dict[str, str]:
-    """Build the environment of the pod: the Hub's address and proxies as the run's ranks have them."""
-    # The first process compiles what it imports; commands then start in a fifth of the time.
+    """Build the pod's environment: it has the ranks' variables, such as the Hub's address and proxies."""
+    # The first process compiles the modules to this folder; commands then start in a fifth of the time.
     compiled = {"PYTHONPYCACHEPREFIX": f"{HOME}/bytecode"}
     return {"HOME": HOME, **compiled, **run.env, "PYTHONPATH": LIB}
 
@@ -93,17 +93,17 @@ def _environment(run: TrainingRun) -> dict[str, str]:
 def helper(
     ctx: ClusterContext, verb: str, claim: str | None, progress: Progress, start_timeout: float | None = None
 ) -> Iterator["Helper"]:
-    """Run a helper pod for a verb; it is deleted at the end, however that comes.
+    """Create a helper pod for a verb, and delete it at the end, also after an error.
 
     Args:
         ctx: The run.
-        verb: What it is for.
-        claim: What it mounts; None: nothing.
-        progress: Is told how many bytes are done, of how many.
-        start_timeout: Seconds that it has to start; None: the run's.
+        verb: The verb, which is part of the pod's name.
+        claim: The claim to mount; None: no claim.
+        progress: Called with the bytes that are done, and bytes in all.
+        start_timeout: Seconds within which the pod must start; None: ``run.start_timeout``.
 
     Raises:
-        ClusterError: The cluster refuses it.
+        ClusterError: The cluster refuses the pod.
     """
     pod = Helper(ctx, verb, claim, progress, start_timeout)
     pod.create()
@@ -114,7 +114,7 @@ def helper(
 
 
 class Helper:
-    """The helper pod of a verb, which is created again when it is lost."""
+    """The helper pod of a verb; it is recreated when it is lost."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Helper:
     ) -> None:
         self._start_timeout = start_timeout or ctx.run.start_timeout
         self._ctx, self._cluster, self._progress = ctx, cluster_of(ctx), progress
-        # The last word on a run is written when its ledger is gone.
+        # The final report is written after the ledger was deleted: that pod has no owner.
         owners = ctx.ledger.owner() if ctx.ledger.exists() else []
         self._manifest = manifest(ctx, verb, claim, images.helper(ctx), owners)
         self._claim, self._owned, self._checked = claim, bool(owners), time.monotonic()
@@ -135,24 +135,29 @@ class Helper:
         self._way = WayToPod(cluster_of(ctx), self.name, direct=ctx.target.direct)
 
     def create(self) -> None:
-        """Begin to create the pod; one that an earlier try of the run left is used if it is alike."""
+        """Create the pod, or reuse one from an earlier try; :meth:`wait_ready` replaces it if it differs."""
         if self._owned:
             run_secret.provide(self._ctx)
         self._cluster.create(self._manifest)
 
     def delete(self) -> None:
-        """Begin the deletion of the pod; while the cluster is away, that is left to the run's cleanup."""
+        """Begin the deletion of the pod; if the cluster does not answer, the run's cleanup deletes it."""
         with suppress(ClusterError):
             self._cluster.delete("Pod", self.name, grace=0)
 
     def run(self, command: str, talk: Callable[[Channel], Answer]) -> Answer:
-        """Talk to a command in the pod, from the beginning again when the connection breaks.
+        """Run a command in the pod; if the connection breaks, retry it from the beginning.
+
+        Args:
+            command: The command.
+            talk: Sends the request over the channel to the command, and returns its answer. It must be
+                idempotent.
 
         Raises:
-            RemoteError: The pod could not do it.
-            DeadlineError: It broke again and again, or the pod did not start.
-            ClusterError: The cluster refuses it.
-            RunGoneError: The run was taken away meanwhile.
+            RemoteError: The pod's program failed.
+            DeadlineError: The connection broke repeatedly without progress, or the pod did not start.
+            ClusterError: The cluster refuses the call.
+            RunGoneError: The run was deleted meanwhile.
         """
         self._best, broken, pause = 0, None, _LOOK
         while True:
@@ -178,12 +183,12 @@ class Helper:
             pause = min(2 * pause, 10.0)
 
     def ask(self, command: str, **request: Any) -> Message:
-        """Run a command in the pod by itself, and return its answer.
+        """Run a command in the pod that needs only a request, and return its answer.
 
         Raises:
-            RemoteError: The pod could not do it.
-            DeadlineError: It broke again and again, or the pod did not start.
-            ClusterError: The cluster refuses it.
+            RemoteError: The pod's program failed.
+            DeadlineError: The connection broke repeatedly without progress, or the pod did not start.
+            ClusterError: The cluster refuses the call.
         """
         return self.run(command, lambda channel: client.ask(channel, **request))
 
@@ -191,22 +196,22 @@ class Helper:
         return self._way.talk(command, talk, self.report)
 
     def report(self, done: int, total: int) -> None:
-        """Pass on how many bytes are done, of how many: to get further is progress, also after a break.
+        """Pass on the bytes that are done, and bytes in all; only more bytes than before count as progress.
 
         Raises:
-            RunGoneError: The run was taken away meanwhile.
+            RunGoneError: The run was deleted meanwhile.
         """
         if done > self._best:
             self._best, self._moved = done, True
-        with suppress(ClusterError):  # it may be away while the pod is not
+        with suppress(ClusterError):  # the pod may answer while the API server does not
             self._see_run()
         self._progress(done, total)
 
     def _see_run(self) -> None:
-        """Check now and then that the run still exists: without it, a pod starts in vain or not at all.
+        """Check at intervals that the run still exists: otherwise its pod is useless, or cannot start.
 
         Raises:
-            RunGoneError: Its ledger or its claim was taken away.
+            RunGoneError: The run's ledger or its claim was deleted.
         """
         if not self._owned or time.monotonic() - self._checked < _SEE:
             return
@@ -216,11 +221,11 @@ class Helper:
             claims.see(self._ctx, self._claim)
 
     def wait_ready(self) -> None:
-        """Wait until the pod runs; one that has ended is replaced.
+        """Wait until the pod runs; replace a pod that has ended or differs from the requested one.
 
         Raises:
-            BadInputError: A secret of ``run.env_from`` is not there.
-            DeadlineError: It did not start within ``run.start_timeout``; with the reason.
+            BadInputError: A secret of ``run.env_from`` does not exist.
+            DeadlineError: The pod cannot start, or did not start in time; the message has the reason.
         """
         deadline, lacking = time.monotonic() + self._start_timeout, 0
         while not (_runs(pod := self._get_or_recreate()) and self._is_alike(pod)):
@@ -250,12 +255,12 @@ class Helper:
         return pod
 
     def _is_alike(self, pod: KubeObject) -> bool:
-        """Whether a pod is what is asked for now: its claim or its secrets may have been others."""
+        """Whether a pod has the requested spec; an earlier pod may have another claim or other secrets."""
         asked = self._manifest["metadata"]["annotations"][_ASKED]
         return bool(pod["metadata"].get("annotations", {}).get(_ASKED) == asked)
 
     def _see_memory(self, pod: KubeObject | None) -> None:
-        """Raise where a pod ran out of memory: the next one would do so too."""
+        """Raise an error if a pod ran out of memory: the next pod would too."""
         if pod is None or not out_of_memory(pod):
             return
         self._cluster.delete("Pod", self.name, uid=pod["metadata"]["uid"], grace=0)

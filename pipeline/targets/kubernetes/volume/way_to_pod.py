@@ -1,4 +1,4 @@
-"""The way of the bytes to a helper pod: straight to it where that works, else through the API server."""
+"""Talk to a helper pod: over a direct connection if it works, else through the API server."""
 
 import logging
 import threading
@@ -20,20 +20,20 @@ CONTAINER: Final = "helper"
 PROGRAM: Final = ("python3", "-m", "manycpu.pipeline.pod")
 MEMORY: Final = "2Gi"
 _KILLED: Final = 137
-_SIGNALS: Final = 128  # exit codes above: ended by a signal
-_AGAIN: Final = 75  # EX_TEMPFAIL: the connection broke, or another is at it
-_UNHEARD: Final = 69  # EX_UNAVAILABLE: nothing was heard there of the worker
-_SETTLE: Final = 2.0  # seconds
+_SIGNALS: Final = 128  # a higher exit code: a signal ended the program
+_AGAIN: Final = 75  # EX_TEMPFAIL: the connection broke, or another process makes the same copy
+_UNHEARD: Final = 69  # EX_UNAVAILABLE: the pod received nothing from the worker
+_SETTLE: Final = 2.0  # seconds for the pod's program to end after the connection broke
 _LOG: Final = logging.getLogger(__name__)
 
 
 class WayToPod:
-    """Runs commands in one helper pod, and remembers which way works.
+    """Runs commands in one helper pod, and remembers whether a direct connection works.
 
     Args:
-        cluster: Where the pod is.
+        cluster: The namespace of the pod.
         pod: Its name.
-        direct: Whether to try to go straight to it.
+        direct: Whether to try a direct connection first.
     """
 
     def __init__(self, cluster: Cluster, pod: str, *, direct: bool) -> None:
@@ -42,17 +42,17 @@ class WayToPod:
         self._fell_silent = False
 
     def talk(self, command: str, talk: Callable[[Channel], Answer], progress: Progress) -> Answer:
-        """Run a command in the pod, and talk to it.
+        """Start a command in the pod, and return what ``talk`` returns for the channel to it.
 
         Raises:
             LostError: The connection broke, or the pod's program was killed.
-            RemoteError: The pod could not do it.
-            ClusterError: The cluster refuses it.
+            RemoteError: The pod's program failed.
+            ClusterError: The cluster refuses the exec.
         """
         if not (self._direct or self._told):
             self._tell("through the API server, since target.direct is false")
         words = [*PROGRAM, command, *(["direct"] if self._direct else [])]
-        address = self._address() if self._direct else ""  # asked for before the pod waits for it
+        address = self._address() if self._direct else ""  # before the pod waits for it
         running = cluster_exec.start(self._cluster, self._pod, CONTAINER, words)
         try:
             streams = self._connect(running, address) if self._direct else None
@@ -68,9 +68,9 @@ class WayToPod:
             running.release()
 
     def doubt(self) -> None:
-        """Go through the API server from now on, where the last talk straight to the pod ended in silence.
+        """Use the API server from now on if the last direct connection ended in silence.
 
-        A path may greet, and then swallow what is large, or all after some time.
+        A network may let the handshake pass, and then drop large packets, or all packets after some time.
         """
         if self._direct and self._fell_silent:
             self._direct = False
@@ -79,13 +79,13 @@ class WayToPod:
     def _over_tls(
         self, streams: Streams, running: Exec, talk: Callable[[Channel], Answer], progress: Progress
     ) -> Answer:
-        # What the pod's program prints has to be read: it would stand still.
+        # Read the output of the pod's program: it would block on a full pipe.
         reading = threading.Thread(target=_read_all, args=(running,), daemon=True)
         reading.start()
         try:
             return _over(streams, talk, progress)
         except LostError as error:
-            reading.join(_SETTLE)  # it may be about to end
+            reading.join(_SETTLE)  # the pod's program may be about to end
             self._fell_silent = isinstance(error, SilentError) or running.exit_code == _UNHEARD
             raise
         finally:
@@ -98,7 +98,7 @@ class WayToPod:
         return str(pod["status"].get("podIP", ""))
 
     def _connect(self, running: Exec, address: str) -> Streams | None:
-        """Connect to the pod itself; None where it cannot be reached, and is to use the exec."""
+        """Connect to the pod directly; None: it cannot be reached, and both ends use the exec."""
         identity = direct.make_identity(self._pod)
         running.limit(direct.ANSWER_TIMEOUT_S)
         try:
@@ -138,7 +138,7 @@ def _read_all(running: Exec) -> None:
 
 def _ended(running: Exec, error: LostError) -> Exception:
     code = running.exit_code
-    # Alone, in a pod that lives: that is how a node takes back memory, or an admin ends it.
+    # Only the program was killed, and the pod still runs: its memory ran out, or an admin ended it.
     if code == _KILLED:
         return LostError(f"its program was killed (signal 9), as when its memory of {MEMORY} runs out")
     if code is None or code > _SIGNALS or code in (0, _AGAIN, _UNHEARD):
