@@ -43,14 +43,14 @@ from manycpu.pipeline.targets.kubernetes.launch import observe
 __all__ = ["Follower", "batches", "selections"]
 
 LINES_PER_SECOND: Final = 1000
-_BATCHES: Final = 64  # log batches that wait for delivery; while there are as many, no log is read on
+_BATCHES: Final = 64  # maximum number of log batches that wait for delivery: then reading pauses
 _AT_ONCE: Final = 1000  # lines to deliver in one go, about
 _TICK: Final = 30.0  # maximum seconds between two checks, if nothing changes
 _TURN: Final = 5.0  # the same, while the job waits for room
 _DRAIN: Final = 5.0  # seconds without a line after which no more lines are expected
 _DRAINED: Final = 120.0  # maximum seconds for the last lines: a container may write for ever
 _STEP: Final = 0.1  # minimum seconds between two checks
-_UNASKED: Final = 300.0  # seconds after which a used-up budget ends the wait without the API server
+_UNASKED: Final = 300.0  # seconds after which a used-up budget counts although the API server is away
 _SILENCE: Final = 3600.0  # seconds without news of the job or its pods after which the wait ends
 _RECORDED: Final = 600.0  # seconds within which the end must be recorded
 
@@ -218,7 +218,7 @@ class Follower:
         return self._view()
 
     async def _unasked(self, status: Status, error: BaseException) -> Status:
-        """Keep the status if the API server cannot confirm an end; a used-up budget soon needs no answer."""
+        """Keep the status if the API server cannot confirm an end; a used-up budget counts after a while."""
         self._recorder.since = now = self._watch.now()
         self._unasked_since = self._unasked_since or now
         if status.budget and now - self._unasked_since > _UNASKED:

@@ -184,7 +184,7 @@ class JobSnapshot:
 
     @property
     def suspended_since(self) -> float:
-        """Since when the operator reports the job as suspended, in seconds since the epoch; 0: never."""
+        """Since when the operator reports a suspension, in seconds since the epoch; 0: it reports none."""
         suspended = self.job_kind.condition(self.job, "Suspended")
         return epoch(suspended["lastTransitionTime"]) if suspended else 0.0
 
