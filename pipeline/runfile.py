@@ -99,7 +99,7 @@ def read_mapping(path: Path, what: str, shape: str, mistaken: str | None = None)
     except OSError as error:
         fix = ". ".join(filter(None, [f"Give the path of {what}", mistaken]))
         raise BadInputError(f"{path} cannot be read: {error.strerror}", fix=fix) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as a date that no calendar has
         if mistaken or isinstance(error, UnicodeDecodeError):  # no place in the file would help
             raise _wrong_file(path, what, mistaken) from error
         raise BadInputError(f"{path} is not YAML: {error}", fix="Mend it at the line above") from error

@@ -8,6 +8,7 @@ from typing import Any
 
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec import program
+from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.extras import require
 from manycpu.pipeline.spec.naming import run_key, run_name
 from manycpu.pipeline.spec.targets import TargetFields
@@ -109,4 +110,7 @@ def absolute(path: str | None, base: Path) -> str | None:
     """Make a relative path absolute, starting from ``base``; URLs and None stay as they are."""
     if path is None or "://" in path:
         return path
-    return os.path.normpath(base.absolute() / Path(path).expanduser())
+    try:
+        return os.path.normpath(base.absolute() / Path(path).expanduser())
+    except RuntimeError as error:  # ~name, and there is no such user
+        raise BadInputError(f"{path}: {error}", fix="Write the path without ~") from error

@@ -224,11 +224,19 @@ def test_ccl_without_its_extra_is_refused(
     assert not home.exists()
 
 
+def test_a_home_of_no_user_is_bad_input(manycpu: Type, script: Script, tmp_path: Path) -> None:
+    code, printed = manycpu("preflight", run_file(tmp_path, program=script(), output="~no-such-user/out"))
+    assert code == 2
+    assert "~no-such-user/out: " in printed
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (None, "run.yaml cannot be read: No such file"),
         ("run: [", "run.yaml is not YAML"),
+        ("run: {job_name: 2026-02-30}", "run.yaml is not YAML"),
+        ("[" * 5000, "run.yaml is not YAML"),
         ("run: [", "^\nMend it at the line above.\n"),
         ("- a", "run.yaml holds no fields"),
         ("runs: {}", "runs: "),

@@ -219,9 +219,14 @@ def test_ranks_that_never_met_are_no_success_however_they_end(
 
 
 @light
-def test_a_program_that_writes_nothing_has_no_model_to_export(script: Script, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["pass", "import os; os.rmdir(os.environ['MANYCPU_OUTPUT'])"])
+def test_a_program_that_leaves_nothing_has_no_model_to_export_and_trains_again_once_it_was_mended(
+    script: Script, tmp_path: Path, text: str
+) -> None:
     with pytest.raises(ExportError, match=r"^run\.output: .*wrote nothing"):
-        train(fields(tmp_path, script("pass")))
+        train(fields(tmp_path, script(text)), run_id="x")
+    mended = "import os; open(os.environ['MANYCPU_OUTPUT'] + '/model.pt', 'w').write('the model')"
+    assert train(fields(tmp_path, script(mended)), run_id="x").state == "succeeded"
 
 
 @light

@@ -1,5 +1,6 @@
 """What is said of a supervised training: the same by `manycpu status` and by whoever waits for it."""
 
+import errno
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.ledger.entry import Attempt
+from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.exit_records import FOLDER, write
 from manycpu.pipeline.spec.handle import ProcessHandle
@@ -104,7 +106,8 @@ def test_what_all_ranks_recorded_counts_before_a_budget(
 
 
 @pytest.mark.parametrize(
-    ("cancelled", "state"), [({1: "a person"}, RunState.CANCELLED), ({}, RunState.FAILED)]
+    ("cancelled", "state"),
+    [({1: "a person"}, RunState.CANCELLED), ({1: "cleanup"}, RunState.FAILED), ({}, RunState.FAILED)],
 )
 def test_a_cancelled_attempt_is_cancelled_also_where_its_supervisor_was_killed(
     attempt: tuple[MachineContext, ProcessHandle], cancelled: dict[int, str], state: RunState
@@ -114,6 +117,30 @@ def test_a_cancelled_attempt_is_cancelled_also_where_its_supervisor_was_killed(
         entry.cancelled = cancelled
     gone = handle.model_copy(update={"start_ticks": 1})
     assert attempt_status(ctx, gone, ctx.ledger.read()).state is state
+
+
+def test_a_dead_supervisor_leaves_nothing_to_cancel(attempt: tuple[MachineContext, ProcessHandle]) -> None:
+    ctx, handle = attempt
+    with ctx.ledger.update() as entry:
+        entry.handle = handle.model_copy(update={"start_ticks": 1})
+    assert not ctx.driver.cancel(ctx, "a person", None)
+    assert ctx.ledger.read().cancelled == {}
+
+
+def test_a_training_is_ended_also_if_a_full_disk_takes_no_record_of_it(
+    attempt: tuple[MachineContext, ProcessHandle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx, handle = attempt
+    ended: list[ProcessHandle] = []
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(process, "cancel", ended.append)
+    monkeypatch.setattr(FileLedger, "save", full)
+    with pytest.raises(OSError, match="no space"):
+        ctx.driver.cancel(ctx, "a person", None)
+    assert ended == [handle]
 
 
 def test_what_a_training_wrote_into_its_data_stays_while_it_goes_on(

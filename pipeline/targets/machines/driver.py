@@ -108,18 +108,25 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
             LaunchError: The training does not end.
             UnseenError: This host cannot see whether the training runs.
         """
-        with ctx.ledger.update() as entry:
-            handle = launch.present_handle(ctx, entry)
-            if handle is None or (attempt is not None and entry.attempt != attempt):
-                return False
-            observed = process.observe(handle)
-            if observed["exit"] is not None:
-                process.wait_until_gone(handle, END_TIMEOUT)
-                return False
-            if observed["alive"] is None:
-                raise process.unseen_error(handle, observed["unseen"])
-            entry.cancelled.setdefault(entry.attempt, by)
-        process.cancel(handle)
+        running: ProcessHandle | None = None
+        try:
+            with ctx.ledger.update() as entry:
+                handle = launch.present_handle(ctx, entry)
+                if handle is None or (attempt is not None and entry.attempt != attempt):
+                    return False
+                observed = process.observe(handle)
+                if observed["exit"] is not None:
+                    process.wait_until_gone(handle, END_TIMEOUT)
+                    return False
+                if observed["alive"] is None:
+                    raise process.unseen_error(handle, observed["unseen"])
+                if not observed["alive"]:  # why it died is unknown, and stays so
+                    return False
+                entry.cancelled.setdefault(entry.attempt, by)
+                running = handle
+        finally:
+            if running is not None:  # also if a full disk keeps the record from being written
+                process.cancel(running)
         return True
 
     def declare_gone(self, ctx: MachineContext, entry: Entry) -> bool:

@@ -31,7 +31,7 @@ def export(
     source = output_of(handle)
     ran = as_started(ctx, ctx.ledger.read(), handle.attempt)
     hosts.collect(cast("MachineContext", ran), source)
-    if all(item.is_folder for item in transfer.written(str(source)).items()):
+    if not source.exists() or all(item.is_folder for item in transfer.written(str(source)).items()):
         return transfer.Manifest()
     try:
         return transfer.publish(source, ctx.output, ctx.key, progress)
