@@ -242,10 +242,13 @@ def _advice(ctx: RunContext, left: Remains, kept: list[str], until: float | None
         Remains.UNKNOWN: "Nothing shows why the training ended: its output and checkpoints are kept",
         Remains.FAILED: "Its output and checkpoints are kept",
     }[left]
+    again = "continues from there"
+    if left is Remains.MODEL and ctx.ledger.read().described().fruitless:
+        what, again = "Files that the program wrote outside of its output are kept", "trains again"
     date = "" if until is None else time.strftime(" until %Y-%m-%d %H:%M UTC", time.gmtime(until))
     return (
-        f"{what}{date} in {first_of(kept)}. The same run (its --run-id, or its task cleared) continues from "
-        f"there; `{ctx.deletion}` deletes it"
+        f"{what}{date} in {first_of(kept)}. The same run (its --run-id, or its task cleared) {again}; "
+        f"`{ctx.deletion}` deletes it"
     )
 
 

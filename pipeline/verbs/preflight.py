@@ -266,6 +266,19 @@ def _own_folders(ctx: RunContext) -> Findings:
                 yield Finding(f"run.{field}", message, "Give a folder elsewhere")
 
 
+def _output_in_data(ctx: RunContext) -> Findings:
+    """Check that the output is not in the data or the base model: the next run would stage its files."""
+    with suppress(BadInputError):  # reported by another check
+        output = ctx.output.local
+        for field in ("data", "model"):
+            source = getattr(ctx.run, field)
+            if source is None or output is None or "://" in source or not Path(source).is_dir():
+                continue
+            if output.resolve().is_relative_to(Path(source).resolve()):
+                message = f"{output} is in run.{field}, {source}: the next run would stage its files"
+                yield Finding("run.output", message, f"Give a folder outside of run.{field}")
+
+
 def _writable(ctx: RunContext) -> Findings:
     """Check that the output can be written, by making the folders of an export for a moment."""
     useless = next((name for name in protocols(ctx.destination) if name in _NO_OUTPUT), None)
@@ -360,6 +373,7 @@ _CHECKS: tuple[Callable[[RunContext], Findings], ...] = (
     _checkpoint,
     _output,
     _own_folders,
+    _output_in_data,
     _kept_nowhere,
     _writable,
     _checkpoints,

@@ -224,6 +224,17 @@ def test_ccl_without_its_extra_is_refused(
     assert not home.exists()
 
 
+@pytest.mark.parametrize("output", ["data", "data/models"])
+def test_an_output_in_the_data_is_refused(manycpu: Type, script: Script, tmp_path: Path, output: str) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.txt").write_text("x")
+    code, printed = manycpu(
+        "preflight", run_file(tmp_path, program=script(), data="data", output=output, args=["{data}"])
+    )
+    assert code == 2
+    assert "the next run would stage its files" in " ".join(printed.split())
+
+
 def test_a_home_of_no_user_is_bad_input(manycpu: Type, script: Script, tmp_path: Path) -> None:
     code, printed = manycpu("preflight", run_file(tmp_path, program=script(), output="~no-such-user/out"))
     assert code == 2

@@ -237,6 +237,9 @@ def test_a_program_that_wrote_elsewhere_is_told_where_and_trains_again_once_it_w
     given = fields(tmp_path, script(save.format("''")))
     with pytest.raises(ExportError, match=r"wrote nothing to its output; \S+/code/model\.pt came"):
         train(given, run_id="x")
+    advice = report(tmp_path).advice or ""
+    assert "Files that the program wrote outside of its output are kept" in advice
+    assert "trains again; " in advice
     given = fields(tmp_path, script(save.format("os.environ['MANYCPU_OUTPUT'] + '/'")))
     assert train(given, run_id="x").state == "succeeded"
     assert list((home / "runs").iterdir()) == []
