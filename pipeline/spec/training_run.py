@@ -101,8 +101,8 @@ class TrainingRun(BaseModel):
     output: Annotated[str | None, BeforeValidator(null)] = Field(
         min_length=1,
         description="Where the trained model and report.json go: the path or fsspec URL of an empty or new "
-        "folder. Write null if the program writes no model: then only the report is kept, in the folder `reports` of "
-        "this machine's $MANYCPU_HOME or of the target's directory.",
+        "folder. Write null if the program writes no model: then only the report is kept, in the folder "
+        "`reports` of this machine's $MANYCPU_HOME or of the target's directory.",
         examples=["./models/qa", "s3://models/qa/2026-01-01"],
         json_schema_extra=section("Program"),
     )
