@@ -27,6 +27,7 @@ __all__ = [
     "boot_id",
     "cancel",
     "declare_gone",
+    "end_leftovers",
     "is_alive",
     "is_this_process",
     "observe",
@@ -145,6 +146,28 @@ def cancel(handle: ProcessHandle) -> None:
         end(tree)
         if is_alive(handle) is not False:
             raise LaunchError(f"process {handle.pid} of run {handle.run} does not end") from None
+
+
+def end_leftovers(handle: ProcessHandle) -> None:
+    """Kill the ranks of an attempt that outlived its supervisor: they write to the same checkpoints.
+
+    They are known by their output, which no other attempt has. A rank may ignore the SIGTERM that its
+    launcher gets when the supervisor dies.
+
+    Raises:
+        LaunchError: One does not end.
+    """
+    output = f"{handle.directory}/output"
+
+    def writes_there(process: psutil.Process) -> bool:
+        with suppress(psutil.Error, OSError):  # it ended, or belongs to another user
+            return process.environ().get("MANYCPU_OUTPUT") == output
+        return False
+
+    left = [process for process in psutil.process_iter() if writes_there(process)]
+    end(left)
+    if stubborn := [process for process in left if writes_there(process)]:
+        raise LaunchError(f"process {stubborn[0].pid} of run {handle.run} does not end")
 
 
 def unseen_error(handle: ProcessHandle, unseen: str) -> UnseenError:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from support.event_collector import EventCollector
 from support.waiting import processes_of, until
 
 from manycpu.pipeline import train
+from manycpu.pipeline.adapters import process
 from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.listeners import Silent, tell
 from manycpu.pipeline.run_report import Report
@@ -27,6 +29,7 @@ from manycpu.pipeline.spec.errors import (
 )
 from manycpu.pipeline.spec.event_types import Event, readable
 from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import RunContext, home
 from manycpu.pipeline.targets.open_run import open_context
@@ -346,6 +349,23 @@ def test_a_failed_attempt_is_followed_by_another(script: Script, tmp_path: Path)
     second, attached = launch(ctx, *built)
     assert (second.attempt, attached) == (2, False)
     assert wait(ctx, second).state == "succeeded"
+    cleanup(ctx)
+
+
+@light
+def test_the_next_attempt_trains_alone_though_a_rank_outlived_its_supervisor(
+    script: Script, tmp_path: Path
+) -> None:
+    text = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)"
+    ctx, built = begin(tmp_path, script(f"{text}\nwhile True: time.sleep(0.1)"))
+    first, _ = launch(ctx, *built)
+    assert isinstance(first, ProcessHandle)
+    until(lambda: "deaf" in Path(first.directory, process.LOG).read_text())
+    os.kill(first.pid, signal.SIGKILL)
+    assert wait(ctx, first).state == "failed"
+    second, attached = launch(ctx, *built)
+    assert (second.attempt, attached) == (2, False)
+    assert list(processes_of(Path(first.directory))) == []
     cleanup(ctx)
 
 

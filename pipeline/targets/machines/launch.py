@@ -51,6 +51,7 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
             if goes_on(current, entry):
                 entry.handle = present
                 return present, True
+            process.end_leftovers(present)
         entry.attempt += 1
         described = attempt_of(ctx, staged, built)
         entry.attempts[entry.attempt] = described.model_copy(update={"hosts": hosts.names(ctx)})
