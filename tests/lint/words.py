@@ -27,15 +27,15 @@ INSTEAD: Final = {
 }
 """Word -> what to write instead."""
 CODE_MAXIMUM: Final = {
-    "whoever": 23,
-    "nobody": 69,
-    "anew": 17,
-    "is told": 16,
+    "whoever": 11,
+    "nobody": 51,
+    "anew": 13,
+    "is told": 15,
     "has heard": 0,
-    "goes on": 25,
-    "of ours": 6,
+    "goes on": 20,
+    "of ours": 2,
     "let be": 0,
-    "what is there": 7,
+    "what is there": 5,
     "for want of": 0,
 }
 PAGES: Final = ("*.md", ".github/**", "docs/**")
