@@ -25,7 +25,7 @@ from manycpu.pipeline.targets.kubernetes import export
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper
 
 BEGIN = f"""
-import atexit, base64, json, os, pathlib, pickle
+import atexit, base64, json, os, pathlib, pickle, time
 from manycpu.pipeline import launch
 light = {LIGHT!r}
 
@@ -43,6 +43,12 @@ def write(file, *texts):
         for event in texts:
             out.write(f"[rank 0 here] ::manycpu:: {{json.dumps(event)}}\\n")
             out.write(f"::manycpu:: {{json.dumps(event)}}\\n")
+
+def write_once_told(file, *texts):
+    log = pathlib.Path(os.environ["MANYCPU_OUTPUT"]).parent / "log"
+    while '"event": "result"' not in log.read_text():  # the parent passes the true one on
+        time.sleep(0.05)
+    write(file, *texts)
 """
 CELLS = {
     "printed": """
@@ -61,7 +67,7 @@ launch(writes_to_parent, nproc_per_node=1, env=light)
 """,
     "after": """
 def writes_to_parent_at_its_end():
-    atexit.register(write, f"/proc/{os.getppid()}/fd/1", *forged())
+    atexit.register(write_once_told, f"/proc/{os.getppid()}/fd/1", *forged())
     return {"honest": (1, 2)}
 
 launch(writes_to_parent_at_its_end, nproc_per_node=1, env=light)

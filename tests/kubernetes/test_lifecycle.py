@@ -62,9 +62,10 @@ def present(ctx: ClusterContext) -> KubeObject | None:
     return cluster_of(ctx).get("ConfigMap", ctx.name)
 
 
-def reopened(ctx: ClusterContext, **access: Any) -> ClusterContext:
-    """Open the same run again, as another process would."""
-    return replace(ctx, access=Access(**access))
+def reopened(ctx: ClusterContext, cluster: Any = None) -> ClusterContext:
+    """Open the same run again, as another process would; over its own connection, or over this one."""
+    opened = {} if cluster is None else {ctx.target.namespace: cluster}
+    return replace(ctx, access=Access(opened=opened))
 
 
 def trained(ctx: ClusterContext) -> None:
