@@ -38,8 +38,14 @@ def parse_yaml(text: str) -> Any:
 
     >>> parse_yaml("{nnodes: 1:4, nproc_per_node: 2, at: 12:30:15.5}")
     {'nnodes': '1:4', 'nproc_per_node': 2, 'at': '12:30:15.5'}
+
+    Raises:
+        yaml.YAMLError: The text is not YAML, or a value in it cannot be read.
     """
-    return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+    except (ValueError, RecursionError) as error:  # a date that no calendar has, or too many levels
+        raise yaml.YAMLError(str(error)) from error
 
 
 def read_run_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -68,7 +74,7 @@ def is_run_file(path: Path) -> bool:
         return False
     try:
         content = parse_yaml(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return False
     if not isinstance(content, Mapping) or not content or content.keys() - {*_PARTS}:
         return False
@@ -99,7 +105,7 @@ def read_mapping(path: Path, what: str, shape: str, mistaken: str | None = None)
     except OSError as error:
         fix = ". ".join(filter(None, [f"Give the path of {what}", mistaken]))
         raise BadInputError(f"{path} cannot be read: {error.strerror}", fix=fix) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as a date that no calendar has
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         if mistaken or isinstance(error, UnicodeDecodeError):  # no place in the file would help
             raise _wrong_file(path, what, mistaken) from error
         raise BadInputError(f"{path} is not YAML: {error}", fix="Mend it at the line above") from error

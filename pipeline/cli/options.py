@@ -292,5 +292,5 @@ def _read(field: str, text: str, begins: tuple[str, ...] | str = ("{", "[")) -> 
         return text
     try:
         return parse_yaml(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as a date that no calendar has
+    except yaml.YAMLError as error:
         raise BadInputError(f"{text!r} is not YAML: {error}", field=field) from error
