@@ -1,13 +1,16 @@
 """The models of a ledger's content: the entry of a run, its attempts and its verbs."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState
 
-__all__ = ["Attempt", "End", "Entry", "Result", "VerbRecord"]
+__all__ = ["CLEANUP", "Attempt", "End", "Entry", "Result", "VerbRecord"]
+
+CLEANUP: Final = "cleanup"
+"""Name of the verb, in ``verbs`` and, where it ended an attempt, in ``cancelled``."""
 
 Result = Literal["done", "reused", "skipped", "failed"]
 
@@ -95,6 +98,10 @@ class Entry(BaseModel):
     def cancelled_by(self) -> str | None:
         """Who cancelled the present attempt; None: it was not cancelled."""
         return self.cancelled.get(self.attempt)
+
+    def cancelled_by_person(self, attempt: int) -> bool:
+        """Whether a person or a task cancelled an attempt, not the clean-up, which ends what still runs."""
+        return self.cancelled.get(attempt, CLEANUP) != CLEANUP
 
     def described(self, attempt: int | None = None) -> Attempt:
         """Return what an attempt was started with; before the first one, the run's latest description.

@@ -80,8 +80,6 @@ class JobKind:
     """Phase in ``status.state`` -> the condition that it stands for; None: the status has conditions."""
     suspend: tuple[str, ...] | None = ("spec", "runPolicy", "suspend")
     """Path of the field that suspends it; None: no field does, and another scheduler admits it."""
-    suspend_values: tuple[Any, Any] = (True, False)
-    """Values of that field: of a suspended job, and of one that may run."""
     launcher: bool = False
     """Whether a separate pod starts the ranks, passes on their lines, and ends as the worst of them.
 
@@ -140,7 +138,7 @@ class JobKind:
         value: Any = job
         for name in self.suspend or ():
             value = (value or {}).get(name)
-        return self.suspend is not None and value == self.suspend_values[0]
+        return self.suspend is not None and bool(value)
 
     def with_suspend(self, suspend: bool) -> KubeObject:
         """Build the patch that suspends or resumes a job.
@@ -149,8 +147,7 @@ class JobKind:
         {'spec': {'runPolicy': {'suspend': True}}}
         """
         *outer, last = self.suspend or ()
-        value = self.suspend_values[not suspend]
-        return reduce(lambda inner, name: {name: inner}, reversed(outer), {last: value})
+        return reduce(lambda inner, name: {name: inner}, reversed(outer), {last: suspend})
 
 
 PYTORCHJOB: Final = JobKind(

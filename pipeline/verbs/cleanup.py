@@ -7,7 +7,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from manycpu.pipeline import run_report
-from manycpu.pipeline.ledger import Entry, VerbRecord
+from manycpu.pipeline.ledger import CLEANUP, Entry, VerbRecord
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import ExportError, ManycpuError
 from manycpu.pipeline.spec.handle import Handle
@@ -29,7 +29,6 @@ from manycpu.pipeline.verbs.wait import observed_of
 __all__ = ["Remains", "cleanup", "end_expired", "only_cleanup_is_left", "remains"]
 
 _VERBS = ("prepare", "stage", "build", "launch", "wait", "export")
-_CLEANUP = "cleanup"
 
 
 class Remains(StrEnum):
@@ -81,7 +80,7 @@ def cleanup(
     if not ctx.ledger.exists():
         return _finish(ctx)
     started = time.monotonic()
-    cancel(ctx, by=_CLEANUP)
+    cancel(ctx, by=CLEANUP)
     left = Remains.NOTHING if delete_model else remains(ctx)
     written = _draft(ctx)
     with suppress(ExportError):  # raised at the end, by the last write
@@ -125,7 +124,7 @@ def _half_cleaned(ctx: RunContext) -> Report | None:
         written = read_report(ctx)
     except ManycpuError:
         return None
-    record = written.verbs.get(_CLEANUP)
+    record = written.verbs.get(CLEANUP)
     unfinished = record is None or record.result == "failed"
     is_named = written.name == run_name(written.name.removesuffix(ctx.key), ctx.key)  # used as a path
     is_half = is_named and written.state is RunState.SUCCEEDED and unfinished and seen(ctx, written.export)
@@ -164,7 +163,7 @@ def _remove(ctx: RunContext, written: Report) -> str:
 
 def _record(written: Report, started: float, result: str) -> None:
     seconds = time.monotonic() - started
-    written.verbs[_CLEANUP] = VerbRecord.model_validate({"seconds": seconds, "result": result})
+    written.verbs[CLEANUP] = VerbRecord.model_validate({"seconds": seconds, "result": result})
 
 
 def remains(ctx: RunContext) -> Remains:
@@ -195,7 +194,7 @@ def _how_it_ended(ctx: RunContext, entry: Entry, handle: Handle) -> Remains:
         return Remains.RUNNING
     if status.state is RunState.SUCCEEDED:
         return Remains.MODEL
-    by_a_person = entry.cancelled.get(handle.attempt, _CLEANUP) != _CLEANUP
+    by_a_person = entry.cancelled_by_person(handle.attempt)
     return Remains.FAILED if status.by_itself or by_a_person else Remains.UNKNOWN
 
 

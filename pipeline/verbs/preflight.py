@@ -272,7 +272,7 @@ def _output_in_data(ctx: RunContext) -> Findings:
         output = ctx.output.local
         for field in ("data", "model"):
             source = getattr(ctx.run, field)
-            if source is None or output is None or "://" in source or not Path(source).is_dir():
+            if source is None or output is None or not Path(source).is_dir():
                 continue
             if output.resolve().is_relative_to(Path(source).resolve()):
                 message = f"{output} is in run.{field}, {source}: the next run would stage its files"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from manycpu.pipeline.adapters.cluster import Cluster
+from manycpu.pipeline.ledger import CLEANUP
 from manycpu.pipeline.ledger.configmap import ConfigMapLedger, expired
 from manycpu.pipeline.spec.errors import Finding, ManycpuError, RunGoneError
 from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
@@ -170,7 +171,7 @@ def _remove_one(
     if ledger.name == ctx.name and not ledger.is_taken:
         return []  # this run resumes it
     other = cast("ClusterContext", reopen(ledger.read(), access=ctx.access))
-    cancel(other, "cleanup", None)  # it has no follower, so no time budget ends it
+    cancel(other, CLEANUP, None)  # it has no follower, so no time budget ends it
     # take() returns false if another process has renewed the lease since the list.
     return _begin_removal(other, other.ledger.uid()) if end(other) and ledger.take(now) else []
 

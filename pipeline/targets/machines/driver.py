@@ -1,6 +1,6 @@
 """The driver of the targets ``local`` (this machine) and ``baremetal`` (the hosts of a hostfile)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,9 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         """Return the target's folder."""
         return home_of(ctx)
 
-    def findings(self, ctx: MachineContext) -> list[Finding]:
+    def findings(self, ctx: MachineContext) -> Iterable[Finding]:
         """Run the checks that only machines need."""
-        return [*findings(ctx)]
+        return findings(ctx)
 
     def stage(self, ctx: MachineContext, sources: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
         """Copy each source to the target's folder, or use it in place."""
@@ -94,20 +94,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         return record["ended"] - record["started"] if record else 0.0
 
     def cancel(self, ctx: MachineContext, by: str, attempt: int | None) -> bool:
-        """End the present attempt, and record who did so.
-
-        Args:
-            ctx: The run.
-            by: Who ends it, for the record.
-            attempt: End the present attempt only if it is this one; None: whichever it is.
-
-        Returns:
-            Whether an attempt was running.
-
-        Raises:
-            LaunchError: The training does not end.
-            UnseenError: This host cannot see whether the training runs.
-        """
+        """End the present attempt's supervisor, and record who did so; False: it was not running."""
         running: ProcessHandle | None = None
         try:
             with ctx.ledger.update() as entry:

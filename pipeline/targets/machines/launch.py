@@ -90,15 +90,14 @@ def status(
     status = LAUNCHERS[entry.described(handle.attempt).target["launch"]].state(process_state | facts)
     if status.state is RunState.FAILED and _says_nothing(process_state["exit"]):
         status = _by_records(handle, status, observed)
-    if status.state is RunState.FAILED and process_state["exit"] is None and _by_a_person(handle, entry):
+    if (
+        status.state is RunState.FAILED
+        and process_state["exit"] is None
+        and entry.cancelled_by_person(handle.attempt)
+    ):
         # The supervisor was killed after the cancellation, before it wrote its exit record.
         status = Status(state=RunState.CANCELLED, reason=status.reason)
     return outcome(ctx, status, observed) if status.state is RunState.SUCCEEDED else status
-
-
-def _by_a_person(handle: ProcessHandle, entry: Entry) -> bool:
-    """Whether a person or a task cancelled an attempt; older ledgers name the clean-up of a dead one too."""
-    return entry.cancelled.get(handle.attempt, "cleanup") != "cleanup"
 
 
 def _says_nothing(record: Mapping[str, Any] | None) -> bool:
