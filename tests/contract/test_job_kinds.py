@@ -3,14 +3,14 @@
 import json
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from support.fake_api_server import ApiServer, Object, running
+from support.fake_api_server import ApiServer, running
 from support.helper_process import helper_here
+from support.job_pods import NO_ROOM, line, meet, now, refused, up
 from support.third_kind import FITJOB, operate, register
 from support.waiting import until
 
@@ -36,7 +36,6 @@ from manycpu.pipeline.verbs.launch import launch, objects
 from manycpu.pipeline.verbs.wait import watch
 
 BUILT = Built(code="/opt/manycpu/code", program=("train.py",), digest="0", image="registry.example/train:1")
-NO_ROOM = "0/2 nodes are available: 2 Insufficient cpu."
 
 
 @pytest.fixture(autouse=True)
@@ -72,34 +71,6 @@ def begin(server: ApiServer, folder: Path, name: str = "a", **run: Any) -> tuple
 
 def story(ctx: ClusterContext, handle: JobHandle) -> Status:
     return attempt_status(ctx, handle, ctx.ledger.read())
-
-
-def now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def up(**state: Any) -> Object:
-    """Describe a pod that has a node, and its container."""
-    conditions = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": now()}]
-    inner = {"name": "trainer", "restartCount": 0, "state": state or {"running": {"startedAt": now()}}}
-    return {"phase": "Running", "conditions": conditions, "containerStatuses": [inner]}
-
-
-def refused() -> Object:
-    no = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": NO_ROOM}
-    return {"phase": "Pending", "conditions": [no]}
-
-
-def line(rank: int, host: str, event: str, **fields: Any) -> str:
-    text = events.encode(event, rank=rank, host="node", hostname=host, **fields)
-    return f"{now()[:-1]}.0Z {events.join(rank, 'node', text)}\n"
-
-
-def meet(server: ApiServer, pods: list[str]) -> None:
-    for rank, pod in enumerate(pods):
-        host = pod.removesuffix("-x7k2p")
-        server.logs[pod] = line(rank, host, "proof", world_size=2, round=0, meeting="m")
-        server.logs[pod] += line(rank, host, "backend", requested="gloo", observed="gloo", world_size=2)
 
 
 def test_a_target_may_name_it_and_what_it_cannot_do_is_refused(server: ApiServer, tmp_path: Path) -> None:

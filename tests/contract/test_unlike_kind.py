@@ -2,18 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import volcano_kind
-from support.fake_api_server import ApiServer, Object, running
+from support.fake_api_server import ApiServer, running
+from support.job_pods import line, meet, now, up
 from support.volcano_kind import VOLCANOJOB, operate
 from support.waiting import until
 
 from manycpu.pipeline.launchers import refusals
-from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import kind_of
 from manycpu.pipeline.spec.state import RunState, Status
@@ -64,28 +63,6 @@ def begun(server: ApiServer, tmp_path: Path) -> tuple[ClusterContext, JobHandle]
     assert isinstance(handle, JobHandle)
     assert not attached
     return ctx, handle
-
-
-def now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def up(**state: Any) -> Object:
-    """Describe a pod that has a node, and its container."""
-    conditions = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": now()}]
-    inner = {"name": "trainer", "restartCount": 0, "state": state or {"running": {"startedAt": now()}}}
-    return {"phase": "Running", "conditions": conditions, "containerStatuses": [inner]}
-
-
-def line(rank: int, host: str, event: str, **fields: Any) -> str:
-    text = events.encode(event, rank=rank, host="node", hostname=host, **fields)
-    return f"{now()[:-1]}.0Z {events.join(rank, 'node', text)}\n"
-
-
-def meet(server: ApiServer, pods: list[str]) -> None:
-    for rank, pod in enumerate(pods):
-        server.logs[pod] = line(rank, pod, "proof", world_size=2, round=0, meeting="m")
-        server.logs[pod] += line(rank, pod, "backend", requested="gloo", observed="gloo", world_size=2)
 
 
 def story(ctx: ClusterContext, handle: JobHandle) -> Status:

@@ -20,7 +20,7 @@ from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["FITJOB", "operate", "register"]
+__all__ = ["FITJOB", "operate", "rank_template", "register"]
 
 RUNTIME = ApiResource("FitRuntime", "fit.example", "v1alpha1", "fitruntimes")
 FITJOB = JobKind(
@@ -30,6 +30,19 @@ FITJOB = JobKind(
     suspend=("spec", "suspend"),
     companions=(RUNTIME,),
 )
+
+
+def rank_template(run: TrainingRun, target: Kubernetes, placement: Placement) -> KubeObject:
+    """Describe the pods of ranks, with one container."""
+    made = pods.container(
+        "trainer",
+        target,
+        placement,
+        command=map(literal, ["python3", *node_command(run, placement)]),
+        variables=pods.rank_variables(run, placement),
+        limits=pods.rank_resources(run),
+    )
+    return pods.rank_template(made, run, target, placement)
 
 
 class FitLauncher:
@@ -43,15 +56,7 @@ class FitLauncher:
     }
 
     def objects(self, run: TrainingRun, target: Kubernetes, placement: Placement) -> list[KubeObject]:
-        made = pods.container(
-            "trainer",
-            target,
-            placement,
-            command=map(literal, ["python3", *node_command(run, placement)]),
-            variables=pods.rank_variables(run, placement),
-            limits=pods.rank_resources(run),
-        )
-        template = pods.rank_template(made, run, target, placement)
+        template = rank_template(run, target, placement)
         meta = pods.metadata(target, placement)
         runtime = {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": template}}}]}
         # Other runs that wait for capacity do not read the runtime, so the job repeats the fields that they

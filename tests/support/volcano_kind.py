@@ -5,15 +5,15 @@ field suspends it: Volcano's scheduler starts all of its pods, or none.
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from support.fake_api_server import ApiServer
+from support.job_pods import now
+from support.third_kind import rank_template
 
 from manycpu.pipeline.launchers import JOB_LAUNCHERS, JobLauncher, pods
-from manycpu.pipeline.launchers.environment import node_command
-from manycpu.pipeline.launchers.pod_spec import Ranks, literal
+from manycpu.pipeline.launchers.pod_spec import Ranks
 from manycpu.pipeline.launchers.states import job_state
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, ApiResource, JobKind
 from manycpu.pipeline.spec.kube_object import KubeObject
@@ -42,14 +42,6 @@ class VolcanoLauncher:
     }
 
     def objects(self, run: TrainingRun, target: Kubernetes, placement: Placement) -> list[KubeObject]:
-        made = pods.container(
-            "trainer",
-            target,
-            placement,
-            command=map(literal, ["python3", *node_command(run, placement)]),
-            variables=pods.rank_variables(run, placement),
-            limits=pods.rank_resources(run),
-        )
         nodes = run.nodes[1]
         spec = {
             "minAvailable": nodes,
@@ -60,7 +52,7 @@ class VolcanoLauncher:
                 {
                     "name": "rank",
                     "replicas": nodes,
-                    "template": pods.rank_template(made, run, target, placement),
+                    "template": rank_template(run, target, placement),
                 }
             ],
         }
@@ -93,7 +85,7 @@ def operate(server: ApiServer, name: str, phase: str, *pod_states: KubeObject) -
     made = [_pod(job, task["template"], number, state) for number, state in enumerate(pod_states)]
     for pod in made:
         server.put("Pod", pod)
-    at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    at = now()
     status = {
         "state": {"phase": phase, "lastTransitionTime": at},
         "minAvailable": job["spec"]["minAvailable"],
