@@ -23,7 +23,7 @@ def main() -> dict[str, Any]:
 
     from manycpu.pipeline.spec.training_run import TrainingRun
     from manycpu.pipeline.targets.kubernetes.following import judgement
-    from manycpu.pipeline.targets.kubernetes.following.budgets import RankActivity, budgets
+    from manycpu.pipeline.targets.kubernetes.following.judgement import RankActivity, budgets
 
     waiting = container(waiting={"reason": "ContainerCreating"})
     pods = [pod(f"qa-1-worker-{number:03}", containerStatuses=[waiting]) for number in range(PODS)]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from manycpu.pipeline.targets.kubernetes.context import ClusterContext
     from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder
     from manycpu.pipeline.targets.kubernetes.following.follower import Follower
-    from manycpu.pipeline.targets.kubernetes.following.object_store import ObjectStore
+    from manycpu.pipeline.targets.kubernetes.following.shared_view import ObjectStore
 
 __all__ = ["JobTrigger"]
 
@@ -114,7 +114,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         """Watch the jobs of this trigger's key; keep: store what exists for triggers that join later."""
         from manycpu.pipeline.adapters.cluster_watch import shared
         from manycpu.pipeline.targets.kubernetes.following.follower import selections
-        from manycpu.pipeline.targets.kubernetes.following.object_store import ObjectStore
+        from manycpu.pipeline.targets.kubernetes.following.shared_view import ObjectStore
 
         key, handle = self.shared_stream_key(), self._handle()
         connect = await self._retried(self._connect)

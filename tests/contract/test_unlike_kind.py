@@ -20,8 +20,8 @@ from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import Access
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.following import judgement
-from manycpu.pipeline.targets.kubernetes.following.demand import job_of
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
+from manycpu.pipeline.targets.kubernetes.following.turns import job_of
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.targets.results import Built, Staged

@@ -80,8 +80,8 @@ def test_two_mpijobs_of_two_namespaces_whose_workers_hold_what_their_launchers_w
     late: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns, "_HOLD", 20.0)
-    monkeypatch.setattr(turns, "_REST", 15.0)
+    monkeypatch.setattr(turns, "_HOLD_S", 20.0)
+    monkeypatch.setattr(turns, "_REST_S", 15.0)
     targets = target, target | {"namespace": second.name, "connection": str(second.kubeconfig)}
     lookers = [
         hold(where | {"launch": "mpijob"}, cluster.image("base"), tmp_path, {LATE: "yes"})

@@ -20,13 +20,13 @@ from manycpu.pipeline.spec.observed import Observed, Rank
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.kubernetes.context import sharing
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
+    LIMIT,
     AttemptRecorder,
     AttemptState,
     Line,
     LogBatch,
     attempt_state,
 )
-from manycpu.pipeline.targets.kubernetes.following.state_packing import LIMIT
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.verbs.wait import conclude
 

@@ -25,7 +25,7 @@ from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
     LogBatch,
     attempt_state,
 )
-from manycpu.pipeline.targets.kubernetes.following.log_lines import RateLimiter
+from manycpu.pipeline.targets.kubernetes.following.logs import RateLimiter
 
 LINES = [*map(events.split, NASTY[:40]), *(RankLine(0, "a", line) for line in NASTY)]
 

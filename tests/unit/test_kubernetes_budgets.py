@@ -7,9 +7,8 @@ from support.api_objects import T0, Object, at, container, event, job, pod, snap
 
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.training_run import TrainingRun
-from manycpu.pipeline.targets.kubernetes.following.budgets import RankActivity, budgets
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
-from manycpu.pipeline.targets.kubernetes.following.judgement import judge, to_be_ended
+from manycpu.pipeline.targets.kubernetes.following.judgement import RankActivity, budgets, judge, to_be_ended
 
 NOTHING = RankActivity()
 LIMITS = {

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from manycpu.pipeline.spec.events import RankLine, encode, split
-from manycpu.pipeline.targets.kubernetes.following.log_lines import LogCursor, RateLimiter, parse, placed
+from manycpu.pipeline.targets.kubernetes.following.logs import LogCursor, RateLimiter, parse, placed
 
 S = 1_000_000_000
 

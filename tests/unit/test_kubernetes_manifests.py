@@ -30,7 +30,7 @@ from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
-from manycpu.pipeline.targets.kubernetes.following.demand import job_of
+from manycpu.pipeline.targets.kubernetes.following.turns import job_of
 from manycpu.pipeline.targets.kubernetes.preflight import granted, rights_to
 
 in_every_kind = pytest.mark.parametrize("launch", [*JOB_KINDS, FITJOB.launch])

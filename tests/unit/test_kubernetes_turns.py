@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from support.api_objects import T0, Object, at
 
-from manycpu.pipeline.launchers.given_back import Note, patch
 from manycpu.pipeline.spec.job_kinds import MPIJOB, PYTORCHJOB, JobKind
-from manycpu.pipeline.targets.kubernetes.following.demand import Job, given_back, holding, job_of, resumed
-from manycpu.pipeline.targets.kubernetes.following.turns import Turns
+from manycpu.pipeline.targets.kubernetes.following.turns import Job, Note, Turns, job_of, patch
 
 NO_ROOM = "0/2 nodes are available: 2 Insufficient cpu."
 
@@ -76,8 +74,8 @@ class Run:
         }
 
 
-Seen = tuple[list[Job], list[Object], dict[str, tuple[bool, Note | None]]]
-"""The jobs and the pods of a namespace, and the state of each job by its run's name."""
+Seen = tuple[list[Job], dict[str, tuple[bool, Note | None]]]
+"""The jobs of a namespace, and the state of each by its run's name."""
 
 
 class Namespace:
@@ -140,24 +138,17 @@ class Namespace:
             if (job := job_of(run.job(), run.kind, pods[run.name], T0 + self.now)) is not None
         ]
         versions = {run.name: (run.suspended, run.note) for run in runs}
-        return jobs, [pod for some in pods.values() for pod in some], versions
+        return jobs, versions
 
-    def _follow(self, run: Run, jobs: list[Job], pods: list[Object], versions: dict[str, Any]) -> None:
-        now = T0 + self.now
+    def _follow(self, run: Run, jobs: list[Job], versions: dict[str, Any]) -> None:
         mine = next((job for job in jobs if job.run == run.name), None)
         if mine is None or run.began:
             return
-        others = [job for job in jobs if job is not mine]
-        decision = run.turns.decide(mine, others, holding(pods), now)
-        job = decision.job
-        if job is None:
+        note = run.turns.decide(mine, [job for job in jobs if job is not mine], T0 + self.now)
+        if note is None or versions[run.name] != (run.suspended, run.note):
             return
-        other = next(one for one in self.runs if one.name == job.run)
-        if versions[other.name] != (other.suspended, other.note):
-            return  # somebody else was quicker
         run.acts += 1
-        other.suspended = decision.act == "give back"
-        other.note = given_back(job, pods, now) if other.suspended else resumed(job, now)
+        run.suspended, run.note = not note.resumed, note
 
 
 def names(runs: Iterable[Run]) -> list[str]:

@@ -5,20 +5,19 @@ from typing import Any
 import pytest
 from support.api_objects import T0, Object, at, container, event, job, pod, snapshot
 
-from manycpu.pipeline.launchers.given_back import Note, note_of, patch
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, PYTORCHJOB, JobKind
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following import diagnosis
-from manycpu.pipeline.targets.kubernetes.following.budgets import RankActivity, budgets, phase
-from manycpu.pipeline.targets.kubernetes.following.demand import (
+from manycpu.pipeline.targets.kubernetes.following.judgement import RankActivity, budgets, phase
+from manycpu.pipeline.targets.kubernetes.following.turns import (
     Job,
-    given_back,
-    holding,
+    Note,
+    Turns,
     job_of,
-    lacking,
-    on_claims,
-    resumed,
+    note_of,
+    patch,
     unmountable,
+    waits_for,
 )
 
 NOTHING = RankActivity()
@@ -73,7 +72,7 @@ def test_a_job_with_a_rank_that_has_no_node_tries_and_is_refused(launch: str) ->
     seen = read(asking(job("Created", launch=launch)), pod("a"), refused("b"))
     assert (seen.trying, seen.refused, seen.placed, seen.need) == (True, True, 1, 2)
     assert seen.short == ("cpu", "memory")
-    assert lacking(seen, [], {}) == (
+    assert waits_for(seen, [], []) == (
         "waits for 0.9 CPUs and 1 GiB of memory; no run of this namespace holds any"
     )
 
@@ -85,7 +84,7 @@ def test_a_job_whose_ranks_are_placed_waits_for_nothing_whatever_became_of_them(
 def test_who_holds_nodes_is_not_said_where_it_is_not_room_that_is_lacking() -> None:
     wanted = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."
     seen = read(asking(job("Created")), refused("a", message=wanted), refused("b", message=wanted))
-    assert (seen.refused, seen.short, lacking(seen, [], {"x": 2})) == (True, (), "")
+    assert (seen.refused, seen.short, waits_for(seen, [], ["x"])) == (True, (), "")
 
 
 def test_ranks_whose_launcher_finds_no_node_wait_as_well() -> None:
@@ -95,7 +94,7 @@ def test_ranks_whose_launcher_finds_no_node_wait_as_well() -> None:
     assert not read(found, *pods).trying
     seen = read(found, *pods, launcher)
     assert (seen.trying, seen.refused, seen.placed) == (True, True, 2)
-    assert lacking(seen, [], {}).startswith("waits for a node for its launcher")
+    assert waits_for(seen, [], []).startswith("waits for a node for its launcher")
     waits = snapshot(found, [*pods, launcher])
     assert (phase(RUN, waits, NOTHING), budgets(RUN, waits, NOTHING)[0].field) == (
         "queued",
@@ -144,24 +143,24 @@ def test_a_pod_group_is_left_to_its_scheduler() -> None:
     assert job_of(asking(job()), PYTORCHJOB, [one], T0 + 5.0) is None
 
 
-def test_what_is_given_back_says_who_holds_what_it_waits_for_and_who_comes_before() -> None:
-    pods = [
-        of_run(pod("x-0"), "x"),
-        of_run(pod("x-1"), "x"),
-        of_run(pod("y-0"), "y"),
-        of_run(refused("z"), "z"),
-    ]
+def test_a_job_that_gave_back_says_who_holds_what_it_waits_for_and_who_comes_before() -> None:
     mine = read(asking(job("Created")), refused("qa-1-worker-0"))
-    note = given_back(mine, pods, T0 + 20.0)
-    assert (note.held, note.tries, note.short) == ({"x": 2, "y": 1}, 1, ("cpu", "memory"))
+    older = mine._replace(run="z", uid="z", age=(0.0, "z"))
+    note = Turns().decide(mine, [older], T0 + 20.0)
+    assert note is not None
+    assert (note.tries, note.short) == (1, ("cpu", "memory"))
     waiting = read(noted(asking(job("Suspended")), note), seconds=30)
     assert (waiting.given_back, waiting.trying) == (True, False)
-    before = mine._replace(run="z", age=(0.0, "z"))
-    assert lacking(waiting, [before, waiting], holding(pods)) == (
+    assert waits_for(waiting, [older, waiting], ["x", "y", "qa"]) == (
         "waits for 1.8 CPUs and 2 GiB of memory; held by runs x and y; after run z"
     )
-    again = read(noted(asking(job("Created")), resumed(waiting, T0 + 40.0)), refused("b"), seconds=45)
-    assert given_back(again, pods, T0 + 50.0).tries == 2
+    resumed = Turns().decide(waiting, [], T0 + 40.0)
+    assert resumed is not None
+    assert resumed.resumed == T0 + 40.0
+    again = read(noted(asking(job("Created")), resumed), refused("b"), seconds=45)
+    back = Turns().decide(again, [older], T0 + 50.0)
+    assert back is not None
+    assert back.tries == 2
 
 
 def test_a_claim_that_is_mounted_on_another_node_is_waited_for_without_a_node() -> None:
@@ -169,17 +168,21 @@ def test_a_claim_that_is_mounted_on_another_node_is_waited_for_without_a_node() 
         pod("a", containerStatuses=[container(waiting={"reason": "ContainerCreating"})]), claim="data"
     )
     text = "Multi-Attach error for volume pvc-1: volume is already used by pod(s) x-0"
-    told = event("FailedAttachVolume", text, made)
-    assert unmountable([made], [told]) == "data"
+    warning = event("FailedAttachVolume", text, made)
+    assert unmountable([made], [warning]) == "data"
     started = made | {"status": made["status"] | {"containerStatuses": [container(running={})]}}
-    assert unmountable([started], [told]) == ""
+    assert unmountable([started], [warning]) == ""
     claims = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
     mine = read(asking(job("Created"), nodes=1, volumes=claims), made)._replace(stuck="data")
-    others = [of_run(pod("x-0"), "x", claim="data"), of_run(pod("y-0"), "y", claim="other")]
-    assert on_claims([made, *others], mine) == {"x": 1}
-    note = given_back(mine, [made, *others], T0 + 20.0)
-    assert (note.claim, note.held) == ("data", {"x": 1})
-    assert lacking(mine, [], {}) == "waits for claim data, which is mounted on another node"
+    assert waits_for(mine, [], []) == "waits for claim data, which is mounted on another node"
+    holder = mine._replace(run="x", uid="x", stuck="", trying=False)
+    assert Turns().decide(mine, [holder._replace(claims=("other",))], T0 + 20.0) is None
+    note = Turns().decide(mine, [holder], T0 + 20.0)
+    assert note is not None
+    assert (note.claim, note.short) == ("data", ())
+    waiting = mine._replace(stuck="", note=note, given_back=True, pods=0, placed=0)
+    assert Turns().decide(waiting, [holder], T0 + 25.0) is None
+    assert Turns().decide(waiting, [], T0 + 25.0) is not None
 
 
 def test_time_that_is_given_back_counts_as_queued_from_the_beginning() -> None:

@@ -12,11 +12,10 @@ from manycpu.pipeline.spec.state import RankFailure
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import Access
-from manycpu.pipeline.targets.kubernetes.following.admission import by_job, place, waits_for
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptState
-from manycpu.pipeline.targets.kubernetes.following.budgets import budgets, phase
 from manycpu.pipeline.targets.kubernetes.following.diagnosis import endings, losses, pending
-from manycpu.pipeline.targets.kubernetes.following.queue_waiting import look_once
+from manycpu.pipeline.targets.kubernetes.following.judgement import budgets, phase
+from manycpu.pipeline.targets.kubernetes.following.kueue import by_job, look_once, place, waits_for
 from manycpu.pipeline.targets.kubernetes.queue_checks import check_queue
 
 RUN = TrainingRun.model_validate(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from manycpu.pipeline.targets.kubernetes.following.launcher_release import LauncherRelease
+from manycpu.pipeline.targets.kubernetes.following.turn_taking import LauncherRelease
 
 
 class Cluster:
@@ -34,7 +34,9 @@ class Cluster:
 def test_only_the_jobs_own_launcher_loses_its_start(owner: str, changes: int) -> None:
     cluster: Any = Cluster(owner)
     kind = SimpleNamespace(launcher="Launcher")
-    snapshot: Any = SimpleNamespace(name="train", uid="ours", suspended=True, went_on=1.0, job_kind=kind)
+    snapshot: Any = SimpleNamespace(
+        name="train", uid="ours", suspended=True, last_transition=1.0, job_kind=kind
+    )
 
     async def look() -> None:
         release = LauncherRelease(snapshot, cluster)

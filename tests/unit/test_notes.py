@@ -1,6 +1,6 @@
 """What a job waits for is told when it is new."""
 
-from manycpu.pipeline.targets.kubernetes.following.notes import Notes
+from manycpu.pipeline.targets.kubernetes.following.follower import Notes
 
 
 def test_of_several_reasons_those_that_are_new_are_told() -> None:

@@ -16,7 +16,7 @@ from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.event_types import decode, readable
 from manycpu.pipeline.spec.exit_records import EXIT_RETURNED
 from manycpu.pipeline.spec.state import RunState, describe_exit
-from manycpu.pipeline.targets.kubernetes.following import state_packing
+from manycpu.pipeline.targets.kubernetes.following import attempt_recorder
 
 Told = Callable[..., list[str]]
 
@@ -109,13 +109,13 @@ def test_the_largest_value_survives_a_cursor_a_ledger_and_the_report(told: Told)
     for line in lines[:3]:
         assert not first.hear(events.split(line))
     fields = {"attempt": 1, "observed": first.observed.model_dump(mode="json", exclude_defaults=True)}
-    kept = state_packing.unpack(json.loads(json.dumps(state_packing.pack(fields))))
+    kept = attempt_recorder.unpack(json.loads(json.dumps(attempt_recorder.pack(fields))))
     again = Observer(type(first.observed).model_validate(kept["observed"]))
     ended = [again.hear(events.split(line)) for line in lines[3:]]
     assert ended == [False] * (len(ended) - 1) + [True], "all of it is to be written down at once"
     assert again.observed.returned == value
     fields = {"attempt": 1, "observed": again.observed.model_dump(mode="json", exclude_defaults=True)}
-    least = state_packing.unpack(state_packing.least(fields))
+    least = attempt_recorder.unpack(attempt_recorder.least(fields))
     assert least["observed"]["returned"] == value
     entry = Entry(key="k", name="fit-k", created=0, run={}, target={})
     report = draft(entry, again.observed, RunState.SUCCEEDED)

@@ -11,7 +11,7 @@ from manycpu.pipeline.run_report import COMPACT, Report, compact, draft
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.observed import SERIES_LIMIT, Observed, Series
 from manycpu.pipeline.spec.state import RunState
-from manycpu.pipeline.targets.kubernetes.following import state_packing
+from manycpu.pipeline.targets.kubernetes.following import attempt_recorder
 
 DAY = 86_400.0
 LONG_ERROR = VerbRecord(seconds=1.0, result="failed", error="█" * 40_000)
@@ -177,7 +177,7 @@ def test_how_each_attempt_ended_is_reported() -> None:
 
 def test_curves_survive_the_ledger_and_get_out_of_its_way() -> None:
     some = {"attempt": 1, "observed": _run(5, 400).model_dump(mode="json")}
-    again = Observed.model_validate(state_packing.unpack(state_packing.pack(some))["observed"])
+    again = Observed.model_validate(attempt_recorder.unpack(attempt_recorder.pack(some))["observed"])
     assert again.series == _run(5, 400).series
-    smallest = state_packing.unpack(state_packing.least(some))["observed"]
+    smallest = attempt_recorder.unpack(attempt_recorder.least(some))["observed"]
     assert "series" not in smallest

@@ -42,7 +42,7 @@ async def _complete() -> bool:
 def test_a_view_that_failed_is_begun_anew_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(shared_view, "AGAIN", 0.01)
+    monkeypatch.setattr(shared_view, "RETRY_INTERVAL_S", 0.01)
     assert asyncio.run(_complete())
     assert "not foreseen" in caplog.text
 

@@ -36,7 +36,7 @@ from manycpu.pipeline.targets.kubernetes.deletion import is_companion, wait_unti
 from manycpu.pipeline.targets.kubernetes.following import exit_records, judgement
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder, attempt_state
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
-from manycpu.pipeline.targets.kubernetes.following.queue_waiting import look_once
+from manycpu.pipeline.targets.kubernetes.following.kueue import look_once
 from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.targets.program_code import program_of

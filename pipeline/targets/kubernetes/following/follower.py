@@ -29,18 +29,70 @@ from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
     AttemptRecorder,
     LogBatch,
 )
-from manycpu.pipeline.targets.kubernetes.following.budgets import budgets
 from manycpu.pipeline.targets.kubernetes.following.diagnosis import endings
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
-from manycpu.pipeline.targets.kubernetes.following.launcher_release import LauncherRelease
-from manycpu.pipeline.targets.kubernetes.following.log_lines import RateLimiter, parse
-from manycpu.pipeline.targets.kubernetes.following.log_reader import LogReaders
-from manycpu.pipeline.targets.kubernetes.following.notes import Notes
-from manycpu.pipeline.targets.kubernetes.following.queue_waiting import QueueWaiting
-from manycpu.pipeline.targets.kubernetes.following.turn_taking import TurnTaking
+from manycpu.pipeline.targets.kubernetes.following.judgement import budgets
+from manycpu.pipeline.targets.kubernetes.following.kueue import QueueWaiting
+from manycpu.pipeline.targets.kubernetes.following.logs import LogReaders, RateLimiter, parse
+from manycpu.pipeline.targets.kubernetes.following.turn_taking import LauncherRelease, TurnTaking
 from manycpu.pipeline.targets.kubernetes.launch import observe
 
-__all__ = ["Follower", "batches", "selections"]
+__all__ = ["Follower", "Notes", "batches", "selections"]
+
+_PATIENCE: Final = 5.0  # seconds before the first note on why a job waits
+_EVERY: Final = 10.0  # minimum seconds between two notes on why a job waits
+_SOON: Final = 2.0  # maximum seconds before a note that a job was preempted, and why
+_AWAY_EVERY: Final = 60.0  # minimum seconds between two notes that the cluster cannot be reached
+
+
+class Notes:
+    """Notes that wait for delivery.
+
+    Args:
+        now: Returns the time, in seconds since the epoch.
+        wake: Called when there is a new note.
+    """
+
+    def __init__(self, now: Callable[[], float], wake: Callable[[], None]) -> None:
+        self._now, self._wake = now, wake
+        self._texts: list[str] = []
+        self._reason, self._reason_due = "", now() + _PATIENCE
+        self._away_due = 0.0
+
+    def say(self, text: str) -> None:
+        """Add a note."""
+        self._texts.append(text)
+        self._wake()
+
+    def away(self, text: str) -> None:
+        """Add a note that the cluster cannot be reached, at most once a minute."""
+        if self._now() >= self._away_due:
+            self._away_due = self._now() + _AWAY_EVERY
+            self.say(text)
+
+    def waiting(self, reason: str) -> None:
+        """Add a note for each new line of the job's reason, such as a lost pod, but not too often."""
+        if reason == self._reason or self._now() < self._reason_due:
+            return
+        told = self._reason.splitlines()
+        self._reason, self._reason_due = reason, self._now() + _EVERY
+        for line in reason.splitlines():
+            if line not in told:
+                self.say(line)
+
+    def soon(self) -> None:
+        """Make the next note on a reason due within two seconds, even if the last one is recent."""
+        self._reason_due = min(self._reason_due, self._now() + _SOON)
+
+    def due(self, reason: str) -> list[float]:
+        """Return when the note on this reason is due, in seconds since the epoch; empty: it is not new."""
+        return [self._reason_due] if reason != self._reason else []
+
+    def take(self) -> list[RankLine]:
+        """Return the notes that were not delivered yet, and remove them."""
+        texts, self._texts = self._texts, []
+        return [RankLine(None, None, text) for text in texts]
+
 
 LINES_PER_SECOND: Final = 1000
 _BATCHES: Final = 64  # maximum number of log batches that wait for delivery: then reading pauses
@@ -85,7 +137,7 @@ class Follower:
         self._readers = LogReaders(watch, recorder.state.cursor, self._put)
         self._limit = RateLimiter(LINES_PER_SECOND)
         self._wake = asyncio.Event()
-        self._turn = TurnTaking(self._snapshot, ctx, watch, self._wake.set)
+        self._turn = TurnTaking(self._snapshot, cluster_of(ctx), watch, self._wake.set)
         self._launcher = LauncherRelease(self._snapshot, cluster_of(ctx))
         self._queue = QueueWaiting(self._snapshot, cluster_of(ctx), watch, self._wake.set)
         self._notes = Notes(watch.now, self._wake.set)
@@ -257,7 +309,7 @@ class Follower:
             if self._recorder.state.pause(self._snapshot.suspended_since or now):
                 self._notes.soon()
         elif capacity := self._snapshot.capacity(self._ctx.run.nodes[0]):
-            self._recorder.state.begin(capacity, self._snapshot.went_on, now)
+            self._recorder.state.begin(capacity, self._snapshot.last_transition, now)
             self._recorder.stood = now
 
     async def _put(self, log_batch: LogBatch) -> None:

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from manycpu.pipeline.launchers.given_back import Note, has_given_back, note_of
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, Role
 from manycpu.pipeline.spec.kube_object import KubeObject, epoch, is_being_deleted
 from manycpu.pipeline.spec.naming import attempt_key, label
+from manycpu.pipeline.targets.kubernetes.following.turns import Note, has_given_back, note_of
 from manycpu.pipeline.targets.kubernetes.pod_status import Container, containers, scheduled
 
 __all__ = [
@@ -169,7 +169,7 @@ class JobSnapshot:
     @property
     def departed(self) -> dict[str, KubeObject]:
         """Uid -> last state of each pod that is gone, except the pods that a suspension ended."""
-        since = max(self.note.at if self.note else 0.0, self.went_on)
+        since = max(self.note.at if self.note else 0.0, self.last_transition)
         return {uid: pod for uid, pod in self._departed.items() if _born(pod) >= since}
 
     @property
@@ -190,7 +190,7 @@ class JobSnapshot:
 
     @property
     @remembered
-    def went_on(self) -> float:
+    def last_transition(self) -> float:
         """When the operator last suspended or resumed the job, in seconds since the epoch; 0: never."""
         conditions = ((self.job or {}).get("status") or {}).get("conditions") or ()
         # Also a condition that is no longer true: then its time is that of the resumption.

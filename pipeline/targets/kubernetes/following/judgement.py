@@ -1,4 +1,7 @@
-"""Derive the status of an attempt from its job, its pods, its ranks and the time budgets."""
+"""Derive the status of an attempt from its job, its pods, its ranks and the time budgets. Pure."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.ledger import Entry
@@ -9,13 +12,20 @@ from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RankFailure, RunState, Status
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following import diagnosis
-from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder, attempt_state
-from manycpu.pipeline.targets.kubernetes.following.budgets import RankActivity, budgets, phase
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
+    AttemptRecorder,
+    RankActivity,
+    attempt_state,
+)
 from manycpu.pipeline.targets.kubernetes.following.diagnosis import Ending
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
-from manycpu.pipeline.targets.kubernetes.pod_status import ended
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
+    JobSnapshot,
+)
+from manycpu.pipeline.targets.kubernetes.pod_status import ended, scheduled
 
 __all__ = [
+    "Budget",
+    "budgets",
     "complete",
     "concluded",
     "ended_at",
@@ -23,9 +33,99 @@ __all__ = [
     "judge",
     "look",
     "note_ends",
+    "phase",
     "settled",
     "to_be_ended",
 ]
+
+
+class Budget(NamedTuple):
+    """A time budget that counts at present."""
+
+    field: str
+    """The field of the run that sets the budget."""
+    due: float
+    """When the budget is used up, in seconds since the epoch."""
+    message: str
+    """Why the run fails then."""
+
+
+def budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> list[Budget]:
+    """List the time budgets that count at present, the earliest due first.
+
+    Args:
+        run: The run, with its timeouts in seconds.
+        snapshot: The job, which has not ended.
+        activity: What its ranks have done so far.
+    """
+    return sorted(_running(run, snapshot, activity), key=lambda budget: budget.due)
+
+
+def _running(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Iterator[Budget]:
+    now = phase(run, snapshot, activity)
+    if now == "unacknowledged":
+        yield _acknowledge(run, snapshot, activity)
+        return
+    began = activity.began or snapshot.capacity(run.nodes[0])
+    if began and not activity.paused:
+        message = f"not done {run.run_timeout} s after its nodes were there"
+        yield Budget("run_timeout", began + run.run_timeout, message)
+    if now == "queued":
+        message = f"no capacity for it within {run.queue_timeout} s"
+        yield Budget("queue_timeout", _queued_since(snapshot, activity) + run.queue_timeout, message)
+        return
+    capacity = snapshot.capacity(run.nodes[0]) or began or 0.0
+    if now == "starting":
+        message = f"its ranks have not met within {run.start_timeout} s of its nodes being there"
+        yield Budget("start_timeout", max(capacity, activity.since) + run.start_timeout, message)
+    if run.stall_timeout is not None:
+        message = f"no line from any rank for {run.stall_timeout} s"
+        silent = max(capacity, activity.last, activity.since)
+        yield Budget("stall_timeout", silent + run.stall_timeout, message)
+
+
+def phase(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> str:
+    """Return the phase of a job that has not ended: unacknowledged, queued, starting or running."""
+    if not snapshot.acknowledged and not snapshot.suspended:
+        return "unacknowledged"
+    if snapshot.suspended or snapshot.capacity(run.nodes[0]) is None or not snapshot.launchable:
+        return "queued"
+    return "running" if activity.met else "starting"
+
+
+def _acknowledge(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Budget:
+    message = (
+        f"no operator acknowledged {snapshot.kind} {snapshot.name} within {run.acknowledge_timeout} s: "
+        f"is the {snapshot.job_kind.operator} running, and does it watch this namespace?"
+    )
+    return Budget(
+        "acknowledge_timeout", max(_created(snapshot), activity.stood) + run.acknowledge_timeout, message
+    )
+
+
+def _queued_since(snapshot: JobSnapshot, activity: RankActivity) -> float:
+    """Return since when a job waits: since its suspension, or the creation of its oldest pod without a node.
+
+    A job that has ever given back its pods waits since its own creation.
+    """
+    if snapshot.note is not None:
+        return _created(snapshot)
+    if snapshot.suspended:
+        return activity.paused or snapshot.suspended_since or _created(snapshot)
+    waiting = [pod for pod in snapshot.pods if scheduled(pod) is None]
+    times = [epoch(pod["metadata"]["creationTimestamp"]) for pod in waiting]
+    return min(times, default=_without_pods_since(snapshot, activity))
+
+
+def _without_pods_since(snapshot: JobSnapshot, activity: RankActivity) -> float:
+    """Return since when a job lacks pods: since it was created, was resumed, or last had its nodes."""
+    since = max(_created(snapshot), snapshot.last_transition, activity.paused)
+    return max(since, activity.stood or activity.since) if activity.began else since
+
+
+def _created(snapshot: JobSnapshot) -> float:
+    return epoch(snapshot.job["metadata"]["creationTimestamp"]) if snapshot.job else 0.0
+
 
 _SETTLED = 30.0  # seconds for a job to end after all its ranks ended with 0: torchrun would wait 300
 _CRASHES = 3  # restarts that are no crash loop yet: a peer may be late, for example

@@ -9,17 +9,36 @@ from typing import Final, Self
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.adapters.cluster_watch import FAILURES, Changes, ClusterWatch
 from manycpu.pipeline.spec.kube_object import KubeObject
-from manycpu.pipeline.targets.kubernetes.following.object_store import ObjectStore
 
-__all__ = ["AGAIN", "Selections", "SharedView"]
+__all__ = ["RETRY_INTERVAL_S", "ObjectStore", "Selections", "SharedView"]
 
 _log = logging.getLogger(__name__)
-AGAIN: Final = 5.0  # seconds between two tries to watch, and until unchanged objects are read again
-_SETTLE: Final = 0.3  # seconds for which changes are collected before followers are woken
+RETRY_INTERVAL_S: Final = 5.0  # between two tries to watch, and until unchanged objects are read again
+_WAKE_DELAY_S: Final = 0.3  # for which changes are collected before followers are woken
 
 Selections = Mapping[str, Mapping[str, str]]
 Wake = Callable[[], None]
-Concerns = Callable[[Changes], bool]
+
+
+class ObjectStore:
+    """The current objects of some kinds, so that a follower that joins a watch later gets a complete list."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, dict[str, KubeObject]] = {}
+
+    def apply(self, change: Changes) -> None:
+        """Apply a change; a change of a kind that was not listed yet is dropped."""
+        by_uid = {item["metadata"]["uid"]: item for item in change.objects}
+        if change.complete:
+            self._objects[change.kind] = by_uid
+        elif change.kind in self._objects:
+            self._objects[change.kind] |= by_uid
+            for item in change.deleted:
+                self._objects[change.kind].pop(item["metadata"]["uid"], None)
+
+    def changes(self) -> list[Changes]:
+        """Return all current objects as changes, one complete list for each kind."""
+        return [Changes(kind, [*items.values()], [], complete=True) for kind, items in self._objects.items()]
 
 
 class SharedView:
@@ -32,7 +51,7 @@ class SharedView:
 
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
         self._watch, self._cluster = watch, cluster
-        self._wakes: dict[Wake, Concerns] = {}
+        self._wakes: dict[Wake, Callable[[Changes], bool]] = {}
         self._due: set[Wake] = set()
         self._task: asyncio.Task[None] | None = None
         self._waking: asyncio.TimerHandle | None = None
@@ -59,7 +78,7 @@ class SharedView:
         """Return the current objects: kind -> objects."""
         return {change.kind: change.objects for change in self._present.changes()}
 
-    def join(self, wake: Wake, concerns: Concerns = lambda _: True) -> None:
+    def join(self, wake: Wake, concerns: Callable[[Changes], bool] = lambda _: True) -> None:
         """Call ``wake`` after every change for which ``concerns`` returns true."""
         self._wakes[wake] = concerns
         if self._task is None:
@@ -77,25 +96,25 @@ class SharedView:
     async def _follow(self) -> None:
         while True:
             try:
-                await self._see()
+                selections = await asyncio.to_thread(self.selections)
+                self._kinds = frozenset(selections)
+                async with aclosing(self._watch.follow(selections)) as changes:
+                    async for change in changes:
+                        self._apply(change)
             except FAILURES:
                 pass
             except Exception:  # noqa: BLE001 - without a watch, jobs would wait for room for ever
-                _log.exception("the other objects of the namespace are watched anew")
+                _log.exception("the watch of the namespace's other objects failed and starts again")
             self._listed.clear()
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(RETRY_INTERVAL_S)
 
-    async def _see(self) -> None:
-        selections = await asyncio.to_thread(self.selections)
-        self._kinds = frozenset(selections)
-        async with aclosing(self._watch.follow(selections)) as changes:
-            async for change in changes:
-                self._present.apply(change)
-                self._listed |= {change.kind} if change.complete else set()
-                self.changes += 1
-                self._due |= {wake for wake, concerns in self._wakes.items() if concerns(change)}
-                if self._due and self._waking is None:
-                    self._waking = asyncio.get_running_loop().call_later(_SETTLE, self._wake)
+    def _apply(self, change: Changes) -> None:
+        self._present.apply(change)
+        self._listed |= {change.kind} if change.complete else set()
+        self.changes += 1
+        self._due |= {wake for wake, concerns in self._wakes.items() if concerns(change)}
+        if self._due and self._waking is None:
+            self._waking = asyncio.get_running_loop().call_later(_WAKE_DELAY_S, self._wake)
 
     def _wake(self) -> None:
         self._waking, due, self._due = None, self._due, set()

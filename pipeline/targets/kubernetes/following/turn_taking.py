@@ -3,34 +3,33 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.adapters.cluster_watch import FAILURES, ClusterWatch
-from manycpu.pipeline.launchers.given_back import Note, patch
 from manycpu.pipeline.spec.errors import ConflictError, ForbiddenError, NotFoundError, UnauthorizedError
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, JobKind
 from manycpu.pipeline.spec.kube_object import KubeObject
-from manycpu.pipeline.spec.naming import attempt_key
-from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
-from manycpu.pipeline.targets.kubernetes.following.demand import (
-    Job,
-    given_back,
-    holding,
-    job_of,
-    lacking,
-    on_claims,
-    resumed,
-    unmountable,
-)
+from manycpu.pipeline.spec.naming import attempt_key, label
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot, role
-from manycpu.pipeline.targets.kubernetes.following.shared_view import AGAIN, Selections, SharedView
-from manycpu.pipeline.targets.kubernetes.following.turns import Decision, Turns
+from manycpu.pipeline.targets.kubernetes.following.shared_view import RETRY_INTERVAL_S, Selections, SharedView
+from manycpu.pipeline.targets.kubernetes.following.turns import (
+    Job,
+    Note,
+    Turns,
+    job_of,
+    patch,
+    unmountable,
+    waits_for,
+)
+from manycpu.pipeline.targets.kubernetes.pod_status import ended, scheduled
 
-__all__ = ["TurnTaking"]
+__all__ = ["LauncherRelease", "TurnTaking"]
 
 _log = logging.getLogger(__name__)
-_OURS: Final = {"labelSelector": "app.kubernetes.io/managed-by=manycpu"}
+_SELECTION: Final = {"labelSelector": "app.kubernetes.io/managed-by=manycpu"}
+_LAUNCHER_INTERVAL_S: Final = 2.0  # between checks of a launcher that is not suspended yet
 
 
 class TurnTaking:
@@ -38,20 +37,19 @@ class TurnTaking:
 
     Args:
         snapshot: The job.
-        ctx: The run.
-        watch: The run's namespace; the followers of one watch share a view of all jobs.
+        cluster: Its namespace.
+        watch: The same namespace; the followers of one watch share a view of all jobs.
         wake: Called when other jobs have changed, and after an action.
     """
 
     def __init__(
-        self, snapshot: JobSnapshot, ctx: ClusterContext, watch: ClusterWatch, wake: Callable[[], None]
+        self, snapshot: JobSnapshot, cluster: Cluster, watch: ClusterWatch, wake: Callable[[], None]
     ) -> None:
-        self._snapshot, self._ctx, self._watch, self._wake = snapshot, ctx, watch, wake
+        self._snapshot, self._cluster, self._watch, self._wake = snapshot, cluster, watch, wake
         self._others: _Others | None = None
-        self._acting: asyncio.Task[None] | None = None
-        self._acted = ""
+        self._patching: asyncio.Task[None] | None = None
+        self._patched, self._trouble = "", ""
         self._turns = Turns()
-        self._trouble = ""
 
     @property
     def waits(self) -> bool:
@@ -65,60 +63,43 @@ class TurnTaking:
             met: Whether its ranks have met: then the job keeps its pods.
             now: Seconds since the epoch, by the cluster's clock.
         """
-        mine = self._mine(now) if self._snapshot.given_back or not met else None
-        if mine is None or not (mine.given_back or mine.refused or mine.stuck):
+        snapshot = self._snapshot
+        mine = job_of(snapshot.job, snapshot.job_kind, snapshot.pods, now) if snapshot.job else None
+        if mine is not None:
+            mine = mine._replace(stuck=unmountable(snapshot.pods, snapshot.events))
+        if mine is None or not (mine.given_back or (not met and (mine.refused or mine.stuck))):
             self._leave()
             return ""
-        others = self._join()
-        if not others.is_complete:
+        if self._others is None:
+            self._others = _Others.of(self._watch, self._cluster)
+            self._others.join(self._wake)
+        if not self._others.is_complete:
             return ""
-        jobs = others.look(now)
-        decision = self._decide(mine, jobs, now)
-        if decision.job is not None and (self._acting is None or self._acting.done()):
-            self._act(decision, decision.job, jobs.pods, now)
-        return "\n".join(filter(None, [lacking(mine, jobs.jobs, jobs.held), self._trouble]))
+        jobs, holders = self._others.look(now)
+        note = self._turns.decide(mine, [job for job in jobs if job.uid != mine.uid], now)
+        # The version: unless the watch does not show the last action yet.
+        if note and mine.version != self._patched and (self._patching is None or self._patching.done()):
+            self._patched = mine.version
+            self._patching = asyncio.create_task(self._patch(mine, note))
+        return "\n".join(filter(None, [waits_for(mine, jobs, holders), self._trouble]))
 
     def close(self) -> None:
         """Stop watching. A request that was already sent may still take effect; the next follower sees it."""
         self._leave()
-        if self._acting is not None:
-            self._acting.cancel()
-
-    def _mine(self, now: float) -> Job | None:
-        job = self._snapshot.job
-        mine = job_of(job, self._snapshot.job_kind, self._snapshot.pods, now) if job else None
-        return mine and mine._replace(stuck=unmountable(self._snapshot.pods, self._snapshot.events))
-
-    def _decide(self, mine: Job, jobs: "_Jobs", now: float) -> Decision:
-        if mine.stuck and on_claims(jobs.pods, mine):
-            return Decision("give back", mine)
-        others = [job for job in jobs.jobs if job.uid != mine.uid]
-        return self._turns.decide(mine, others, jobs.held, now)
-
-    def _act(self, decision: Decision, job: Job, pods: list[KubeObject], now: float) -> None:
-        if job.version == self._acted:
-            return  # the watch does not show the last action yet
-        self._acted = job.version
-        note = resumed(job, now) if decision.act == "resume" else given_back(job, pods, now)
-        self._acting = asyncio.create_task(self._patch(job, note))
+        if self._patching is not None:
+            self._patching.cancel()
 
     async def _patch(self, job: Job, note: Note) -> None:
         try:
             change = patch(job.kind, note, job.version)
-            await asyncio.to_thread(cluster_of(self._ctx).patch, job.kind.kind, job.name, change)
+            await asyncio.to_thread(self._cluster.patch, job.kind.kind, job.name, change)
             self._trouble = ""
         except FAILURES as error:
             outdated = isinstance(error, (NotFoundError, ConflictError))  # the job has changed, or is gone
             self._trouble = "" if outdated else f"its turn cannot be taken: {error}"
-            refused = isinstance(error, (UnauthorizedError, ForbiddenError))
-            self._acted = self._acted if refused else ""
+            if not isinstance(error, (UnauthorizedError, ForbiddenError)):
+                self._patched = ""
         self._wake()
-
-    def _join(self) -> "_Others":
-        if self._others is None:
-            self._others = _Others.of(self._watch, cluster_of(self._ctx))
-            self._others.join(self._wake)
-        return self._others
 
     def _leave(self) -> None:
         if self._others is not None:
@@ -127,11 +108,10 @@ class TurnTaking:
 
 
 class _Jobs(NamedTuple):
-    """The jobs that wait or run, all pods of manycpu, and how many pods of each run have a node."""
+    """The jobs that wait or run, and the runs whose pods have nodes."""
 
     jobs: list[Job]
-    pods: list[KubeObject]
-    held: dict[str, int]
+    holders: set[str]
 
 
 class _Others(SharedView):
@@ -139,48 +119,103 @@ class _Others(SharedView):
 
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
         super().__init__(watch, cluster)
-        self._read, self._read_at, self._looked = _Jobs([], [], {}), -1, 0.0
-        self._odd: set[str] = set()  # uids of jobs that were logged as unreadable
+        self._read, self._read_at, self._looked = _Jobs([], set()), -1, 0.0
+        self._unreadable: set[str] = set()  # uids of jobs that were logged
 
     def selections(self) -> Selections:
         """Select pods, and the kinds of job that the cluster serves and this account may list."""
-        kinds = [kind.kind for kind in JOB_KINDS.values() if _is_served(self._cluster, kind.kind)]
-        return dict.fromkeys([*kinds, "Pod"], _OURS)
+        kinds = [kind.kind for kind in JOB_KINDS.values() if self._is_served(kind.kind)]
+        return dict.fromkeys([*kinds, "Pod"], _SELECTION)
+
+    def _is_served(self, kind: str) -> bool:
+        try:
+            self._cluster.call("GET", self._cluster.path(kind), query={"limit": "1"})
+        except (ForbiddenError, NotFoundError):
+            return False
+        return True
 
     def look(self, now: float) -> _Jobs:
         """Read all jobs and their pods, once for all followers."""
-        if self._read_at != self.changes or now - self._looked > AGAIN:
+        if self._read_at != self.changes or now - self._looked > RETRY_INTERVAL_S:
             self._read_at, self._looked = self.changes, now
             self._read = self._read_all(self.objects(), now)
         return self._read
 
     def _read_all(self, objects: dict[str, list[KubeObject]], now: float) -> _Jobs:
-        pods = objects.pop("Pod")
         by_job: dict[tuple[str, str], list[KubeObject]] = {}
-        for pod in filter(role, pods):
+        for pod in filter(role, objects.get("Pod", ())):
             by_job.setdefault(attempt_key(pod), []).append(pod)
-        jobs = (
+        jobs = [
             self._job_of(job, kind, by_job.get(attempt_key(job), ()), now)
             for kind in JOB_KINDS.values()
             for job in objects.get(kind.kind, ())
-        )
-        return _Jobs([job for job in jobs if job is not None], pods, holding(pods))
+        ]
+        placed = [
+            pod for pods in by_job.values() for pod in pods if scheduled(pod) is not None and not ended(pod)
+        ]
+        return _Jobs([job for job in jobs if job is not None], {label(pod, "run") for pod in placed})
 
     def _job_of(self, job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: float) -> Job | None:
         try:
             return job_of(job, kind, pods, now)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             meta = job["metadata"]
-            if meta["uid"] not in self._odd:  # written by another version, or changed by a person
-                self._odd.add(meta["uid"])
+            if meta["uid"] not in self._unreadable:  # written by another version, or changed by a person
+                self._unreadable.add(meta["uid"])
                 name, why = meta["name"], f"{type(error).__name__} {error}"
                 _log.warning("%s %s is left out of the turns, it cannot be read: %s", kind.kind, name, why)
             return None
 
 
-def _is_served(cluster: Cluster, kind: str) -> bool:
-    try:
-        cluster.call("GET", cluster.path(kind), query={"limit": "1"})
-    except (ForbiddenError, NotFoundError):
-        return False
-    return True
+class LauncherRelease:
+    """Lets mpi-operator resume the launcher of one MPIJob that was suspended after its launcher had started.
+
+    Before that, the operator has to clear ``status.startTime`` of the launcher Job, and its role (as of 0.8)
+    does not allow that: the MPIJob would stay without a launcher. So manycpu clears it, with its own rights.
+
+    Args:
+        snapshot: The MPIJob; jobs of other kinds are ignored.
+        cluster: Its namespace.
+    """
+
+    def __init__(self, snapshot: JobSnapshot, cluster: Cluster) -> None:
+        self._snapshot, self._cluster = snapshot, cluster
+        self._task: asyncio.Task[None] | None = None
+        self._seen: tuple[bool, float] | None = None
+
+    def look(self, *, began: bool) -> None:
+        """Start to release the launcher, once for each time that the job was suspended or resumed.
+
+        Args:
+            began: Whether the job ever had nodes: before that, no launcher has started.
+        """
+        snapshot = self._snapshot
+        change = (snapshot.suspended, snapshot.last_transition)
+        if snapshot.job_kind.launcher and began and snapshot.last_transition and change != self._seen:
+            self.close()
+            self._seen, self._task = change, asyncio.create_task(self._release())
+
+    def close(self) -> None:
+        """Cancel a release that has not finished."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _release(self) -> None:
+        while True:
+            with suppress(*FAILURES):  # retry: if no retry works, a time budget ends the wait
+                if await asyncio.to_thread(self._is_released):
+                    return
+            await asyncio.sleep(_LAUNCHER_INTERVAL_S)
+
+    def _is_released(self) -> bool:
+        """Clear the start time of a suspended launcher; return whether nothing is left to do."""
+        name = f"{self._snapshot.name}-launcher"
+        launcher = self._cluster.get("Job", name)
+        owners = launcher["metadata"].get("ownerReferences", ()) if launcher else ()
+        if launcher is None or self._snapshot.uid not in [owner["uid"] for owner in owners]:
+            return True
+        if not launcher["spec"].get("suspend"):
+            return not self._snapshot.suspended  # if it is, the operator has yet to suspend the launcher
+        if launcher.get("status", {}).get("startTime"):
+            self._cluster.patch("Job", f"{name}/status", {"status": {"startTime": None}})
+        return True

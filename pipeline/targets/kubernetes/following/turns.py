@@ -1,164 +1,307 @@
-"""Decide which run gives back its pods and which tries next, if runs of a namespace wait for room. Pure.
+"""Decide when a job that cannot place all its pods gives them back, and when it tries again. Pure.
 
-Each follower decides this for its own job, from the same jobs and pods. A job whose ranks cannot all be
-placed gives back its pods, and tries again when other runs hold less, the oldest job first. If no waiting job
-of the namespace can use its pods, it keeps them for a minute or two. Then it frees them for a moment, for
-jobs of other namespaces, which are not visible here. A job does not try if an older job was refused that asks
-for as much or less: so equal jobs keep their order.
+For jobs that no queue or gang scheduler admits. Each follower decides for its own job only, from the jobs and
+pods of the namespace. A job that finds no room gives back its pods at once if an older job waits; if not, it
+keeps them for a minute or two, then frees them for a moment: jobs of other namespaces, which are not visible
+here, may need them. It tries again when no older job waits; after a pause, it also tries if it may fit where
+the older jobs do not, as it asks for less. All times have jitter, and grow with the number of tries.
 """
 
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Literal, NamedTuple
+import json
+import random
+import re
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Final, NamedTuple
 
-from manycpu.pipeline.targets.kubernetes.following.demand import Job
+from pydantic import BaseModel, ValidationError
 
-__all__ = ["Decision", "Turns"]
+from manycpu.pipeline.adapters.cluster import amount
+from manycpu.pipeline.launchers import JOB_LAUNCHERS
+from manycpu.pipeline.spec.job_kinds import QUEUE_LABEL, JobKind
+from manycpu.pipeline.spec.kube_object import KubeObject, epoch, is_being_deleted
+from manycpu.pipeline.spec.naming import label
+from manycpu.pipeline.targets.kubernetes.pod_status import claims_of, scheduled, unschedulable
 
-Holding = Mapping[str, int]
-"""Run -> how many of its pods have a node."""
+__all__ = [
+    "Job",
+    "Note",
+    "Turns",
+    "has_given_back",
+    "job_of",
+    "note_of",
+    "patch",
+    "unmountable",
+    "waits_for",
+]
+
+_NOTE: Final = "manycpu/given-back"
+_HOLD_S: Final = 90.0  # about, that a job which cannot start keeps its pods
+_REST_S: Final = 30.0  # about, that jobs of other namespaces then have to take the room
+_PAUSE_S: Final = 60.0  # about, until a job tries again though an older job waits; doubled by each try
+_MAX_FACTOR: Final = 6  # on all these times
+_FOLLOWER_TIMEOUT_S: Final = 60.0  # after which the follower of a job that should act is presumed dead
+_CREATION_S: Final = 20.0  # within which an operator creates all pods, unless a quota refuses them
+_PLACE: Final = ("nodeSelector", "tolerations", "priorityClassName")
+_INSUFFICIENT: Final = re.compile(r"Insufficient ([\w./-]+?)(?=[,. ]|$)")
+_GROUPS: Final = ("scheduling.k8s.io/group-name", "scheduling.x-k8s.io/pod-group")
+_NAMED: Final = 4  # maximum number of runs that a message names
 
 
-class Decision(NamedTuple):
-    """The action to take now."""
+class Note(BaseModel):
+    """The annotation of a job that gave back its pods; times are seconds since the epoch."""
 
-    act: Literal["stay", "give back", "resume"] = "stay"
-    job: Job | None = None
-    """The job to act on."""
-    owing: Job | None = None
-    """The job whose follower has to act before this job can; that follower may be gone."""
+    at: float
+    tries: int = 1
+    """How often the job has given back."""
+    short: tuple[str, ...] = ()
+    """Resources that were short, such as ``cpu``; empty: there was another obstacle."""
+    claim: str = ""
+    """The claim that another run's pods had mounted."""
+    rests: float = 0.0
+    """When the job tries again if no older job waits."""
+    due: float = 0.0
+    """When it tries again if it asks for less than the older jobs that wait."""
+    resumed: float = 0.0
+    """When the job tried again; 0: it has not."""
 
 
-STAY = Decision()
-_HOLD: Final = 90.0  # seconds, about, that a job which cannot start keeps its pods
-_REST: Final = 30.0  # seconds, about, that jobs of other namespaces then have to take the room
-_RAREST: Final = 6  # maximum factor on both times, which grow with each try
-_PATIENCE: Final = 30.0  # seconds before an unresponsive follower is presumed dead
+class Job(NamedTuple):
+    """A job that has not ended, and that no other scheduler decides on."""
+
+    name: str
+    uid: str
+    run: str
+    kind: JobKind
+    version: str
+    """Its resourceVersion."""
+    age: tuple[float, str]
+    """The key that orders jobs: when the job was created, and its uid."""
+    need: int
+    """Number of rank pods without which the job cannot start."""
+    ask: Mapping[str, Decimal]
+    """Resource -> how much of it each rank pod requests."""
+    place: str
+    """The rules for where the pods may run: jobs with equal text compete for the same nodes."""
+    claims: tuple[str, ...]
+    note: Note | None
+    given_back: bool
+    pods: int
+    """Number of its pods that exist, those being deleted included."""
+    placed: int
+    """Number of rank pods that have a node."""
+    trying: bool
+    """Whether the job is not suspended, and some of its ranks or its launcher still wait for a node."""
+    refused: bool
+    """Whether the cluster has no room for one of these pods: the scheduler or a quota refused it."""
+    short: tuple[str, ...]
+    """The resources that are short, or ``quota``; empty: there is another obstacle."""
+    since: float
+    """When the job was created or last resumed, in seconds since the epoch."""
+    stuck: str = ""
+    """The claim that its pods cannot mount, because it is mounted on another node; empty: there is none."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the job waits for what others may hold: room, or a claim."""
+        if self.given_back and self.note is not None:
+            return bool(self.note.short or self.note.claim)
+        return self.trying and bool(self.placed or self.short or not self.refused)
+
+    @property
+    def jitter(self) -> float:
+        """A factor from 0.5 to 1.5, which differs by job and try."""
+        tries = self.note.tries if self.note else 0
+        return 0.5 + random.Random(f"{self.uid}/{tries}").random()  # noqa: S311 - no secret
+
+    def covers(self, other: "Job") -> bool:
+        """Whether another job cannot fit if this one does not: it asks for as much or more."""
+        if self.note is not None and self.given_back and self.note.claim:
+            return self.note.claim in other.claims
+        less = all(number <= other.ask.get(resource, 0) for resource, number in self.ask.items())
+        return self.place == other.place and self.need <= other.need and less
+
+
+def note_of(job: KubeObject | None) -> Note | None:
+    """Read the note of a job; None: it has none."""
+    text = ((job or {}).get("metadata", {}).get("annotations") or {}).get(_NOTE)
+    try:
+        return Note.model_validate_json(text) if text else None
+    except ValidationError:  # written by another version, or by a person
+        return None
+
+
+def has_given_back(kind: JobKind, job: KubeObject) -> bool:
+    """Whether a job is suspended because it gave back its pods, and waits for its turn."""
+    note = note_of(job)
+    return kind.suspended(job) and note is not None and not note.resumed
+
+
+def patch(kind: JobKind, note: Note, version: str) -> KubeObject:
+    """Build the patch that suspends a job with a note, or resumes it if the note says so.
+
+    Args:
+        kind: The job's kind.
+        note: The note.
+        version: The resourceVersion of the decision: of two concurrent patches, the API refuses one.
+    """
+    meta = {"resourceVersion": version, "annotations": {_NOTE: note.model_dump_json()}}
+    return {"metadata": meta, **kind.with_suspend(not note.resumed)}
+
+
+def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: float) -> Job | None:
+    """Summarize a job and its pods; None: it has ended, or a queue or another scheduler decides."""
+    pods, meta, note = list(pods), job["metadata"], note_of(job)
+    demand, given_back = JOB_LAUNCHERS[kind.launch].ranks(job), has_given_back(kind, job)
+    left_to_others = (
+        kind.suspend is None
+        or QUEUE_LABEL in meta.get("labels", {})
+        or any(map(_has_other_scheduler, pods))
+        or (kind.suspended(job) and not given_back)
+    )
+    if left_to_others or demand is None or is_being_deleted(job) or kind.end(job) is not None:
+        return None
+    need, spec = demand
+    created, since = epoch(meta["creationTimestamp"]), note.resumed if note else 0.0
+    ranks = [pod for pod in pods if label(pod, "role") == "rank"]
+    placed = sum(scheduled(pod) is not None and pod["status"].get("phase") != "Failed" for pod in ranks)
+    first = min((epoch(pod["metadata"]["creationTimestamp"]) for pod in pods), default=now)
+    over_quota = 0 < len(ranks) < need and now - first > _CREATION_S
+    messages = [text for pod in pods if (text := unschedulable(pod)) is not None]
+    launcher_waits = any(label(pod, "role") == "launcher" and scheduled(pod) is None for pod in pods)
+    trying = not kind.suspended(job) and (placed < need or launcher_waits)
+    return Job(
+        name=meta["name"],
+        uid=meta["uid"],
+        run=label(job, "run"),
+        kind=kind,
+        version=meta.get("resourceVersion", ""),
+        age=(created, meta["uid"]),
+        need=need,
+        ask=_requests(spec),
+        place=_place(spec),
+        claims=claims_of({"spec": spec}),
+        note=note,
+        given_back=given_back,
+        pods=len(pods),
+        placed=placed,
+        trying=trying and (bool(pods) or now - max(created, since) < _CREATION_S),
+        refused=trying and (bool(messages) or over_quota),
+        short=("quota",) if over_quota else tuple(sorted({*_INSUFFICIENT.findall("\n".join(messages))})),
+        since=max(created, since),
+    )
+
+
+def _has_other_scheduler(pod: KubeObject) -> bool:
+    marks = {**pod["metadata"].get("labels", {}), **pod["metadata"].get("annotations", {})}
+    other = pod["spec"].get("schedulerName", "default-scheduler") != "default-scheduler"
+    return other or bool(pod["spec"].get("schedulingGates")) or any(mark in marks for mark in _GROUPS)
+
+
+def _requests(spec: KubeObject) -> dict[str, Decimal]:
+    totals: dict[str, Decimal] = {}
+    for container in spec["containers"]:
+        for name, quantity in container.get("resources", {}).get("requests", {}).items():
+            totals[name] = totals.get(name, Decimal(0)) + amount(quantity)
+    return totals
+
+
+def _place(spec: KubeObject) -> str:
+    apart = spec.get("affinity", {}).get("podAntiAffinity", {})
+    rule = "requiredDuringSchedulingIgnoredDuringExecution" in apart
+    return json.dumps([{name: spec.get(name) for name in _PLACE}, rule], sort_keys=True)
 
 
 class Turns:
-    """Decides for one job, again and again, and remembers which other jobs owe an action, and since when."""
+    """Decides for one job, and remembers since when each older job is the first that waits."""
 
     def __init__(self) -> None:
-        self._owing: dict[str, tuple[object, float]] = {}
+        self._first: dict[tuple[str, float], float] = {}
 
-    def decide(self, mine: Job, others: Sequence[Job], holding: Holding, now: float) -> Decision:
-        """Decide whether a job gives back, resumes or stays; or whether an unresponsive other gives back.
+    def decide(self, mine: Job, others: Iterable[Job], now: float) -> Note | None:
+        """Return the note with which the job gives back its pods or resumes; None: it stays as it is.
 
         Args:
             mine: The job.
             others: The other jobs of manycpu in the namespace.
-            holding: Run -> how many of its pods have a node, this job's run included.
             now: Seconds since the epoch, by the cluster's clock.
         """
-        states = {job.uid: _state(job) for job in others}
-        self._owing = {uid: debt for uid, debt in self._owing.items() if states.get(uid) == debt[0]}
-        absent = {uid for uid, (_, since) in self._owing.items() if now - since > _PATIENCE}
-        decision = _decide(mine, [job for job in others if job.uid not in absent], holding, now)
-        if (owing := decision.owing) is None:
-            return decision
-        _, since = self._owing.setdefault(owing.uid, (_state(owing), now))
-        able = owing.trying and not owing.underway
-        overdue = able and now - since >= _PATIENCE
-        return Decision("give back", owing) if overdue else STAY
+        others, tries = list(others), mine.note.tries if mine.note else 0
+        claim = mine.stuck or (mine.note.claim if mine.note and mine.given_back else "")
+        held = bool(claim) and any(job.placed and claim in job.claims for job in others)
+        older = self._followed([job for job in others if job.waits and job.age < mine.age], now)
+        if mine.given_back and mine.note is not None:
+            if older:
+                blocked = any((job.trying and job.placed) or job.covers(mine) for job in older)
+                may_try = now >= mine.note.due and not blocked
+            else:
+                may_try = now >= (mine.note.due if held else mine.note.rests)
+            return mine.note.model_copy(update={"resumed": now}) if may_try and not mine.pods else None
+        factor = min(tries + 1, _MAX_FACTOR) * mine.jitter
+        in_vain = mine.placed and mine.short and now - mine.since > _HOLD_S * factor
+        if not (held if mine.stuck else mine.refused and (older or in_vain)):
+            return None
+        rest = 0.0 if older or held else _REST_S * factor
+        pause = _PAUSE_S * min(2.0**tries, 10.0) * mine.jitter
+        short = () if claim else mine.short
+        return Note(at=now, tries=tries + 1, short=short, claim=claim, rests=now + rest, due=now + pause)
+
+    def _followed(self, older: list[Job], now: float) -> list[Job]:
+        """Sort jobs by age, without the first ones whose followers should have acted and have not."""
+        older = sorted(older, key=lambda job: job.age)
+        for number, job in enumerate(older):
+            if job.given_back and job.note is not None:
+                first = self._first.setdefault((job.uid, job.note.at), now)
+                acts = max(job.note.due, first)
+            else:
+                acts = job.since + 1.5 * _HOLD_S * _MAX_FACTOR if job.placed and job.short else now
+            if now <= acts + _FOLLOWER_TIMEOUT_S:
+                return older[number:]
+        return []
 
 
-def _decide(mine: Job, others: Iterable[Job], holding: Holding, now: float) -> Decision:
-    """Decide for a job that waits, or name the other job that has to act first."""
-    counted = sorted((q for q in others if _contends(q, mine)), key=_age)
-    if mine.given_back:
-        return _given_back(mine, counted, holding, now)
-    return _trying(mine, counted, holding, now) if mine.refused else STAY
+def unmountable(pods: Iterable[KubeObject], events: Iterable[KubeObject]) -> str:
+    """Return the claim that a pod cannot mount, since it is mounted on another node; empty: there is none."""
+    warned = {
+        event["involvedObject"].get("uid")
+        for event in events
+        if event.get("reason") == "FailedAttachVolume" and "Multi-Attach" in event.get("message", "")
+    }
+    for pod in pods:
+        states = [status["state"] for status in pod.get("status", {}).get("containerStatuses") or ()]
+        started = any("running" in state or "terminated" in state for state in states)
+        if pod["metadata"]["uid"] in warned and not started:
+            return next(iter(claims_of(pod)), "")
+    return ""
 
 
-def _trying(mine: Job, others: Sequence[Job], holding: Holding, now: float) -> Decision:
-    if any(q.age < mine.age for q in others):
-        return Decision("give back", mine)
-    if holder := next((q for q in others if q.trying and q.refused and q.placed), None):
-        return Decision(owing=holder)
-    without = {run: count for run, count in holding.items() if run != mine.run}
-    in_vain = mine.placed and mine.short and now - mine.since > _HOLD * _spread(mine)
-    if in_vain or _candidate([mine, *others], without, now):
-        return Decision("give back", mine)
-    return STAY
+def waits_for(mine: Job, jobs: Iterable[Job], holders: Iterable[str]) -> str:
+    """Describe what a job waits for, and which runs hold it; empty: it does not wait for room."""
+    note = mine.note if mine.given_back else None
+    if claim := mine.stuck or (note and note.claim):
+        return f"waits for claim {claim}, which is mounted on another node"
+    if mine.trying and not mine.short:
+        return ""  # it waits for something else than room
+    number = mine.need - (0 if mine.given_back else mine.placed)
+    short = note.short if note else mine.short
+    amounts = [_amount(name, mine.ask[name] * number) for name in short if name in mine.ask]
+    room = " and ".join(amounts) or f"{number} node{'' if number == 1 else 's'}"
+    before = [job.run for job in sorted(jobs, key=lambda job: job.age) if job.waits and job.age < mine.age]
+    others = sorted({*holders} - {mine.run})
+    by = f"held by {_runs(others)}" if others else "no run of this namespace holds any"
+    after = f"; after {_runs(before)}" if before else ""
+    return f"waits for {room if number > 0 else 'a node for its launcher'}; {by}{after}"
 
 
-def _given_back(mine: Job, others: Sequence[Job], holding: Holding, now: float) -> Decision:
-    if mine.pods:
-        return STAY  # pods of its last try still exist
-    older = [q for q in others if q.age < mine.age]
-    fits = _may_fit(mine, holding, now)
-    if first := next((q for q in older if q.trying), None):
-        owes = first.refused and fits and not _covers(first, mine)
-        return Decision(owing=first if owes else None)
-    if first := next((q for q in older if _may_fit(q, holding, now)), None):
-        return Decision(owing=first)
-    if fits and not any(_covers(q, mine) for q in older):
-        return Decision("resume", mine)
-    return STAY if any(q.trying for q in others) else _last(mine, others, holding, now)
+def _amount(resource: str, total: Decimal) -> str:
+    if resource == "memory":
+        return f"{float(total) / 2**30:.3g} GiB of memory"
+    unit = resource if resource != "cpu" else "CPU" if total == 1 else "CPUs"
+    return f"{total.normalize():f} {unit}"
 
 
-def _last(mine: Job, others: Sequence[Job], holding: Holding, now: float) -> Decision:
-    """Decide if no job tries: the first job that may fit now is next, otherwise the oldest."""
-    waiting = sorted([mine, *others], key=_age)
-    following = _candidate(waiting, holding, now) or waiting[0]
-    if following is not mine:
-        return Decision(owing=following)
-    # The oldest job resumes, so that its pods wait in the scheduler. Pods do not help to wait for a claim
-    # that another run has mounted. Jobs of other namespaces first get a moment to take what it gave back.
-    rests = mine.note is not None and (mine.note.claim or now - mine.note.at < _REST * _spread(mine))
-    return STAY if rests else Decision("resume", mine)
-
-
-def _spread(job: Job) -> float:
-    """Return a factor of at least 0.5 for waiting times: it differs by job, and grows with the tries."""
-    tries = job.note.tries if job.note else 0
-    chance = zlib.crc32(f"{job.uid}/{tries}".encode()) / 2**32
-    return (0.5 + chance) * min(tries + 1, _RAREST)
-
-
-def _contends(other: Job, mine: Job) -> bool:
-    """Whether another job competes with this one, for room or for the same claim."""
-    if other.given_back and other.note is not None:
-        return bool(other.note.short) or other.note.claim in mine.claims
-    return other.trying and not (other.refused and not other.placed and not other.short)
-
-
-def _candidate(waiting: Sequence[Job], holding: Holding, now: float) -> Job | None:
-    """Find the first job that gave back its pods, may fit now, and is not ruled out by a job before it.
-
-    The jobs are sorted, the oldest first. The oldest itself is skipped.
-    """
-    for number, job in enumerate(waiting[1:], start=1):
-        blocked = any(
-            _covers(q, job) and not (q.given_back and _may_fit(q, holding, now)) for q in waiting[:number]
-        )
-        if job.given_back and not blocked and _may_fit(job, holding, now):
-            return job
-    return None
-
-
-def _covers(refused: Job, job: Job) -> bool:
-    """Whether the refusal of one job shows that another, which asks for as much or more, cannot fit."""
-    note = refused.note if refused.given_back else None
-    if note is not None and note.claim:
-        return note.claim in job.claims
-    short = note.short if note is not None else refused.short
-    less = all(amount <= job.ask.get(resource, 0) for resource, amount in refused.ask.items())
-    return bool(short) and refused.place == job.place and refused.need <= job.need and less
-
-
-def _may_fit(job: Job, holding: Holding, now: float) -> bool:
-    """Whether a run holds fewer pods than when this job was refused, or the job's next try is due."""
-    if job.note is None:
-        return False
-    others = {run: count for run, count in job.note.held.items() if run != job.run}
-    return now >= job.note.due or any(holding.get(run, 0) < count for run, count in others.items())
-
-
-def _age(job: Job) -> tuple[float, str]:
-    return job.age
-
-
-def _state(job: Job) -> object:
-    return job.given_back, job.note
+def _runs(names: list[str]) -> str:
+    if len(names) > _NAMED:
+        names = [*names[:_NAMED], f"{len(names) - _NAMED} more"]
+    *first, last = names
+    return f"runs {', '.join(first)} and {last}" if first else f"run {last}"
