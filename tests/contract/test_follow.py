@@ -192,12 +192,12 @@ def test_an_end_that_cannot_be_asked_for_is_not_believed(server: ApiServer, tmp_
 
     async def run() -> Status:
         ending = asyncio.create_task(followed(server, following, *GONE))
-        await asyncio.to_thread(until, lambda: ending.done() or following.follower)
+        await asyncio.to_thread(until, lambda: ending.done() or following.notes)
         server.refuses = set()
         return await ending
 
     assert asyncio.run(run()).state is RunState.SUCCEEDED
-    assert "whether it has ended cannot be asked" in following.follower[0]
+    assert "whether it has ended cannot be asked" in following.notes[0]
 
 
 def test_a_budget_ends_the_wait_though_nobody_answers(
@@ -481,7 +481,7 @@ def test_what_all_ranks_recorded_counts_before_an_eviction(
     assert (seen.state, believed.state) == (RunState.SUCCEEDED,) * 2
     assert seen.reason.startswith("all ranks had finished before: the PyTorchJob has failed")
     assert [rank.exit_code for rank in observed.ranks] == [0, 0]
-    assert [note for note in following.follower if note.startswith("it counts as a success")]
+    assert [note for note in following.notes if note.startswith("it counts as a success")]
     state = attempt_state(following.ctx.ledger.read(), handle())
     assert state.verdict is not None
     assert state.verdict.state is RunState.SUCCEEDED

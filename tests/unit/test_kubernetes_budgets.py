@@ -7,8 +7,9 @@ from support.api_objects import T0, Object, at, container, event, job, pod, snap
 
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import RankActivity
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
-from manycpu.pipeline.targets.kubernetes.following.judgement import RankActivity, budgets, judge, to_be_ended
+from manycpu.pipeline.targets.kubernetes.following.judgement import budgets, judge, to_be_ended
 
 NOTHING = RankActivity()
 LIMITS = {

@@ -8,7 +8,8 @@ from support.api_objects import T0, Object, at, container, event, job, pod, snap
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, PYTORCHJOB, JobKind
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following import diagnosis
-from manycpu.pipeline.targets.kubernetes.following.judgement import RankActivity, budgets, phase
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import RankActivity
+from manycpu.pipeline.targets.kubernetes.following.judgement import budgets, phase
 from manycpu.pipeline.targets.kubernetes.following.turns import (
     Job,
     Note,
