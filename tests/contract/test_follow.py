@@ -203,7 +203,7 @@ def test_an_end_that_cannot_be_asked_for_is_not_believed(server: ApiServer, tmp_
 def test_a_budget_ends_the_wait_though_nobody_answers(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower, "_UNASKED", 0.0)
+    monkeypatch.setattr(follower, "_UNCONFIRMED_S", 0.0)
     healthy(server)
     server.logs[WORKER] = ""
     server.refuses = {"PyTorchJob"}
@@ -518,7 +518,7 @@ def test_a_budget_that_ends_a_run_whose_records_cannot_be_read_is_no_failure_of_
 def test_a_job_that_does_not_end_after_its_ranks_is_a_success(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ago: int
 ) -> None:
-    monkeypatch.setattr(follower, "_TICK", float(HOUR))
+    monkeypatch.setattr(follower, "_TICK_S", float(HOUR))
     healthy(server)
     server.logs[WORKER] = said(HOUR - 50, "proof", world_size=1, round=0, meeting="m")
     server.logs[WORKER] += said(HOUR - ago, "exit", code=0)

@@ -107,7 +107,7 @@ def test_a_workload_that_somebody_deactivates_is_told(start: Callable[..., Looke
     trains.until("its ranks to meet", lambda: trains.watch.observed.met)
     for_one.change_workload({"active": False})
     trains.until(
-        "the word", lambda: trains.said("is deactivated: it waits until somebody sets its spec.active")
+        "the word", lambda: trains.said("is deactivated: it waits until its spec.active is set to true")
     )
     for_one.change_workload({"active": True})
     assert trains.to_the_end().state is RunState.SUCCEEDED, trains.lines

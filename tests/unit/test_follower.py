@@ -76,14 +76,14 @@ def end(following: Follower, told: list[str], changes: list[Changes]) -> Status:
 def test_an_end_that_cannot_be_recorded_is_told_all_the_same(
     monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    monkeypatch.setattr(follower_module, "_RECORDED", 0.2)
+    monkeypatch.setattr(follower_module, "_RECORDING_TIMEOUT_S", 0.2)
     following, told = follower(status)
     assert end(following, told, ENDED).state is RunState.SUCCEEDED
     assert "how it ended could not be recorded: no such right." in told
 
 
 def test_while_the_end_cannot_be_recorded_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower_module, "_RECORDED", 0.2)
+    monkeypatch.setattr(follower_module, "_RECORDING_TIMEOUT_S", 0.2)
     following, told = follower(403)
     end(following, told, ENDED)
     assert told[0] == "how it ended could not be recorded so far: no such right."
@@ -93,8 +93,8 @@ def test_while_the_end_cannot_be_recorded_that_is_said(monkeypatch: pytest.Monke
 def test_a_job_of_which_nothing_is_heard_is_left_as_it_is(
     monkeypatch: pytest.MonkeyPatch, known: list[Changes]
 ) -> None:
-    monkeypatch.setattr(follower_module, "_SILENCE", 0.3)
-    monkeypatch.setattr(follower_module, "_TICK", 0.1)
+    monkeypatch.setattr(follower_module, "_SILENCE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(follower_module, "_TICK_S", 0.1)
     following, told = follower(None)
     trouble = Changes("Pod", [], [], complete=False, trouble="pods is forbidden")
     with pytest.raises(
@@ -128,14 +128,14 @@ def finished(log: Log) -> tuple[Follower, list[str], list[Changes]]:
 
 
 def test_the_last_lines_are_waited_for_as_long_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower_module, "_DRAIN", 0.3)
+    monkeypatch.setattr(follower_module, "_DRAIN_S", 0.3)
     following, told, changes = finished(Log(blocks=6, lines=1, pause=0.15))
     assert end(following, told, changes).state is RunState.SUCCEEDED
     assert [text for text in told if text.startswith("line")] == [f"line {n}" for n in range(6)]
 
 
 def test_lines_that_come_for_ever_end_no_wait_for_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower_module, "_DRAINED", 0.5)
+    monkeypatch.setattr(follower_module, "_DRAIN_TIMEOUT_S", 0.5)
     following, told, changes = finished(Log(blocks=1000, lines=1, pause=0.1))
     assert end(following, told, changes).state is RunState.SUCCEEDED
 

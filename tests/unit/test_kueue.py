@@ -36,7 +36,7 @@ UNSEEN = (
     "among integrations.frameworks"
 )
 KEPT = (
-    "Kueue has admitted it and could not let it go on: see its events, and those of workload "
+    "Kueue has admitted it but not resumed it: see its events, and those of workload "
     "pytorchjob-qa-1-1"
 )
 PREEMPTED = "Preempted to accommodate a workload (UID: 7) due to prioritization in the ClusterQueue"
@@ -107,7 +107,7 @@ CASES: dict[str, tuple[Object | None, float, list[str]]] = {
     "deactivated": (
         workload(spec={"active": False}),
         5,
-        ["workload pytorchjob-qa-1-1 is deactivated: it waits until somebody sets its spec.active to true"],
+        ["workload pytorchjob-qa-1-1 is deactivated: it waits until its spec.active is set to true"],
     ),
     "a check that has not passed": (
         workload(

@@ -89,10 +89,6 @@ def _compressed(fields: Fields) -> str:
     return base64.b64encode(zlib.compress(json.dumps(short).encode(), 9)).decode()
 
 
-def _as_it_is(fields: Fields) -> Fields:
-    return fields
-
-
 def _without_the_oldest(fields: Fields) -> Fields:
     """Keep only the last meetings and the last entries of lists that grow with time; thin out the curves."""
     observed = fields.get("observed", {})
@@ -120,7 +116,7 @@ def _only_the_end(fields: Fields) -> Fields:
 
 
 _LESS: Final[tuple[Callable[[Fields], Fields], ...]] = (
-    _as_it_is,
+    dict,
     _without_the_oldest,
     _only_the_last_meeting,
     _only_the_end,
@@ -310,15 +306,12 @@ class AttemptRecorder:
                 if not self._is_of_another_pod(line, event):
                     self._pressing |= self._observer.hear(line.line, line.time)
                 self._note(line, event)
-            self._note_position(log_batch)
-
-    def _note_position(self, log_batch: LogBatch) -> None:
-        container, _, number = log_batch.log.rpartition("/")
-        cursor = self.state.cursor
-        cursor.pop(log_batch.log, None)  # inserted again, so that the latest is last
-        cursor[log_batch.log] = log_batch.position
-        if number.isdecimal():
-            cursor.pop(f"{container}/{int(number) - _STARTS}", None)
+            container, _, number = log_batch.log.rpartition("/")
+            cursor = self.state.cursor
+            cursor.pop(log_batch.log, None)  # inserted again, so that the latest is last
+            cursor[log_batch.log] = log_batch.position
+            if number.isdecimal():
+                cursor.pop(f"{container}/{int(number) - _STARTS}", None)
 
     def _is_of_another_pod(self, line: Line, event: Event | None) -> bool:
         """Whether a line reports the end of a rank that has since started again in another pod."""
@@ -365,15 +358,12 @@ class AttemptRecorder:
         """
         packed = pack(fields)
         if packed != self._written:  # a thousand runs may wait, mostly without a change
-            self._put_as_it_fits(packed, fields)
+            try:
+                self._put(packed)
+            except InvalidError:  # too large, most likely
+                self._put(least(fields))
             self._written = packed
         self.recorded_cursor = fields.get("cursor", {})
-
-    def _put_as_it_fits(self, packed: dict[str, Any], fields: dict[str, Any]) -> None:
-        try:
-            self._put(packed)
-        except InvalidError:  # too large, most likely
-            self._put(least(fields))
 
     def _put(self, written: dict[str, Any]) -> None:
         with self._ctx.ledger.update() as entry:

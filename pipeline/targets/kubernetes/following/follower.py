@@ -39,10 +39,25 @@ from manycpu.pipeline.targets.kubernetes.launch import observe
 
 __all__ = ["Follower", "Notes", "batches", "selections"]
 
-_PATIENCE: Final = 5.0  # seconds before the first note on why a job waits
-_EVERY: Final = 10.0  # minimum seconds between two notes on why a job waits
-_SOON: Final = 2.0  # maximum seconds before a note that a job was preempted, and why
-_AWAY_EVERY: Final = 60.0  # minimum seconds between two notes that the cluster cannot be reached
+LINES_PER_SECOND: Final = 1000
+_FIRST_NOTE_DELAY_S: Final = 5.0  # before the first note on why a job waits
+_NOTE_INTERVAL_S: Final = 10.0  # minimum between two notes on why a job waits
+_PREEMPTION_NOTE_DELAY_S: Final = 2.0  # maximum before a note that a job was preempted, and why
+_AWAY_NOTE_INTERVAL_S: Final = 60.0  # minimum between two notes that the cluster cannot be reached
+_MAX_BATCHES: Final = 64  # log batches that wait for delivery: then reading pauses
+_MAX_LINES: Final = 1000  # to deliver in one go, about
+_TICK_S: Final = 30.0  # maximum between two checks, if nothing changes
+_WAITING_TICK_S: Final = 5.0  # the same, while the job waits for room
+_DRAIN_S: Final = 5.0  # without a line after which no more lines are expected
+_DRAIN_TIMEOUT_S: Final = 120.0  # for the last lines: a container may write for ever
+_MIN_TICK_S: Final = 0.1  # minimum between two checks
+_UNCONFIRMED_S: Final = 300.0  # after which a used-up budget counts although the API server is away
+_SILENCE_TIMEOUT_S: Final = 3600.0  # without news of the job or its pods after which the wait ends
+_RECORDING_TIMEOUT_S: Final = 600.0  # within which the end must be recorded
+_READING: Final = ThreadPoolExecutor(4, thread_name_prefix="exits")  # so slow volumes delay no other calls
+
+Result = TypeVar("Result")
+Tell = Callable[[list[RankLine]], Awaitable[None]]
 
 
 class Notes:
@@ -56,7 +71,7 @@ class Notes:
     def __init__(self, now: Callable[[], float], wake: Callable[[], None]) -> None:
         self._now, self._wake = now, wake
         self._texts: list[str] = []
-        self._reason, self._reason_due = "", now() + _PATIENCE
+        self._reason, self._reason_due = "", now() + _FIRST_NOTE_DELAY_S
         self._away_due = 0.0
 
     def say(self, text: str) -> None:
@@ -67,7 +82,7 @@ class Notes:
     def away(self, text: str) -> None:
         """Add a note that the cluster cannot be reached, at most once a minute."""
         if self._now() >= self._away_due:
-            self._away_due = self._now() + _AWAY_EVERY
+            self._away_due = self._now() + _AWAY_NOTE_INTERVAL_S
             self.say(text)
 
     def waiting(self, reason: str) -> None:
@@ -75,14 +90,14 @@ class Notes:
         if reason == self._reason or self._now() < self._reason_due:
             return
         told = self._reason.splitlines()
-        self._reason, self._reason_due = reason, self._now() + _EVERY
+        self._reason, self._reason_due = reason, self._now() + _NOTE_INTERVAL_S
         for line in reason.splitlines():
             if line not in told:
                 self.say(line)
 
     def soon(self) -> None:
         """Make the next note on a reason due within two seconds, even if the last one is recent."""
-        self._reason_due = min(self._reason_due, self._now() + _SOON)
+        self._reason_due = min(self._reason_due, self._now() + _PREEMPTION_NOTE_DELAY_S)
 
     def due(self, reason: str) -> list[float]:
         """Return when the note on this reason is due, in seconds since the epoch; empty: it is not new."""
@@ -92,24 +107,6 @@ class Notes:
         """Return the notes that were not delivered yet, and remove them."""
         texts, self._texts = self._texts, []
         return [RankLine(None, None, text) for text in texts]
-
-
-LINES_PER_SECOND: Final = 1000
-_BATCHES: Final = 64  # maximum number of log batches that wait for delivery: then reading pauses
-_AT_ONCE: Final = 1000  # lines to deliver in one go, about
-_TICK: Final = 30.0  # maximum seconds between two checks, if nothing changes
-_TURN: Final = 5.0  # the same, while the job waits for room
-_DRAIN: Final = 5.0  # seconds without a line after which no more lines are expected
-_DRAINED: Final = 120.0  # maximum seconds for the last lines: a container may write for ever
-_STEP: Final = 0.1  # minimum seconds between two checks
-_UNASKED: Final = 300.0  # seconds after which a used-up budget counts although the API server is away
-_SILENCE: Final = 3600.0  # seconds without news of the job or its pods after which the wait ends
-_RECORDED: Final = 600.0  # seconds within which the end must be recorded
-
-_READING: Final = ThreadPoolExecutor(4, thread_name_prefix="exits")  # so slow volumes delay no other calls
-
-Result = TypeVar("Result")
-Tell = Callable[[list[RankLine]], Awaitable[None]]
 
 
 def selections(launch: str, labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -133,7 +130,7 @@ class Follower:
     ) -> None:
         self._ctx, self._handle, self._watch, self._recorder = ctx, handle, watch, recorder
         self._snapshot = JobSnapshot(handle, (claim_of(ctx),))
-        self._log_batches: asyncio.Queue[LogBatch] = asyncio.Queue(_BATCHES)
+        self._log_batches: asyncio.Queue[LogBatch] = asyncio.Queue(_MAX_BATCHES)
         self._readers = LogReaders(watch, recorder.state.cursor, self._put)
         self._limit = RateLimiter(LINES_PER_SECOND)
         self._wake = asyncio.Event()
@@ -186,9 +183,9 @@ class Follower:
     async def _feed(self, stream: AsyncIterator[list[Changes]]) -> None:
         async for changes in stream:
             for change in changes:
-                self._take(change)
+                self._apply(change)
 
-    def _take(self, change: Changes) -> None:
+    def _apply(self, change: Changes) -> None:
         if change.trouble:
             self._trouble = change.trouble
             self._notes.away(f"nothing is known of {change.kind} objects at present: {change.trouble}")
@@ -203,10 +200,10 @@ class Follower:
     def _check_silence(self) -> None:
         """Raise ClusterError after an hour without news: even a quiet watch lists again every few minutes."""
         kind = min((self._snapshot.kind, "Pod"), key=self._last_change.__getitem__)
-        if time.monotonic() - self._last_change[kind] < _SILENCE or self.status.state.terminal:
+        if time.monotonic() - self._last_change[kind] < _SILENCE_TIMEOUT_S or self.status.state.terminal:
             return
         raise ClusterError(
-            f"nothing was heard of {kind} objects for {_SILENCE:g} s: {self._trouble}; "
+            f"nothing was heard of {kind} objects for {_SILENCE_TIMEOUT_S:g} s: {self._trouble}; "
             f"{self._snapshot.kind} {self._snapshot.name} is left as it is",
             field="target.connection",
             fix="See that the cluster can be reached, and run again: that attaches to the job",
@@ -219,8 +216,8 @@ class Follower:
         due = [budget.due for budget in budgets(self._ctx.run, self._snapshot, activity)[:1]]
         due += [judgement.settled(activity)] if activity.finished else []
         note = self._notes.due(self.status.reason)
-        tick = _TURN if self._turn.waits else _TICK
-        seconds = max(_STEP, min([now + tick, *due, *note]) - now)
+        tick = _WAITING_TICK_S if self._turn.waits else _TICK_S
+        seconds = max(_MIN_TICK_S, min([now + tick, *due, *note]) - now)
         waking = asyncio.ensure_future(self._wake.wait())
         await asyncio.wait([waking, feeding], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         waking.cancel()
@@ -233,7 +230,7 @@ class Follower:
         left = self._log_batches.qsize()
         while True:
             log_batches: list[LogBatch] = []
-            while left and sum(len(batch.lines) for batch in log_batches) < _AT_ONCE:
+            while left and sum(len(batch.lines) for batch in log_batches) < _MAX_LINES:
                 log_batches.append(self._log_batches.get_nowait())
                 left -= 1
             notes = self._notes.take()  # not rate-limited, as they are few
@@ -273,33 +270,29 @@ class Follower:
         """Keep the status if the API server cannot confirm an end; a used-up budget counts after a while."""
         self._recorder.since = now = self._watch.now()
         self._unasked_since = self._unasked_since or now
-        if status.budget and now - self._unasked_since > _UNASKED:
+        if status.budget and now - self._unasked_since > _UNCONFIRMED_S:
             return status
-        if now - self._unasked_since > _SILENCE:
+        if now - self._unasked_since > _SILENCE_TIMEOUT_S:
             raise error
         self._notes.away(f"whether it has ended cannot be asked at present: {error}")
         await asyncio.sleep(self._asking.next())
         return self.status
 
     def _view(self) -> Status:
-        """Derive the status from job, pods and budgets."""
+        """Derive the status from job, pods and budgets; give the job back or resume it if it is its turn."""
         if not {self._snapshot.kind, "Pod"} <= self._snapshot.listed_kinds:
             return self.status
         now = self._watch.now()
         self._begin(now)
         status = judgement.judge(self._ctx.run, self._snapshot, self._recorder.activity, now)
         if not status.state.terminal:
-            status = self._await_room(status, now)
+            self._launcher.look(began=bool(self._recorder.state.began or self._snapshot.note))
+            lacking = self._turn.look(met=self._recorder.activity.met, now=now) or self._queue.look(now)
+            status = _with_reason(status, lacking)
             self._notes.waiting(status.reason)
         elif status.budget:
             status = _with_reason(status, self._queue.look(now))
         return status
-
-    def _await_room(self, status: Status, now: float) -> Status:
-        """Give back or resume the job if it is its turn; add to the reason what the job waits for."""
-        self._launcher.look(began=bool(self._recorder.state.began or self._snapshot.note))
-        lacking = self._turn.look(met=self._recorder.activity.met, now=now) or self._queue.look(now)
-        return _with_reason(status, lacking)
 
     def _begin(self, now: float) -> None:
         if self._snapshot.given_back and not self._recorder.activity.met:
@@ -319,13 +312,13 @@ class Follower:
     async def _drain(self, tell: Tell) -> None:
         """Deliver the last lines, until the logs of ended containers are read completely."""
         began = self._watch.now()
-        until = began + _DRAIN
+        until = began + _DRAIN_S
         while self._readers.behind and self._watch.now() < until:
             self._wake.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), _STEP)
+                await asyncio.wait_for(self._wake.wait(), _MIN_TICK_S)
             if not self._log_batches.empty():
-                until = min(self._watch.now() + _DRAIN, began + _DRAINED)
+                until = min(self._watch.now() + _DRAIN_S, began + _DRAIN_TIMEOUT_S)
             await self._pass_on(tell)
         await self._pass_on(tell)
         if dropped := self._limit.dropped():
@@ -372,7 +365,7 @@ class Follower:
         if ending is None or ending.pod in self._recorder.tails:
             return
         with suppress(NoLogError, *FAILURES):
-            async with asyncio.timeout(_DRAIN):
+            async with asyncio.timeout(_DRAIN_S):
                 part = LogPart(follow=False, previous=ending.previous, tail=TAIL)
                 log = self._watch.log(ending.pod, ending.container, part)
                 lines = [text async for block in log for text in block]
@@ -390,7 +383,7 @@ class Follower:
         Returns:
             The call's result; None: the run is cleaned up already, or no retry succeeded.
         """
-        pauses, until = Backoff(), time.monotonic() + _RECORDED
+        pauses, until = Backoff(), time.monotonic() + _RECORDING_TIMEOUT_S
         while True:
             try:
                 return await asyncio.to_thread(act, *arguments)

@@ -17,7 +17,6 @@ from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
     RankActivity,
     attempt_state,
 )
-from manycpu.pipeline.targets.kubernetes.following.diagnosis import Ending
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
     JobSnapshot,
 )
@@ -58,13 +57,18 @@ def budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> 
         snapshot: The job, which has not ended.
         activity: What its ranks have done so far.
     """
-    return sorted(_running(run, snapshot, activity), key=lambda budget: budget.due)
+    return sorted(_budgets(run, snapshot, activity), key=lambda budget: budget.due)
 
 
-def _running(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Iterator[Budget]:
+def _budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Iterator[Budget]:
     now = phase(run, snapshot, activity)
     if now == "unacknowledged":
-        yield _acknowledge(run, snapshot, activity)
+        message = (
+            f"no operator acknowledged {snapshot.kind} {snapshot.name} within {run.acknowledge_timeout} s: "
+            f"is the {snapshot.job_kind.operator} running, and does it watch this namespace?"
+        )
+        since = max(_created(snapshot), activity.stood)
+        yield Budget("acknowledge_timeout", since + run.acknowledge_timeout, message)
         return
     began = activity.began or snapshot.capacity(run.nodes[0])
     if began and not activity.paused:
@@ -93,16 +97,6 @@ def phase(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> st
     return "running" if activity.met else "starting"
 
 
-def _acknowledge(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Budget:
-    message = (
-        f"no operator acknowledged {snapshot.kind} {snapshot.name} within {run.acknowledge_timeout} s: "
-        f"is the {snapshot.job_kind.operator} running, and does it watch this namespace?"
-    )
-    return Budget(
-        "acknowledge_timeout", max(_created(snapshot), activity.stood) + run.acknowledge_timeout, message
-    )
-
-
 def _queued_since(snapshot: JobSnapshot, activity: RankActivity) -> float:
     """Return since when a job waits: since its suspension, or the creation of its oldest pod without a node.
 
@@ -114,13 +108,9 @@ def _queued_since(snapshot: JobSnapshot, activity: RankActivity) -> float:
         return activity.paused or snapshot.suspended_since or _created(snapshot)
     waiting = [pod for pod in snapshot.pods if scheduled(pod) is None]
     times = [epoch(pod["metadata"]["creationTimestamp"]) for pod in waiting]
-    return min(times, default=_without_pods_since(snapshot, activity))
-
-
-def _without_pods_since(snapshot: JobSnapshot, activity: RankActivity) -> float:
-    """Return since when a job lacks pods: since it was created, was resumed, or last had its nodes."""
+    # Without pods: since it was created, was resumed, or last had its nodes.
     since = max(_created(snapshot), snapshot.last_transition, activity.paused)
-    return max(since, activity.stood or activity.since) if activity.began else since
+    return min(times, default=max(since, activity.stood or activity.since) if activity.began else since)
 
 
 def _created(snapshot: JobSnapshot) -> float:
@@ -164,22 +154,22 @@ def look(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Sta
     """Derive a job's status from its operator, its pods and its ranks, without time budgets."""
     status = JOB_LAUNCHERS[snapshot.job_kind.launch].state(snapshot.job, snapshot.pods)
     if status.state is RunState.FAILED:
-        return status.model_copy(update={"by_itself": _failed_by_itself(snapshot)})
+        exists = snapshot.job is not None
+        failed = exists and bool(diagnosis.endings(snapshot)) and not diagnosis.losses(snapshot)
+        return status.model_copy(update={"by_itself": failed})
     if status.state.terminal:
         return status
-    if text := _hopeless(run, snapshot):
-        return Status(state=RunState.FAILED, reason=text, by_itself=True)
+    hopeless = diagnosis.hopeless(snapshot)
+    if not hopeless and diagnosis.restarts(snapshot) > max(run.max_restarts, _CRASHES):
+        hopeless = f"it crashes in a loop, and run.max_restarts is {run.max_restarts}"
+    if hopeless:
+        return Status(state=RunState.FAILED, reason=hopeless, by_itself=True)
     where = phase(run, snapshot, activity)
     if where == "running":
         lines = [status.reason, *diagnosis.crashes(snapshot), *diagnosis.losses(snapshot)]
         return Status(state=RunState.RUNNING, reason="\n".join(line for line in lines if line))
     why = diagnosis.explain(snapshot)
     return Status(state=RunState.PENDING, reason=f"{where}: {why}" if why else where)
-
-
-def _failed_by_itself(snapshot: JobSnapshot) -> bool:
-    """Whether the job still exists, containers failed with exit codes, and no pod was lost."""
-    return snapshot.job is not None and bool(diagnosis.endings(snapshot)) and not diagnosis.losses(snapshot)
 
 
 def to_be_ended(run: TrainingRun, snapshot: JobSnapshot, status: Status) -> bool:
@@ -190,15 +180,6 @@ def to_be_ended(run: TrainingRun, snapshot: JobSnapshot, status: Status) -> bool
         return snapshot.job_kind.end(snapshot.job) is None
     given_up = status.budget is not None or snapshot.job_kind.condition(snapshot.job, FAILED) is None
     return given_up or (run.keep in ("never", "results") and any(not ended(pod) for pod in snapshot.pods))
-
-
-def _hopeless(run: TrainingRun, snapshot: JobSnapshot) -> str:
-    if text := diagnosis.hopeless(snapshot):
-        return text
-    times = diagnosis.restarts(snapshot)
-    if times > max(run.max_restarts, _CRASHES):
-        return f"it crashes in a loop, and run.max_restarts is {run.max_restarts}"
-    return ""
 
 
 def concluded(entry: Entry, handle: JobHandle, status: Status) -> Status:
@@ -215,9 +196,13 @@ def complete(snapshot: JobSnapshot, recorder: AttemptRecorder, status: Status) -
     if status.failure is not None or (snapshot.job is None and status.budget):
         return status
     observed = recorder.state.observed
-    silent = next((ending for ending in diagnosis.endings(snapshot) if not _spoke_of(recorder, ending)), None)
+    endings, reported = diagnosis.endings(snapshot), recorder.state.parted
+    silent = next((one for one in endings if reported.get(one.pod, -1.0) < one.began), None)
     first = silent is not None and (observed.failure is None or silent.time <= int(observed.failed_at))
-    causes = [*_endings(snapshot, observed.failure), *diagnosis.losses(snapshot)]
+    # The first failed container, unless a rank reported a failure, and all that were out of memory.
+    failed = endings[:1] if observed.failure is None else []
+    failed += [ending for ending in endings if ending.reason == "OOMKilled"]
+    causes = [*map(str, failed), *diagnosis.losses(snapshot)]
     reason = "\n".join(dict.fromkeys([status.reason, *causes]))
     if not first or silent is None:
         return status.model_copy(update={"reason": reason, "failure": observed.failure})
@@ -255,21 +240,6 @@ def ends(snapshot: JobSnapshot, observed: Observed) -> dict[int, int]:
         for rank, ended in silent.items()
         if ended and epoch(ended.get("finishedAt")) >= began
     }
-
-
-def _endings(snapshot: JobSnapshot, failure: RankFailure | None) -> list[str]:
-    """Describe failed containers: the first, unless a rank reported a failure, and all out of memory."""
-    failed = diagnosis.endings(snapshot)
-    first = failed[:1] if failure is None else []
-    return [
-        str(ending) for ending in [*first, *(ending for ending in failed if ending.reason == "OOMKilled")]
-    ]
-
-
-def _spoke_of(recorder: AttemptRecorder, ending: Ending) -> bool:
-    """Whether a rank of the container has reported its own end."""
-    parted = recorder.state.parted.get(ending.pod)
-    return parted is not None and parted >= ending.began
 
 
 def ended_at(snapshot: JobSnapshot) -> float:

@@ -1,4 +1,4 @@
-"""Report what a job in a Kueue queue waits for, from its workload."""
+"""Report what a job in a Kueue queue waits for, from the workload that Kueue has made of it."""
 
 import asyncio
 import re
@@ -16,10 +16,12 @@ from manycpu.pipeline.targets.kubernetes.following.shared_view import Selections
 
 __all__ = ["QueueWaiting", "by_job", "job_uid", "look_once", "place", "waits_for"]
 
-_READY: Final = "Ready"  # the state of an admission check that has passed
 # Kueue's words for a flavor whose quota is too small, or, with "unused", used by other jobs.
 _LACKING: Final = re.compile(r"insufficient (unused )?quota for \S+ in flavor ([^\s,]+)")
-_UNSEEN: Final = 20.0  # seconds within which Kueue creates a job's workload, and resumes an admitted job
+_PLACES_INTERVAL_S: Final = 10.0  # between two requests for the positions in a queue
+_PLACES_TIMEOUT_S: Final = 5.0
+_MAX_PLACES: Final = "1000"  # in an answer
+_ACTION_S: Final = 20.0  # seconds within which Kueue creates a job's workload, and resumes an admitted job
 
 
 def by_job(workloads: Iterable[KubeObject]) -> dict[str, KubeObject]:
@@ -42,13 +44,45 @@ def waits_for(workload: KubeObject | None, job: KubeObject, now: float) -> list[
         now: Seconds since the epoch, by the cluster's clock.
     """
     if workload is None:
-        if now - epoch(job["metadata"]["creationTimestamp"]) < _UNSEEN:
+        if now - epoch(job["metadata"]["creationTimestamp"]) < _ACTION_S:
             return []
-        return [_unmade(job)]
+        # Kueue itself reports nothing then.
+        priority = job["metadata"].get("labels", {}).get(PRIORITY_LABEL)
+        exists = (
+            f"there is a WorkloadPriorityClass {priority!r} (target.queue_priority), that "
+            if priority
+            else ""
+        )
+        managed = f"that its configuration has {job['kind']} among integrations.frameworks"
+        return [f"Kueue has made no workload of it: see that {exists}Kueue runs, and {managed}"]
+    name = workload["metadata"]["name"]
     if admitted := condition(workload, "Admitted"):
-        since = epoch(admitted["lastTransitionTime"])
-        return [_kept(workload)] if now - since > _UNSEEN else []
-    return list(dict.fromkeys([*_evicted(workload), *_lacking(workload), *_checks(workload)]))
+        kept = f"Kueue has admitted it but not resumed it: see its events, and those of workload {name}"
+        return [kept] if now - epoch(admitted["lastTransitionTime"]) > _ACTION_S else []
+    lines = []
+    if not workload["spec"].get("active", True):
+        lines.append(f"workload {name} is deactivated: it waits until its spec.active is set to true")
+    if evicted := condition(workload, "Evicted"):
+        word = "preempted" if evicted["reason"] == "Preempted" else f"evicted ({evicted['reason']})"
+        lines.append(f"it was {word}: {_message(evicted)}")
+    for check in (workload.get("status") or {}).get("admissionChecks") or ():
+        if check["state"] != "Ready":
+            message = f": {_message(check)}" if check.get("message") else ""
+            lines.append(f"admission check {check['name']} is {check['state']}{message}")
+    return list(dict.fromkeys([*lines, *_lacking(workload, evicted)]))
+
+
+def _lacking(workload: KubeObject, evicted: KubeObject | None) -> Iterator[str]:
+    """Describe which quota is too small, in Kueue's words."""
+    for found in (workload.get("status") or {}).get("conditions") or ():
+        if found["type"] == "QuotaReserved" and found["status"] == "False" and found.get("message"):
+            message = _message(found)
+            if evicted is None or message != _message(evicted):  # Kueue first repeats that message here
+                yield message
+            flavors = _LACKING.findall(message)
+            used_or_not = {flavor for unused, flavor in flavors if not unused}
+            if flavors and used_or_not == {flavor for _, flavor in flavors}:
+                yield "its queue may never have as much: ask for less, or have its quota raised"
 
 
 def place(workload: KubeObject, pending: Iterable[KubeObject]) -> str:
@@ -68,65 +102,8 @@ def place(workload: KubeObject, pending: Iterable[KubeObject]) -> str:
     return f"it is number {local} in queue {own['localQueueName']}{among}"
 
 
-def _unmade(job: KubeObject) -> str:
-    """Describe what may keep Kueue from creating a workload: Kueue itself reports nothing."""
-    name = job["metadata"].get("labels", {}).get(PRIORITY_LABEL)
-    priority = f"there is a WorkloadPriorityClass {name!r} (target.queue_priority), that " if name else ""
-    managed = f"that its configuration has {job['kind']} among integrations.frameworks"
-    return f"Kueue has made no workload of it: see that {priority}Kueue runs, and {managed}"
-
-
-def _kept(workload: KubeObject) -> str:
-    """Describe where to look if Kueue has admitted a job, but the job stays suspended."""
-    name = workload["metadata"]["name"]
-    return f"Kueue has admitted it and could not let it go on: see its events, and those of workload {name}"
-
-
-def _evicted(workload: KubeObject) -> Iterator[str]:
-    """Describe why a workload was evicted, or that it is deactivated."""
-    if not workload["spec"].get("active", True):
-        name = workload["metadata"]["name"]
-        yield f"workload {name} is deactivated: it waits until somebody sets its spec.active to true"
-    if evicted := condition(workload, "Evicted"):
-        word = "preempted" if evicted["reason"] == "Preempted" else f"evicted ({evicted['reason']})"
-        yield f"it was {word}: {_message(evicted)}"
-
-
-def _lacking(workload: KubeObject) -> Iterator[str]:
-    """Describe which quota is too small, in Kueue's words."""
-    evicted = condition(workload, "Evicted")
-    for found in (workload.get("status") or {}).get("conditions") or ():
-        if found["type"] == "QuotaReserved" and found["status"] == "False" and found.get("message"):
-            message = _message(found)
-            if evicted is None or message != _message(evicted):  # Kueue first repeats that message here
-                yield message
-            if _is_in_vain(message):
-                yield "its queue may never have as much: ask for less, or have its quota raised"
-
-
-def _is_in_vain(message: str) -> bool:
-    """Whether every flavor that Kueue names has too small a quota, even if no job uses it."""
-    found = _LACKING.findall(message)
-    return bool(found) and {flavor for _, flavor in found} == {
-        flavor for unused, flavor in found if not unused
-    }
-
-
-def _checks(workload: KubeObject) -> Iterator[str]:
-    """Describe the admission checks that have not passed."""
-    for check in (workload.get("status") or {}).get("admissionChecks") or ():
-        if check["state"] != _READY:
-            message = f": {_message(check)}" if check.get("message") else ""
-            yield f"admission check {check['name']} is {check['state']}{message}"
-
-
 def _message(found: KubeObject) -> str:
     return " ".join(found["message"].split())
-
-
-_PLACES: Final = 10.0  # seconds between two requests for the positions in a queue
-_SECONDS: Final = 5.0  # seconds until such a request times out
-_MOST: Final = "1000"  # maximum number of positions in an answer
 
 
 class QueueWaiting:
@@ -155,11 +132,13 @@ class QueueWaiting:
         if job is None or not queue or not self._snapshot.suspended:
             self.close()
             return ""
-        queues = self._join()
-        if not queues.is_complete:
+        if self._queues is None:
+            self._queues = _Queues.of(self._watch, self._cluster)
+            self._queues.join(self._wake, self._concerns)
+        if not self._queues.is_complete:
             return ""
-        workload = queues.workload_of(self._snapshot.uid)
-        return _words(workload, job, queues.pending(queue, now), now)
+        workload = self._queues.workload_of(self._snapshot.uid)
+        return _words(workload, job, self._queues.pending(queue, now), now)
 
     def close(self) -> None:
         """Stop watching."""
@@ -167,13 +146,7 @@ class QueueWaiting:
             self._queues.leave(self._wake)
             self._queues = None
 
-    def _join(self) -> "_Queues":
-        if self._queues is None:
-            self._queues = _Queues.of(self._watch, self._cluster)
-            self._queues.join(self._wake, self._is_concerned)
-        return self._queues
-
-    def _is_concerned(self, change: Changes) -> bool:
+    def _concerns(self, change: Changes) -> bool:
         return change.complete or self._snapshot.uid in map(job_uid, change.objects)
 
 
@@ -200,7 +173,7 @@ class _Queues(SharedView):
 
     def pending(self, queue: str, now: float) -> list[KubeObject]:
         """Return the workloads that wait in a queue, as of the last request; all followers share requests."""
-        if now - self._asked.get(queue, 0.0) > _PLACES:
+        if now - self._asked.get(queue, 0.0) > _PLACES_INTERVAL_S:
             self._asked[queue] = now
             self._asking[queue] = asyncio.create_task(self._ask(queue))
         return self._pending.get(queue, [])
@@ -240,7 +213,9 @@ def _pending(cluster: Cluster, queue: str) -> list[KubeObject]:
     """List the workloads that wait in a queue; empty if the cluster does not serve or allow that."""
     with suppress(*FAILURES):
         path = cluster.path(VISIBILITY.kind, f"{queue}/pendingworkloads")
-        return list(cluster.call("GET", path, query={"limit": _MOST}, deadline=_SECONDS)["items"])
+        return list(
+            cluster.call("GET", path, query={"limit": _MAX_PLACES}, deadline=_PLACES_TIMEOUT_S)["items"]
+        )
     return []
 
 

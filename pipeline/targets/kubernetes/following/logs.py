@@ -36,9 +36,13 @@ def parse(line: bytes) -> Stamped | None:
     """Parse a log line with its time; None: it has no time, such as a message of the kubelet."""
     stamp, _, text = line.partition(b" ")
     try:
-        return Stamped(_nanoseconds(stamp.decode("ascii")), text.decode(errors="replace").rstrip("\r"))
+        match = _STAMP.fullmatch(stamp.decode("ascii"))
+        if match is None:
+            return None
+        time = _seconds(match[1] + match[3]) * _NANO + int(f"{match[2] or '':0<9}")
     except ValueError:
         return None
+    return Stamped(time, text.decode(errors="replace").rstrip("\r"))
 
 
 def placed(line: RankLine, container: str) -> RankLine:
@@ -46,13 +50,6 @@ def placed(line: RankLine, container: str) -> RankLine:
     if line.rank is not None or decode(line.text) is not None:
         return line
     return RankLine(None, None, f"[{container}] {line.text}")
-
-
-def _nanoseconds(stamp: str) -> int:
-    match = _STAMP.fullmatch(stamp)
-    if match is None:
-        raise ValueError(f"{stamp!r} is no time")
-    return _seconds(match[1] + match[3]) * _NANO + int(f"{match[2] or '':0<9}")
 
 
 @lru_cache(64)
@@ -109,13 +106,23 @@ class LogCursor:
         """Advance by one line; return whether the line is new."""
         if self._by_count is None:
             self._begin(time)
-        if not self._by_count:
-            return self._take_by_time(time)
-        if self._skip:
+        if self._by_count and self._skip:
             self._skip -= 1
             return False
         self._count(time)
-        self._note(time)
+        if not self._by_count:
+            if time < self._last:
+                return False
+            if time == self._last and self._skip:
+                self._skip -= 1
+                return False
+            if time > self._last:
+                self._by_count, self._skip = True, 0
+        self._first = self._first or time
+        if time > self._last:
+            self._last, self._equal = time, 1
+        elif time == self._last:
+            self._equal += 1
         return True
 
     def _begin(self, time: int) -> None:
@@ -125,25 +132,6 @@ class LogCursor:
         self._by_count = not mistaken and not self.doubts(time)
         if not self._by_count:  # another file: count its lines from the beginning
             self._skip, self._seconds = self._equal, []
-
-    def _take_by_time(self, time: int) -> bool:
-        self._count(time)
-        if time < self._last:
-            return False
-        if time == self._last and self._skip:
-            self._skip -= 1
-            return False
-        if time > self._last:
-            self._by_count, self._skip = True, 0
-        self._note(time)
-        return True
-
-    def _note(self, time: int) -> None:
-        self._first = self._first or time
-        if time > self._last:
-            self._last, self._equal = time, 1
-        elif time == self._last:
-            self._equal += 1
 
     def _count(self, time: int) -> None:
         second = time // _NANO
@@ -173,25 +161,20 @@ class RateLimiter:
 
     def admit(self, lines: Iterable[RankLine], now: float) -> list[RankLine]:
         """Select the lines to deliver; events other than progress are always delivered."""
-        notices = self._turn(int(now))
-        admitted = [line for line in lines if self._admits(line)]
-        return notices + admitted
-
-    def _admits(self, line: RankLine) -> bool:
-        event = decode(line.text)
-        kind = None if event is None else type(event)
-        self._admitted[kind] += 1
-        if kind not in (None, ProgressEvent) or self._admitted[kind] <= self._per_second:
-            return True
-        self._dropped += 1
-        return False
-
-    def _turn(self, second: int) -> list[RankLine]:
-        if second == self._second:
-            return []
-        self._second = second
-        self._admitted.clear()
-        return self.dropped()
+        admitted = list[RankLine]()
+        if int(now) != self._second:
+            self._second = int(now)
+            self._admitted.clear()
+            admitted += self.dropped()
+        for line in lines:
+            event = decode(line.text)
+            kind = None if event is None else type(event)
+            self._admitted[kind] += 1
+            if kind not in (None, ProgressEvent) or self._admitted[kind] <= self._per_second:
+                admitted.append(line)
+            else:
+                self._dropped += 1
+        return admitted
 
     def dropped(self) -> list[RankLine]:
         """Return a line that says how many lines were dropped since the last report; empty: none were."""
@@ -205,8 +188,8 @@ class RateLimiter:
 Put = Callable[[LogBatch], Awaitable[None]]
 """Receives the lines; waits while the queue is full."""
 
-_SETTLE: Final = 3.0  # seconds within which the kubelet surely reports a restart of a container
-_AT_ONCE: Final = 200  # lines in a batch: a line that waits for delivery takes several times its bytes
+_RESTART_REPORT_S: Final = 3.0  # within which the kubelet surely reports a restart of a container
+_BATCH_LINES: Final = 200  # a line that waits for delivery takes several times its bytes
 _DONE: Final = "done"  # marks a log that was read to its end; stands after the state of its position
 _STATE: Final = 4  # number of items in that state, without the mark
 
@@ -231,8 +214,10 @@ class LogReaders:
 
     def follow(self, snapshot: JobSnapshot) -> None:
         """Start readers for new containers; tell the others which pods have changed or are gone."""
-        if snapshot.given_back:
-            self._stop()
+        if snapshot.given_back:  # how the launcher of such a pod ends says nothing about the run
+            for reader, task in self._readers.values():
+                reader.leave()
+                task.cancel()
             return
         if snapshot.kind not in snapshot.listed_kinds:
             return  # the job determines which pods print the ranks' lines
@@ -262,12 +247,6 @@ class LogReaders:
             reader = LogReader(self._watch, self._cursor, self._put)
             self._readers[key] = (reader, asyncio.create_task(reader.read(container)))
         self._readers[key][0].update(container)
-
-    def _stop(self) -> None:
-        """Stop reading pods that were given back: how their launchers end says nothing about the run."""
-        for reader, task in self._readers.values():
-            reader.leave()
-            task.cancel()
 
 
 class LogReader:
@@ -347,30 +326,22 @@ class LogReader:
         log = self._watch.log(*where, LogPart(follow=not over, previous=previous, since=position.since))
         async with aclosing(log) as blocks:
             async for block in blocks:
-                for start in range(0, len(block), _AT_ONCE):
-                    if not await self._pass_part(number, position, block[start : start + _AT_ONCE]):
-                        return False
+                for start in range(0, len(block), _BATCH_LINES):
+                    part = map(parse, block[start : start + _BATCH_LINES])
+                    stamped = [line for line in part if line is not None]
+                    if stamped and position.doubts(stamped[0].time):
+                        before = self._now.restarts
+                        await asyncio.sleep(_RESTART_REPORT_S)
+                        if self._now.restarts != before or before not in (number, number + 1):
+                            return False
+                    lines = [
+                        Line(placed(split(line.text), "/".join(where)), line.time / 1e9, where[0])
+                        for line in stamped
+                        if position.take(line.time)
+                    ]
+                    if lines:
+                        await self._put(LogBatch(self._key(number), lines, position.state))
         return True
-
-    async def _pass_part(self, number: int, position: LogCursor, part: list[bytes]) -> bool:
-        """Deliver some lines; return whether they are from the log of this start."""
-        stamped = [line for line in map(parse, part) if line is not None]
-        if stamped and position.doubts(stamped[0].time) and not await self._settled(number):
-            return False
-        lines = [self._line(line.time, line.text) for line in stamped if position.take(line.time)]
-        if lines:
-            await self._put(LogBatch(self._key(number), lines, position.state))
-        return True
-
-    async def _settled(self, number: int) -> bool:
-        """Wait for the kubelet to report restarts; return whether the log is still that of this start."""
-        before = self._now.restarts
-        await asyncio.sleep(_SETTLE)
-        return self._now.restarts == before and self._now.restarts in (number, number + 1)
-
-    def _line(self, time: int, text: str) -> Line:
-        pod = self._now.pod["metadata"]["name"]
-        return Line(placed(split(text), f"{pod}/{self._now.name}"), time / 1e9, pod)
 
     def _over(self, number: int) -> bool:
         """Whether this start of the container has ended, so that its log is complete."""
