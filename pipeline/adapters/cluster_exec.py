@@ -1,17 +1,11 @@
-"""Run a command in a running container, with its streams, over one websocket.
-
-The websocket is opened like the client's own stream. This module reads and writes its frames directly on the
-socket: to mask and join them in Python costs more than the transfer itself.
-"""
+"""Run a command in a running container, with its streams, over one websocket."""
 
 import json
 import socket
 import ssl
-import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from io import BufferedReader
-from typing import Any, Final, cast
+from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from kubernetes.stream import ws_client
@@ -32,10 +26,6 @@ _PROTOCOLS: Final = f"{ws_client.V5_CHANNEL_PROTOCOL},{ws_client.V4_CHANNEL_PROT
 _OPEN_TIMEOUT_S: Final = 30.0
 _LAST_BYTES: Final = 4000  # of stderr, for messages
 _KEPT_BYTES: Final = 1 << 16  # of each stream beside stdout
-_BUFFER_BYTES: Final = 1 << 16
-_DATA: Final = (ABNF.OPCODE_CONT, ABNF.OPCODE_BINARY)
-# RFC 6455, 5.2: the first byte of a frame that is a whole message, and values of the second byte.
-_WHOLE, _MASKED, _IN_TWO, _IN_EIGHT = 0x80 | ABNF.OPCODE_BINARY, 0x80, 126, 127
 
 
 def start(cluster: Cluster, pod: str, container: str, argv: Sequence[str]) -> "Exec":
@@ -61,7 +51,7 @@ def start(cluster: Cluster, pod: str, container: str, argv: Sequence[str]) -> "E
         "server_hostname": settings.tls_server_name,
     }
     tls = {name: value for name, value in tls.items() if value is not None}
-    web_socket = WebSocket(sslopt=tls, skip_utf8_validation=True)
+    web_socket = WebSocket(sslopt=tls, skip_utf8_validation=True, enable_multithread=True)
     try:
         web_socket.connect(url, **_options(settings, url, headers))
         web_socket.settimeout(None)  # from here on the channel watches for silence
@@ -89,10 +79,9 @@ class Exec:
 
     def __init__(self, web_socket: WebSocket) -> None:
         self._socket = web_socket
-        self._connection = cast("ssl.SSLSocket", web_socket.sock)
-        self._frames = cast("BufferedReader", self._connection.makefile("rb", _BUFFER_BYTES))
-        self._channel, self._unread = _STDOUT, 0  # of the present frame: bytes that are still to be read
-        self._output: dict[int, bytes] = {}  # by channel
+        self._connection: socket.socket = web_socket.sock  # the library forgets it at the end of the stream
+        self._unread = memoryview(b"")  # of stdout
+        self._output: dict[int, bytes] = {}  # of the other channels
 
     def writelines(self, parts: Sequence[bytes | bytearray | memoryview]) -> None:
         """Write to its stdin, in one frame.
@@ -100,9 +89,10 @@ class Exec:
         Raises:
             OSError: It has ended, or the connection is broken.
         """
-        frame = b"".join((_frame_head(1 + sum(map(len, parts))), bytes([_STDIN]), *parts))
-        with self._socket.lock:
-            self._connection.sendall(frame)
+        try:
+            self._socket.send_binary(b"".join((bytes([_STDIN]), *parts)))
+        except WebSocketException as error:
+            raise ConnectionError(str(error)) from error
 
     def flush(self) -> None:
         """Do nothing: writes are not buffered."""
@@ -114,11 +104,10 @@ class Exec:
 
     def limit(self, seconds: float | None) -> None:
         """Set a timeout for reads and writes, in seconds; None: the channel watches for silence instead."""
-        self._connection.settimeout(seconds)
+        self._socket.settimeout(seconds)
 
     def release(self) -> None:
         """Release the socket, when no thread uses it any more."""
-        self._frames.close()
         self._socket.shutdown()
 
     @property
@@ -138,48 +127,18 @@ class Exec:
     def read(self, size: int) -> memoryview:
         """Read exactly ``size`` bytes from its stdout; fewer only at the end."""
         content, done = memoryview(bytearray(size)), 0
-        with suppress(OSError, EOFError, ValueError, WebSocketException):  # ValueError: the socket was closed
-            while done < size and (self._unread or self._await()):
-                count = self._frames.readinto(content[done : done + self._unread])
-                if not count:
-                    break
-                done, self._unread = done + count, self._unread - count
+        with suppress(OSError, WebSocketException):
+            while done < size:
+                while not self._unread:
+                    opcode, message = self._socket.recv_data()
+                    if opcode == ABNF.OPCODE_CLOSE:
+                        return content[:done]
+                    channel = message[0] if message else _STDOUT
+                    if channel == _STDOUT:
+                        self._unread = memoryview(message)[1:]
+                    else:
+                        self._output[channel] = (self._output.get(channel, b"") + message[1:])[-_KEPT_BYTES:]
+                part = self._unread[: size - done]
+                content[done : done + len(part)] = part
+                done, self._unread = done + len(part), self._unread[len(part) :]
         return content[:done]
-
-    def _await(self) -> bool:
-        """Wait for the next bytes of its stdout; False at the end."""
-        while not self._unread:
-            first, size = self._take(2)  # servers do not mask
-            if size >= _IN_TWO:
-                size = int.from_bytes(self._take(2 if size == _IN_TWO else 8))
-            opcode = first & 0x0F
-            if opcode == ABNF.OPCODE_CLOSE:
-                return False
-            if opcode == ABNF.OPCODE_BINARY and size:
-                self._channel, size = self._take(1)[0], size - 1
-            if opcode in _DATA and self._channel == _STDOUT:
-                self._unread = size
-            else:
-                self._note(opcode, self._take(size))
-        return True
-
-    def _note(self, opcode: int, content: bytes) -> None:
-        if opcode == ABNF.OPCODE_PING:
-            self._socket.pong(content)
-        elif opcode in _DATA:
-            self._output[self._channel] = (self._output.get(self._channel, b"") + content)[-_KEPT_BYTES:]
-
-    def _take(self, size: int) -> bytes:
-        content: bytes = self._frames.read(size)
-        if len(content) < size:
-            raise EOFError
-        return content
-
-
-def _frame_head(size: int) -> bytes:
-    """Build a frame's head with a zero mask: masking matters for browsers only."""
-    if size < _IN_TWO:
-        return struct.pack("!BB4x", _WHOLE, _MASKED | size)
-    if size <= 0xFFFF:  # noqa: PLR2004 - what two bytes hold
-        return struct.pack("!BBH4x", _WHOLE, _MASKED | _IN_TWO, size)
-    return struct.pack("!BBQ4x", _WHOLE, _MASKED | _IN_EIGHT, size)

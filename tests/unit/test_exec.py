@@ -81,7 +81,8 @@ def test_a_frame_that_ends_early_is_an_end(ends: tuple[Exec, socket.socket]) -> 
     command, server = ends
     server.sendall(frame(STDOUT + b"whole") + frame(STDOUT + b"half")[:-2])
     server.shutdown(socket.SHUT_WR)
-    assert bytes(command.read(100)) == b"wholeha"
+    assert bytes(command.read(100)) == b"whole"
+    command.close()  # also after the library has closed the socket
 
 
 @pytest.fixture
