@@ -5,7 +5,7 @@ import socket
 import ssl
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import urlsplit, urlunsplit
 
 from kubernetes.stream import ws_client
@@ -79,7 +79,9 @@ class Exec:
 
     def __init__(self, web_socket: WebSocket) -> None:
         self._socket = web_socket
-        self._connection: socket.socket = web_socket.sock  # the library forgets it at the end of the stream
+        self._connection = cast(
+            "socket.socket", web_socket.sock
+        )  # the library forgets it at the end of the stream
         self._unread = memoryview(b"")  # of stdout
         self._output: dict[int, bytes] = {}  # of the other channels
 
