@@ -7,6 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from typing import Any, Final, TypeVar
 
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception,
+    stop_after_delay,
+    wait_random_exponential,
+)
+
 from manycpu.pipeline.adapters.cluster_watch import (
     FAILURES,
     Backoff,
@@ -383,20 +391,25 @@ class Follower:
         Returns:
             The call's result; None: the run is cleaned up already, or no retry succeeded.
         """
-        pauses, until = Backoff(), time.monotonic() + _RECORDING_TIMEOUT_S
-        while True:
-            try:
-                return await asyncio.to_thread(act, *arguments)
-            except FileNotFoundError:
-                return None
-            except FAILURES as error:
-                if _refused(error) or time.monotonic() > until:
-                    self._notes.say(f"{lacking}: {error}")
-                    await self._tell_notes()
-                    return None
-                self._notes.away(f"{lacking} so far: {error}")
+
+        async def report(state: RetryCallState) -> None:
+            self._notes.away(f"{lacking} so far: {state.outcome and state.outcome.exception()}")
             await self._tell_notes()
-            await asyncio.sleep(pauses.next())
+
+        try:
+            return await AsyncRetrying(
+                retry=retry_if_exception(_may_pass),
+                stop=stop_after_delay(_RECORDING_TIMEOUT_S),
+                wait=wait_random_exponential(multiplier=0.5, max=5.0),
+                before_sleep=report,
+                reraise=True,
+            )(asyncio.to_thread, act, *arguments)
+        except FileNotFoundError:
+            return None
+        except FAILURES as error:
+            self._notes.say(f"{lacking}: {error}")
+            await self._tell_notes()
+            return None
 
     async def _tell_notes(self) -> None:
         if (notes := self._notes.take()) and self._tell is not None:
@@ -420,9 +433,11 @@ def _with_reason(status: Status, more: str) -> Status:
     return status.model_copy(update={"reason": f"{status.reason}\n{more}"}) if more else status
 
 
-def _refused(error: BaseException) -> bool:
-    """Whether a retry is in vain: lost rights may come back, but a wrong call stays wrong."""
-    return isinstance(error, (NotFoundError, InvalidError))
+def _may_pass(error: BaseException) -> bool:
+    """Whether a retry may succeed: lost rights may come back, but a wrong call stays wrong."""
+    return isinstance(error, FAILURES) and not isinstance(
+        error, (FileNotFoundError, NotFoundError, InvalidError)
+    )
 
 
 async def batches(changes: AsyncGenerator[Changes]) -> AsyncGenerator[list[Changes]]:
