@@ -37,7 +37,7 @@ WORDS = {
 
 
 def main() -> dict[str, Any]:
-    """Measure; defaults are what a process gets that nobody told how many there are."""
+    """Measure; defaults are those of a process without any setting."""
     planned = plan(Machine.observe(), CpuRequest(processes=1, subprocesses=PROCESSES)).threads
     sides = {"defaults": 0, "16 threads": MANY, "planned": planned}
     measures = {name: partial(_rate, threads) for name, threads in sides.items()}

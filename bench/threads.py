@@ -39,7 +39,7 @@ WORDS = {
 
 
 def main() -> dict[str, Any]:
-    """Measure; defaults are what a process gets that nobody told how many there are."""
+    """Measure; defaults are those of a process without any setting."""
     for name in THREAD_VARIABLES:
         os.environ.pop(name, None)
     rates: dict[str, Any] = {}

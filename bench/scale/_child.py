@@ -1,4 +1,4 @@
-"""A benchmark's second process: what it says, and what it is told."""
+"""A benchmark's second process: its messages and its orders."""
 
 import json
 import subprocess

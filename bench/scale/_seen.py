@@ -53,7 +53,7 @@ def watching(space: Any) -> Iterator[Seen]:
 
 
 class _Watch:
-    """A watch that is begun anew when the API server ends it, as it does with who reads too slowly."""
+    """A watch that starts again when the API server ends it, as it does for slow readers."""
 
     def __init__(self, command: list[Any], note: Callable[[dict[str, Any]], None]) -> None:
         self.command, self.note, self.ended = command, note, False

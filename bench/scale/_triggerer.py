@@ -122,8 +122,8 @@ async def heard() -> str:
 
 
 async def until(there: Callable[[], object]) -> None:
-    """Wait until something is so: whoever started this process gives up first."""
-    while not there():  # noqa: ASYNC110 - nobody sets an event for it
+    """Wait for a condition: the process that started this one gives up first."""
+    while not there():  # noqa: ASYNC110 - no event is set for it
         await asyncio.sleep(0.05)
 
 

@@ -103,7 +103,7 @@ def _figures(done: dict[str, Any], late: float) -> dict[str, Any]:
 
 
 class _Counted:
-    """Counts what a task's log is told."""
+    """Counts the lines that a task's log gets."""
 
     def __init__(self) -> None:
         self.lines: Counter[tuple[int, int]] = Counter()

@@ -1,6 +1,6 @@
 """1,000 jobs that wait in one triggerer: idle, through a restart of the API server, and when 100 end at once.
 
-Its requests are counted where it makes them, so that those which nobody answers count as well.
+Its requests are counted where it makes them, so that those without an answer count as well.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ LIMITS = {
 
 
 def main() -> dict[str, Any]:
-    """Measure; nobody else has the cluster while the API server is restarted."""
+    """Measure; nothing else uses the cluster while the API server is restarted."""
     from cluster import cluster as own
     from cluster import hollow, images
     from support.hollow_logs import Ranks, logs

@@ -30,7 +30,7 @@ function began(report) {
   return times.filter(isPlace).reduce((least, time) => Math.min(least, time), Infinity);
 }
 
-/** Place points along an axis; where nobody told a step, they are counted. */
+/** Place points along an axis; points without a step are counted. */
 function placed(lines, axis) {
   const all = lines.flatMap((line) => line.raw);
   const has = (name) => all.length > 0 && all.every((point) => isPlace(point[name]));

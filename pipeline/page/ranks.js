@@ -21,7 +21,7 @@ const own = (rank) => {
   return isNumber(step) ? step - (isNumber(wait) ? wait : 0) : null;
 };
 
-/** Find the rank that the others wait for: it computes longest, whoever waits, and clearly longer than the fastest. */
+/** Find the rank that the others wait for: it computes longest, and clearly longer than the fastest. */
 function slowest(ranks) {
   const timed = ranks.filter((rank) => own(rank) !== null);
   if (timed.length < 2) return null;

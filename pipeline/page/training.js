@@ -16,7 +16,7 @@ const SECTIONS = [
   ["asked", asked],
 ];
 
-/** Draw a part; one that nobody can read says so, and the others are drawn. */
+/** Draw a part; one that cannot be read says so, and the others are drawn. */
 function safely(draw, ...given) {
   try {
     return draw(...given);

@@ -110,7 +110,7 @@ def build(ctx: ClusterContext) -> Reference:
 
 
 def left(builder: str) -> str:
-    """List a builder's containers, and what it has of ours."""
+    """List a builder's containers, and manycpu's objects in it."""
     names = {"buildah": ("containers", "images"), "docker": ("ps", "images")}[builder]
     every = {"buildah": [], "docker": ["--all"]}[builder]
     commands = ([names[0], "-q", *every], [names[1], "-q", "--filter", "reference=localhost/manycpu"])

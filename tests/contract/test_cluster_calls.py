@@ -1,4 +1,4 @@
-"""Calls to an API server that refuses some: what passes is tried again, what does not is told at once."""
+"""Calls to an API server that refuses some: transient errors are retried, others are reported at once."""
 
 import json
 from collections.abc import Iterator

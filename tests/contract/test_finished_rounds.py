@@ -1,4 +1,4 @@
-"""Work that all ranks of a round have finished is not done once more, whoever is lost then."""
+"""Work that all ranks of a round have finished is not done once more, whichever node is lost then."""
 
 import os
 import signal

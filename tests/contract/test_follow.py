@@ -73,7 +73,7 @@ def said(seconds: float, event: str, rank: int = 0, **fields: Any) -> str:
 
 
 def healthy(server: ApiServer) -> None:
-    """Have a job whose ranks have met, and which goes on."""
+    """Have a job whose ranks have met, and which still runs."""
     server.objects = {
         "PyTorchJob": [job("Running")],
         "Pod": [worker(running={"startedAt": at(HOUR - 20)})],
@@ -89,7 +89,7 @@ def ends(server: ApiServer) -> None:
 
 
 def picture(server: ApiServer) -> list[Changes]:
-    """Tell what is there, as a list does."""
+    """Report the present objects, as a list does."""
     return [Changes(kind, found, [], complete=True) for kind, found in server.objects.items()]
 
 
@@ -126,7 +126,7 @@ class Following:
 
     @property
     def status(self) -> Status:
-        """How the job is doing, by whoever follows it."""
+        """How the job is doing, by its follower."""
         return self._follower.status if self._follower else Status(state=RunState.PENDING)
 
     async def _told(self) -> AsyncGenerator[list[Changes]]:
@@ -220,7 +220,7 @@ def test_a_job_that_is_gone_is_believed_to_be_once_it_was_asked_for(
 
 
 def test_silence_counts_while_somebody_listens(server: ApiServer, tmp_path: Path) -> None:
-    """Nobody has followed for longer than ranks may take to meet, or be silent."""
+    """There was no follower for longer than ranks may take to meet, or be silent."""
     healthy(server)
     following = Following(server, tmp_path)
     following.recorder.state.spoke = api_objects.T0 + 60.0

@@ -1,4 +1,4 @@
-"""A disk that is full for a moment ends no training and deletes nothing; what its log lacks is told."""
+"""A disk that is full for a moment ends no training and deletes nothing; its log says what it lacks."""
 
 import json
 import subprocess

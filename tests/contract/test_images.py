@@ -1,4 +1,4 @@
-"""The program's code reaches an image as one small layer, and what is there is not pushed again."""
+"""The program's code reaches an image as one small layer, and layers that exist are not pushed again."""
 
 import json
 from collections.abc import Callable, Iterator

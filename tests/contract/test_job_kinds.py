@@ -220,7 +220,7 @@ def test_it_is_cancelled_another_attempt_follows_and_all_is_cleaned_up(
 def test_a_job_that_has_failed_by_its_pods_and_goes_on_is_ended(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A runtime of the cluster's may begin ranks anew that were to begin once."""
+    """A runtime of the cluster may restart ranks that were to start once."""
     ctx, handle = begin(server, tmp_path)
     operate(server, handle.name, up(), up())
     failed = Status(state=RunState.FAILED, reason="a pod failed")

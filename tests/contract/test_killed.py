@@ -1,4 +1,4 @@
-"""A command that is killed at a write: the same run goes on, trains no second time and leaves nothing."""
+"""A command that is killed at a write: the same run resumes, trains no second time and leaves nothing."""
 
 import json
 import signal

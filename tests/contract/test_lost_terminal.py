@@ -1,4 +1,4 @@
-"""A terminal that closes, a pipe nobody reads, a full disk, a listener that fails: the training goes on."""
+"""A terminal that closes, a pipe without a reader, a full disk, a failing listener: the training continues."""
 
 import os
 import pty
@@ -183,7 +183,7 @@ def test_a_listener_that_fails_hears_no_more_and_changes_no_run(
 
 
 def started(training: Training) -> Program[bytes]:
-    """Start a training, and kill the command: the training goes on."""
+    """Start a training, and kill the command: the training continues."""
     running = training.begin(stdout=subprocess.DEVNULL)
     until(training.trains)
     running.kill()

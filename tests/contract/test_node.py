@@ -196,7 +196,7 @@ def test_spawned_workers_run_the_script_not_the_node(write: Callable[[str], Path
 
 
 def test_what_a_script_leaves_running_neither_hangs_nor_survives(write: Callable[[str], Path]) -> None:
-    """Grandchildren hold the pipe open, one even in a session of its own; that they were ended is told."""
+    """Grandchildren hold the pipe open, one in its own session; the log says that they were ended."""
     script = """
         import subprocess
         for session in (False, True):
@@ -299,7 +299,7 @@ def test_the_users_threads_win_with_a_warning(write: Callable[[str], Path]) -> N
         "run.env: OMP_NUM_THREADS=2 makes 2 threads of 1 process on 1 core"
         in ended.events("warning")[0]["message"]
     )
-    # What torchrun or a shell left behind is nobody's wish.
+    # What torchrun or a shell left behind is not wanted.
     ended = alone(script, **given)
     assert "threads 1" in ended.texts()
 

@@ -63,7 +63,7 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def away(server: MlflowServer, monkeypatch: pytest.MonkeyPatch) -> MlflowServer:
-    """Name a server that nobody has started, or that has ended."""
+    """Name a server that was not started, or that has ended."""
     server.stop()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address)
     return server

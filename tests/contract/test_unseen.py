@@ -44,7 +44,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def begin(
     script: Callable[..., str], tmp_path: Path, told: Path
 ) -> Iterator[Callable[[list[str]], Program[str]]]:
-    """Start a run that ends when it is told to."""
+    """Start a run that ends on a signal."""
     file = tmp_path / "run.yaml"
     fields = {"program": script(ENDS_ON_REQUEST), "output": str(tmp_path / "out"), "nproc_per_node": 1}
     file.write_text(yaml.safe_dump({"run": fields}))
@@ -118,7 +118,7 @@ def test_a_run_that_lives_elsewhere_is_neither_removed_nor_started_again(
     assert (code, unknown in printed, "--gone" in printed) == (1, True, True)
     code, printed = typed(there, "run", str(tmp_path / "run.yaml"), "--run-id", "x")
     assert (code, "cannot be seen from here" in printed) == (2, True)
-    ledger.change_lease(ended=True, holder=None)  # as where nobody works on it, and its time is over
+    ledger.change_lease(ended=True, holder=None)  # as if no process worked on it, and its time were over
     assert "nothing to remove" in typed(there, "clean", "--yes")[1]
     assert ledger.read().verbs.keys() == {"prepare", "stage", "build", "launch"}
     for word in ("step", "end"):

@@ -164,7 +164,7 @@ def test_a_failed_try_leaves_its_checkpoints_to_the_next_and_the_last_one_keeps_
 def test_the_next_try_attaches_where_the_worker_went_away(
     run_dag: RunDag, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Airflow takes the first try for dead while its training goes on; the second defers, and is resumed."""
+    """Airflow presumes the first try dead while its training runs; the second defers, and is resumed."""
     go = tmp_path / "go"
 
     def state_of(place: dict[str, Any]) -> str | None:
@@ -258,7 +258,7 @@ def test_modules_of_the_dags_folder_are_in_the_ranks(
 
 
 def test_what_the_file_changes_below_the_call_is_seen_when_the_task_runs(run_dag: RunDag) -> None:
-    """While the file is read nobody knows: the task's call stands before it."""
+    """While the file is read this is unknown: the task's call stands before it."""
     text = OF_A_TEAM.replace("from common_of_team.rates import RATE", "RATE = 1").replace(
         "        import helper_of_team\n", ""
     )

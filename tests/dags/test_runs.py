@@ -221,7 +221,7 @@ def test_a_listener_hears_each_event_once_from_the_worker_and_the_trigger(
     assert run_dag("hands_over", HANDS_OVER.format(run=run)).state == "success"
     kinds = [kind for kind in collector.kinds if kind != "start"]
     assert kinds == ["proof", "progress 1", "progress 2", "metrics 2", "exit"]
-    assert len(logs) == 2, "the worker, and the trigger that goes on for it"
+    assert len(logs) == 2, "the worker, and the trigger that takes over"
 
 
 class Raises(Silent):

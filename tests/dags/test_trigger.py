@@ -55,7 +55,7 @@ Training = tuple[RunContext, ProcessHandle, Path]
 
 @pytest.fixture
 def training(tmp_path: Path, home: Path, script: Callable[..., str]) -> Iterator[Training]:  # noqa: ARG001
-    """Launch a training that goes on until its file is there."""
+    """Launch a training that runs until its file exists."""
     go = tmp_path / "go"
     run = {"program": script(WAITS), "output": str(tmp_path / "out"), "env": {"GO": str(go)}}
     ctx = open_context(run, None, tmp_path, base=tmp_path)
@@ -98,7 +98,7 @@ def told(said: str) -> list[str]:
 async def follows(handle: ProcessHandle) -> None:
     """Wait until a trigger has begun to tell what there is."""
     folder = Path(handle.directory)
-    # What was told is noted after it was told: whoever is cancelled in between would tell it twice.
+    # What was told is noted after it was told: a trigger that is cancelled in between would report it twice.
     await asyncio.to_thread(until, lambda: any(int(told.read_text() or 0) for told in folder.glob("told.*")))
 
 
@@ -180,7 +180,7 @@ def test_a_run_that_is_its_tasks_own_goes_with_it_unless_the_task_was_cleared(
 
     monkeypatch.setattr(triggers, "state_of", state_of)
     asyncio.run(trigger(handle, cleans=task).on_kill())
-    assert ctx.ledger.read().cancelled == {1: "task train, try 1 (id)"}, "the next try goes on from here"
+    assert ctx.ledger.read().cancelled == {1: "task train, try 1 (id)"}, "the next try resumes from here"
     asyncio.run(trigger(handle, cleans=task).on_kill())
     assert asked == [task, task]
     assert not ctx.ledger.exists()

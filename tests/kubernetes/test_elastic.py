@@ -45,7 +45,7 @@ def test_of_four_workers_one_is_killed_and_the_others_go_on_from_the_checkpoint(
     assert report.metrics["begun_at"] >= 5
     assert report.metrics["ended_at"] == report.metrics["begun_at"] + 5
     worlds = [found["world_size"] for found in report.rounds]
-    assert 4 in worlds[:-1], "nobody met again after all four had"
+    assert 4 in worlds[:-1], "no ranks met again after all four had"
     assert [sorted(found["ranks"]) for found in report.rounds] == [list(range(world)) for world in worlds]
     assert (tmp_path / "out" / "model.txt").read_text() == "trained"
 

@@ -1,4 +1,4 @@
-"""The recipe image_classification as users run it: it learns, one rank as two, and goes on when killed."""
+"""The recipe image_classification as users run it: it learns, one rank as two, and resumes after a kill."""
 
 import json
 import os

@@ -169,7 +169,7 @@ def raise_at_the_end() -> dict[str, object]:
 
 
 def child_that_exits() -> dict[str, object]:
-    """A child that a rank forks ends as any process does, and says goodbye to nobody."""
+    """A child that a rank forks ends as any process does, and sends no goodbye."""
     start()
     child = os.fork()
     if child == 0:
@@ -181,7 +181,7 @@ def child_that_exits() -> dict[str, object]:
 
 
 def again() -> dict[str, object]:
-    """Make the world anew in the same process."""
+    """Make the world again in the same process."""
     _, size = start()
     dist.destroy_process_group()
     store = dist.FileStore(os.environ["MEET_AGAIN"], size)
@@ -232,7 +232,7 @@ def futures() -> dict[str, object]:
 
 
 def overlap() -> dict[str, object]:
-    """What was posted goes on while its caller computes and never waits."""
+    """What was posted proceeds while its caller computes and never waits."""
     _, size = start()
     tensor, factor = torch.ones(1 << 20), torch.ones(64, 64)
     work = dist.all_reduce(tensor, async_op=True)

@@ -45,7 +45,7 @@ def several_at_once() -> dict[str, object]:
 
 
 def monitored() -> dict[str, object]:
-    """A barrier that names who is late; what comes after it goes on."""
+    """A barrier that names who is late; what comes after it works."""
     rank, _ = start()
     dist.monitored_barrier()
     store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - the ranks' own way to meet

@@ -52,7 +52,7 @@ class FitLauncher:
         "elastic": "a FitJob has a fixed number of nodes",
         "target.mpi": "a FitJob has no MPI",
         "target.runtime": "a FitJob has a runtime of its own",
-        "target.restart_policy": "a FitJob begins anew as a whole",
+        "target.restart_policy": "a FitJob restarts as a whole",
     }
 
     def objects(self, run: TrainingRun, target: Kubernetes, placement: Placement) -> list[KubeObject]:

@@ -100,7 +100,7 @@ LAUNCHED = {name: {"seconds": 10.0, "result": "done"} for name in ("prepare", "l
 
 
 def bar(page: Page) -> dict[str, bool]:
-    """Return the parts of the bar, and whether each goes on."""
+    """Return the parts of the bar, and whether each still runs."""
     return dict(page.js(PARTS))
 
 
@@ -129,7 +129,7 @@ def test_a_second_try_waits_anew(mounted: Page) -> None:
     mount(mounted, {"report": usual_report(state="running", verbs=verbs), "tasks": tasks})
     assert mounted.all(".parts li")[-1].text == "wait 20.0 s running"
     update(mounted, {"report": usual_report(state="running", verbs=verbs), "tasks": []})
-    assert mounted.find(".bar .failed").text == "wait"  # nobody knows since when
+    assert mounted.find(".bar .failed").text == "wait"  # since when is unknown
 
 
 def test_a_report_has_an_age_only_where_somebody_looks_for_the_next_one(mounted: Page) -> None:

@@ -1,4 +1,4 @@
-"""What oneCCL is told by its environment, under each launcher."""
+"""The environment that oneCCL gets under each launcher."""
 
 from pathlib import Path
 

@@ -280,7 +280,7 @@ def test_of_a_run_that_was_done_anew_the_promoted_model_alone_gets_the_alias(
 ) -> None:
     registered(key="winner", began="1.000")
     registered(key="winner", began="2.000")
-    assert name_champion("winner", "ab") == "digits 2", "the newest, where nobody said what was exported"
+    assert name_champion("winner", "ab") == "digits 2", "the newest, if the exported one is unknown"
     assert _alias() == 2
     for sha256 in ("ab", "ab", "cd"):
         registered(key="winner", export=sha256)

@@ -31,7 +31,7 @@ def test_a_promotion_has_a_copy_of_the_model_alone(tmp_path: Path) -> None:
     assert champion(tmp_path) == promoted
     assert (promoted.number, promoted.path) == (1, str(tmp_path / "models" / "a"))
     assert names(Path(promoted.path)) == {"model.pt", "manifest.json"}
-    assert promote(tmp_path, candidate, 0) == promoted, "a retry promotes nothing anew"
+    assert promote(tmp_path, candidate, 0) == promoted, "a retry promotes nothing again"
 
 
 def test_a_model_with_a_manifest_of_its_own_is_copied_whole(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A line that only looks like an event stops nobody: it is read as what it is, an ordinary line."""
+"""A line that only looks like an event does no harm: it is read as an ordinary line."""
 
 from io import StringIO
 from types import SimpleNamespace

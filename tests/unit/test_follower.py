@@ -1,4 +1,4 @@
-"""Nobody waits for ever for a cluster that does not answer, and what it cannot record changes no end."""
+"""No wait for a cluster that does not answer is endless; an end that cannot be recorded stays as it is."""
 
 import asyncio
 import threading
@@ -118,7 +118,7 @@ class Log:
 
 
 def finished(log: Log) -> tuple[Follower, list[str], list[Changes]]:
-    """Make a follower of a job that has ended, with a log that nobody has read."""
+    """Make a follower of a job that has ended, with a log that was not read."""
     statuses = [{"name": "pytorch", "restartCount": 0, "state": {"terminated": {"exitCode": 0}}}]
     pods = [pod("qa-1-worker-0", phase="Succeeded", containerStatuses=statuses)]
     following, told = follower(None)

@@ -252,7 +252,7 @@ def test_parameters_of_airflows_context_are_refused_unless_they_are_given(tmp_pa
     ],
 )
 def test_what_is_changed_after_its_definition_is_refused(change: str, tmp_path: Path) -> None:
-    """The ranks would have it as it is written down, and nobody would notice."""
+    """The ranks would have it as it is written down, without notice."""
     text = f"TABLE = {{'a': 1}}\nclass Kept:\n    x = 1\ndef fit():\n    return TABLE, Kept\n{change}\n"
     assert "is changed after its definition (" in refused(imported(text, tmp_path).fit)
 

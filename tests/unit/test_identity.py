@@ -1,4 +1,4 @@
-"""Whose a run is, under which name it goes on, and what an attempt was started with."""
+"""Whose a run is, under which name it resumes, and what an attempt was started with."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The same files are the same layer, whoever owns them and whenever they were written."""
+"""The same files are the same layer, with any owner and any time."""
 
 import io
 import os

@@ -34,7 +34,7 @@ BOTH = [up("a", 10), up("b", 20)]
 MET = RankActivity(met=True, last=T0 + 100.0)
 # What is seen, what was heard -> the field that is used up first, and after how many seconds.
 CASES: dict[str, tuple[JobSnapshot, RankActivity, str, float]] = {
-    "nobody acknowledges it": (snapshot(job()), NOTHING, "acknowledge_timeout", 60),
+    "no operator acknowledges it": (snapshot(job()), NOTHING, "acknowledge_timeout", 60),
     "its pods are refused, and that is all that is known": (
         snapshot(job(), [], [event("FailedCreatePod", "exceeded quota", job())]),
         NOTHING,

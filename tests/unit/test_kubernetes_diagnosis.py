@@ -37,7 +37,7 @@ INIT["spec"]["initContainers"] = [{"name": "fetch", "image": "reg/fetch:1"}]
 CLAIM = ("PersistentVolumeClaim", "data")
 
 CASES: dict[str, tuple[JobSnapshot, list[str]]] = {
-    "nobody takes notice": (snapshot(job()), ["no operator has acknowledged PyTorchJob qa-1"]),
+    "no operator takes notice": (snapshot(job()), ["no operator has acknowledged PyTorchJob qa-1"]),
     "every pod without a node, in one line": (
         snapshot(job("Created"), [unplaced("qa-1-worker-0"), unplaced("qa-1-worker-1")]),
         [f"no node: {FULL} (qa-1-worker-0, qa-1-worker-1)"],
@@ -62,7 +62,7 @@ CASES: dict[str, tuple[JobSnapshot, list[str]]] = {
         snapshot(job("Created"), [MAKING], [event("FailedMount", "timed out waiting for data", MAKING)]),
         ["volume: timed out waiting for data (qa-1-worker-0)"],
     ),
-    "a claim that nobody provides for": (
+    "a claim without a provisioner": (
         snapshot(job("Created"), [unplaced("a")], [event("ProvisioningFailed", "no class fast", CLAIM)]),
         ["claim data: no class fast", "no node"],
     ),

@@ -53,7 +53,7 @@ def _fitjob(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @in_every_kind
 def test_golden_difference_of_a_run_that_asks_for_nothing(launch: str) -> None:
-    """What is there for a field is not there without it, and nothing else comes in its place."""
+    """What a field adds is absent without it, and nothing else takes its place."""
     bare = TrainingRun(program="train.py", output="/models/qa")
     plain = JOB_LAUNCHERS[launch].objects(bare, target(launch), place())
     other = differences(as_yaml(*objects(launch, MANY_FIELDS)), as_yaml(*plain))

@@ -1,4 +1,4 @@
-"""What a job in a queue of Kueue's is told to wait for, and what that time counts for."""
+"""What a job in a queue of Kueue waits for, and what that time counts for."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -35,10 +35,7 @@ UNSEEN = (
     "Kueue has made no workload of it: see that Kueue runs, and that its configuration has PyTorchJob "
     "among integrations.frameworks"
 )
-KEPT = (
-    "Kueue has admitted it but not resumed it: see its events, and those of workload "
-    "pytorchjob-qa-1-1"
-)
+KEPT = "Kueue has admitted it but not resumed it: see its events, and those of workload pytorchjob-qa-1-1"
 PREEMPTED = "Preempted to accommodate a workload (UID: 7) due to prioritization in the ClusterQueue"
 
 

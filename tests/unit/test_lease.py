@@ -50,7 +50,7 @@ def dead() -> ProcessHandle:
         (Lease(until=NOW - 1), False, True),
         (Lease(until=NOW + 1, ended=True), False, False),  # kept for a look
         (Lease(until=None, ended=True), False, False),  # a model that was not exported
-        (Lease(), False, False),  # of an earlier version: nobody knows
+        (Lease(), False, False),  # of an earlier version: unknown
         (Lease(until=NOW + 1, holder=ME), True, False),
         (Lease(until=NOW + 1, holder=dead()), False, False),
         (Lease(until=NOW + 1, holder=dead().model_copy(update={"host": "another"})), True, False),
@@ -160,7 +160,7 @@ def test_a_run_that_another_process_works_on_is_left_alone(ledger: FileLedger) -
             with pytest.raises(ForeignRunError, match=f"process {other.pid} of this machine works on run"):
                 act()
         assert ledger.lease().holder == holder
-        ledger.renew()  # its own threads, and whoever waits
+        ledger.renew()  # its own threads, and a process that waits
     finally:
         other.communicate(b"\n")
     ledger.change_lease(holder=ME)

@@ -1,4 +1,4 @@
-"""What is said of a supervised training: the same by `manycpu status` and by whoever waits for it."""
+"""What is said of a supervised training: the same by `manycpu status` and by the process that waits."""
 
 import errno
 import time

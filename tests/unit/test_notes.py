@@ -1,4 +1,4 @@
-"""What a job waits for is told when it is new."""
+"""A new reason why a job waits is reported."""
 
 from manycpu.pipeline.targets.kubernetes.following.follower import Notes
 

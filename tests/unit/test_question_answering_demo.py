@@ -67,7 +67,7 @@ def test_every_answer_stands_once_in_its_context(splits: dict[str, list[squad.Qu
     for asked in splits["validation"]:
         pattern = rf"\b{re.escape(asked.texts[0])}\b"
         found = re.findall(pattern, asked.context)
-        # A thing is named by several sentences; a fact is told once.
+        # A thing is named by several sentences; a fact stands once.
         assert len(found) == 1 or asked.question.startswith(("What", "Which"))
 
 

@@ -1,4 +1,4 @@
-"""What was asked for against what is there."""
+"""The world that was requested beside the world that exists."""
 
 from typing import Any
 

@@ -47,7 +47,7 @@ def test_processes_that_would_start_processes_without_end_are_found(body: str, l
         # fork, which is what Linux does by itself, imports nothing again
         "mp.Process(target=work).start()",
         "mp.set_start_method('fork')\nmp.Process(target=work).start()",
-        # chosen at run time, or several: nobody knows from here
+        # chosen at run time, or several: unknown from here
         "mp.set_start_method(args.method)\nmp.Process(target=work).start()",
         "a, b = mp.get_context('fork'), mp.get_context('spawn')\nmp.Process(target=work).start()",
         "import other\nother.Process().start()",
@@ -92,7 +92,7 @@ def test_forks_below_what_starts_threads_are_found(body: str, lines: tuple[int, 
     [
         "ctx = mp.get_context('fork')\nctx.Process(target=work).start()\nloss.backward()",
         "ctx = mp.get_context('spawn')\ndef main():\n    loss.backward()\n    ctx.Process()",
-        # what the method is nobody said; what a worker does is after the fork
+        # the method is not given; what a worker does is after the fork
         "loss.backward()\nmp.Process(target=work).start()",
         "ctx = mp.get_context('fork')\ndef work():\n    loss.backward()\nctx.Process(target=work).start()",
     ],

@@ -184,7 +184,7 @@ def test_preflight_names_the_extra_that_is_not_installed(
 
 
 class Keeper:
-    """A tracker that keeps what it is told, and can be away."""
+    """A tracker that keeps what it gets, and can be away."""
 
     def __init__(self) -> None:
         self.points: list[Point] = []

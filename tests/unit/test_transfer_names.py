@@ -186,7 +186,7 @@ def test_a_chain_that_cannot_be_opened_is_bad_input_and_its_password_a_secret(tm
 def one_file(
     content: list[bytes], header: str, before_reading: Callable[[], None] = lambda: None
 ) -> Iterator[Location]:
-    """Serve a file over HTTP, whose version is told in a header."""
+    """Serve a file over HTTP, whose version stands in a header."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:

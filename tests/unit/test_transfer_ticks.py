@@ -1,4 +1,4 @@
-"""Work that only reads, counts or lists shows that it goes on: whoever is not seen to work is given up."""
+"""Work that only reads, counts or lists shows progress: a process without progress is given up."""
 
 import io
 from collections.abc import Callable

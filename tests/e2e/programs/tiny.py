@@ -1,4 +1,4 @@
-"""A training of one process: says that it will take long, and goes on until the file $GO is there."""
+"""A training of one process: says that it will take long, and runs until the file $GO exists."""
 
 import os
 import time

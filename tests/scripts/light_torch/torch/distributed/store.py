@@ -68,7 +68,7 @@ class Store:
 
     def wait(self, keys, limit):
         if not self.call("wait", [self.prefix + key for key in keys], limit.total_seconds()):
-            raise DistError(f"nobody set all of {keys}")
+            raise DistError(f"not all of {keys} were set")
 
 
 class TCPStore(Store):
@@ -100,7 +100,7 @@ def _server(port, listener):
 
 
 class _Connection:
-    """Asks whoever serves; no answer takes longer than a wait may, and some."""
+    """Asks the server; no answer takes longer than a wait may, and some."""
 
     def __init__(self, host, port, seconds):
         connected = _connected(host, port, time.monotonic() + seconds)
@@ -113,7 +113,7 @@ class _Connection:
             self._stream.flush()
             return json.loads(self._stream.readline())
         except (OSError, ValueError) as error:  # ValueError: there is no line
-            raise DistError(f"whoever serves the store has left: {error}") from error
+            raise DistError(f"the server of the store has left: {error}") from error
 
 
 def _connected(host, port, deadline):

@@ -1,4 +1,4 @@
-"""Models of several ranks, which nobody makes."""
+"""Models of several ranks, which are never made."""
 
 
 class DistributedDataParallel:

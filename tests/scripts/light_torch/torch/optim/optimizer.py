@@ -1,4 +1,4 @@
-"""Optimizers, of which nobody makes a step."""
+"""Optimizers, which never make a step."""
 
 
 class Optimizer:

@@ -1,4 +1,4 @@
-"""What is told of an error, without a file."""
+"""The report of an error, without a file."""
 
 from types import SimpleNamespace
 
