@@ -1,4 +1,4 @@
-"""A terminal that closes, a pipe without a reader, a full disk, a failing listener: the training continues."""
+"""A terminal that closes, a pipe without a reader, a full disk, a failing listener: training continues."""
 
 import os
 import pty
