@@ -174,11 +174,11 @@ def _child(kubeconfig: str, folder: Path) -> None:
     from airflow.providers.cncf.kubernetes.triggers import job as _job  # noqa: F401 - imported before the count
     from airflow.sdk.execution_time import task_runner
 
-    import manycpu.operators.access
+    import manycpu.operators.base
     import manycpu.operators.job_trigger
     import manycpu.pipeline.targets.kubernetes.wait
 
-    manycpu.operators.access.access_of = lambda _: None  # a kubeconfig's path, and no connection of Airflow's
+    manycpu.operators.base.access_of = lambda _: None  # a kubeconfig's path, and no connection of Airflow's
     task_runner.SUPERVISOR_COMMS = counted = _Counted()  # type: ignore[assignment]
     with _quiet():
         figures = asyncio.run(_measure(partial(_ours, folder), kubeconfig))

@@ -29,13 +29,7 @@ __all__ = [
     "training_pipeline",
 ]
 
-_MODULES = {
-    "BuildImageOperator": "steps",
-    "CleanupOperator": "steps",
-    "ExportModelOperator": "steps",
-    "PrepareOperator": "steps",
-    "ReportOperator": "steps",
-    "StageDatasetOperator": "steps",
+_MODULES = dict.fromkeys(__all__, "steps") | {
     "TrainOperator": "train",
     "TrainingPipeline": "pipeline",
     "training_params": "params",

@@ -1,4 +1,4 @@
-"""The base of all operators: validate the rendered run and target, open the run, and explain errors.
+"""The base of all operators: open the rendered run and target with Airflow's connections, and explain errors.
 
 A model in a DAG file is validated when the file is parsed, and no template in it can be rendered. Operators
 therefore keep dictionaries: Airflow renders their templates first, and ``execute`` validates them after.
@@ -9,31 +9,73 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
-from airflow.sdk import BaseOperator, Context, XComArg
+from airflow.sdk import BaseOperator, BaseOperatorLink, Context, XComArg
 from airflow.sdk.configuration import conf
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
 
-from manycpu.operators.access import access_of, mask_secrets
-from manycpu.operators.link import TrainingLink
-from manycpu.pipeline.spec.errors import BadInputError, CancelledError
+from manycpu.pipeline.spec.credentials import secrets_in
+from manycpu.pipeline.spec.errors import BadInputError, CancelledError, ClusterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from airflow.sdk.types import TaskInstanceKey
+
     from manycpu.pipeline import Target, TrainingRun
-    from manycpu.pipeline.targets.context import RunContext
+    from manycpu.pipeline.targets.context import Access, RunContext
 
-__all__ = ["RunOperator", "airflow_instance", "demand_instance", "explained", "fields_of", "require_begun"]
+__all__ = [
+    "RunOperator",
+    "TrainingLink",
+    "access_of",
+    "airflow_instance",
+    "demand_instance",
+    "explained",
+    "fields_of",
+    "require_begun",
+    "tab_of",
+]
 
+_UNQUOTED = ":+"  # Airflow leaves them unquoted, and marks the open tab by comparing addresses
 _LOOPBACK = ("://localhost", "://127.0.0.1", "://0.0.0.0", "://[::1]")
 # Endings of host names that are known within one network only.
 _PRIVATE_SUFFIXES = (".local", ".localhost", ".localdomain", ".internal", ".svc", ".lan")
 _MIN_LOGGED_BYTES = 100 << 20  # smaller transfers end before anybody reads the log
+
+
+class TrainingLink(BaseOperatorLink):
+    """A link to the tab `Training` of the DAG run, with this task's training chosen there."""
+
+    name = "Training"
+
+    @property
+    def xcom_key(self) -> str:
+        """Name of the XCom that holds the link; the tab finds the tasks of manycpu by it."""
+        return "manycpu_link"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
+        """Return the tab's address; ``ti_key`` is the task instance, or its key."""
+        training = getattr(operator, "training", None) or operator.task_id
+        return tab_of(ti_key.dag_id, ti_key.run_id, training, ti_key.map_index)
+
+
+def tab_of(dag: str, run: str, training: str, map_index: int | None) -> str:
+    """Return the address of a DAG run's tab, relative to the base URL of Airflow, without a leading slash.
+
+    >>> tab_of("weekly", "manual__2026-01-01T00:00:00+00:00", "training", None)
+    'dags/weekly/runs/manual__2026-01-01T00:00:00+00:00/plugin/training?training=training'
+    >>> tab_of("weekly", "a", "fit", 2)
+    'dags/weekly/runs/a/plugin/training?training=fit%5B2%5D'
+    """
+    name = training if map_index in (None, -1) else f"{training}[{map_index}]"
+    page = f"dags/{quote(dag, safe=_UNQUOTED)}/runs/{quote(run, safe=_UNQUOTED)}/plugin/training"
+    return f"{page}?{urlencode({'training': name})}"
 
 
 class RunOperator(BaseOperator):
@@ -78,7 +120,7 @@ class RunOperator(BaseOperator):
     ) -> None:
         """Render, then mask secrets before Airflow stores the rendered fields; also of expanded tasks."""
         super()._do_render_template_fields(parent, template_fields, *args, **kwargs)
-        mask_secrets(*(getattr(parent, name, None) for name in template_fields))
+        _mask_secrets(*(getattr(parent, name, None) for name in template_fields))
 
     def open(self, context: Context, name: str | None = None) -> RunContext:
         """Validate the rendered run and target, and open the run.
@@ -100,7 +142,7 @@ class RunOperator(BaseOperator):
         identity = (airflow_instance(), instance.dag_id, instance.run_id, *own, instance.map_index)
         key = key_of(name) if name else run_key(*identity)
         run, target = self._fields(context, key)
-        mask_secrets(run, target)
+        _mask_secrets(run, target)
         demand_instance(target)
         file = getattr(self.get_dag(), "fileloc", None)
         base = Path(file).parent if file else Path.cwd()
@@ -142,6 +184,62 @@ def fields_of(model: Any) -> Any:
     return fields | {"kind": model.kind} if hasattr(model, "kind") else fields
 
 
+def access_of(target: Any) -> Access | None:
+    """Read the connections that the rendered fields of a target name; None for targets that need none.
+
+    Raises:
+        BadInputError: There is no such connection.
+        ClusterError: It cannot be read at present.
+    """
+    if not isinstance(target, dict) or target.get("kind") != "kubernetes":
+        return None
+    from manycpu.pipeline.targets.context import Access
+
+    cluster, registry = target.get("connection"), target.get("registry_connection")
+    login = None
+    if cluster:
+        _read_connection(cluster, "target.connection")
+    if registry:
+        credentials = _read_connection(registry, "target.registry_connection")
+        login = {"username": credentials.login or "", "password": credentials.password or ""}
+    return Access(connect=partial(_connect, cluster) if cluster else None, registry_login=login)
+
+
+def _connect(connection: str) -> Any:
+    from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
+
+    try:
+        # A new hook each time: a hook caches its client, and with it a token that expires.
+        return KubernetesHook(conn_id=connection).get_conn()
+    except Exception as error:  # Airflow or its secrets backend may be unavailable for a moment
+        raise _unreadable(connection, "target.connection", error) from error
+
+
+def _read_connection(connection: str, field: str) -> Any:
+    from airflow.sdk import BaseHook
+
+    try:
+        return BaseHook.get_connection(connection)
+    except AirflowNotFoundException as error:
+        fix = "Add it in Airflow under Admin, Connections, or leave the field out"
+        raise BadInputError(f"there is no connection {connection!r}", field=field, fix=fix) from error
+    except Exception as error:
+        raise _unreadable(connection, field, error) from error
+
+
+def _unreadable(connection: str, field: str, error: Exception) -> ClusterError:
+    # Only the error's type: its text may hold secrets.
+    return ClusterError(f"connection {connection!r} cannot be read: {type(error).__name__}", field=field)
+
+
+def _mask_secrets(*fields: Any) -> None:
+    """Make Airflow mask the secrets in values wherever it logs or shows them, also in tracebacks."""
+    from airflow.sdk.log import mask_secret
+
+    for secret in secrets_in(fields):
+        mask_secret(secret)
+
+
 def airflow_instance() -> str:
     """Return a name that tells this Airflow from others, the same on every worker.
 
@@ -177,29 +275,20 @@ def demand_instance(target: Any) -> None:
         BadInputError: Neither ``[manycpu] instance`` nor a public ``[api] base_url`` is set.
     """
     shared = isinstance(target, dict) and target.get("kind", "local") != "local"
-    instance = conf.get("manycpu", "instance", fallback="") or _is_public(
-        conf.get("api", "base_url", fallback="")
-    )
-    if shared and not instance:
+    if not shared or conf.get("manycpu", "instance", fallback=""):
+        return
+    host = urlsplit(conf.get("api", "base_url", fallback="") or "").hostname or ""
+    try:
+        public = ip_address(host).is_global
+    except ValueError:
+        public = "." in host and not host.endswith(_PRIVATE_SUFFIXES)
+    if not public:
         raise BadInputError(
             "this Airflow has no unique name: another one with the same DAG would take over its jobs",
             field="[manycpu] instance",
             fix="Set AIRFLOW__MANYCPU__INSTANCE to a name that no other Airflow has, the same on every "
             "worker; or [api] base_url to its public address",
         )
-
-
-def _is_public(url: str | None) -> bool:
-    """Whether a URL leads to the same host from everywhere.
-
-    >>> [_is_public(url) for url in ("http://localhost:8080", "http://airflow:8080", "https://airflow.example.org")]
-    [False, False, True]
-    """
-    host = urlsplit(url or "").hostname or ""
-    try:
-        return ip_address(host).is_global
-    except ValueError:
-        return "." in host and not host.endswith(_PRIVATE_SUFFIXES)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
 
 from manycpu.operators.base import RunOperator, fields_of
 from manycpu.operators.function_source import function_module
-from manycpu.operators.whole_run import RETRY_DELAY, WholeRunOperator
+from manycpu.operators.train import RETRY_DELAY, WholeRunOperator
 from manycpu.pipeline.spec.errors import BadInputError
 
 if TYPE_CHECKING:

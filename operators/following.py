@@ -1,19 +1,30 @@
-"""What a worker and a triggerer share while they follow a training: listeners, task states, the deferral."""
+"""What a worker and a triggerer share while they follow a training: listeners, task states, page."""
 
 from __future__ import annotations
 
+import random
+import threading
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from airflow.sdk.configuration import conf
+
+from manycpu.pipeline.spec.credentials import HIDDEN
+
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from airflow.sdk import Context
 
+    from manycpu.pipeline.ledger import Entry
     from manycpu.pipeline.listeners import RankListener
+    from manycpu.pipeline.run_report import Report
     from manycpu.pipeline.spec.event_types import Event
     from manycpu.pipeline.spec.events import RankLine
     from manycpu.pipeline.spec.handle import Handle
-    from manycpu.pipeline.spec.observed import Progress
+    from manycpu.pipeline.spec.observed import Observed, Progress
+    from manycpu.pipeline.spec.state import Status
     from manycpu.pipeline.targets.context import RunContext
 
 __all__ = [
@@ -21,6 +32,9 @@ __all__ = [
     "ENDED_FOR_GOOD",
     "PRESUMED_DEAD",
     "DeferralTimer",
+    "Live",
+    "keep_refusal",
+    "keep_report",
     "listeners",
     "place_of",
     "state_of",
@@ -35,6 +49,31 @@ PRESUMED_DEAD: Final = frozenset({"up_for_retry", "scheduled", "queued"})
 _STAY_IN_WORKER_S: Final = 15.0  # most mistakes show within that time
 _LONG_REMAINING_S: Final = 30.0  # a training that still needs longer is deferred at once
 _STATE_CHECK_INTERVAL_S: Final = 1.0
+
+_LIVE: Final = "manycpu_live"
+_DEFAULT_LIVE_S: Final = 15.0  # between two documents
+_MAX_INTERVAL_FACTOR: Final = 1.2  # intervals vary, so that runs that began together spread their writes
+_MAX_ERROR_CHARACTERS: Final = 10_000
+
+
+def place_of(context: Context) -> dict[str, Any]:
+    """Return what identifies a task in Airflow, as JSON: its DAG, DAG run, id and map index."""
+    instance = context["ti"]
+    return {name: getattr(instance, name) for name in ("dag_id", "run_id", "task_id", "map_index")}
+
+
+def state_of(place: dict[str, Any]) -> str | None:
+    """Ask Airflow for a task's state; None where it has none, or where the supervisor does not answer."""
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    run_id, task_id = place["run_id"], place["task_id"]
+    try:
+        states = RuntimeTaskInstance.get_task_states(
+            dag_id=place["dag_id"], map_index=place["map_index"], task_ids=[task_id], run_ids=[run_id]
+        )
+    except Exception:  # noqa: BLE001 - the supervisor is gone, which shows as any error
+        return None
+    return next(iter(states.get(run_id, {}).values()), None)
 
 
 def listeners(
@@ -83,25 +122,93 @@ class DeferralTimer:
             self._defer_at = time.monotonic()
 
 
-def place_of(context: Context) -> dict[str, Any]:
-    """Return what identifies a task in Airflow, as JSON: its DAG, DAG run, id and map index."""
-    instance = context["ti"]
-    return {name: getattr(instance, name) for name in ("dag_id", "run_id", "task_id", "map_index")}
-
-
-def state_of(place: dict[str, Any]) -> str | None:
-    """Ask Airflow for a task's state; None where it has none, or where the supervisor does not answer.
+class Live:
+    """Keeps the XCom with a task's live status up to date; its methods may block, so call them on threads.
 
     Args:
-        place: The task, as :func:`place_of` names it.
+        ctx: The run, as the attempt was started.
+        place: The task, as :func:`place_of` names it; None: nothing is written.
+        log: The task's logger.
+        wait: Whether to delay the first document, because another process has just written one.
     """
-    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-    run_id, task_id = place["run_id"], place["task_id"]
+    def __init__(
+        self, ctx: RunContext, place: Mapping[str, Any] | None, log: Any, *, wait: bool = False
+    ) -> None:
+        self._ctx, self._place, self._log = ctx, place, log
+        try:
+            interval_s = float(conf.get("manycpu", "live_seconds", fallback=_DEFAULT_LIVE_S) or 0)
+        except ValueError:
+            interval_s = _DEFAULT_LIVE_S
+        self._interval_s = max(0.0, interval_s) if place else 0.0  # 0: nothing is written
+        self._next = time.monotonic() + self._interval_s / 3 * wait * random.random()  # noqa: S311 - no secret
+        self._entry: Entry | None = None
+        self._shown: tuple[object, ...] = ()
+        self._lock, self._closed = threading.Lock(), False
+
+    def is_due(self, status: Status, observed: Observed) -> bool:
+        """Whether the interval has passed and something has changed since the last document."""
+        due = bool(self._interval_s) and time.monotonic() >= self._next
+        return due and (status.state, status.reason, observed.events) != self._shown
+
+    def show(self, status: Status, observed: Observed) -> None:
+        """Write the status if that is due."""
+        if not self.is_due(status, observed):
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._shown = status.state, status.reason, observed.events
+            factor = random.uniform(1, _MAX_INTERVAL_FACTOR)  # noqa: S311 - no secret
+            self._next = time.monotonic() + self._interval_s * factor
+            self._write(status, lambda: observed)
+
+    def end(self, status: Status, observed: Callable[[], Observed]) -> None:
+        """Write the final status; ``observed`` reads what the ranks of the attempt have reported."""
+        if self._interval_s:
+            self._write(status, observed)
+
+    def close(self) -> None:
+        """Write nothing from now on: another process continues."""
+        with self._lock:
+            self._closed = True
+
+    def _write(self, status: Status, observed: Callable[[], Observed]) -> None:
+        from manycpu.pipeline.run_report import compact, draft
+
+        try:
+            self._entry = self._entry or self._ctx.ledger.read()
+            seen = observed()
+            report = draft(self._entry, seen, status.state)
+            report.reason = seen.start or status.in_short or None
+            _set_xcom(self._place or {}, _LIVE, compact(report))
+        except Exception as error:  # noqa: BLE001 - a page that is not shown ends no training
+            self._log.info("the training's page is not up to date: %s", error)
+
+
+def keep_report(report: Report, place: Mapping[str, Any], log: Any) -> None:
+    """Store a report, made compact, as an XCom, for the training's page and the history of its DAG."""
+    from manycpu.pipeline.run_report import compact
+
     try:
-        states = RuntimeTaskInstance.get_task_states(
-            dag_id=place["dag_id"], map_index=place["map_index"], task_ids=[task_id], run_ids=[run_id]
-        )
-    except Exception:  # noqa: BLE001 - the supervisor is gone, which shows as any error
-        return None
-    return next(iter(states.get(run_id, {}).values()), None)
+        _set_xcom(place, "manycpu_report", compact(report))
+    except Exception as error:  # noqa: BLE001 - report.json has all of it
+        log.warning("the training's page has no report: %s", error)
+
+
+def keep_refusal(error: BaseException, place: Mapping[str, Any], log: Any) -> None:
+    """Store why a run was refused, for its page: a run that never began has no report."""
+    refusal = {"schema_version": 1, "state": "failed", "error": str(error)[:_MAX_ERROR_CHARACTERS]}
+    try:
+        _set_xcom(place, _LIVE, refusal)
+    except Exception as unshown:  # noqa: BLE001 - the task's log has the error
+        log.info("the training's page does not show the error: %s", unshown)
+
+
+def _set_xcom(place: Mapping[str, Any], key: str, document: dict[str, Any]) -> None:
+    from airflow.sdk.execution_time.xcom import XCom
+
+    run: dict[str, Any] = document.get("run", {})
+    if "env" in run:  # Airflow masks values of variables and connections in logs, but not in XComs
+        document = {**document, "run": {**run, "env": dict.fromkeys(run["env"], HIDDEN)}}
+    XCom.set(key, document, **place)

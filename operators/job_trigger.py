@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseEventTrigger
 
+from manycpu.operators import base
 from manycpu.operators.triggers import FollowingTrigger
 from manycpu.pipeline.spec.errors import ClusterError, LaunchError
 from manycpu.pipeline.spec.handle import JobHandle
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from manycpu.pipeline.adapters.cluster import Cluster
     from manycpu.pipeline.adapters.cluster_watch import Changes
-    from manycpu.pipeline.spec.state import Status
     from manycpu.pipeline.targets.kubernetes.context import ClusterContext
     from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder
     from manycpu.pipeline.targets.kubernetes.following.follower import Follower
@@ -38,7 +38,7 @@ _SAVE_TIMEOUT_S = 10.0  # to record how far the logs were printed when the trigg
 _OUR_LABELS = {"app.kubernetes.io/managed-by": "manycpu"}
 _OPENING = threading.Lock()
 _OPEN: dict[tuple[str, ...], Cluster] = {}
-"""Key of a shared stream -> its namespace, for requests other than the watch: to ledgers, and to end jobs."""
+"""Key of a shared stream -> its namespace, for requests other than the watch; one client for all triggers."""
 _PRESENT: dict[tuple[str, ...], ObjectStore] = {}
 """Key of a shared stream -> the objects that exist, for triggers that join the stream later."""
 
@@ -83,7 +83,10 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
             following = asyncio.create_task(run)
             showing = asyncio.create_task(self._keep_page_current(follower, recorder))
             try:
-                timed_out = await self._ends_by_deadline(following)
+                timeout = None if self.deadline is None else max(0.0, self.deadline - time.time())
+                await asyncio.wait([following], timeout=timeout)
+                if timed_out := not following.done():
+                    await self._retried(self._cancel, "execution_timeout")
                 status = await following
             except asyncio.CancelledError:
                 following.cancel()
@@ -101,9 +104,9 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         while True:
             await asyncio.sleep(_PAGE_CHECK_INTERVAL_S)
             status, observed = follower.status, recorder.state.observed
-            if self._live is not None and self._live.is_due(status, observed):
+            if self._live.is_due(status, observed):
                 # A copy: the follower changes it meanwhile.
-                await asyncio.to_thread(self._show, status, observed.model_copy(deep=True))
+                await asyncio.to_thread(self._live.show, status, observed.model_copy(deep=True))
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Follow the job with a watch of its own."""
@@ -145,17 +148,6 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         async for changes in self._watching(keep=False):
             yield changes
 
-    async def _ends_by_deadline(self, following: asyncio.Task[Status]) -> bool:
-        """Wait for the end; at the deadline cancel the training and return True."""
-        if self.deadline is None:
-            await asyncio.wait([following])
-            return False
-        await asyncio.wait([following], timeout=max(0.0, self.deadline - time.time()))
-        if following.done():
-            return False
-        await self._retried(self._cancel, "execution_timeout")
-        return True
-
     async def _retried(self, act: Callable[..., Any], *args: Any) -> Any:
         """Call a function on a thread; retry for an hour while the cluster does not answer.
 
@@ -184,31 +176,25 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         return handle, ctx, recorder
 
     def _context(self) -> ClusterContext:
+        from manycpu.pipeline.adapters.cluster import Cluster
         from manycpu.pipeline.ledger.configmap import ConfigMapLedger
         from manycpu.pipeline.targets.kubernetes.context import sharing
         from manycpu.pipeline.targets.open_run import reopen
 
-        cluster, handle = self._cluster(), self._handle()
+        handle, key = self._handle(), self.shared_stream_key()
+        with _OPENING:
+            if key not in _OPEN:
+                _OPEN[key] = Cluster(self._connect(), handle.namespace)
+            cluster = _OPEN[key]
         entry = ConfigMapLedger(cluster, handle.run).read()
         context: Any = reopen(entry, access=sharing(cluster), attempt=handle.attempt)
         return context  # type: ignore[no-any-return]
 
-    def _cluster(self) -> Cluster:
-        """Open the namespace; one client serves all triggers of this process."""
-        from manycpu.pipeline.adapters.cluster import Cluster
-
-        with _OPENING:
-            key = self.shared_stream_key()
-            if key not in _OPEN:
-                _OPEN[key] = Cluster(self._connect(), self._handle().namespace)
-            return _OPEN[key]
-
     def _connect(self) -> Callable[[], Any]:
-        from manycpu.operators.access import access_of
         from manycpu.pipeline.adapters.cluster import connect
 
         connection = self._handle().connection
-        access = access_of({"kind": "kubernetes", "connection": connection})
+        access = base.access_of({"kind": "kubernetes", "connection": connection})
         return (access and access.connect) or partial(connect, connection)
 
     def _handle(self) -> JobHandle:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -17,7 +16,7 @@ from manycpu.operators.steps import (
     ReportOperator,
     StageDatasetOperator,
 )
-from manycpu.operators.train import TrainOperator
+from manycpu.operators.train import RETRY_DELAY, TrainOperator
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from manycpu.pipeline import Target, TrainingRun
 
 __all__ = ["TrainingPipeline", "training_pipeline"]
-
-_RETRY_DELAY = timedelta(seconds=10)
 
 
 @attrs.define(repr=False)
@@ -63,22 +60,16 @@ def training_pipeline(
         train_options: What :class:`TrainOperator` takes: ``deferrable``, ``execution_timeout``, ``retries``
             (1 by default: a retry attaches to a training that still runs), ``pool``, ``queue``, ...
     """
-    common = {"retries": 2, "retry_delay": _RETRY_DELAY, **(default_args or {})}
+    common = {"retries": 2, "retry_delay": RETRY_DELAY, **(default_args or {})}
     with (group := TrainingPipeline(group_id, default_args=common)):  # type: ignore[arg-type]
-        shared: dict[str, Any] = {
-            "training": group.group_id,
-            "run": fields_of(run),
-            "target": fields_of(target),
-        }
+        fields = {"run": fields_of(run), "target": fields_of(target)}
+        shared: dict[str, Any] = {"training": group.group_id, **fields}
         prepare = PrepareOperator(task_id="prepare", **shared)
         stage = StageDatasetOperator(task_id="stage", **shared)
         build = BuildImageOperator(task_id="build", **shared)
+        train_options = {"retries": min(1, common["retries"]), **train_options}
         train = TrainOperator(
-            task_id="train",
-            **shared,
-            staged=stage.output,
-            built=build.output,
-            **{"retries": min(1, common["retries"]), **train_options},
+            task_id="train", **shared, staged=stage.output, built=build.output, **train_options
         )
         export = ExportModelOperator(task_id="export", **shared, handle=train.output, asset=asset)
         cleanup = CleanupOperator(task_id="cleanup", **shared)

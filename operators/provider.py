@@ -33,7 +33,7 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "operators": [{"integration-name": _NAME, "python-modules": modules}],
         "triggers": [{"integration-name": _NAME, "python-modules": ["manycpu.operators.triggers"]}],
-        "extra-links": ["manycpu.operators.link.TrainingLink"],
+        "extra-links": ["manycpu.operators.base.TrainingLink"],
         "task-decorators": [{"name": _NAME, "class-name": "manycpu.operators.decorator.manycpu_task"}],
         "config": {
             _NAME: {

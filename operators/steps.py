@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from manycpu.operators.base import RunOperator, explained, require_begun
-from manycpu.operators.following import place_of
-from manycpu.operators.live import keep_refusal, keep_report
-from manycpu.pipeline.spec.errors import ManycpuError, raise_findings
+from manycpu.operators.following import keep_refusal, keep_report, place_of
+from manycpu.pipeline.spec.errors import Finding, ManycpuError, raise_findings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from airflow.sdk import Asset, Context, XComArg
 
@@ -32,9 +33,12 @@ __all__ = [
     "clean_up_and_log",
     "prepare_run",
     "set_asset_extra",
+    "worker_disk_findings",
 ]
 
 _FAILED_STATES = frozenset({"failed", "upstream_failed"})
+_POD_PER_TASK = "KubernetesExecutor"  # the pod's disk is deleted with it
+_MANY_MACHINES = ("CeleryExecutor", "EdgeExecutor")
 
 
 class PrepareOperator(RunOperator):
@@ -235,21 +239,15 @@ class ReportOperator(RunOperator):
 
 
 def prepare_run(ctx: RunContext, executor: str | None, log: Any) -> None:
-    """Run preflight, log its warnings, and begin the ledger.
-
-    Args:
-        ctx: The run.
-        executor: The task's executor; None: Airflow's first one.
-        log: The task's logger.
+    """Run preflight, log its warnings, and begin the ledger; ``executor`` is the task's, None: the first one.
 
     Raises:
         BadInputError: Something is wrong; nothing was started.
     """
-    from manycpu.operators.worker_disk import findings
     from manycpu.pipeline.targets.attempt import join
     from manycpu.pipeline.verbs.prepare import prepare
 
-    local_findings = list(findings(ctx, executor))
+    local_findings = list(worker_disk_findings(ctx, executor))
     raise_findings(local_findings)
     for finding in [*local_findings, *prepare(ctx)]:
         log.warning("%s", finding)
@@ -258,21 +256,36 @@ def prepare_run(ctx: RunContext, executor: str | None, log: Any) -> None:
     log.info("run %s is ready, its folder is %s", ctx.name, ctx.where)
 
 
-def clean_up_and_log(ctx: RunContext, log: Any, place: Mapping[str, Any]) -> Report | None:
-    """Run the verb cleanup, keep the report for the training's page, and log what stays behind.
+def worker_disk_findings(ctx: RunContext, executor: str | None) -> Iterator[Finding]:
+    """Report folders of the run on this worker's root disk: no volume, so the next task may not see them."""
+    from manycpu.pipeline.adapters.storage import is_remote
 
-    Args:
-        ctx: The run.
-        log: The task's logger.
-        place: The task, as :func:`place_of` names it: its XCom keeps the report, compact.
+    name = executor or str(conf.get("core", "executor", fallback="")).split(",", maxsplit=1)[0]
+    if not any(kind in name for kind in (_POD_PER_TASK, *_MANY_MACHINES)):
+        return
+    gone = "is deleted with this task's pod" if _POD_PER_TASK in name else "the next worker may not see"
+    folders = {"target.directory": ctx.driver.home(ctx)}
+    # With run.output null the report reaches the next task by itself.
+    if ctx.run.output is not None and not is_remote(ctx.run.output):
+        folders["run.output"] = ctx.output.local
+    for field, folder in folders.items():
+        if not folder:
+            continue
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        if existing.stat().st_dev == Path("/").stat().st_dev:
+            yield Finding(
+                field,
+                f"{folder} is on the disk of this worker, which {gone} ({name})",
+                "Give a folder on a volume that every worker mounts, or, for run.output, a URL",
+                fatal=_POD_PER_TASK in name,
+            )
+
+
+def clean_up_and_log(ctx: RunContext, log: Any, place: Mapping[str, Any]) -> Report | None:
+    """Run the verb cleanup, keep the report for the page of the task at ``place``, and log what stays behind.
 
     Returns:
         The report; None where the run never began or is cleaned up already.
-
-    Raises:
-        LaunchError: A process of the run does not end.
-        ExportError: The report cannot be written to the output.
-        ClusterError: The cluster does not answer.
     """
     from manycpu.pipeline.verbs.cleanup import cleanup
     from manycpu.pipeline.verbs.report import read_report

@@ -1,38 +1,63 @@
-"""The operator of the step train: launch the training, or attach to it, and wait for its end."""
+"""The operator of the step train: launch the training, or attach to it, and wait for its end.
+
+WholeRunOperator does all steps of a run in one task.
+"""
 
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow.sdk import timezone
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
+from airflow.sdk import Asset, timezone
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowTaskTimeout,
+    TaskDeferred,
+)
 
 from manycpu.operators import following
 from manycpu.operators.base import RunOperator, explained, require_begun
-from manycpu.operators.following import ENDED_BY_A_PERSON, PRESUMED_DEAD, DeferralTimer, place_of, state_of
-from manycpu.operators.live import Live
-from manycpu.pipeline.spec.errors import CancelledError, TrainingFailedError
+from manycpu.operators.following import (
+    ENDED_BY_A_PERSON,
+    ENDED_FOR_GOOD,
+    PRESUMED_DEAD,
+    DeferralTimer,
+    Live,
+    place_of,
+    state_of,
+)
+from manycpu.operators.steps import clean_up_and_log, prepare_run, set_asset_extra
+from manycpu.pipeline.spec.errors import (
+    BadInputError,
+    CancelledError,
+    ForeignRunError,
+    ManycpuError,
+    TrainingFailedError,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from airflow.sdk import Context, XComArg
 
     from manycpu.operators.triggers import FollowingTrigger
     from manycpu.pipeline import TrainingRun
     from manycpu.pipeline.listeners import RankListener
+    from manycpu.pipeline.run_report import Report
     from manycpu.pipeline.spec.handle import Handle
     from manycpu.pipeline.spec.state import Status
     from manycpu.pipeline.spec.targets import TargetFields
     from manycpu.pipeline.targets import Watch
     from manycpu.pipeline.targets.context import RunContext
+    from manycpu.pipeline.verbs.export import Exported
 
-__all__ = ["TrainOperator"]
+__all__ = ["RETRY_DELAY", "TrainOperator", "WholeRunOperator"]
 
+RETRY_DELAY = timedelta(seconds=10)
 SETTLE_S = 8.0  # by then the scheduler has surely noticed that the worker has left a deferred task
 _DEADLINE_SLACK = timedelta(minutes=2)  # the trigger keeps the deadline; Airflow does so this much later
 _CLUSTER_AWAY = timedelta(hours=2)  # longer than a trigger waits for a cluster that does not answer
@@ -218,8 +243,8 @@ class TrainOperator(RunOperator):
         if self.execution_timeout is not None:
             elapsed = timezone.utcnow() - context["ti"].start_date
             remaining = max(timedelta(), self.execution_timeout - elapsed)
-        triggers: dict[str, type[FollowingTrigger]] = {"job": JobTrigger}  # which share a watch
-        trigger = triggers.get(watch.handle.kind, TrainingTrigger)(
+        kind: type[FollowingTrigger] = JobTrigger if watch.handle.kind == "job" else TrainingTrigger
+        trigger = kind(
             handle=watch.handle.model_dump(mode="json"),
             cursor=watch.cursor,
             by=_canceller(context),
@@ -233,8 +258,13 @@ class TrainOperator(RunOperator):
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
 
     def _conclude(self, context: Context, ctx: RunContext, handle: Handle, status: Status) -> Any:
+        from manycpu.pipeline.spec.state import RunState
         from manycpu.pipeline.verbs.wait import conclude, observed_of
 
+        shown, retries = status, _has_tries_left(context)
+        if status.state is RunState.FAILED and not status.refused and retries:
+            reason = f"attempt {handle.attempt} failed, and a retry follows: {status.in_short}"
+            shown = status.model_copy(update={"state": RunState.PENDING, "reason": reason})
         try:
             conclude(ctx, handle, status)
         except TrainingFailedError as error:
@@ -242,20 +272,114 @@ class TrainOperator(RunOperator):
                 raise AirflowFailException(str(error)) from error  # a retry would be refused as well
             raise
         finally:
-            shown = _with_next_try(status, handle, context)
             Live(ctx, place_of(context), self.log).end(shown, partial(observed_of, ctx, handle))
         return self.finish(context, ctx, handle)
 
 
-def _with_next_try(status: Status, handle: Handle, context: Context) -> Status:
-    """Return the status to show: pending, with the reason, if a retry follows a failed attempt."""
-    from manycpu.pipeline.spec.state import RunState
+class WholeRunOperator(TrainOperator):
+    """Train, as :class:`TrainOperator` does, export, clean up, and return what rank 0 returned.
 
-    instance: Any = context["ti"]
-    if status.state is not RunState.FAILED or status.refused or instance.try_number > instance.max_tries:
-        return status
-    reason = f"attempt {handle.attempt} failed, and a retry follows: {status.in_short}"
-    return status.model_copy(update={"state": RunState.PENDING, "reason": reason})
+    Between tries the run keeps what the next try needs: a training that runs or has succeeded, and
+    checkpoints. After the last try, or when a person ends the task, only a model without a verified export
+    is kept.
+
+    Args:
+        retries: 1 by default: a retry attaches to a training that still runs.
+        retry_delay: 10 seconds by default.
+        kwargs: What :class:`TrainOperator` takes.
+    """
+
+    cleans_up = True
+
+    def __init__(
+        self, *, retries: int | None = 1, retry_delay: timedelta | float = RETRY_DELAY, **kwargs: Any
+    ) -> None:
+        super().__init__(retries=retries, retry_delay=retry_delay, **kwargs)
+
+    def execute(self, context: Context) -> Any:
+        """Do the whole run; returns what rank 0 returned.
+
+        Raises:
+            AirflowFailException: The next try would fail too, or clean-up left something behind.
+            ManycpuError: A verb failed.
+            TaskDeferred: The training runs, and the triggerer follows it.
+        """
+        with self._cleaning_up_after_last_try(context):
+            return super().execute(context)
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Resume after the triggerer, also when the triggerer failed."""
+        with self._cleaning_up_after_last_try(context):
+            return super().resume_execution(next_method, next_kwargs, context)
+
+    def _train(self, context: Context, ctx: RunContext) -> Any:
+        """Train, unless an earlier try exported the model and was killed during its clean-up."""
+        from manycpu.pipeline.verbs.cleanup import only_cleanup_is_left
+        from manycpu.pipeline.verbs.export import Exported
+
+        if not only_cleanup_is_left(ctx):
+            return super()._train(context, ctx)
+        report = self._conclude_run(context, ctx)
+        if report.export is not None:
+            self._describe_outlets(context, Exported(**report.export, metrics=report.metrics))
+        return report.returned
+
+    def staged_and_built(self, ctx: RunContext) -> tuple[Any, Any]:
+        """Prepare, unless an earlier try did; then stage and build."""
+        if not ctx.ledger.exists():
+            prepare_run(ctx, self.executor, self.log)
+        return super().staged_and_built(ctx)
+
+    def finish(self, context: Context, ctx: RunContext, handle: Handle) -> Any:
+        """Export, clean up, and conclude; returns what rank 0 returned."""
+        from manycpu.pipeline.verbs.export import export
+        from manycpu.pipeline.verbs.wait import observed_of
+
+        exported = export(ctx, handle, self.transfer_logger())
+        observed = observed_of(ctx, handle)
+        self._conclude_run(context, ctx)
+        if not observed.has_returned:
+            raise AirflowFailException(
+                "the training succeeded, but rank 0 returned nothing: the function ended its process itself. "
+                "Let it return instead"
+            )
+        self._describe_outlets(context, exported)
+        return observed.returned
+
+    def _describe_outlets(self, context: Context, exported: Exported) -> None:
+        for asset in self.outlets:
+            if isinstance(asset, Asset):
+                set_asset_extra(asset, context, exported)
+
+    def _conclude_run(self, context: Context, ctx: RunContext) -> Report:
+        """Clean up, and fail without retry if the report has an error: a retry would only train again."""
+        from manycpu.pipeline.verbs.report import conclude, read_report, report_path
+
+        try:
+            report = clean_up_and_log(ctx, self.log, place_of(context)) or read_report(ctx)
+            for name, value in conclude(report).metrics.items():
+                self.log.info("%s: %s", name, value)
+        except ManycpuError as error:
+            raise AirflowFailException(str(error)) from error
+        self.log.info("report: %s", report_path(ctx))
+        return report
+
+    @contextmanager
+    def _cleaning_up_after_last_try(self, context: Context) -> Iterator[None]:
+        """Clean up if the block fails and no retry follows."""
+        try:
+            yield
+        except TaskDeferred:
+            raise
+        except BaseException as error:
+            # A run that another process works on is not touched.
+            if not isinstance(error.__cause__, ForeignRunError) and not _has_next_try(context, error):
+                try:
+                    with suppress(BadInputError):  # the run never began
+                        clean_up_and_log(self.open(context), self.log, place_of(context))
+                except Exception:
+                    self.log.exception("the run is not cleaned up; `manycpu clean` tries again")
+            raise
 
 
 def _deferral_timeout(run: TrainingRun, target: TargetFields) -> timedelta | None:
@@ -279,3 +403,18 @@ def _ended_by_earlier_try(ctx: RunContext, handle: Handle, context: Context) -> 
     """Whether an earlier try, which a person cleared, cancelled this attempt: then another is launched."""
     by = ctx.ledger.read().cancelled.get(handle.attempt, "")
     return by.startswith(f"task {context['ti'].task_id}, try ") and by != _canceller(context)
+
+
+def _has_tries_left(context: Context) -> bool:
+    instance: Any = context["ti"]
+    return bool(instance.try_number <= instance.max_tries)
+
+
+def _has_next_try(context: Context, error: BaseException) -> bool:
+    """Whether Airflow retries the task after an error; the state that a person gave the task comes first."""
+    state = state_of(place_of(context))
+    if state in ENDED_FOR_GOOD:
+        return False
+    if state in PRESUMED_DEAD or state == "restarting":
+        return True
+    return not isinstance(error, AirflowFailException) and _has_tries_left(context)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from manycpu.operators import following
-from manycpu.operators.following import ENDED_FOR_GOOD, state_of
-from manycpu.operators.live import Live
+from manycpu.operators.following import ENDED_FOR_GOOD, Live, state_of
 from manycpu.operators.steps import clean_up_and_log
+from manycpu.pipeline.ledger import base as ledgers
 from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.listeners import Guarded, RankListener, flush, tell
 from manycpu.pipeline.spec.errors import ManycpuError
@@ -57,6 +57,9 @@ class FollowingTrigger(BaseTrigger):
         cleans: The task, if the run ends with it; None: another task cleans up.
     """
 
+    _listeners: Sequence[RankListener]
+    _live: Live
+
     def __init__(  # noqa: PLR0913 - each has a name
         self,
         *,
@@ -71,8 +74,6 @@ class FollowingTrigger(BaseTrigger):
         super().__init__()  # type: ignore[no-untyped-call]
         self.handle, self.cursor, self.by = handle, cursor, by
         self.not_before, self.deadline, self.place, self.cleans = not_before, deadline, place, cleans
-        self._live: Live | None = None
-        self._listeners: Sequence[RankListener] = ()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and the arguments from which another triggerer makes this trigger."""
@@ -101,46 +102,34 @@ class FollowingTrigger(BaseTrigger):
     @asynccontextmanager
     async def _keeping_alive(self, ctx: RunContext) -> AsyncIterator[None]:
         """Renew the run's lease until the block ends."""
-        renewing = asyncio.create_task(self._renew(ctx))
+
+        async def renew() -> None:
+            while True:
+                await asyncio.sleep(ledgers.pause())
+                try:
+                    loop = asyncio.get_running_loop()
+                    await loop.run_in_executor(_RENEWALS, ctx.ledger.renew, ctx.waiting_lease)
+                except (OSError, ManycpuError) as error:
+                    # The lease lasts far longer than one pause. The follower itself notices a deleted run.
+                    self.log.info("the run's lease was not renewed: %s", error)
+
+        renewing = asyncio.create_task(renew())
         try:
             yield
         finally:
             renewing.cancel()
-
-    async def _renew(self, ctx: RunContext) -> None:
-        from manycpu.pipeline.ledger.base import pause
-
-        while True:
-            await asyncio.sleep(pause())
-            try:
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(_RENEWALS, ctx.ledger.renew, ctx.waiting_lease)
-            except (OSError, ManycpuError) as error:
-                # Try again next time: the lease lasts far longer. The follower itself notices a deleted run.
-                self.log.info("the run's lease was not renewed: %s", error)
 
     def _start_listening(self, ctx: RunContext, handle: Handle, observed: Observed) -> None:
         self._listeners = [*map(Guarded, following.listeners(self.log, ctx, handle, observed.progress))]
         self._live = Live(ctx, self.place, self.log, wait=True)
 
     def _deliver(self, lines: Iterable[RankLine]) -> None:
-        """Deliver lines to the listeners."""
         tell(lines, *self._listeners)
 
-    def _show(self, status: Status, observed: Observed) -> None:
-        """Update the training's page."""
-        if self._live is not None:
-            self._live.show(status, observed)
-
-    def _stop_listening(self) -> None:
-        """Flush the listeners and stop updating the page: the worker resumes both."""
-        flush(self._listeners)
-        if self._live is not None:
-            self._live.close()
-
     async def _event(self, status: Status, *, timed_out: bool) -> TriggerEvent:
-        """Build the final event, with handle, status and whether the deadline passed; wait for not_before."""
-        await asyncio.to_thread(self._stop_listening)
+        """Leave listeners and page to the worker, wait for ``not_before``, and build the final event."""
+        await asyncio.to_thread(flush, self._listeners)
+        await asyncio.to_thread(self._live.close)
         await asyncio.sleep(max(0.0, self.not_before - time.time()))
         payload = {"handle": self.handle, "status": status.model_dump(mode="json"), "timed_out": timed_out}
         return TriggerEvent(payload)  # type: ignore[no-untyped-call]
@@ -193,5 +182,5 @@ class TrainingTrigger(FollowingTrigger):
             self._bookmark.write_text(str(watching.cursor))
         if status.state.terminal:
             return outcome(watching.ctx, status, watching.observed)
-        self._show(status, watching.observed)
+        self._live.show(status, watching.observed)
         return status

@@ -200,11 +200,11 @@ def main(script: Callable[[Meter, Any], Any]) -> None:
     from airflow.providers.cncf.kubernetes.triggers import job as _job  # noqa: F401 - imported before the count
     from airflow.sdk.execution_time import task_runner
 
-    import manycpu.operators.access
+    import manycpu.operators.base
     import manycpu.operators.job_trigger
     import manycpu.pipeline.targets.kubernetes.wait
 
-    manycpu.operators.access.access_of = lambda _: None  # a kubeconfig's path, and no connection of Airflow's
+    manycpu.operators.base.access_of = lambda _: None  # a kubeconfig's path, and no connection of Airflow's
     task_runner.SUPERVISOR_COMMS = Pages()  # type: ignore[assignment]
     logging.disable(logging.CRITICAL)
     meter = Meter()

@@ -1,4 +1,4 @@
-"""The steps of DAG ``champion`` between its trainings.
+"""The steps of DAG ``champion`` between its trainings, and the texts that describe its decision to people.
 
 Airflow gives the parameters that have a name of its context, such as ``params``.
 """
@@ -12,10 +12,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException
 
-from manycpu.operators.base import explained
-from manycpu.operators.champion import words
+from manycpu.operators.base import explained, tab_of
 from manycpu.operators.champion.promotions import Candidate, champion, discard
 from manycpu.operators.champion.promotions import promote as make_champion
 from manycpu.operators.champion.versions import (
@@ -26,7 +26,6 @@ from manycpu.operators.champion.versions import (
     read_version,
     write_version,
 )
-from manycpu.operators.link import tab_of, url_of
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
 
 if TYPE_CHECKING:
@@ -47,6 +46,7 @@ __all__ = [
 ]
 
 _LOG: Final = logging.getLogger(__name__)
+_MAX_DECIMALS: Final = 4  # of a percentage
 Fields = dict[str, Any]
 
 
@@ -168,25 +168,74 @@ def compare(
         Whether the candidate is ``better`` by more than the threshold, its ``accuracy``, and the comparison
         as text: ``says`` as sentences, ``body`` as Markdown with tables and links.
     """
+    base = (conf.get("api", "base_url", fallback="") or "").rstrip("/")
     tried = []
     for one in _several(candidates):
         tab = tab_of(dag_run.dag_id, dag_run.run_id, one["training"], one["map_index"])
-        accuracy = None if _fault(one) else one["accuracy"]
         chosen = one.get("path") == contenders[0]["path"]
-        tried.append(words.Tried(rate=one["rate"], accuracy=accuracy, page=url_of(tab), chosen=chosen))
-    comparison = words.Comparison(
-        contenders=contenders,
-        scores=[one["accuracy"] for one in judged],
-        candidates=tried,
-        threshold=params["threshold"],
-    )
-    _LOG.info(comparison.text)
+        accuracy = None if _fault(one) else one["accuracy"]
+        tried.append({"rate": one["rate"], "accuracy": accuracy, "page": f"{base}/{tab}", "chosen": chosen})
+    scores = [one["accuracy"] for one in judged]
+    says = _comparison(contenders[0]["rate"], scores, tried, params["threshold"])
+    _LOG.info(says)
     return {
-        "better": comparison.gain > params["threshold"],
-        "accuracy": comparison.scores[0],
-        "says": comparison.text,
-        "body": comparison.body,
+        "better": scores[0] - sum(scores[1:]) > params["threshold"],  # without a champion: better than 0
+        "accuracy": scores[0],
+        "says": says,
+        "body": _body(says, contenders, scores, tried),
     }
+
+
+def _comparison(rate: float, scores: Sequence[float], tried: Sequence[Fields], threshold: float) -> str:
+    """Describe the accuracy reached, the accuracy needed, and the candidates that failed."""
+    score, *others = _percents(scores)
+    needed = f"a lead of more than {100 * threshold:g} points" if threshold else "any lead"
+    if not others:
+        needed = f"more than {100 * threshold:g} %"
+    other = f"the champion {others[0]}" if others else "there is no champion yet"
+    rates = ", ".join(f"{one['rate']:g}" for one in tried if one["accuracy"] is None)
+    return (
+        f"The candidate of learning rate {rate:g} reached accuracy {score} on digits that neither saw, "
+        f"{other}; needed was {needed}."
+        + (f" Candidates that failed: those of learning rate {rates}." if rates else "")
+    )
+
+
+def _body(says: str, contenders: Sequence[Fields], scores: Sequence[float], tried: Sequence[Fields]) -> str:
+    """Return the comparison as Markdown, with a table of the two models and one of all candidates."""
+    rows = [
+        ["accuracy on digits that neither saw", *_percents(scores)],
+        ["learning rate", *(f"{one['rate']:g}" for one in contenders)],
+        ["trained on version", *(Path(one["data"]).name for one in contenders)],
+        ["sha256", *(f"`{one['sha256'][:12]}`" for one in contenders)],
+    ]
+    models = _table(["", "candidate", "champion"], [[*row, "none yet"][:3] for row in rows])
+    link = [f"[The candidate's training]({one['page']})" for one in tried if one["chosen"]][:1]
+    best_first = sorted(tried, key=lambda one: math.inf if one["accuracy"] is None else -one["accuracy"])
+    reached = iter(_percents([one["accuracy"] for one in best_first if one["accuracy"] is not None]))
+    rows = [
+        [
+            f"[{one['rate']:g}]({one['page']})",
+            next(reached, "failed"),
+            "the candidate" if one["chosen"] else "",
+        ]
+        for one in best_first
+    ]
+    sweep = _table(["learning rate", "accuracy on digits to choose by", ""], rows)
+    return "\n\n".join([says, models, *link, sweep]) + "\n"
+
+
+def _percents(shares: Sequence[float]) -> list[str]:
+    """Format shares as percentages, all with as few decimals as distinguish them."""
+    for digits in range(1, _MAX_DECIMALS + 1):
+        texts = [f"{100 * share:.{digits}f} %" for share in shares]
+        if len(set(texts)) == len(set(shares)):
+            break
+    return texts
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
 
 
 def road(better: bool, params: Any = None) -> str | None:
@@ -248,11 +297,20 @@ def conclude(ti: Any = None) -> Fields:
     """
     names = ("begin", "compare", "approve", "promote")
     begun, compared, approval, promoted = (ti.xcom_pull(task_ids=name) for name in names)
-    decided = words.decision(better=compared["better"], promoted=promoted is not None, approval=approval)
-    made = {"model": promoted["path"], "predictions": begun["predictions"]} if promoted else {}
+    made: Fields = {}
+    if not compared["better"]:
+        decided = "That is not enough: nothing was promoted."
+    elif not promoted:
+        decided = "It was not approved: nothing was promoted."
+    else:
+        made = {"model": promoted["path"], "predictions": begun["predictions"]}
+        decided = "The threshold decided: it was promoted."
+        if approval is not None:
+            user = approval.get("responded_by_user")
+            name = user.get("name") or user.get("id") if isinstance(user, dict) else user
+            decided = f"It was promoted: {name} approved."
+        decided += f" The model is in {made['model']}, its predictions are in {made['predictions']}."
     says = f"{compared['says']} {decided}"
-    if made:
-        says += f" The model is in {made['model']}, its predictions are in {made['predictions']}."
     _LOG.info(says)
     return {"promoted": bool(made), **made, "says": says}
 

@@ -12,7 +12,7 @@ from airflow.sdk import DAG, task
 
 from manycpu.operators import following, train
 from manycpu.operators.decorator import _OPERATOR_OPTIONS, FunctionOperator
-from manycpu.operators.whole_run import RETRY_DELAY
+from manycpu.operators.train import RETRY_DELAY
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.runs import reopen_folder

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from manycpu.operators.worker_disk import findings
+from manycpu.operators.steps import worker_disk_findings
 from manycpu.pipeline.targets.open_run import open_context
 
 POD = "airflow.providers.cncf.kubernetes.executors.kubernetes_executor.KubernetesExecutor"
@@ -12,7 +12,7 @@ POD = "airflow.providers.cncf.kubernetes.executors.kubernetes_executor.Kubernete
 
 def found(executor: str | None, output: str | None, target: dict[str, str]) -> list[tuple[str, bool]]:
     ctx = open_context({"program": "-m x", "output": output}, target, "test", base=Path("/"))
-    return [(finding.field, finding.fatal) for finding in findings(ctx, executor)]
+    return [(finding.field, finding.fatal) for finding in worker_disk_findings(ctx, executor)]
 
 
 @pytest.mark.parametrize(

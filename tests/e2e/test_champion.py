@@ -8,9 +8,9 @@ from support.approval import asked
 from support.standalone_airflow import Airflow
 from support.waiting import until
 
+from manycpu.operators.base import tab_of
 from manycpu.operators.champion.promotions import Champion, champion
 from manycpu.operators.champion.versions import write_version
-from manycpu.operators.link import tab_of
 
 WAIT = 600  # seconds for a sweep, where others leave it some of the cores
 

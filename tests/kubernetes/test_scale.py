@@ -20,7 +20,7 @@ from cluster.space import Space
 from support.handmade_jobs import Looker, begin, open_namespace
 from support.hollow_logs import Ranks, logs
 
-from manycpu.operators import access
+from manycpu.operators import base
 from manycpu.operators.job_trigger import JobTrigger
 from manycpu.pipeline.adapters.cluster_stream import ClusterStream
 from manycpu.pipeline.spec.handle import JobHandle
@@ -139,9 +139,8 @@ def test_many_that_wait_share_one_watch_of_each_kind_and_all_see_their_end(
     watches: Counter[str],
     followers: list[Follower],
 ) -> None:
-    monkeypatch.setattr(
-        access, "access_of", lambda _: None
-    )  # the connection is a path of a kubeconfig, not an Airflow connection
+    # The connection is a path of a kubeconfig, not an Airflow connection.
+    monkeypatch.setattr(base, "access_of", lambda _: None)
     with logs(Ranks(1, seconds=0)) as ranks, hollow.nodes(own, NODES, ranks.kubelet) as nodes:
         opened = open_namespace(namespace)
         change = on(nodes, **{hollow.EXIT: "0"})

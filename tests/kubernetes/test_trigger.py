@@ -13,7 +13,7 @@ from cluster.command import wait_for
 from cluster.fixtures import TestCluster
 from support.handmade_jobs import Looker, Waiting, begin
 
-from manycpu.operators import access
+from manycpu.operators import base
 from manycpu.operators.job_trigger import JobTrigger
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.state import RunState, Status
@@ -28,7 +28,7 @@ def job_of(
     target: dict[str, Any], cluster: TestCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], Waiting]:
     """Return a function that opens a run by name; its connection is a kubeconfig, not one of Airflow."""
-    monkeypatch.setattr(access, "access_of", lambda _: None)
+    monkeypatch.setattr(base, "access_of", lambda _: None)
     (tmp_path / "runs").mkdir()
 
     def make(name: str, **run: Any) -> Waiting:

@@ -10,9 +10,9 @@ from support.approval import asked
 from support.browser import Page, needs_chromium
 from support.standalone_airflow import Airflow
 
+from manycpu.operators.base import tab_of
 from manycpu.operators.champion.promotions import champion
 from manycpu.operators.champion.versions import write_version
-from manycpu.operators.link import tab_of
 
 pytestmark = needs_chromium
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from manycpu.operators.access import access_of
+from manycpu.operators.base import access_of
 from manycpu.pipeline.spec.errors import ClusterError
 
 TARGET = {"kind": "kubernetes", "connection": "k8s"}

@@ -10,7 +10,7 @@ import pytest
 from airflow.api_fastapi.core_api.datamodels.plugins import ReactAppResponse
 from starlette.testclient import TestClient
 
-from manycpu.operators.link import TrainingLink
+from manycpu.operators.base import TrainingLink
 from manycpu.operators.plugin import ManycpuPlugin
 from manycpu.operators.plugin.files import files_app
 
