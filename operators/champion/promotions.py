@@ -78,18 +78,24 @@ def promote(folder: Path, candidate: Candidate, instead_of: int) -> Champion:
         ManycpuError: The model is gone, or is not what was exported.
         ValueError: A number of the candidate is missing or not finite.
     """
-    candidate = Candidate.model_validate(
-        candidate.model_dump()
-    )  # pydantic does not check model_copy(update=...)
+    # pydantic does not check model_copy(update=...)
+    candidate = Candidate.model_validate(candidate.model_dump())
     last = champion(folder)
     if last and last.name == candidate.name:
         return last
     if instead_of != (last.number if last else 0):
         raise _superseded(last, instead_of)
-    model = folder / "models" / candidate.name
+    model, files = folder / "models" / candidate.name, folder / "promotions"
     _copy(candidate, model)
     asked = Champion(**{**candidate.model_dump(), "path": str(model)}, number=instead_of + 1)
-    _record(folder / "promotions", asked)
+    files.mkdir(parents=True, exist_ok=True)
+    partial = files / f".{asked.name}.{uuid.uuid4().hex}"
+    partial.write_text(asked.model_dump_json(indent=1) + "\n")
+    disk.sync(files)
+    with suppress(FileExistsError):
+        os.link(partial, files / f"{asked.number:06}.json")  # unlike a rename, this replaces no file
+    partial.unlink()
+    disk.sync(files)
     promotions = _promotions(folder)
     last, kept = promotions[-1], {one.name for one in promotions[-2:]}
     if last.name != candidate.name:
@@ -148,7 +154,14 @@ def _copy(candidate: Candidate, model: Path) -> None:
     own = model.with_name(f".{model.name}.{uuid.uuid4().hex}")
     try:
         _export(candidate, own / model.name)
-        _put(own / model.name, model, candidate.sha256)
+        try:
+            (own / model.name).rename(model)
+        except OSError as error:
+            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
+                raise
+            if not _is_whole(model, candidate.sha256):
+                message = f"{model} is not the model that was evaluated: nothing was promoted"
+                raise ManycpuError(message, fix="Remove it, and run again") from error
     except Exception:  # discard() deletes what a killed process leaves
         shutil.rmtree(own, ignore_errors=True)
         raise
@@ -164,17 +177,6 @@ def _export(candidate: Candidate, copy: Path) -> None:
     copied = save(Hashing(source.only(file.path for file in exported.files)), copy, candidate.name)
     if copied.digest != candidate.sha256:
         raise ManycpuError(f"{candidate.path} has changed since it was evaluated: nothing was promoted")
-
-
-def _put(copy: Path, model: Path, sha256: str) -> None:
-    try:
-        copy.rename(model)
-    except OSError as error:
-        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
-            raise
-        if not _is_whole(model, sha256):
-            message = f"{model} is not the model that was evaluated: nothing was promoted"
-            raise ManycpuError(message, fix="Remove it, and run again") from error
 
 
 def _is_whole(model: Path, sha256: str) -> bool:
@@ -199,15 +201,3 @@ def _exported(folder: Location, sha256: str) -> Manifest | None:
             if manifest.digest == sha256:
                 return manifest
     return None
-
-
-def _record(folder: Path, asked: Champion) -> None:
-    """Create the file of a promotion atomically, unless its number is taken."""
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f".{asked.name}.{uuid.uuid4().hex}"
-    partial.write_text(asked.model_dump_json(indent=1) + "\n")
-    disk.sync(folder)
-    with suppress(FileExistsError):
-        os.link(partial, folder / f"{asked.number:06}.json")  # unlike a rename, this replaces no file
-    partial.unlink()
-    disk.sync(folder)

@@ -18,14 +18,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from manycpu.operators.base import explained, tab_of
 from manycpu.operators.champion.promotions import Candidate, champion, discard
 from manycpu.operators.champion.promotions import promote as make_champion
-from manycpu.operators.champion.versions import (
-    HOLDOUT,
-    TRAIN,
-    UNLABELLED,
-    newest,
-    read_version,
-    write_version,
-)
+from manycpu.operators.champion.versions import PARTS, newest, read_version, write_version
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
 
 if TYPE_CHECKING:
@@ -87,7 +80,7 @@ def begin(
     _LOG.info("version %d of the data set: %s", version.number, version.path)
     run = run_name(dag_run.run_id, run_key(dag_run.dag_id, dag_run.run_id))
     return {
-        **{part: f"{version.path}/{part}" for part in (TRAIN, HOLDOUT, UNLABELLED)},
+        **{part: f"{version.path}/{part}" for part in PARTS},
         "version": version.path,
         "run": run,
         "models": str(folder / "runs" / run),

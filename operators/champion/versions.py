@@ -7,18 +7,17 @@ import random
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["HOLDOUT", "TRAIN", "UNLABELLED", "Version", "newest", "read_version", "write_version"]
+__all__ = ["PARTS", "Version", "newest", "read_version", "write_version"]
 
-TRAIN, HOLDOUT, UNLABELLED = "train", "holdout", "unlabelled"
-_PARTS: Final = (TRAIN, HOLDOUT, UNLABELLED)
+PARTS: Final = ("train", "holdout", "unlabelled")
 _SEED: Final = 0
-_SIZES: Final = {HOLDOUT: 300, UNLABELLED: 200}
-"""Numbers of the rows that are the same in every version, and never among those to train on."""
+# Numbers of rows that are the same in every version, and never among those to train on.
+_HOLDOUT_ROWS: Final = 300
+_UNLABELLED_ROWS: Final = 200
 
 
 class Version(NamedTuple):
@@ -44,7 +43,9 @@ def write_version(folder: Path, more: int) -> Version:
     partial = Path(tempfile.mkdtemp(prefix=".new.", dir=folder))
     try:
         for part, rows in _parts(number * more).items():
-            _write(partial / part, rows)
+            (partial / part).mkdir()
+            lines = (",".join(map(str, row)) for row in rows)
+            (partial / part / "digits.csv").write_text("\n".join(lines) + os.linesep)
         partial.chmod(0o755)
         path = partial.rename(folder / f"v{number:04}")  # fails if the version exists
     except BaseException:
@@ -66,14 +67,11 @@ def read_version(path: str) -> Version:
     Raises:
         BadInputError: It lacks a part.
     """
-    from manycpu.pipeline.spec.errors import BadInputError
-
-    for part in _PARTS:
+    for part in PARTS:
         if not Path(path, part).is_dir():
-            fix = f"Give a folder with {', '.join(_PARTS)} in it, as DAG digits_dataset writes"
-            raise BadInputError(
-                f"{path} is no version of the data set: it has no {part}", field="path", fix=fix
-            )
+            fix = f"Give a folder with {', '.join(PARTS)} in it, as DAG digits_dataset writes"
+            message = f"{path} is no version of the data set: it has no {part}"
+            raise BadInputError(message, field="path", fix=fix)
     digits = Path(path).name[1:]
     return Version(int(digits) if digits.isdigit() else 0, path)
 
@@ -83,17 +81,11 @@ def _parts(count: int) -> dict[str, list[list[int]]]:
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     images, labels = load_digits(return_X_y=True)
-    pairs: Iterable[Any] = zip(labels, images, strict=True)
-    rows = [[int(label), *map(int, image)] for label, image in pairs]
+    rows = [[int(label), *map(int, image)] for label, image in zip(labels, images, strict=True)]
     random.Random(_SEED).shuffle(rows)  # noqa: S311 - every version needs the same split
-    parts = {}
-    for part, size in _SIZES.items():
-        parts[part], rows = rows[:size], rows[size:]
-    parts[UNLABELLED] = [row[1:] for row in parts[UNLABELLED]]
-    return {**parts, TRAIN: rows[:count]}
-
-
-def _write(folder: Path, rows: list[list[int]]) -> None:
-    folder.mkdir()
-    lines = (",".join(map(str, row)) for row in rows)
-    (folder / "digits.csv").write_text("\n".join(lines) + os.linesep)
+    fixed = _HOLDOUT_ROWS + _UNLABELLED_ROWS
+    return {
+        "train": rows[fixed : fixed + count],
+        "holdout": rows[:_HOLDOUT_ROWS],
+        "unlabelled": [row[1:] for row in rows[_HOLDOUT_ROWS:fixed]],
+    }
