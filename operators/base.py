@@ -21,6 +21,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundExceptio
 
 from manycpu.pipeline.spec.credentials import secrets_in
 from manycpu.pipeline.spec.errors import BadInputError, CancelledError, ClusterError
+from manycpu.pipeline.spec.naming import key_of, run_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -123,17 +124,12 @@ class RunOperator(BaseOperator):
         _mask_secrets(*(getattr(parent, name, None) for name in template_fields))
 
     def open(self, context: Context, name: str | None = None) -> RunContext:
-        """Validate the rendered run and target, and open the run.
-
-        Args:
-            context: The task's.
-            name: Name of the run; None: the name is made from ``training``.
+        """Validate the rendered run and target, and open the run; ``training`` names it by default.
 
         Raises:
             BadInputError: A field is wrong, or this Airflow has no unique name on a shared target.
             ClusterError: The cluster does not answer.
         """
-        from manycpu.pipeline.spec.naming import key_of, run_key
         from manycpu.pipeline.targets.open_run import open_context
         from manycpu.pipeline.targets.runs import find
 
@@ -253,11 +249,7 @@ def airflow_instance() -> str:
 
 
 def require_begun(ctx: RunContext) -> RunContext:
-    """Return the run if it has begun.
-
-    Raises:
-        BadInputError: It has not, or is cleaned up.
-    """
+    """Return the run if it has begun, and is not cleaned up."""
     if not ctx.ledger.exists():
         raise BadInputError(
             f"run {ctx.name} has not begun, or is cleaned up: {ctx.where} holds nothing of it",
@@ -269,11 +261,7 @@ def require_begun(ctx: RunContext) -> RunContext:
 
 
 def demand_instance(target: Any) -> None:
-    """Refuse a target that several Airflows reach while this Airflow has no unique name.
-
-    Raises:
-        BadInputError: Neither ``[manycpu] instance`` nor a public ``[api] base_url`` is set.
-    """
+    """Refuse a target that several Airflows reach while this Airflow has no unique name."""
     shared = isinstance(target, dict) and target.get("kind", "local") != "local"
     if not shared or conf.get("manycpu", "instance", fallback=""):
         return
@@ -293,11 +281,7 @@ def demand_instance(target: Any) -> None:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turn errors that a retry would meet again into a failure without retry.
-
-    Raises:
-        AirflowFailException: Bad input, or a run that a person cancelled; with its field and what to do.
-    """
+    """Turn errors that a retry would meet again, bad input and cancellation, into a failure without retry."""
     try:
         yield
     except (BadInputError, CancelledError) as error:

@@ -3,23 +3,18 @@
 Two processes: the inner one is Airflow, whose output goes to a file; this one prints the steps.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from manycpu.operators import local_airflow
-from manycpu.operators.local_airflow import print_plain
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 __all__ = ["main", "perform", "run_dag"]
 
@@ -50,25 +45,29 @@ def main() -> int:
 
 
 def perform(conf: Mapping[str, Any], home: Path, console: Console) -> int:
-    """Run DAG ``train`` with a configuration, print its steps, and end with the report's path.
+    """Run DAG ``train`` with ``conf`` as its parameters, print its steps, and end with the report's path.
 
-    Args:
-        conf: The parameters of DAG ``train``.
-        home: Folder of the embedded Airflow.
-        console: Where to print.
-
-    Returns:
-        0 when the DAG run and every verb succeeded.
+    Returns 0 when the DAG run and every verb succeeded.
     """
+    from manycpu.pipeline import display, run_report
+    from manycpu.pipeline.adapters.storage import Location
+
     local_airflow.configure(home, AIRFLOW__LOGGING__JSON_LOGS="True")
     log = home / "demo.log"
-    print_plain(console, f"Airflow in {home}; its output is in {log}")
+    console.out(f"Airflow in {home}; its output is in {log}", highlight=False)
     try:
         code = asyncio.run(_follow(console, log, json.dumps(conf)))
     except KeyboardInterrupt:
         _clean_up_runs()
         return _INTERRUPTED
-    return _conclude(console, conf["output"], code, log)
+    output = conf["output"]
+    written = run_report.parse(Location.of(output, "run.output").read_text(run_report.REPORT))
+    if written is None:
+        _clean_up_runs()
+        console.out(f"the DAG run ended without a report; see {log}", highlight=False)
+        return code or 1
+    display.summary(console, written, f"{output}/{run_report.REPORT}")
+    return code
 
 
 def run_dag(conf: str) -> int:
@@ -97,7 +96,7 @@ async def _follow(console: Console, log: Path, conf: str) -> int:
             async for raw in process.stdout:
                 file.write(raw)
                 if line := _line_of(raw):
-                    print_plain(console, f"{time.monotonic() - began:6.1f} s  {line}")
+                    console.out(f"{time.monotonic() - began:6.1f} s  {line}", highlight=False)
     except asyncio.CancelledError:
         with suppress(ProcessLookupError):
             process.terminate()
@@ -122,19 +121,6 @@ def _line_of(raw: bytes) -> str | None:
     if step:
         return f"{step:<8} {record['event']}"
     return f"airflow  {record.get('event')}" if record.get("level") in ("error", "critical") else None
-
-
-def _conclude(console: Console, output: str, code: int, log: Path) -> int:
-    from manycpu.pipeline import display, run_report
-    from manycpu.pipeline.adapters.storage import Location
-
-    written = run_report.parse(Location.of(output, "run.output").read_text(run_report.REPORT))
-    if written is None:
-        _clean_up_runs()
-        print_plain(console, f"the DAG run ended without a report; see {log}")
-        return code or 1
-    display.summary(console, written, f"{output}/{run_report.REPORT}")
-    return code
 
 
 def _clean_up_runs() -> None:

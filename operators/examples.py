@@ -1,7 +1,5 @@
 """What the example DAGs train: the demo's run, with the data and the checkpoint of the extra ``demo``."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from typing import Any

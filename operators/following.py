@@ -81,11 +81,7 @@ def listeners(
 ) -> tuple[RankListener, ...]:
     """Make the listeners of an attempt in Airflow: the task's log, and the trackers that the run names.
 
-    Args:
-        log: The logger of the operator or of its trigger.
-        ctx: The run, as the attempt was started.
-        handle: The attempt.
-        progress: How far the training is, if this process resumes after another one.
+    ``progress`` is how far the training is, if this process resumes after another one.
     """
     from manycpu.pipeline.listeners import ReadableLog
     from manycpu.pipeline.tracking.live import listeners as trackers

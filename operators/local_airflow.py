@@ -1,19 +1,13 @@
 """Settings of an Airflow of its own on this machine, for ``make demo``, ``make ui`` and the tests."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-__all__ = ["DAGS", "configure", "home", "instance", "print_plain", "settings"]
+__all__ = ["DAGS", "configure", "home", "instance", "settings"]
 
 DAGS = Path(__file__).resolve().parents[1] / "dags"
 
@@ -36,19 +30,15 @@ def configure(home: Path, port: int = 8080, **more: str) -> None:
 def settings(home: Path, port: int = 8080, dags: dict[str, Path] | None = None) -> dict[str, str]:
     """Return the environment variables of an Airflow on loopback that keeps everything in one folder.
 
-    Args:
-        home: Its folder: configuration, SQLite database, logs and runs.
-        port: Port of its web server.
-        dags: Folders of DAGs by the name of their bundle; default: those of this package.
+    ``dags`` are folders of DAGs by the name of their bundle; by default those of this package.
     """
-    folders = dags or {"manycpu": DAGS}
     bundles = [
         {
             "name": name,
             "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle",
             "kwargs": {"path": str(folder), "refresh_interval": 5},
         }
-        for name, folder in folders.items()
+        for name, folder in (dags or {"manycpu": DAGS}).items()
     ]
     url = f"http://127.0.0.1:{port}"
     options: dict[str, dict[str, object]] = {
@@ -91,8 +81,3 @@ def instance(home: Path) -> str:
             os.link(partial, name)  # atomic, and keeps the file that another process linked first
         partial.unlink()
     return name.read_text()
-
-
-def print_plain(console: Console, text: str) -> None:
-    """Print text as it is, without markup, highlighting or wrapping."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

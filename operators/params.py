@@ -4,17 +4,18 @@ The form is flat: a nested field is named after its path (``resources_cpu``), a 
 target's kind (``baremetal_hostfile``), and ``target_kind`` chooses.
 """
 
-from __future__ import annotations
-
 import difflib
 import shlex
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, get_args
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+from airflow.sdk import Param
+from pydantic import BaseModel, BeforeValidator
 
-    from airflow.sdk import Param
-    from pydantic import BaseModel
+from manycpu.pipeline.spec.errors import Finding, raise_findings
+from manycpu.pipeline.spec.naming import run_name
+from manycpu.pipeline.spec.targets import Target
+from manycpu.pipeline.spec.training_run import TrainingRun
 
 __all__ = ["read_params", "training_params"]
 
@@ -33,18 +34,16 @@ def training_params(defaults: Mapping[str, Any] | None = None) -> dict[str, Para
     Args:
         defaults: Initial values of the form, by the names of the parameters.
     """
-    from airflow.sdk import Param
-
     specs = {"_".join(path): _spec(field, required=required) for path, field, required in _run_fields()}
     kinds = _kinds()
-    summaries = {
-        kind: str(model.__doc__).strip().splitlines()[0].rstrip(".").lower() for kind, model in kinds.items()
-    }
     specs[_KIND] = {
         "default": next(iter(kinds)),
         "type": "string",
         "enum": list(kinds),
-        "values_display": {kind: f"{kind}: {summary}" for kind, summary in summaries.items()},
+        "values_display": {
+            kind: f"{kind}: {str(model.__doc__).strip().splitlines()[0].rstrip('.').lower()}"
+            for kind, model in kinds.items()
+        },
         "section": "Target",
         "description": "Where to train.",
     }
@@ -64,19 +63,10 @@ def training_params(defaults: Mapping[str, Any] | None = None) -> dict[str, Para
 def read_params(
     params: Mapping[str, Any], declared: Collection[str], run_id: str, key: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Build the fields of a run and of a target from a DAG run's parameters.
+    """Build the fields of a run and of a target from a DAG run's parameters, all of which must be declared.
 
-    Args:
-        params: The parameters, flat.
-        declared: Names of all parameters that the DAG declares.
-        run_id: Names the output if none is given.
-        key: Tells that output from those of other trainings.
-
-    Raises:
-        BadInputError: The configuration of the DAG run names an unknown parameter.
+    If no output is given, it is named after ``run_id`` and ``key``.
     """
-    from manycpu.pipeline.spec.errors import Finding, raise_findings
-    from manycpu.pipeline.spec.naming import run_name
     from manycpu.pipeline.targets.context import home
 
     findings = []
@@ -109,16 +99,12 @@ def read_params(
 
 def _kinds() -> dict[str, type[BaseModel]]:
     """Return the models of targets by their kind."""
-    from manycpu.pipeline.spec.targets import Target
-
     union = get_args(get_args(Target)[0])
     return {model.model_fields["kind"].default: model for model in union}
 
 
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
     """Return a model's JSON schema; ``text`` marks lists that may be given as one text, as in a shell."""
-    from pydantic import BeforeValidator
-
     schema = model.model_json_schema()
     for name, field in schema["properties"].items():
         validators = model.model_fields[name].metadata
@@ -128,8 +114,6 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
 
 def _run_fields() -> Iterator[tuple[tuple[str, ...], dict[str, Any], bool]]:
     """Yield the path and the schema of each field of a run, and whether the form requires it."""
-    from manycpu.pipeline.spec.training_run import TrainingRun
-
     schema = _schema(TrainingRun)
     for name, field in schema["properties"].items():
         if name in _FILLED_IN:

@@ -13,6 +13,8 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from manycpu.operators.base import RunOperator, explained, require_begun
 from manycpu.operators.following import keep_refusal, keep_report, place_of
 from manycpu.pipeline.spec.errors import Finding, ManycpuError, raise_findings
+from manycpu.pipeline.spec.handle import read_handle
+from manycpu.pipeline.spec.tracking import place_in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -126,7 +128,6 @@ class ExportModelOperator(RunOperator):
             AirflowFailException: Bad input.
             ExportError: There is no model, or the copy at the output is incomplete.
         """
-        from manycpu.pipeline.spec.handle import read_handle
         from manycpu.pipeline.verbs.export import export
 
         with explained():
@@ -189,7 +190,6 @@ class ReportOperator(RunOperator):
             AirflowSkipException: The training was skipped.
         """
         from manycpu.pipeline.run_report import Report
-        from manycpu.pipeline.spec.tracking import place_in_words
         from manycpu.pipeline.verbs.report import conclude, read_report, report_path
 
         states = self._upstream_states(context)

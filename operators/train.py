@@ -38,6 +38,8 @@ from manycpu.pipeline.spec.errors import (
     ManycpuError,
     TrainingFailedError,
 )
+from manycpu.pipeline.spec.handle import Handle, read_handle
+from manycpu.pipeline.spec.state import RunState, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -48,8 +50,6 @@ if TYPE_CHECKING:
     from manycpu.pipeline import TrainingRun
     from manycpu.pipeline.listeners import RankListener
     from manycpu.pipeline.run_report import Report
-    from manycpu.pipeline.spec.handle import Handle
-    from manycpu.pipeline.spec.state import Status
     from manycpu.pipeline.spec.targets import TargetFields
     from manycpu.pipeline.targets import Watch
     from manycpu.pipeline.targets.context import RunContext
@@ -121,8 +121,6 @@ class TrainOperator(RunOperator):
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Resume after the trigger's event."""
-        from manycpu.pipeline.spec.handle import read_handle
-        from manycpu.pipeline.spec.state import Status
         from manycpu.pipeline.verbs.wait import conclude
 
         with explained():
@@ -258,7 +256,6 @@ class TrainOperator(RunOperator):
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
 
     def _conclude(self, context: Context, ctx: RunContext, handle: Handle, status: Status) -> Any:
-        from manycpu.pipeline.spec.state import RunState
         from manycpu.pipeline.verbs.wait import conclude, observed_of
 
         shown, retries = status, _has_tries_left(context)
@@ -297,13 +294,7 @@ class WholeRunOperator(TrainOperator):
         super().__init__(retries=retries, retry_delay=retry_delay, **kwargs)
 
     def execute(self, context: Context) -> Any:
-        """Do the whole run; returns what rank 0 returned.
-
-        Raises:
-            AirflowFailException: The next try would fail too, or clean-up left something behind.
-            ManycpuError: A verb failed.
-            TaskDeferred: The training runs, and the triggerer follows it.
-        """
+        """Do the whole run; returns what rank 0 returned."""
         with self._cleaning_up_after_last_try(context):
             return super().execute(context)
 

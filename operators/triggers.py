@@ -3,14 +3,13 @@
 A trigger follows an attempt to its end, and cancels it when a person ends the task.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
+from collections.abc import AsyncIterator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
@@ -21,21 +20,17 @@ from manycpu.pipeline.ledger import base as ledgers
 from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.listeners import Guarded, RankListener, flush, tell
 from manycpu.pipeline.spec.errors import ManycpuError
+from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import Handle, read_handle
 from manycpu.pipeline.spec.naming import run_key
+from manycpu.pipeline.spec.observed import Observed
+from manycpu.pipeline.spec.state import Status
+from manycpu.pipeline.targets import Watch
+from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import reopen
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.wait import POLL, watch
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
-
-    from manycpu.pipeline.spec.events import RankLine
-    from manycpu.pipeline.spec.observed import Observed
-    from manycpu.pipeline.spec.state import Status
-    from manycpu.pipeline.targets import Watch
-    from manycpu.pipeline.targets.context import RunContext
 
 __all__ = ["FollowingTrigger", "TrainingTrigger"]
 

@@ -1,7 +1,5 @@
 """The command behind ``make ui``: Airflow's own web UI on loopback, with the DAGs ready to trigger."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -12,18 +10,14 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 from rich.console import Console
 
 from manycpu.operators import local_airflow
-from manycpu.operators.local_airflow import print_plain
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["end_session", "free_port", "main"]
+__all__ = ["end_session", "main"]
 
 _DEFAULT_PORT = 8080
 _HEALTH_CHECK_INTERVAL_S = 0.5
@@ -42,9 +36,13 @@ def main() -> int:
             raise SystemExit(f"manycpu: port {text} is taken; choose another, or none: make ui")
         port = int(text)
     else:
-        port = free_port(_DEFAULT_PORT)
+        ports = range(_DEFAULT_PORT, _DEFAULT_PORT + 100)
+        port = next(filter(_is_free, ports), 0)
+        if not port:
+            taken = f"{ports[0]} to {ports[-1]}"
+            raise SystemExit(f"manycpu: ports {taken} are taken; choose one: PORT=9000 make ui")
     local_airflow.configure(home, port)
-    return asyncio.run(_serve(home, port, Console()))
+    return asyncio.run(_serve(home, port, Console(highlight=False)))
 
 
 def _is_free(port: int) -> bool:
@@ -54,14 +52,6 @@ def _is_free(port: int) -> bool:
             listener.bind(("127.0.0.1", port))
             return True
     return False
-
-
-def free_port(first: int) -> int:
-    """Find the first free port of loopback, from ``first`` on."""
-    for port in range(first, first + 100):
-        if _is_free(port):
-            return port
-    raise SystemExit(f"manycpu: ports {first} to {first + 99} are taken; choose one: PORT=9000 make ui")
 
 
 def end_session(leader: int, timeout_s: float = _END_TIMEOUT_S) -> None:
@@ -89,7 +79,7 @@ def _members(leader: int) -> list[psutil.Process]:
 
 async def _serve(home: Path, port: int, console: Console) -> int:
     log = home / "standalone.log"
-    print_plain(console, f"starting Airflow in {home}; its output is in {log}")
+    console.out(f"starting Airflow in {home}; its output is in {log}")
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(  # noqa: TID251 - adapters.commands is for short programs
             *(sys.executable, "-m", "airflow", "standalone"),
@@ -107,11 +97,11 @@ async def _serve(home: Path, port: int, console: Console) -> int:
         await asyncio.wait({ended, stopped, ready}, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             passwords = json.loads((home / _PASSWORDS).read_text())
-            print_plain(console, f"\n  address:  http://127.0.0.1:{port}/dags/train")
+            console.out(f"\n  address:  http://127.0.0.1:{port}/dags/train")
             for user, password in passwords.items():
-                print_plain(console, f"  login:    {user}\n  password: {password}\n")
-            print_plain(console, "Trigger DAG `train` with the blue button; the run's tab Training shows it.")
-            print_plain(console, "Ctrl-C ends all of it.")
+                console.out(f"  login:    {user}\n  password: {password}\n")
+            console.out("Trigger DAG `train` with the blue button; the run's tab Training shows it.")
+            console.out("Ctrl-C ends all of it.")
             await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         ready.cancel()
@@ -119,7 +109,7 @@ async def _serve(home: Path, port: int, console: Console) -> int:
         await asyncio.to_thread(_cancel_trainings)
     if stopped.done():
         return 0
-    print_plain(console, f"Airflow ended by itself with exit code {process.returncode}; see {log}")
+    console.out(f"Airflow ended by itself with exit code {process.returncode}; see {log}")
     return process.returncode or 1
 
 

@@ -4,8 +4,6 @@ Promotion n is the file ``promotions/n.json``, which is created atomically and o
 model is complete in ``models/`` before: a crash in between leaves the old champion, and files without effect.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -67,10 +65,11 @@ def promote(folder: Path, candidate: Candidate, instead_of: int) -> Champion:
     """Make a candidate the champion, if the present champion is the one that it was compared with.
 
     The model of the previous champion is kept, because programs may still read it; older ones are deleted.
+    A retry finds its candidate promoted already.
 
     Args:
         folder: Folder of the champions.
-        candidate: The model; a retry finds it promoted already.
+        candidate: The model.
         instead_of: Number of the promotion that it was compared with; 0: there was no champion.
 
     Raises:
@@ -107,12 +106,7 @@ def promote(folder: Path, candidate: Candidate, instead_of: int) -> Champion:
 
 
 def discard(folder: Path, prefix: str) -> list[str]:
-    """Delete the files of promotions that did not complete; returns the names of the deleted files.
-
-    Args:
-        folder: Folder of the champions.
-        prefix: Beginning of the names of their models.
-    """
+    """Delete the files of incomplete promotions, of models named ``prefix*``; returns the files' names."""
     promoted = {one.name for one in _promotions(folder)}
     found = [path for kind in ("models", "promotions") for path in (folder / kind).glob(f".{prefix}*")]
     found += [model for model in (folder / "models").glob(f"{prefix}*") if model.name not in promoted]

@@ -3,14 +3,13 @@
 Airflow gives the parameters that have a name of its context, such as ``params``.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math
 import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException
@@ -20,9 +19,6 @@ from manycpu.operators.champion.promotions import Candidate, champion, discard
 from manycpu.operators.champion.promotions import promote as make_champion
 from manycpu.operators.champion.versions import PARTS, newest, read_version, write_version
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
     "begin",
@@ -56,12 +52,7 @@ def begin(
     """Find the version of the data set to train on, and check the parameters of the DAG run.
 
     The last asset event names the version. One from the web UI may name none: then the newest is taken.
-
-    Returns:
-        Parts of that version, the DAG run's folders, and parameters as JSON.
-
-    Raises:
-        AirflowFailException: There is no such version, or a parameter is wrong.
+    Returns parts of that version, the DAG run's folders, and parameters as JSON.
     """
     from manycpu.pipeline.spec.naming import run_key, run_name
     from manycpu.pipeline.spec.validation import read_target
@@ -97,14 +88,7 @@ def rates(params: Any = None) -> list[float]:
 def describe(rate: float, output: str, training: str, ti: Any = None) -> Fields:
     """Describe the result of a candidate, also of one that failed: the others may be good.
 
-    Args:
-        rate: Its learning rate.
-        output: Folder or URL of its model and report.
-        training: Id of the task that trained it, with the map index of this one.
-        ti: This task's instance.
-
-    Returns:
-        Its rate and training, and either ``error``, or ``path``, ``sha256``, ``accuracy`` and ``metrics``.
+    Returns rate, training, and either ``error``, or ``path``, ``sha256``, ``accuracy`` and ``metrics``.
     """
     from manycpu.pipeline.adapters.storage import Location
     from manycpu.pipeline.run_report import REPORT, parse
@@ -124,11 +108,7 @@ def describe(rate: float, output: str, training: str, ti: Any = None) -> Fields:
 def choose(candidates: Iterable[Fields] | Fields, run: str, version: str, params: Any = None) -> list[Fields]:
     """Choose the candidate that succeeded with the best accuracy on the rows for choosing.
 
-    Returns:
-        What ``compare`` takes: that candidate, and the present champion if there is one.
-
-    Raises:
-        AirflowFailException: All of them failed.
+    Returns what ``compare`` takes: that candidate, and the present champion if there is one.
     """
     good = []
     for one in _several(candidates):
@@ -157,9 +137,8 @@ def compare(
 ) -> Fields:
     """Compare the accuracy of candidate and champion on the rows that neither has seen.
 
-    Returns:
-        Whether the candidate is ``better`` by more than the threshold, its ``accuracy``, and the comparison
-        as text: ``says`` as sentences, ``body`` as Markdown with tables and links.
+    Returns whether the candidate is ``better`` by more than the threshold, its ``accuracy``, and the
+    comparison as text: ``says`` as sentences, ``body`` as Markdown with tables and links.
     """
     base = (conf.get("api", "base_url", fallback="") or "").rstrip("/")
     tried = []
@@ -248,10 +227,6 @@ def promote(
     """Promote the best candidate, and record it in the asset's event and in the model registry.
 
     A registry that does not answer is a warning in the log.
-
-    Raises:
-        AirflowFailException: Another one was promoted since the comparison, the model is gone, or its
-            accuracy is no finite number.
     """
     from manycpu.pipeline.tracking.ending import tell_champion
 
@@ -284,9 +259,8 @@ def tidy(run: str, models: str, params: Any = None) -> list[str]:
 def conclude(ti: Any = None) -> Fields:
     """Summarise the DAG run in a few sentences; runs if no task failed other than those of candidates.
 
-    Returns:
-        Whether a model was ``promoted``, if so the paths of ``model`` and ``predictions``, and the summary
-        (``says``).
+    Returns whether a model was ``promoted``, if so the paths of ``model`` and ``predictions``, and the
+    summary (``says``).
     """
     names = ("begin", "compare", "approve", "promote")
     begun, compared, approval, promoted = (ti.xcom_pull(task_ids=name) for name in names)
@@ -324,11 +298,7 @@ def _fault(candidate: Fields) -> str | None:
 
 
 def _folder(params: Mapping[str, Any]) -> Path:
-    """Return the folder of data sets, champions and predictions.
-
-    Raises:
-        AirflowFailException: It is no folder on a disk: promotions need the guarantees of a file system.
-    """
+    """Return the folder of data sets and champions; promotions need a file system, which URLs are not."""
     from manycpu.pipeline.adapters.storage import is_remote
     from manycpu.pipeline.targets.context import home
 

@@ -1,7 +1,5 @@
 """Versions of a data set: each is a folder, renamed when it is complete, with one part for each use."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -3,8 +3,6 @@
 Every process of Airflow imports this module, also those of tasks, so other imports are deferred.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any
 

@@ -1,21 +1,16 @@
 """Serve the static files of a training's page, and no others; they hold no data of any run."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.responses import FileResponse
+from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from manycpu import pipeline
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
-    from starlette.types import Scope
 
 __all__ = ["files_app"]
 
