@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from manycpu.pipeline.spec.targets import TargetFields
     from manycpu.pipeline.targets import Watch
     from manycpu.pipeline.targets.context import RunContext
-    from manycpu.pipeline.verbs.export import Exported
 
 __all__ = ["RETRY_DELAY", "TrainOperator", "WholeRunOperator"]
 
@@ -306,14 +305,10 @@ class WholeRunOperator(TrainOperator):
     def _train(self, context: Context, ctx: RunContext) -> Any:
         """Train, unless an earlier try exported the model and was killed during its clean-up."""
         from manycpu.pipeline.verbs.cleanup import only_cleanup_is_left
-        from manycpu.pipeline.verbs.export import Exported
 
-        if not only_cleanup_is_left(ctx):
-            return super()._train(context, ctx)
-        report = self._conclude_run(context, ctx)
-        if report.export is not None:
-            self._describe_outlets(context, Exported(**report.export, metrics=report.metrics))
-        return report.returned
+        if only_cleanup_is_left(ctx):
+            return self._conclude_run(context, ctx).returned
+        return super()._train(context, ctx)
 
     def staged_and_built(self, ctx: RunContext) -> tuple[Any, Any]:
         """Prepare, unless an earlier try did; then stage and build."""
@@ -326,7 +321,7 @@ class WholeRunOperator(TrainOperator):
         from manycpu.pipeline.verbs.export import export
         from manycpu.pipeline.verbs.wait import observed_of
 
-        exported = export(ctx, handle, self.transfer_logger())
+        export(ctx, handle, self.transfer_logger())
         observed = observed_of(ctx, handle)
         self._conclude_run(context, ctx)
         if not observed.has_returned:
@@ -334,16 +329,14 @@ class WholeRunOperator(TrainOperator):
                 "the training succeeded, but rank 0 returned nothing: the function ended its process itself. "
                 "Let it return instead"
             )
-        self._describe_outlets(context, exported)
         return observed.returned
 
-    def _describe_outlets(self, context: Context, exported: Exported) -> None:
-        for asset in self.outlets:
-            if isinstance(asset, Asset):
-                set_asset_extra(asset, context, exported)
-
     def _conclude_run(self, context: Context, ctx: RunContext) -> Report:
-        """Clean up, and fail without retry if the report has an error: a retry would only train again."""
+        """Clean up, and describe the model to the outlets.
+
+        Fails without retry if the report has an error: a retry would only train again.
+        """
+        from manycpu.pipeline.verbs.export import Exported
         from manycpu.pipeline.verbs.report import conclude, read_report, report_path
 
         try:
@@ -353,6 +346,11 @@ class WholeRunOperator(TrainOperator):
         except ManycpuError as error:
             raise AirflowFailException(str(error)) from error
         self.log.info("report: %s", report_path(ctx))
+        if report.export is not None:
+            exported = Exported(**report.export, metrics=report.metrics)
+            for asset in self.outlets:
+                if isinstance(asset, Asset):
+                    set_asset_extra(asset, context, exported)
         return report
 
     @contextmanager

@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 import time
-import urllib.error
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
@@ -115,19 +114,13 @@ async def _serve(home: Path, port: int, console: Console) -> int:
 
 async def _ready(port: int) -> None:
     """Wait until the web server answers and the DAGs can be triggered."""
-    while not await asyncio.to_thread(_is_healthy, port):  # noqa: ASYNC110 - another process has no event
-        await asyncio.sleep(_HEALTH_CHECK_INTERVAL_S)
-
-
-def _is_healthy(port: int) -> bool:
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with direct.open(f"http://127.0.0.1:{port}/api/v2/monitor/health", timeout=5) as answer:
-            health = json.load(answer)
-    except (OSError, urllib.error.URLError, ValueError):
-        return False
-    parts = ("metadatabase", "scheduler", "triggerer", "dag_processor")
-    return all(health.get(part, {}).get("status") == "healthy" for part in parts)
+    url = f"http://127.0.0.1:{port}/api/v2/monitor/health"
+    parts, health = ("metadatabase", "scheduler", "triggerer", "dag_processor"), {}
+    while not all(health.get(part, {}).get("status") == "healthy" for part in parts):
+        await asyncio.sleep(_HEALTH_CHECK_INTERVAL_S)
+        with suppress(OSError, ValueError):
+            health = json.load(await asyncio.to_thread(direct.open, url, timeout=5))
 
 
 def _cancel_trainings() -> None:
