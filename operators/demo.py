@@ -116,8 +116,8 @@ def _line_of(raw: bytes) -> str | None:
         return None
     if not isinstance(record, dict):
         return None
-    _, ours, rest = str(record.get("logger", "")).partition("manycpu.operators.")
-    step = _STEPS.get(rest.rpartition(".")[2]) if ours else None
+    _, found, rest = str(record.get("logger", "")).partition("manycpu.operators.")
+    step = _STEPS.get(rest.rpartition(".")[2]) if found else None
     if step:
         return f"{step:<8} {record['event']}"
     return f"airflow  {record.get('event')}" if record.get("level") in ("error", "critical") else None

@@ -35,7 +35,7 @@ _RETRY_INTERVAL_S = 5.0  # between tries to reach a cluster that does not answer
 _RETRY_TIMEOUT_S = 3600.0
 _PAGE_CHECK_INTERVAL_S = 1.0
 _SAVE_TIMEOUT_S = 10.0  # to record how far the logs were printed when the triggerer stops
-_OUR_LABELS = {"app.kubernetes.io/managed-by": "manycpu"}
+_JOB_LABELS = {"app.kubernetes.io/managed-by": "manycpu"}
 _OPENING = threading.Lock()
 _OPEN: dict[tuple[str, ...], Cluster] = {}
 """Key of a shared stream -> its namespace, for requests other than the watch; one client for all triggers."""
@@ -126,7 +126,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
             _PRESENT[key] = present
         try:
             async with shared(key, connect, handle.namespace) as watch:
-                async for change in watch.follow(selections(handle.launch, _OUR_LABELS)):
+                async for change in watch.follow(selections(handle.launch, _JOB_LABELS)):
                     present.apply(change)
                     yield [change]
         finally:

@@ -10,6 +10,7 @@ import time
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 from rich.console import Console
@@ -116,7 +117,8 @@ async def _ready(port: int) -> None:
     """Wait until the web server answers and the DAGs can be triggered."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     url = f"http://127.0.0.1:{port}/api/v2/monitor/health"
-    parts, health = ("metadatabase", "scheduler", "triggerer", "dag_processor"), {}
+    parts = ("metadatabase", "scheduler", "triggerer", "dag_processor")
+    health: dict[str, Any] = {}
     while not all(health.get(part, {}).get("status") == "healthy" for part in parts):
         await asyncio.sleep(_HEALTH_CHECK_INTERVAL_S)
         with suppress(OSError, ValueError):
