@@ -20,10 +20,10 @@ help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
 
 demo: $(INSTALLED)  ## fine-tune a question-answering model through an Airflow DAG run, on this machine
-	@$(BIN)/python -m manycpu.operators.demo
+	@$(BIN)/python -m manycpu.operators.local_airflow demo
 
 ui: $(COMPILED)  ## Airflow's web UI on loopback, with the DAGs ready to trigger
-	@$(BIN)/python -m manycpu.operators.ui
+	@$(BIN)/python -m manycpu.operators.local_airflow ui
 
 test: $(COMPILED)  ## everything that guards main, what takes seconds first; ends with what took longest
 	@sh tests/system-packages

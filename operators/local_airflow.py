@@ -1,15 +1,45 @@
-"""Settings of an Airflow of its own on this machine, for ``make demo``, ``make ui`` and the tests."""
+"""An Airflow of its own on this machine: its settings, and the commands behind ``make demo`` and ``make ui``.
 
+The demo is two processes: the inner one is Airflow, whose output goes to a file; this one prints the steps.
+"""
+
+import asyncio
 import json
 import os
+import signal
+import socket
 import sys
+import time
+import urllib.request
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-__all__ = ["DAGS", "configure", "home", "instance", "settings"]
+import psutil
+from rich.console import Console
+
+__all__ = ["DAGS", "configure", "demo", "end_session", "home", "instance", "perform", "settings", "ui"]
 
 DAGS = Path(__file__).resolve().parents[1] / "dags"
+_END_TIMEOUT_S = 10.0  # for Airflow to end by itself after SIGTERM
+_LINE_LIMIT_BYTES = 1 << 20  # a line of Airflow's log may hold a whole traceback
+_INTERRUPTED = 130  # the exit code that a shell reports of a program that Ctrl-C ended
+_STEPS = {
+    "PrepareOperator": "prepare",
+    "StageDatasetOperator": "stage",
+    "BuildImageOperator": "build",
+    "TrainOperator": "train",
+    "TrainingTrigger": "train",
+    "ExportModelOperator": "export",
+    "CleanupOperator": "cleanup",
+}
+"""Class whose logger wrote a record -> its step; without report, whose records the final tables repeat."""
+_DEFAULT_PORT = 8080
+_HEALTH_CHECK_INTERVAL_S = 0.5
+_SESSION_CHECK_INTERVAL_S = 0.05
+_PASSWORDS = "simple_auth_manager_passwords.json.generated"
 
 
 def home() -> Path:
@@ -81,3 +111,227 @@ def instance(home: Path) -> str:
             os.link(partial, name)  # atomic, and keeps the file that another process linked first
         partial.unlink()
     return name.read_text()
+
+
+def demo() -> int:
+    """Run the demo; 0 only when the DAG run and every verb succeeded."""
+    from manycpu.pipeline.recipes.question_answering.demo import demo_run
+    from manycpu.pipeline.spec.machine import Machine
+
+    folder = home()
+    run = demo_run(str(folder / "models" / time.strftime("demo-%Y%m%dT%H%M%S")))
+    scarce = Machine.observe().processors < run["nproc_per_node"]
+    return perform({**run, "nnodes": str(run["nnodes"]), "oversubscribe": scarce}, folder, Console())
+
+
+def perform(conf: Mapping[str, Any], home: Path, console: Console) -> int:
+    """Run DAG ``train`` with ``conf`` as its parameters, print its steps, and end with the report's path.
+
+    Returns 0 when the DAG run and every verb succeeded.
+    """
+    from manycpu.pipeline import display, run_report
+    from manycpu.pipeline.adapters.storage import Location
+
+    configure(home, AIRFLOW__LOGGING__JSON_LOGS="True")
+    log = home / "demo.log"
+    console.out(f"Airflow in {home}; its output is in {log}", highlight=False)
+    try:
+        code = asyncio.run(_follow_demo(console, log, json.dumps(conf)))
+    except KeyboardInterrupt:
+        _clean_up_runs()
+        return _INTERRUPTED
+    output = conf["output"]
+    written = run_report.parse(Location.of(output, "run.output").read_text(run_report.REPORT))
+    if written is None:
+        _clean_up_runs()
+        console.out(f"the DAG run ended without a report; see {log}", highlight=False)
+        return code or 1
+    display.summary(console, written, f"{output}/{run_report.REPORT}")
+    return code
+
+
+def _run_dag(conf: str) -> int:
+    """Run DAG ``train`` in this process, with a configuration as JSON; 0 when the run succeeded."""
+    from airflow.dag_processing.dagbag import DagBag
+    from airflow.utils import db
+
+    db.initdb()
+    bag = DagBag(DAGS)
+    dag_run = bag.dags["train"].test(run_conf=json.loads(conf))
+    return 0 if dag_run.state == "success" else 1
+
+
+async def _follow_demo(console: Console, log: Path, conf: str) -> int:
+    """Run the inner process, print its steps, and wait for its end."""
+    process = await asyncio.create_subprocess_exec(  # noqa: TID251 - adapters.commands is for short programs
+        *(sys.executable, "-m", "manycpu.operators.local_airflow", "train", conf),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        limit=_LINE_LIMIT_BYTES,
+    )
+    assert process.stdout is not None  # noqa: S101 - it is a pipe
+    began = time.monotonic()
+    try:
+        with log.open("wb") as file:
+            async for raw in process.stdout:
+                file.write(raw)
+                if line := _line_of(raw):
+                    console.out(f"{time.monotonic() - began:6.1f} s  {line}", highlight=False)
+    except asyncio.CancelledError:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), _END_TIMEOUT_S)
+        except TimeoutError:
+            process.kill()
+        raise
+    return await process.wait()
+
+
+def _line_of(raw: bytes) -> str | None:
+    """Return the line to print for a record of Airflow's log; None if it is of no interest to users."""
+    try:
+        record = json.loads(raw)
+    except ValueError:
+        return None
+    if not isinstance(record, dict):
+        return None
+    _, found, rest = str(record.get("logger", "")).partition("manycpu.operators.")
+    step = _STEPS.get(rest.rpartition(".")[2]) if found else None
+    if step:
+        return f"{step:<8} {record['event']}"
+    return f"airflow  {record.get('event')}" if record.get("level") in ("error", "critical") else None
+
+
+def _clean_up_runs() -> None:
+    """Cancel and clean up the runs that are left: a training outlives its worker on purpose."""
+    from manycpu.pipeline.targets import context
+    from manycpu.pipeline.targets.runs import on_this_machine
+    from manycpu.pipeline.verbs.cleanup import cleanup
+
+    for ctx in on_this_machine(context.home()):
+        cleanup(ctx, keep=False)
+
+
+def ui() -> int:
+    """Run Airflow until Ctrl-C or SIGTERM; its exit code where it ends by itself."""
+    folder = home()
+    if text := os.environ.get("PORT"):
+        if not text.isdecimal() or not 0 < int(text) < 1 << 16:
+            raise SystemExit(f"manycpu: PORT={text} is no port; choose one: PORT=9000 make ui")
+        if not _is_free(int(text)):
+            raise SystemExit(f"manycpu: port {text} is taken; choose another, or none: make ui")
+        port = int(text)
+    else:
+        ports = range(_DEFAULT_PORT, _DEFAULT_PORT + 100)
+        port = next(filter(_is_free, ports), 0)
+        if not port:
+            taken = f"{ports[0]} to {ports[-1]}"
+            raise SystemExit(f"manycpu: ports {taken} are taken; choose one: PORT=9000 make ui")
+    configure(folder, port)
+    return asyncio.run(_serve(folder, port, Console(highlight=False)))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return True
+    return False
+
+
+def end_session(leader: int, timeout_s: float = _END_TIMEOUT_S) -> None:
+    """End every process of a session: Airflow's parent leaves its children behind.
+
+    Trainings continue: each has a session of its own.
+    """
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + timeout_s
+        for process in _members(leader):
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        while _members(leader) and time.monotonic() < deadline:
+            time.sleep(_SESSION_CHECK_INTERVAL_S)
+
+
+def _members(leader: int) -> list[psutil.Process]:
+    members = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                members.append(process)
+    return members
+
+
+async def _serve(home: Path, port: int, console: Console) -> int:
+    log = home / "standalone.log"
+    console.out(f"starting Airflow in {home}; its output is in {log}")
+    with log.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(  # noqa: TID251 - adapters.commands is for short programs
+            *(sys.executable, "-m", "airflow", "standalone"),
+            stdout=file,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+    ended = asyncio.create_task(process.wait())
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    stopped = asyncio.create_task(stopping.wait())
+    ready = asyncio.create_task(_ready(port))
+    try:
+        await asyncio.wait({ended, stopped, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            passwords = json.loads((home / _PASSWORDS).read_text())
+            console.out(f"\n  address:  http://127.0.0.1:{port}/dags/train")
+            for user, password in passwords.items():
+                console.out(f"  login:    {user}\n  password: {password}\n")
+            console.out("Trigger DAG `train` with the blue button; the run's tab Training shows it.")
+            console.out("Ctrl-C ends all of it.")
+            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ready.cancel()
+        await asyncio.to_thread(end_session, process.pid)
+        await asyncio.to_thread(_cancel_trainings)
+    if stopped.done():
+        return 0
+    console.out(f"Airflow ended by itself with exit code {process.returncode}; see {log}")
+    return process.returncode or 1
+
+
+async def _ready(port: int) -> None:
+    """Wait until the web server answers and the DAGs can be triggered."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    url = f"http://127.0.0.1:{port}/api/v2/monitor/health"
+    parts = ("metadatabase", "scheduler", "triggerer", "dag_processor")
+    health: dict[str, Any] = {}
+    while not all(health.get(part, {}).get("status") == "healthy" for part in parts):
+        await asyncio.sleep(_HEALTH_CHECK_INTERVAL_S)
+        with suppress(OSError, ValueError), await asyncio.to_thread(direct.open, url, timeout=5) as answer:
+            health = json.load(answer)
+
+
+def _cancel_trainings() -> None:
+    """Cancel the trainings, which outlive their workers; their DAG runs notice when Airflow restarts."""
+    from manycpu.pipeline.spec.errors import RunGoneError
+    from manycpu.pipeline.targets import context
+    from manycpu.pipeline.targets.runs import on_this_machine
+    from manycpu.pipeline.verbs.cancel import cancel
+
+    for ctx in on_this_machine(context.home()):
+        with suppress(RunGoneError):
+            if ctx.ledger.lease().holder is None:  # commands and notebooks hold theirs, and end them
+                cancel(ctx, by="the end of make ui")
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["train", conf]:
+            sys.exit(_run_dag(conf))
+        case ["ui"]:
+            sys.exit(ui())
+        case ["demo"]:
+            sys.exit(demo())
+        case _:
+            sys.exit("usage: python -m manycpu.operators.local_airflow demo|ui")

@@ -17,8 +17,8 @@ PERFORM = """
 import json, sys
 from pathlib import Path
 from rich.console import Console
-from manycpu.operators import demo
-sys.exit(demo.perform(json.loads(sys.argv[2]), Path(sys.argv[1]), Console()))
+from manycpu.operators import local_airflow
+sys.exit(local_airflow.perform(json.loads(sys.argv[2]), Path(sys.argv[1]), Console()))
 """
 
 pytestmark = pytest.mark.usefixtures("no_process_left", "light_torch")

@@ -19,7 +19,6 @@ from support.rank_launches import free_port
 from support.waiting import processes_of, until
 
 from manycpu.operators import local_airflow
-from manycpu.operators.ui import end_session
 
 __all__ = ["Airflow", "airflow", "guarded_airflow"]
 
@@ -128,7 +127,7 @@ def _running(home: Path) -> Iterator[Airflow]:
     }
     env |= {"AIRFLOW_HOME": str(home), "PORT": str(port), "MANYCPU_TEST_HOME": str(home)}
     env |= {"AIRFLOW__MANYCPU__LIVE_SECONDS": "1"}
-    command = [sys.executable, "-m", "manycpu.operators.ui"]
+    command = [sys.executable, "-m", "manycpu.operators.local_airflow", "ui"]
     with (home / "said").open("wb") as said:
         server = subprocess.Popen(command, env=env, stdout=said, stderr=said)
     try:
@@ -167,7 +166,7 @@ def _guarded(home: Path) -> Iterator[Airflow]:
         _until_up(lambda: _answers(url), server, lambda: log.read_text(errors="replace")[-3000:])
         yield Airflow(url, home, "admin", "admin")
     finally:
-        end_session(server.pid)
+        local_airflow.end_session(server.pid)
         server.wait()
 
 
