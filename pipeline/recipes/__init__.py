@@ -1,1 +1,38 @@
 """Training programs that come with manycpu; each runs as ``python -m manycpu.pipeline.recipes.NAME``."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.extras import install
+
+__all__ = ["start"]
+
+
+def start(recipe: str, argv: Sequence[str], extras: str = "train") -> int:
+    """Train; returns the exit code: 0, or 2 when the input cannot be used.
+
+    Args:
+        recipe: Name of its package, which has ``options.parse`` and ``training.run``.
+        argv: The program's arguments.
+        extras: The extras of manycpu that it needs.
+    """
+    # Late: `--help`, and spawned processes, which import the program too, do not wait for torch.
+    try:
+        parsed = _part(recipe, "options", extras).parse(argv, os.environ)
+        _part(recipe, "training", extras).run(parsed, os.environ)
+    except BadInputError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def _part(recipe: str, name: str, extras: str) -> Any:
+    try:
+        return import_module(f"{__name__}.{recipe}.{name}")
+    except ModuleNotFoundError as error:
+        message = f"{error.name} is not installed"
+        raise BadInputError(message, field="run.program", fix=install(extras)) from error

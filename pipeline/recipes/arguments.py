@@ -2,16 +2,16 @@
 
 import json
 from argparse import ArgumentParser
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 
 from transformers import HfArgumentParser
 
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["Folders", "Parser", "check_least", "folders", "has_option", "option", "translate", "words"]
+__all__ = ["Parser", "check_least", "folders", "has_option", "option", "translate", "words"]
 
 _RENAMED: Final = {
     "adafactor": ("--optim", "adafactor"),
@@ -30,8 +30,6 @@ _RENAMED: Final = {
 
 _GONE_CHOICES: Final = {("ddp_backend", "ccl"), ("xpu_backend", "ccl")}
 """Old name and value, where the name is still known and the value is not."""
-
-_FALSE: Final = ("0", "f", "false", "n", "no")
 
 _NEEDLESS: Final = {
     "fp16_backend": "there is one backend for half precision",
@@ -56,25 +54,16 @@ def option(default: Any, text: str) -> Any:
 
 
 class Parser(HfArgumentParser):
-    """Parses dataclasses of options; raises BadInputError for words that it cannot read.
-
-    Args:
-        kinds: The dataclasses.
-    """
+    """Parses dataclasses of options; raises BadInputError for words that it cannot read."""
 
     def __init__(self, kinds: list[Any]) -> None:
         super().__init__(kinds, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        """Raise BadInputError, where argparse would exit."""
         raise BadInputError(message, field="run.args", fix="`--help` lists all options")
 
     def read(self, words: Sequence[str]) -> tuple[Any, ...]:
-        """Read words into one object of each dataclass.
-
-        Raises:
-            BadInputError: An option is unknown, or its value cannot be used.
-        """
+        """Read words into one object of each dataclass."""
         try:
             *found, unknown = self.parse_args_into_dataclasses(
                 list(words), return_remaining_strings=True, look_for_args_file=False
@@ -87,11 +76,7 @@ class Parser(HfArgumentParser):
 
 
 def words(argv: Sequence[str]) -> list[str]:
-    """Return the words of a command line, which may be one JSON file that holds the options.
-
-    Raises:
-        BadInputError: The file cannot be read.
-    """
+    """Return the words of a command line, which may be one JSON file that holds the options."""
     if len(argv) != 1 or not argv[0].endswith(".json"):
         return list(argv)
     try:
@@ -113,39 +98,25 @@ def has_option(words: Sequence[str], name: str) -> bool:
 
 
 def check_least(options: Any, least: Mapping[str, float]) -> None:
-    """Check that no option is below its least value.
-
-    Raises:
-        BadInputError: One is.
-    """
+    """Raise BadInputError if an option is below its least value."""
     for name, lowest in least.items():
         value = getattr(options, name)
         if value is not None and value < lowest:
-            raise BadInputError(
-                f"--{name} {value} is too small",
-                field="run.args",
-                fix=f"Give {lowest} or more, or leave it out",
-            )
+            fix = f"Give {lowest} or more, or leave it out"
+            raise BadInputError(f"--{name} {value} is too small", field="run.args", fix=fix)
 
 
-class Folders(NamedTuple):
-    """Where the model is written, and where checkpoints are kept, which are not part of the model."""
+def folders(requested: str | None, env: Mapping[str, str]) -> tuple[str, str, list[str]]:
+    """Choose the folders of the model and of checkpoints; those of the run win over the one requested.
 
-    output: str
-    checkpoints: str
-    notes: tuple[str, ...] = ()
-
-
-def folders(requested: str | None, env: Mapping[str, str]) -> Folders:
-    """Choose the folders of the model and of checkpoints; those of the run win over the one requested."""
+    Returns:
+        Both, and a note if the model goes to another folder than named.
+    """
     named = requested or "trainer_output"
     output = env.get("MANYCPU_OUTPUT") or named
+    checkpoints = env.get("MANYCPU_CHECKPOINTS") or f"{output.rstrip('/')}-checkpoints"
     moved = f"--output_dir {named}: the model goes to {output}, from where the run exports it"
-    return Folders(
-        output,
-        env.get("MANYCPU_CHECKPOINTS") or f"{output.rstrip('/')}-checkpoints",
-        () if Path(output) == Path(named) else (moved,),
-    )
+    return output, checkpoints, [] if Path(output) == Path(named) else [moved]
 
 
 def translate(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], list[str]]:
@@ -154,42 +125,36 @@ def translate(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], 
     Returns:
         The words to parse, and a note for each that was replaced or left out.
     """
-    accepted = set(parser._option_string_actions)  # noqa: SLF001 - argparse has no other way to list its options
+    accepted = parser._option_string_actions  # noqa: SLF001 - argparse has no other way to list its options
+    groups: list[list[str]] = []  # an option and its values
+    for word in words:
+        head, equals, value = word.partition("=")
+        if word.startswith("--"):
+            groups.append([head, value] if equals else [head])
+        elif groups:
+            groups[-1].append(word)
+        else:
+            groups.append([word])
     translated: list[str] = []
     notes: list[str] = []
-    for option, values in _group(words):
-        replacement = _replace(option, values, accepted)
-        translated += [option, *values] if replacement is None else replacement[0]
-        notes += [replacement[1]] if replacement else []
+    for option, *values in groups:
+        new, note = _replacement(option, values, known=option in accepted)
+        translated += new
+        notes += [note] if note else []
     return translated, notes
 
 
-def _group(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Group command-line words into options with their values; those before the first option stand alone."""
-    group: list[str] = []
-    for word in words:
-        if word.startswith("--") and group:
-            yield group[0], group[1:]
-            group = []
-        head, equals, value = word.partition("=")
-        group += [head, value] if word.startswith("--") and equals else [word]
-    if group:
-        yield group[0], group[1:]
-
-
-def _replace(option: str, values: list[str], accepted: set[str]) -> tuple[list[str], str] | None:
-    """Return the words to use instead, and why; None where the option still exists."""
+def _replacement(option: str, values: list[str], *, known: bool) -> tuple[list[str], str]:
+    """Return the words to use, and a note; without one where the option still exists."""
     name = option.removeprefix("--").replace("-", "_")
     if (name, *values) in _GONE_CHOICES:
         return [], f"{option} {values[0]} is left out: run.backend decides"
-    if option in accepted:
-        return None
-    if name in _NEEDLESS:
+    if not known and name in _NEEDLESS:
         return [], f"{option} is left out: {_NEEDLESS[name]}"
-    if name not in _RENAMED:
-        return None
+    if known or name not in _RENAMED:
+        return [option, *values], ""
     new, value = _RENAMED[name]
-    if value is not None and values and values[0].lower() in _FALSE:
+    if value is not None and values and values[0].lower() in ("0", "f", "false", "n", "no"):
         return [], f"{option} is left out: it is switched off"
     words = [new, *values] if value is None else [new, value]
     return words, f"{option} is an old name: read as {' '.join(words)}"

@@ -15,8 +15,6 @@ from manycpu.pipeline.spec.errors import BadInputError
 __all__ = ["fault", "latest_first", "newest", "of_others", "resume_point", "step"]
 
 _NAME: Final = re.compile(r"checkpoint-(\d+)")
-_TORCH_FILES: Final = ("optimizer", "scheduler")
-_TORCH_SUFFIXES: Final = (".pt", ".bin")  # of the Trainer, and of Accelerate
 
 
 def resume_point(folder: str | Path, option: str | bool | None, env: Mapping[str, str]) -> str | None:
@@ -34,19 +32,17 @@ def resume_point(folder: str | Path, option: str | bool | None, env: Mapping[str
         BadInputError: The checkpoint that was asked for is incomplete, or a rank cannot see it.
     """
     named = option if isinstance(option, str) and option.lower() not in ("true", "false") else None
-    path = named or env.get("MANYCPU_RESUME_FROM")
-    requested = Path(path) if path else None
-    first = not dist.is_initialized() or dist.get_rank() == 0
-    choice = [_choose(Path(folder), env, requested) if first else None]
-    if dist.is_initialized():
+    requested = named or env.get("MANYCPU_RESUME_FROM")
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    choice = [_choose(Path(folder), env, requested) if ranks == 1 or dist.get_rank() == 0 else None]
+    if ranks > 1:
         dist.broadcast_object_list(choice, src=0)
     chosen = choice[0]
     if chosen is None:
         return None
     problem = fault(Path(chosen))
-    readable = [problem is None]
-    if dist.is_initialized():
-        readable = [False] * dist.get_world_size()
+    readable = [problem is None] * ranks
+    if ranks > 1:
         dist.all_gather_object(readable, problem is None)
     if not all(readable):
         raise BadInputError(
@@ -70,7 +66,9 @@ def newest(folder: str | Path, *, since: float | None = None) -> tuple[Path | No
     """
     skipped: list[str] = []
     for checkpoint in latest_first(Path(folder)):
-        if since is not None and _written(checkpoint) < since:
+        # The folder may be older than its state: a step that is done again is saved into the same one.
+        state = checkpoint / "trainer_state.json"
+        if since is not None and (state if state.exists() else checkpoint).stat().st_mtime < since:
             continue
         reason = fault(checkpoint)
         if reason is None:
@@ -81,19 +79,17 @@ def newest(folder: str | Path, *, since: float | None = None) -> tuple[Path | No
 
 def latest_first(folder: Path) -> list[Path]:
     """List the checkpoints of a folder by their steps, complete or not."""
-    numbered = [
-        (int(match[1]), path) for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))
-    ]
-    return [path for _, path in sorted(numbered, reverse=True)]
+    found = {path: _NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*")}
+    steps = {path: int(match[1]) for path, match in found.items() if match}
+    return sorted(steps, key=steps.__getitem__, reverse=True)
 
 
 def of_others(folder: Path, run: str) -> int:
     """Count the checkpoints beside a run's own folder: of other runs, or of earlier versions of manycpu."""
     if folder.name != run:
         return 0
-    shared = folder.parent
-    paths = [*shared.glob("checkpoint-*"), *shared.glob("*/checkpoint-*")]
-    return sum(path.parent != folder and _NAME.fullmatch(path.name) is not None for path in paths)
+    folders = (folder.parent, *folder.parent.glob("*/"))
+    return sum(len(latest_first(other)) for other in folders if other != folder)
 
 
 def fault(checkpoint: Path) -> str | None:
@@ -106,9 +102,14 @@ def fault(checkpoint: Path) -> str | None:
     weights = sorted(checkpoint.glob("model*.safetensors"))
     if not weights:
         return "it has no model*.safetensors"
-    if broken := [file.name for file in weights if not _is_whole(file)]:
-        return f"{broken[0]} is cut short or damaged"
-    return next((problem for name in _TORCH_FILES if (problem := _torch_fault(checkpoint, name))), None)
+    whole = {file: _is_whole(file) for file in weights}
+    for name in ("optimizer", "scheduler"):
+        # Of the Trainer, and of Accelerate.
+        files = [file for suffix in (".pt", ".bin") if (file := checkpoint / f"{name}{suffix}").exists()]
+        if not files:
+            return f"it has no {name}.pt"
+        whole[files[0]] = zipfile.is_zipfile(files[0])  # whose table of contents torch.save writes last
+    return next((f"{file.name} is cut short or damaged" for file in whole if not whole[file]), None)
 
 
 def step(checkpoint: Path) -> int | None:
@@ -120,43 +121,25 @@ def step(checkpoint: Path) -> int | None:
         return None
 
 
-def _choose(folder: Path, env: Mapping[str, str], requested: Path | None) -> str | None:
-    run = env.get("MANYCPU_RUN", "")
-    began = _first_resumed(folder, run) if requested else None
-    latest, skipped = (None, []) if requested and began is None else newest(folder, since=began)
-    for note in skipped:
-        say(f"checkpoint {note}")
-    chosen = latest or requested
-    others = 0 if chosen else of_others(folder, run)
-    if others:
-        say(f"{others} checkpoint(s) of other runs are in {folder.parent}: run.resume_from resumes from one")
-    return str(chosen) if chosen else None
-
-
-def _first_resumed(folder: Path, run: str) -> float | None:
-    """Return when this run first resumed from the checkpoint asked for; None: it does so only now."""
-    mark = folder / f".resumed-{run}"
-    if run and mark.exists():
-        return mark.stat().st_mtime
-    if run:
+def _choose(folder: Path, env: Mapping[str, str], requested: str | None) -> str | None:
+    run, since = env.get("MANYCPU_RUN", ""), None
+    latest: Path | None = None
+    skipped: list[str] = []
+    mark = folder / f".resumed-{run}"  # since when the run resumes from the checkpoint asked for
+    if requested and run and mark.exists():
+        since = mark.stat().st_mtime
+    elif requested and run:
         folder.mkdir(parents=True, exist_ok=True)
         mark.touch()
+    if since is not None or not requested:
+        latest, skipped = newest(folder, since=since)
+    for note in skipped:
+        say(f"checkpoint {note}")
+    if latest or requested:
+        return str(latest or requested)
+    if others := of_others(folder, run):
+        say(f"{others} checkpoint(s) of other runs are in {folder.parent}: run.resume_from resumes from one")
     return None
-
-
-def _torch_fault(checkpoint: Path, name: str) -> str | None:
-    files = [checkpoint / f"{name}{suffix}" for suffix in _TORCH_SUFFIXES]
-    file = next((file for file in files if file.exists()), None)
-    if file is None:
-        return f"it has no {files[0].name}"
-    # torch.save writes a zip, whose table of contents comes last.
-    return None if zipfile.is_zipfile(file) else f"{file.name} is cut short or damaged"
-
-
-def _written(checkpoint: Path) -> float:
-    # The folder may be older than its state: a step that is done again is saved into the same one.
-    state = checkpoint / "trainer_state.json"
-    return state.stat().st_mtime if state.exists() else checkpoint.stat().st_mtime
 
 
 def _is_whole(file: Path) -> bool:

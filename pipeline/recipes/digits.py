@@ -3,12 +3,11 @@
 ``dags/champion.py`` trains it. A row is the digit and its 64 pixels; a row to predict has no digit.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -17,18 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from manycpu.pipeline.node.metrics import metrics, progress
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 __all__ = ["evaluate", "fit", "predict"]
 
 _STEPS: Final = 100
 _REPORT_INTERVAL: Final = 20  # steps
 _VALIDATION_SHARE: Final = 5  # every fifth row compares candidates, and is not trained on
-_PIXELS: Final = 64
-_MAX_VALUE: Final = 16  # of a pixel
 _MODEL, _SEEN = "model.pt", "seen.txt"
-Labelled = tuple[torch.Tensor, torch.Tensor]
 
 
 def fit(rate: float, data: str, output: str) -> dict[str, float]:
@@ -46,7 +39,18 @@ def fit(rate: float, data: str, output: str) -> dict[str, float]:
     validation = rows[::_VALIDATION_SHARE]
     train = [row for number, row in enumerate(rows) if number % _VALIDATION_SHARE]
     network = _network()
-    _descend(network, _labelled(train[dist.get_rank() :: dist.get_world_size()]), rate)
+    model = DistributedDataParallel(network)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    images, labels = _labelled(train[dist.get_rank() :: dist.get_world_size()])
+    for step in range(1, _STEPS + 1):
+        loss: Any = nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if not torch.isfinite(loss):
+            raise ArithmeticError(f"the training diverged at step {step}: rate {rate:g} is too high")
+        if step % _REPORT_INTERVAL == 0:
+            progress(step=step, total_steps=_STEPS, loss=loss.item())
     images, labels = _labelled(validation)
     accuracy = float((network(images).argmax(1) == labels).float().mean())
     metrics({"accuracy": accuracy, "rows": len(rows)}, step=_STEPS)
@@ -89,7 +93,8 @@ def predict(model: str, data: str, output: str) -> dict[str, int]:
     dist.init_process_group()
     rows = _read(data)
     rank, size = dist.get_rank(), dist.get_world_size()
-    predicted = _load(model)(_images(rows[rank::size])).argmax(1).tolist() if rows[rank::size] else []
+    own = rows[rank::size]
+    predicted = _load(model)(_images(own)).argmax(1).tolist() if own else []
     shares: list[list[int]] = [[] for _ in range(size)]
     dist.all_gather_object(shares, predicted)
     if rank == 0:
@@ -99,23 +104,8 @@ def predict(model: str, data: str, output: str) -> dict[str, int]:
     return {"rows": len(rows)}
 
 
-def _descend(network: nn.Module, batch: Labelled, rate: float) -> None:
-    model = DistributedDataParallel(network)
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    images, labels = batch
-    for step in range(1, _STEPS + 1):
-        loss: Any = nn.functional.cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if not torch.isfinite(loss):
-            raise ArithmeticError(f"the training diverged at step {step}: rate {rate:g} is too high")
-        if step % _REPORT_INTERVAL == 0:
-            progress(step=step, total_steps=_STEPS, loss=loss.item())
-
-
 def _network() -> nn.Module:
-    return nn.Sequential(nn.Linear(_PIXELS, 32), nn.ReLU(), nn.Linear(32, 10))
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
 def _load(model: str) -> nn.Module:
@@ -130,12 +120,12 @@ def _read(folder: str) -> list[list[int]]:
     return [list(map(int, row)) for file in files for row in csv.reader(file.read_text().splitlines())]
 
 
-def _labelled(rows: list[list[int]]) -> Labelled:
+def _labelled(rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     return _images([row[1:] for row in rows]), torch.tensor([row[0] for row in rows])
 
 
 def _images(rows: list[list[int]]) -> torch.Tensor:
-    return torch.tensor(rows).float() / _MAX_VALUE
+    return torch.tensor(rows).float() / 16  # the greatest value of a pixel
 
 
 def _digest(row: Iterable[int]) -> str:

@@ -1,15 +1,18 @@
-"""Report what a recipe does: messages in its log, and progress with speed and the time left."""
+"""Report what a recipe does: messages in its log, progress with speed and the time left, and its results."""
 
+import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from manycpu.pipeline.node.metrics import progress
+from manycpu.pipeline.node.step_pace import set_samples_per_step
 from manycpu.pipeline.spec.machine import bf16_warning, processor_flags
 
-__all__ = ["Pace", "bf16_notes", "say"]
+__all__ = ["Pace", "say", "say_notes", "write_results"]
 
 
 class Pace:
@@ -17,26 +20,22 @@ class Pace:
 
     Args:
         first_step: Steps that an earlier process has done.
+        samples: Samples of a step of each rank.
+        ranks: Number of ranks.
     """
 
-    def __init__(self, first_step: int = 0) -> None:
-        self._began, self._first = time.monotonic(), first_step
+    def __init__(self, first_step: int, samples: int, ranks: int) -> None:
+        self._began, self._first, self._batch = time.monotonic(), first_step, samples * ranks
+        set_samples_per_step(samples)
 
-    def report(self, step: int, total_steps: int, batch: int, **values: Any) -> None:
-        """Report a step as progress; nothing before the first step is done.
-
-        Args:
-            step: Steps done.
-            total_steps: Steps in all.
-            batch: Samples of a step, of all ranks.
-            values: Other fields of progress: epoch, loss, learning_rate, grad_norm.
-        """
+    def report(self, step: int, total_steps: int, **values: Any) -> None:
+        """Report a step as progress, and other fields of it; nothing before the first step is done."""
         done, seconds = step - self._first, time.monotonic() - self._began
         if done > 0:
             progress(
                 step=step,
                 total_steps=total_steps,
-                samples_per_second=round(done * batch / seconds, 2),
+                samples_per_second=round(done * self._batch / seconds, 2),
                 seconds_left=round((total_steps - step) * seconds / done),
                 **values,
             )
@@ -49,7 +48,16 @@ def say(message: str) -> None:
         sys.stderr.flush()
 
 
-def bf16_notes(env: Mapping[str, str], *, bf16: bool) -> list[str]:
-    """Explain what bf16 costs on this processor, if an option asks for it; the plan does for run.dtype."""
-    warning = bf16_warning(processor_flags()) if bf16 and env.get("MANYCPU_DTYPE") != "bf16" else None
-    return [warning] if warning else []
+def say_notes(notes: Iterable[str], env: Mapping[str, str], *, bf16: bool) -> None:
+    """Write notes on options, and what bf16 costs on this processor, unless the plan of run.dtype does so."""
+    for note in notes:
+        say(note)
+    if bf16 and env.get("MANYCPU_DTYPE") != "bf16" and (warning := bf16_warning(processor_flags())):
+        say(warning)
+
+
+def write_results(folder: Path, results: Mapping[str, Any]) -> None:
+    """Write ``all_results.json`` into a folder, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(results, indent=2, sort_keys=True)
+    (folder / "all_results.json").write_text(text + "\n", encoding="utf-8")

@@ -19,13 +19,11 @@ from transformers import (
 )
 
 from manycpu.pipeline.node.metrics import metrics
-from manycpu.pipeline.node.step_pace import set_samples_per_step
 from manycpu.pipeline.recipes.arguments import option
 from manycpu.pipeline.recipes.reporting import Pace, say
 
 __all__ = ["CpuTrainer", "CpuTrainingOptions", "misfit", "usable", "why_no_ipex"]
 
-_IN_PROGRESS: Final = ("epoch", "grad_norm", "learning_rate", "loss")
 _REPLACED: Final = (
     "torch itself has bf16 autocast, fused AdamW and torch.compile, which are as fast (docs/speed.md)"
 )
@@ -66,12 +64,7 @@ def why_no_ipex() -> str | None:
 
 
 def misfit(extension: str, torch: str) -> str | None:
-    """Explain why versions do not fit: the extension needs the torch of its own first two numbers.
-
-    >>> misfit("2.8.0+gitabc", "2.8.0+cpu")
-    >>> misfit("2.8.0", "2.15.0").partition(";")[0]
-    'intel-extension-for-pytorch 2.8.0 needs torch 2.8, and this is torch 2.15.0'
-    """
+    """Explain why versions do not fit: the extension needs the torch of its own first two numbers."""
     needed, present = (".".join(number.split(".")[:2]) for number in (extension, torch))
     if needed == present:
         return None
@@ -91,14 +84,12 @@ class CpuTrainer(Trainer):
             self.add_callback(Printer())
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Keep gradients in the buckets that DDP sends, and compress them there if asked for."""
         super().create_accelerator_and_postprocess()
         handler = self.accelerator.ddp_handler
         handler.gradient_as_bucket_view = True  # no copy from gradients to buckets
         handler.comm_hook = DDPCommunicationHookType(self.args.gradient_compression)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """Create the optimizer, and let Intel's extension optimize both it and the model if asked for."""
         optimizer = super().create_optimizer(model)
         if self.args.use_ipex:
             import intel_extension_for_pytorch as ipex  # type: ignore[import-not-found,unused-ignore]
@@ -123,68 +114,44 @@ class Printer(PrinterCallback):
     """Prints what the Trainer logs, once for all nodes of a run, and without what is reported as progress."""
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Print what was logged."""
-        logs = logs or {}
-        if "MANYCPU_RUN" in os.environ and ("loss" in logs or not state.is_world_process_zero):
-            return
-        super().on_log(args, state, control, logs, **kwargs)  # type: ignore[no-untyped-call]
+        progress = "loss" in (kwargs.get("logs") or {})
+        if "MANYCPU_RUN" not in os.environ or (state.is_world_process_zero and not progress):
+            super().on_log(args, state, control, **kwargs)  # type: ignore[no-untyped-call]
 
 
 class ProgressCallback(TrainerCallback):
     """Reports what the Trainer logs while it trains; the progress of a step in one line."""
 
-    def __init__(self) -> None:
-        self._pace, self._last_step = Pace(), -1
-        self._trains = False
+    _trains = False
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
+        samples = args.train_batch_size * args.gradient_accumulation_steps
+        self._pace, self._trains = Pace(state.global_step, samples, args.world_size), True
         self._metrics: dict[str, Any] = {}
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Note the step at which the training begins: after a resume it is not 0."""
-        del control, kwargs
-        self._pace, self._trains = Pace(state.global_step), True
-        set_samples_per_step(args.train_batch_size * args.gradient_accumulation_steps)
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, _: Any, state: TrainerState, *__: Any, **given: Any) -> None:
         """Report the mean loss since the last report as progress, and the other logged values as metrics."""
-        del control, kwargs
-        logs = logs or {}
+        logs: Mapping[str, Any] = given.get("logs") or {}
+        if not self._trains or not state.is_world_process_zero:
+            return
         if "loss" in logs:
             self._metrics = {name: logs.get(name) for name in ("grad_norm", "learning_rate")}
             self._metrics["loss"] = round(float(logs["loss"]), 4)
-            self._report_progress(args, state)
-        others = {name: value for name, value in logs.items() if name not in _IN_PROGRESS}
-        if others and self._trains and state.is_world_process_zero:
+            self._report(state)
+        in_progress = ("epoch", "grad_norm", "learning_rate", "loss")
+        others = {name: value for name, value in logs.items() if name not in in_progress}
+        if others:
             metrics(others, step=state.global_step)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Report that the last step is done, where the Trainer has not logged it."""
-        del control, kwargs
         self._trains = False
         if self._metrics and state.global_step > self._last_step:
-            self._report_progress(args, state)
+            self._report(state)
 
-    def _report_progress(self, args: TrainingArguments, state: TrainerState) -> None:
-        if not state.is_world_process_zero:
-            return
+    def _report(self, state: TrainerState) -> None:
         self._last_step = state.global_step
-        batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         epoch = round(state.epoch or 0.0, 3)
-        self._pace.report(state.global_step, state.max_steps, batch, epoch=epoch, **self._metrics)
+        self._pace.report(state.global_step, state.max_steps, epoch=epoch, **self._metrics)

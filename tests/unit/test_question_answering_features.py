@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from support.tiny_bert import tiny_tokenizer
+from transformers import PretrainedConfig, RobertaConfig
 
 from manycpu.pipeline.recipes.question_answering.features import (
     NO_OFFSET,
@@ -148,7 +149,22 @@ def test_lengths_without_room_for_the_context_are_refused(shape: Shape) -> None:
         features("the old town", "town", shape)
 
 
-def test_the_length_is_limited_by_tokenizer_and_model() -> None:
-    assert usable_length(384, TOKENIZER, None) == 384
-    assert usable_length(384, TOKENIZER, 128) == 128
-    assert usable_length(1000, TOKENIZER, 2048) == 512
+@pytest.mark.parametrize(
+    ("requested", "config", "usable"),
+    [
+        (384, {}, 384),
+        (384, {"max_position_embeddings": 128}, 128),
+        (1000, {"max_position_embeddings": 2048}, 512),
+        (384, {"max_position_embeddings": -1}, 384),
+    ],
+)
+def test_the_length_is_limited_by_tokenizer_and_model(
+    requested: int, config: dict[str, int], usable: int
+) -> None:
+    assert usable_length(requested, TOKENIZER, PretrainedConfig(**config)) == usable
+
+
+def test_roberta_counts_positions_after_the_padding_token() -> None:
+    config = RobertaConfig(max_position_embeddings=514, pad_token_id=1)
+    assert usable_length(1000, TOKENIZER, config) == 512
+    assert usable_length(384, TOKENIZER, RobertaConfig(max_position_embeddings=130)) == 128

@@ -3,7 +3,7 @@
 import sys
 from functools import partial
 
-from manycpu.pipeline.recipes.start import start
+from manycpu.pipeline.recipes import start
 
 main = partial(start, "hogwild")
 

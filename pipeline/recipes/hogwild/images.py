@@ -21,11 +21,8 @@ __all__ = ["Array", "Images", "find", "load", "read"]
 
 _SIZE: Final = 28  # pixels of an image's side, which the network is made for
 _CLASSES: Final = 10
-_TEST_SHARE: Final = 5  # every fifth of scikit-learn's digits is for the test
 # As LeCun's page names them, or as some copies do (train-images.idx3-ubyte), also compressed.
 _NAME: Final = re.compile(r"(train|t10k)-(images[-.]idx3|labels[-.]idx1)-ubyte(\.gz)?")
-_NEEDED: Final = {f"{part}-{kind}" for part in ("train", "t10k") for kind in ("images", "labels")}
-_MAGIC: Final = b"\0\0\x08"  # two zeros, and the type unsigned byte; then the number of dimensions
 _DIMENSIONS: Final = {"images": 3, "labels": 1}
 
 
@@ -54,11 +51,6 @@ class Images(NamedTuple):
         values = torch.arange(256).double() / 255
         mean = float((counts * values).sum() / counts.sum())
         return mean, float(((counts * (values - mean) ** 2).sum() / counts.sum()).sqrt())
-
-    def share(self) -> None:
-        """Move them to the memory that all processes share."""
-        self.pixels.share_memory_()  # type: ignore[no-untyped-call]
-        self.labels.share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -90,8 +82,9 @@ def find(folder: Path) -> dict[str, Path]:
     for path in sorted(folder.rglob("*")):
         if (match := _NAME.fullmatch(path.name)) and path.is_file():
             found.setdefault(f"{match[1]}-{match[2][:6]}", path)
-    if missing := sorted(_NEEDED - set(found)):
-        names = [f"{name}-idx{_DIMENSIONS[name.split('-')[1]]}-ubyte" for name in missing]
+    needed = {f"{part}-{kind}": kind for kind in _DIMENSIONS for part in ("train", "t10k")}
+    if missing := sorted(needed.keys() - found):
+        names = [f"{name}-idx{_DIMENSIONS[needed[name]]}-ubyte" for name in missing]
         raise BadInputError(
             f"{folder} has no file {', no '.join(names)}",
             field="run.data",
@@ -113,7 +106,8 @@ def read(path: Path) -> Array:
         raise _unreadable(path, f"cannot be read: {error}") from error
     dimensions = _DIMENSIONS["images" if "images" in path.name else "labels"]
     head = 4 + 4 * dimensions
-    if content[:4] != _MAGIC + bytes([dimensions]) or len(content) < head:
+    # Two zeros, the type unsigned byte, and the number of dimensions.
+    if content[:4] != bytes([0, 0, 8, dimensions]) or len(content) < head:
         raise _unreadable(
             path, f"is no IDX file of bytes with {dimensions} dimensions: its header is different"
         )
@@ -130,14 +124,15 @@ def _unreadable(path: Path, why: str) -> BadInputError:
 
 def _read_images(images: Path, labels: Path) -> Images:
     pictures, classes = read(images), read(labels)
-    fix = f"Give images of {_SIZE} x {_SIZE} pixels, each with a label from 0 to {_CLASSES - 1}"
+    problem = None
     if pictures.shape != (*classes.shape, _SIZE, _SIZE) or not classes.content:
         sizes = " x ".join(map(str, pictures.shape))
-        message = f"{images} has images of {sizes}, for {classes.shape[0]} labels"
-        raise BadInputError(message, field="run.data", fix=fix)
-    if max(classes.content) >= _CLASSES:
-        message = f"{labels} has the label {max(classes.content)}"
-        raise BadInputError(message, field="run.data", fix=fix)
+        problem = f"{images} has images of {sizes}, for {classes.shape[0]} labels"
+    elif max(classes.content) >= _CLASSES:
+        problem = f"{labels} has the label {max(classes.content)}"
+    if problem:
+        fix = f"Give images of {_SIZE} x {_SIZE} pixels, each with a label from 0 to {_CLASSES - 1}"
+        raise BadInputError(problem, field="run.data", fix=fix)
     pixels = torch.frombuffer(bytearray(pictures.content), dtype=torch.uint8)
     numbers = torch.frombuffer(bytearray(classes.content), dtype=torch.uint8)
     return Images(pixels.view(-1, 1, _SIZE, _SIZE), numbers.long())
@@ -157,5 +152,6 @@ def _load_digits() -> tuple[Images, Images]:
     small = torch.from_numpy(digits.images).unsqueeze(1) * (255 / 16)
     pixels = F.interpolate(small, size=(_SIZE, _SIZE), mode="bilinear").round().byte()
     labels = torch.from_numpy(digits.target).long()
-    tested = torch.arange(len(labels)) % _TEST_SHARE == _TEST_SHARE - 1
+    tested = torch.zeros(len(labels), dtype=torch.bool)
+    tested[4::5] = True  # every fifth
     return Images(pixels[~tested], labels[~tested]), Images(pixels[tested], labels[tested])

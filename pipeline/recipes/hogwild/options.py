@@ -11,7 +11,6 @@ from manycpu.pipeline.spec.machine import Machine
 
 __all__ = ["Options", "parse", "threads"]
 
-_DEFAULT_PROCESSES: Final = 2  # without --num-processes and run.subprocesses
 _LEAST: Final = {
     "average_every": 1,
     "batch_size": 1,
@@ -74,7 +73,19 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
             f"--device {device}: this recipe trains on CPUs", field="run.args", fix="Leave it out"
         )
     options = Options(**given, notes=tuple(notes))
-    _check_numbers(options)
+    fixes = {
+        name: f"Give {least} or more, or leave it out"
+        for name, least in _LEAST.items()
+        if given[name] is not None and given[name] < least
+    }
+    if not (math.isfinite(options.lr) and options.lr > 0):
+        fixes["lr"] = "Give a number above 0"
+    if not 0 <= options.momentum < 1:
+        fixes["momentum"] = "Give a number from 0 to below 1"
+    if fixes:
+        name, fix = next(iter(fixes.items()))
+        message = f"--{name.replace('_', '-')} {given[name]} cannot be used"
+        raise BadInputError(message, field="run.args", fix=fix)
     ranks = int(env.get("WORLD_SIZE") or 1)
     if ranks > 1 and not options.averaged:
         raise BadInputError(
@@ -89,10 +100,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
 def threads(options: Options, env: Mapping[str, str], default: int) -> int:
     """Choose how many threads each process computes with: floor(the rank's cores / processes), at least 1.
 
-    Args:
-        options: Those of the training; a number there wins.
-        env: Environment; OMP_NUM_THREADS wins where run.env sets it.
-        default: What torch takes by itself.
+    A number in the options wins, then OMP_NUM_THREADS where run.env sets it: then the default, torch's own.
     """
     if options.threads_per_process:
         return options.threads_per_process
@@ -115,8 +123,7 @@ def _parser(env: Mapping[str, str]) -> ArgumentParser:
     add("--momentum", type=float, default=0.5, help="momentum of SGD")
     add("--seed", type=int, default=1, help="random seed; each process adds its number")
     add("--log-interval", type=int, default=10, help="steps between reports of a process")
-    processes = int(env.get("MANYCPU_SUBPROCESSES") or 1)
-    default = processes if processes > 1 else _DEFAULT_PROCESSES
+    default = max(2, int(env.get("MANYCPU_SUBPROCESSES") or 1))
     add("--num-processes", type=int, default=default, help="processes that train; run.subprocesses, or 2")
     add("--dry-run", action="store_true", help="take one step of each epoch")
     add("--save_model", "--save-model", action="store_true", help="outside of a run: save the model here")
@@ -129,18 +136,3 @@ def _parser(env: Mapping[str, str]) -> ArgumentParser:
         add(f"--{name}", action="store_true", help=SUPPRESS)
     add("--device", default="cpu", help=SUPPRESS)
     return parser
-
-
-def _check_numbers(options: Options) -> None:
-    for name, least in _LEAST.items():
-        value = getattr(options, name)
-        if value is not None and value < least:
-            raise _unusable(name, value, f"Give {least} or more, or leave it out")
-    if not (math.isfinite(options.lr) and options.lr > 0):
-        raise _unusable("lr", options.lr, "Give a number above 0")
-    if not 0 <= options.momentum < 1:
-        raise _unusable("momentum", options.momentum, "Give a number from 0 to below 1")
-
-
-def _unusable(name: str, value: float, fix: str) -> BadInputError:
-    return BadInputError(f"--{name.replace('_', '-')} {value} cannot be used", field="run.args", fix=fix)

@@ -1,11 +1,11 @@
 """Run the training from end to end: data, processes, averages, the test, and what is written."""
 
 import copy
-import json
 import math
 import shutil
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,15 +18,13 @@ from manycpu.pipeline.node.metrics import metrics, progress
 from manycpu.pipeline.recipes.hogwild import images, options
 from manycpu.pipeline.recipes.hogwild.images import Images
 from manycpu.pipeline.recipes.hogwild.options import Options
-from manycpu.pipeline.recipes.hogwild.worker import Job, Net, Report, tensors
-from manycpu.pipeline.recipes.hogwild.workers import Workers
-from manycpu.pipeline.recipes.reporting import say
+from manycpu.pipeline.recipes.hogwild.workers import TENSORS, Job, Net, Workers
+from manycpu.pipeline.recipes.reporting import say, say_notes, write_results
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["MODEL", "average", "run"]
+__all__ = ["run"]
 
-MODEL: Final = "MNIST_hogwild.pt"
-"""File of the model's state, with the name and the content that PyTorch's example gives it."""
+_MODEL: Final = "MNIST_hogwild.pt"  # the name and the content that PyTorch's example gives it
 _SHARED: Final = Path("/dev/shm")  # noqa: S108 - where shared memory is
 
 
@@ -40,8 +38,7 @@ def run(chosen: Options, env: Mapping[str, str]) -> dict[str, Any]:
         BadInputError: Data or options cannot be used.
         DiedError: One of the processes ended before the training did.
     """
-    for note in chosen.notes:
-        say(note)
+    say_notes(chosen.notes, env, bf16=False)
     default, ranks = torch.get_num_threads(), int(env.get("WORLD_SIZE") or 1)
     threads = options.threads(chosen, env, default)
     torch.set_num_threads(1)  # OpenMP's threads must not exist when processes are forked
@@ -62,7 +59,7 @@ def run(chosen: Options, env: Mapping[str, str]) -> dict[str, Any]:
     return results
 
 
-def average(models: list[nn.Module], ranks: int) -> None:
+def _average(models: list[nn.Module], ranks: int) -> None:
     """Set all models, also those of other ranks, to the mean of their weights."""
     states = [list(model.state_dict().values()) for model in models]
     mean = torch.stack([torch.cat([tensor.flatten() for tensor in state]) for state in states]).mean(0)
@@ -76,13 +73,21 @@ def average(models: list[nn.Module], ranks: int) -> None:
 
 
 def _jobs(chosen: Options, env: Mapping[str, str], trained: Images, threads: int) -> list[Job]:
-    _check_shared_memory(trained)
+    needed = trained.pixels.nbytes + trained.labels.nbytes
+    if _SHARED.is_dir() and needed > (free := shutil.disk_usage(_SHARED).free):
+        # A process that fills it up dies of SIGBUS.
+        raise BadInputError(
+            f"the images take {needed >> 20} MiB of shared memory, and {_SHARED} has {free >> 20} MiB left",
+            field="run.data",
+            fix="Mount a memory-backed volume there, or run the container with --shm-size",
+        )
     torch.manual_seed(chosen.seed)
     model, count = Net(), chosen.num_processes
     if chosen.start_method == "fork":
         torch.optim.SGD(model.parameters())  # imports modules once, for all forks
     models = [copy.deepcopy(model) if chosen.averaged else model for _ in range(count)]
-    trained.share()
+    for tensor in trained:
+        tensor.share_memory_()  # type: ignore[no-untyped-call]
     return [
         Job(
             options=chosen,
@@ -92,82 +97,52 @@ def _jobs(chosen: Options, env: Mapping[str, str], trained: Images, threads: int
             model=models[index].share_memory(),
             images=trained,
             scale=trained.scale(),
-            tensors=tensors(),
+            tensors=torch.zeros(TENSORS).share_memory_(),  # type: ignore[no-untyped-call]
         )
         for index in range(count)
     ]
 
 
-def _check_shared_memory(trained: Images) -> None:
-    """Check that the images fit into shared memory: a process that fills it up dies of SIGBUS."""
-    if not _SHARED.is_dir():
-        return
-    needed, free = trained.pixels.nbytes + trained.labels.nbytes, shutil.disk_usage(_SHARED).free
-    if needed > free:
-        raise BadInputError(
-            f"the images take {needed >> 20} MiB of shared memory, and {_SHARED} has {free >> 20} MiB left",
-            field="run.data",
-            fix="Mount a memory-backed volume there, or run the container with --shm-size",
-        )
-
-
-class _Log:
-    """Prints what the processes report, and counts the averages."""
-
-    def __init__(self, steps: int) -> None:
-        self._total = steps
-        self.last: dict[int, float] = {}
-        self.averages = 0
-
-    def received(self, index: int, report: Report, values: torch.Tensor) -> None:
-        loss, accuracy = values.tolist()
-        self.last[index] = loss
-        if report.kind != "progress":
-            return
-        say(
-            f"process {index}: epoch {report.epoch}, step {report.step} of {self._total}, "
-            f"loss {loss:.4f}, accuracy {accuracy:.2f}"
-        )
-        if index == 0:
-            progress(step=report.step, total_steps=self._total, epoch=report.epoch, loss=loss)
-
-
 def _train(chosen: Options, jobs: list[Job], ranks: int) -> dict[str, Any]:
+    count = len(jobs[0].images)
+    last: dict[int, float] = {}
+    averages = 0
     # Processes are started first: a process group has threads, whose locks would stay held in a fork.
     with Workers(jobs, chosen.start_method) as workers:
         if ranks > 1:
             dist.init_process_group()
         workers.ready()
-        steps = _steps(chosen, len(jobs[0].images), ranks)
-        log = _Log(steps * chosen.epochs)
-        models = [job.model for job in jobs]
-
-        def meet() -> None:
-            average(models, ranks)
-            log.averages += 1
-
+        # Those of the rank with the least data, so that all ranks meet as often.
+        least = torch.tensor(1 if chosen.dry_run else math.ceil(count / chosen.batch_size))
+        if ranks > 1:
+            dist.all_reduce(least, dist.ReduceOp.MIN)
+        steps = int(least)
+        total = steps * chosen.epochs
         began = time.monotonic()
-        workers.train(steps, log.received, meet)
+        for index, report, values in workers.train(
+            steps, partial(_average, [job.model for job in jobs], ranks)
+        ):
+            last[index], accuracy = values.tolist()
+            averages += report.kind == "average"
+            if report.kind == "progress":
+                say(
+                    f"process {index}: epoch {report.epoch}, step {report.step} of {total}, "
+                    f"loss {last[index]:.4f}, accuracy {accuracy:.2f}"
+                )
+                if index == 0:
+                    progress(step=report.step, total_steps=total, epoch=report.epoch, loss=last[index])
         seconds = time.monotonic() - began
-    taken = steps * chosen.epochs * len(jobs) * ranks
-    samples = min(steps * chosen.batch_size, len(jobs[0].images)) * chosen.epochs * len(jobs) * ranks
+    processes = len(jobs) * ranks
+    samples = min(steps * chosen.batch_size, count) * chosen.epochs * processes
     return {
-        "averages": log.averages,
-        "processes": len(jobs) * ranks,
+        "averages": averages // len(jobs),
+        "processes": processes,
         "threads_per_process": jobs[0].threads,
-        "train_loss": sum(log.last.values()) / len(log.last),
+        "train_loss": sum(last.values()) / len(last),
         "train_runtime": seconds,
         "train_samples_per_second": samples / seconds,
-        "train_steps": taken,
+        "train_steps": total * processes,
     }
-
-
-def _steps(chosen: Options, count: int, ranks: int) -> int:
-    """Count the steps of an epoch: those of the rank with the least data, so that all ranks meet as often."""
-    steps = torch.tensor(1 if chosen.dry_run else math.ceil(count / chosen.batch_size))
-    if ranks > 1:
-        dist.all_reduce(steps, dist.ReduceOp.MIN)
-    return int(steps)
 
 
 @torch.no_grad()
@@ -194,9 +169,6 @@ def _write(model: nn.Module, results: dict[str, Any], chosen: Options, env: Mapp
     if folder is None:
         say("the model is not kept: add --save_model")
         return
-    output = Path(folder)
-    output.mkdir(parents=True, exist_ok=True)
-    torch.save(model.state_dict(), output / MODEL)
     known = {name: value if math.isfinite(value) else None for name, value in results.items()}
-    text = json.dumps(known, indent=2, sort_keys=True, allow_nan=False)
-    (output / "all_results.json").write_text(text + "\n", encoding="utf-8")
+    write_results(Path(folder), known)
+    torch.save(model.state_dict(), Path(folder, _MODEL))

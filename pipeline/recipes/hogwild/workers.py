@@ -1,18 +1,34 @@
-"""Start the processes, receive their reports, and end all of them when one dies."""
+"""The processes of a rank: each trains a model, its own or the shared one, and reports to the rank.
 
+Two queues lead from and to the rank. A report's numbers are a tensor in shared memory, which comes back
+through the other queue for reuse: however long the training, there are :data:`TENSORS` of them for each
+process. A queue has one writer and one reader, and so needs no lock, which a killed process would hold for
+ever, and no semaphore, which it would leave in /dev/shm. For the same reason tensors are named by their
+number: sending their memory each time takes a thread and a socket of each process.
+"""
+
+import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from multiprocessing import connection
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import torch
 import torch.multiprocessing as mp
+import torch.nn.functional as F  # noqa: N812 - the field's name
+from torch import nn
 
-from manycpu.pipeline.recipes.hogwild.worker import Job, Report, work
+from manycpu.pipeline.recipes.hogwild.images import Images
+from manycpu.pipeline.recipes.hogwild.options import Options
+from manycpu.pipeline.spec import kernel
 
-__all__ = ["DiedError", "Workers"]
+__all__ = ["TENSORS", "DiedError", "Job", "Net", "Report", "Workers"]
 
-_HINTS: dict[int, str] = {
+TENSORS: Final = (4, 2)
+"""Shape of a process's tensors: as many reports may be on their way, each of a batch's loss and accuracy."""
+_HINTS: Final[dict[int, str]] = {
     signal.SIGKILL: " (out of memory, perhaps)",
     signal.SIGBUS: " (/dev/shm is full, perhaps)",
 }
@@ -22,11 +38,110 @@ class DiedError(RuntimeError):
     """A process ended before it had trained to the end."""
 
 
+class Report(NamedTuple):
+    """A report of a process."""
+
+    kind: Literal["ready", "progress", "average", "done"]
+    epoch: int = 0
+    step: int = 0
+    """Steps that the process has taken, over all epochs."""
+    tensor: int = 0
+    """Number of the tensor with the values; the rank owns it until it sends the number back."""
+
+
+class Net(nn.Module):
+    """The network of PyTorch's example, with its names, so that their saved models fit each other.
+
+    Two convolutions and two linear layers, with dropout: images of 28 x 28, ten classes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 10, kernel_size=5), nn.Conv2d(10, 20, kernel_size=5)
+        self.conv2_drop = nn.Dropout2d()
+        self.fc1, self.fc2 = nn.Linear(320, 50), nn.Linear(50, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (batch, 1, 28, 28) to the logarithms of probabilities, (batch, 10)."""
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2_drop(self.conv2(x)), 2))
+        x = F.dropout(F.relu(self.fc1(x.flatten(1))), training=self.training)
+        return F.log_softmax(self.fc2(x), dim=1)
+
+
+class Job(NamedTuple):
+    """What a process is to do; tensors are in shared memory."""
+
+    options: Options
+    number: int
+    """Of this process among those of all ranks."""
+    threads: int
+    bf16: bool
+    model: nn.Module
+    images: Images
+    scale: tuple[float, float]
+    tensors: torch.Tensor
+    """Those of its reports."""
+
+
+def _work(job: Job, queue: "connection.Connection[Any, Any]") -> None:
+    """Train for all epochs, and report to the rank; the process ends when the rank does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the rank, which ends all
+    kernel.end_with_parent(signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():  # it died before the kernel was asked
+        os._exit(1)
+    options = job.options
+    torch.set_num_threads(job.threads)
+    torch.manual_seed(options.seed + job.number)
+    optimizer = torch.optim.SGD(job.model.parameters(), lr=options.lr, momentum=options.momentum)
+    free = list(range(len(job.tensors)))
+
+    def report(kind: Literal["progress", "average", "done"], epoch: int) -> None:
+        if not free:
+            free.append(queue.recv())
+        job.tensors[free[-1]].copy_(values)
+        queue.send(Report(kind, epoch, done, free.pop()))
+
+    queue.send(Report("ready"))
+    steps = queue.recv()  # of each epoch, once all processes are ready
+    total, done = steps * options.epochs, 0
+    values = torch.zeros(TENSORS[1])
+    job.model.train()
+    for epoch in range(1, options.epochs + 1):
+        for indices in torch.split(torch.randperm(len(job.images)), options.batch_size)[:steps]:
+            values = _step(job, optimizer, indices)
+            done += 1
+            if (done - 1) % steps % options.log_interval == 0:
+                report("progress", epoch)
+            if options.averaged and (done % options.average_every == 0 or done == total):
+                report("average", epoch)
+                while len(free) < len(job.tensors):  # until the rank has handled every report
+                    free.append(queue.recv())
+    report("done", options.epochs)
+
+
+def _step(job: Job, optimizer: torch.optim.Optimizer, indices: torch.Tensor) -> torch.Tensor:
+    """Take a step; returns the loss and the accuracy of its batch."""
+    pixels, labels = job.images.batch(indices, *job.scale)
+    optimizer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=job.bf16):
+        scores = job.model(pixels)
+    loss = F.nll_loss(scores.float(), labels)
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    return torch.stack([loss.detach(), (scores.argmax(1) == labels).float().mean()])
+
+
 class _Worker(NamedTuple):
     number: int
     process: Any
     queue: "connection.Connection[Any, Any]"
     tensors: torch.Tensor
+
+    def send(self, value: int) -> None:
+        with suppress(OSError):  # it has ended, which Workers notices
+            self.queue.send(value)
 
 
 class Workers:
@@ -39,14 +154,24 @@ class Workers:
     def __enter__(self) -> Self:
         try:
             for index, job in enumerate(self._jobs):
-                self._workers.append(self._started(index, job))
+                queue, its = self._context.Pipe()
+                process = self._context.Process(  # type: ignore[attr-defined]
+                    target=_work, args=(job, its), name=f"hogwild-{index}", daemon=True
+                )
+                process.start()
+                its.close()  # so that its end is the queue's end
+                self._workers.append(_Worker(index, process, queue, job.tensors))
         except BaseException:
-            self._end()
+            self.__exit__()
             raise
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._end()
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.process.kill()
+        for worker in self._workers:
+            worker.process.join()
+            worker.queue.close()
 
     def ready(self) -> None:
         """Wait until all of them can begin.
@@ -60,40 +185,30 @@ class Workers:
             if not waiting:
                 return
 
-    def train(
-        self, steps: int, received: Callable[[int, Report, torch.Tensor], None], average: Callable[[], None]
-    ) -> None:
-        """Have all of them take their steps, and wait for the last one.
+    def train(self, steps: int, average: Callable[[], None]) -> Iterator[tuple[int, Report, torch.Tensor]]:
+        """Have all of them take their steps; yield the number of a process, its report, and the values.
 
         Args:
             steps: Steps in each epoch.
-            received: Called with each report: number of the process, report and values.
             average: Called when all of them wait for their weights to be averaged.
 
         Raises:
             DiedError: One of them ended before.
         """
         for worker in self._workers:
-            _send(worker, steps)
+            worker.send(steps)
         meeting: list[tuple[_Worker, int]] = []
         for worker, report in self._reports():
-            received(worker.number, report, worker.tensors[report.tensor])
+            yield worker.number, report, worker.tensors[report.tensor]
             if report.kind != "average":
-                _send(worker, report.tensor)
+                worker.send(report.tensor)
                 continue
             meeting.append((worker, report.tensor))
             if len(meeting) == len(self._workers):
                 average()
                 for each, tensor in meeting:
-                    _send(each, tensor)
+                    each.send(tensor)
                 meeting.clear()
-
-    def _started(self, index: int, job: Job) -> _Worker:
-        ours, its = self._context.Pipe()
-        process = self._context.Process(target=work, args=(job, its), name=f"hogwild-{index}", daemon=True)  # type: ignore[attr-defined]
-        process.start()
-        its.close()  # so that its end is the queue's end
-        return _Worker(index, process, ours, job.tensors)
 
     def _reports(self) -> Iterator[tuple[_Worker, Report]]:
         """Yield what the processes report, until all have ended."""
@@ -106,12 +221,19 @@ class Workers:
                     worker.process.join()
                     if worker.process.exitcode:
                         raise self._died(worker)
-                elif report := _received(queues[each]):
-                    done |= {queues[each].number} if report.kind == "done" else set()
-                    yield queues[each], report
-                elif (worker := queues.pop(each)).number not in done:
-                    worker.process.join()  # only its end closes its queue
-                    raise self._died(worker)
+                    continue
+                worker = queues[each]
+                try:
+                    report: Report = worker.queue.recv()
+                except (EOFError, ConnectionResetError):
+                    del queues[each]
+                    if worker.number not in done:
+                        worker.process.join()  # only its end closes its queue
+                        raise self._died(worker) from None
+                else:
+                    if report.kind == "done":
+                        done.add(worker.number)
+                    yield worker, report
 
     def _died(self, worker: _Worker) -> DiedError:
         code = worker.process.exitcode
@@ -123,25 +245,3 @@ class Workers:
             f"process {worker.number} (pid {worker.process.pid}) {how}, before it had trained to the end; "
             f"the {others} other(s) of this rank are ended"
         )
-
-    def _end(self) -> None:
-        for worker in self._workers:
-            worker.process.kill()
-        for worker in self._workers:
-            worker.process.join()
-            worker.queue.close()
-
-
-def _received(worker: _Worker) -> Report | None:
-    try:
-        report: Report = worker.queue.recv()
-    except (EOFError, ConnectionResetError):
-        return None
-    return report
-
-
-def _send(worker: _Worker, value: int) -> None:
-    try:
-        worker.queue.send(value)
-    except OSError:  # it has ended, which _reports notices
-        return

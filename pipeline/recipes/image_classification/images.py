@@ -15,8 +15,6 @@ __all__ = ["LABEL_PATTERN", "Labelled", "Split", "broken", "check_sizes", "read"
 LABEL_PATTERN: Final = r"^(.*)_\d+\.jpg$"
 """Finds the class in a file's name, as in Accelerate's tutorial."""
 _SUFFIXES: Final = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
-_TRAIN_SHARE: Final = 0.8
-"""Part of the images to train on."""
 
 
 class Labelled(NamedTuple):
@@ -25,11 +23,6 @@ class Labelled(NamedTuple):
     files: tuple[Path, ...]
     labels: tuple[int, ...]
     classes: tuple[str, ...]
-
-    def part(self, indices: Sequence[int]) -> "Labelled":
-        """Select some of them."""
-        files, labels = self.files, self.labels
-        return Labelled(tuple(files[i] for i in indices), tuple(labels[i] for i in indices), self.classes)
 
 
 class Split(NamedTuple):
@@ -86,16 +79,16 @@ def split(images: Labelled, seed: int) -> Split:
     import numpy as np
 
     order = [int(index) for index in np.random.default_rng(seed).permutation(len(images.files))]
-    cut = int(_TRAIN_SHARE * len(order))
-    return Split(images.part(order[:cut]), images.part(order[cut:]))
+    cut = int(0.8 * len(order))
+    train, evaluation = (
+        Labelled(tuple(images.files[i] for i in part), tuple(images.labels[i] for i in part), images.classes)
+        for part in (order[:cut], order[cut:])
+    )
+    return Split(train, evaluation)
 
 
 def check_sizes(split: Split, batch_size: int, ranks: int) -> None:
-    """Check that every rank has a whole batch to train on.
-
-    Raises:
-        BadInputError: There are too few images.
-    """
+    """Raise BadInputError unless every rank has a whole batch to train on."""
     count, needed = len(split.train.files), batch_size * ranks
     if count < needed:
         fitting = count // ranks
@@ -108,8 +101,21 @@ def check_sizes(split: Split, batch_size: int, ranks: int) -> None:
 
 
 def broken(files: Sequence[Path]) -> str | None:
-    """Name the first image that cannot be read, and why; None where there is none."""
-    return next((fault for file in files if (fault := _fault(file))), None)
+    """Name the first image that cannot be read, and why; None where there is none.
+
+    Each is decoded as a whole, a JPEG at an eighth of its size, to find files that are cut short.
+    """
+    # Late: preflight needs no Pillow.
+    from PIL import Image
+
+    for file in files:
+        try:
+            with Image.open(file) as image:
+                image.draft("RGB", (1, 1))
+                image.load()
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            return f"{file}: {error}"
+    return None
 
 
 def _is_image(path: Path) -> bool:
@@ -133,17 +139,3 @@ def _by_name(files: Sequence[Path], pattern: str) -> Iterator[tuple[Path, str]]:
                 fix="Give --label_pattern with a group for the class, or use one folder per class",
             )
         yield file, match[1]
-
-
-def _fault(file: Path) -> str | None:
-    """Decode the whole image, a JPEG at an eighth of its size, to find files that are cut short."""
-    # Late: preflight needs no Pillow.
-    from PIL import Image
-
-    try:
-        with Image.open(file) as image:
-            image.draft("RGB", (1, 1))
-            image.load()
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        return f"{file}: {error}"
-    return None

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import timm
 import torch
@@ -13,7 +13,7 @@ from torchvision.transforms import Compose, Resize, ToTensor  # type: ignore[imp
 from manycpu.pipeline.recipes.image_classification.options import ImageOptions
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["check_size", "create", "evaluation_transform", "freeze", "normalization", "write"]
+__all__ = ["create", "evaluation_transform", "normalization", "write"]
 
 _DEFAULT = "resnet50d"
 _WEIGHTS = (".safetensors", ".bin", ".pth")
@@ -23,57 +23,31 @@ _ALTERNATIVES = (
 )
 
 
-class Source(NamedTuple):
-    """Where a model comes from: its name as timm reads it, and a file with weights for it."""
-
-    name: str
-    weights: Path | None = None
-
-
 def create(options: ImageOptions, classes: int, env: Mapping[str, str]) -> Any:
     """Create the model, with a head for the classes; call it after the seed is set.
 
     Args:
-        options: Which one, and whether with trained weights.
+        options: Which one, whether with trained weights, and what of it is trained.
         classes: How many there are.
         env: Environment; MANYCPU_MODEL is the folder of run.model.
 
     Raises:
-        BadInputError: timm has no such model, or its weights are not available.
+        BadInputError: timm has no such model, its weights are not available, or it cannot be used.
     """
-    source = _source(options.model, env.get("MANYCPU_MODEL"))
-    overlay = {"file": str(source.weights)} if source.weights and options.pretrained else None
+    name, weights = _source(options.model, env.get("MANYCPU_MODEL"))
+    overlay = {"file": str(weights)} if weights and options.pretrained else None
     try:
         model = timm.create_model(
-            source.name, pretrained=options.pretrained, pretrained_cfg_overlay=overlay, num_classes=classes
+            name, pretrained=options.pretrained, pretrained_cfg_overlay=overlay, num_classes=classes
         )
     except Exception as error:  # libraries that download raise errors of many kinds
         raise BadInputError(
-            f"the model {source.name!r} cannot be loaded: {error}",
+            f"the model {name!r} cannot be loaded: {error}",
             field="run.model" if env.get("MANYCPU_MODEL") else "run.args",
             fix=_ALTERNATIVES if options.pretrained else "Check --model",
         ) from error
-    return model.float()  # bf16 is for the computation (autocast) alone
-
-
-def freeze(model: Any) -> None:
-    """Freeze the model but for its head.
-
-    Raises:
-        BadInputError: The model has no head.
-    """
-    model.requires_grad_(requires_grad=False)
-    model.get_classifier().requires_grad_(requires_grad=True)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise BadInputError("the model has no head to train", field="run.args", fix="Add --unfreeze")
-
-
-def check_size(model: Any, size: int) -> None:
-    """Check that the model takes images of this height and width.
-
-    Raises:
-        BadInputError: It does not.
-    """
+    model.float()  # bf16 is for the computation (autocast) alone
+    size = options.image_size
     try:
         with torch.inference_mode():
             model.eval()(torch.zeros(1, 3, size, size))
@@ -83,6 +57,14 @@ def check_size(model: Any, size: int) -> None:
             field="run.args",
             fix=f"Give --image_size {model.pretrained_cfg['input_size'][-1]}",
         ) from error
+    if not options.unfreeze:
+        model.requires_grad_(requires_grad=False)
+        model.get_classifier().requires_grad_(requires_grad=True)
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise BadInputError("the model has no head to train", field="run.args", fix="Add --unfreeze")
+    if options.channels_last:
+        model.to(memory_format=torch.channels_last)
+    return model
 
 
 def normalization(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,24 +93,27 @@ def write(model: Any, folder: Path, classes: tuple[str, ...], size: int) -> None
     save_for_hf(model, str(folder), model_config={"label_names": list(classes)}, safe_serialization=True)
 
 
-def _source(name: str | None, staged: str | None) -> Source:
+def _source(name: str | None, staged: str | None) -> tuple[str, Path | None]:
+    """Choose where the model comes from: its name as timm reads it, and a file with weights for it."""
+    folder = staged if name is None else name if Path(name).is_dir() else None
+    if folder:
+        if not Path(folder, "config.json").is_file():
+            raise BadInputError(
+                f"{Path(folder)} has no config.json that names its model of timm",
+                field="run.model",
+                fix="Name the model of its weights by --model NAME in run.args",
+            )
+        return f"local-dir:{Path(folder)}", None
     if name is None:
-        return _folder(Path(staged)) if staged else Source(_DEFAULT)
-    if Path(name).is_dir():
-        return _folder(Path(name))
-    if not name.startswith("hf-hub:"):
-        _check_name(name)
-    return Source(name, _weights(Path(staged)) if staged else None)
-
-
-def _folder(folder: Path) -> Source:
-    if not (folder / "config.json").is_file():
+        return _DEFAULT, None
+    if not name.startswith("hf-hub:") and not timm.is_model(name.partition(".")[0]):
+        near = difflib.get_close_matches(name, timm.list_models(), n=3)
         raise BadInputError(
-            f"{folder} has no config.json that names its model of timm",
-            field="run.model",
-            fix="Name the model of its weights by --model NAME in run.args",
+            f"timm {timm.__version__} has no model {name!r}",
+            field="run.args",
+            fix=f"Did you mean {', '.join(near)}?" if near else "`timm.list_models()` lists them",
         )
-    return Source(f"local-dir:{folder}")
+    return name, _weights(Path(staged)) if staged else None
 
 
 def _weights(staged: Path) -> Path:
@@ -141,14 +126,3 @@ def _weights(staged: Path) -> Path:
             fix="Name a folder with the weights of the model that --model names, or leave run.model out",
         )
     return found[0]
-
-
-def _check_name(name: str) -> None:
-    if timm.is_model(name.partition(".")[0]):
-        return
-    near = difflib.get_close_matches(name, timm.list_models(), n=3)
-    raise BadInputError(
-        f"timm {timm.__version__} has no model {name!r}",
-        field="run.args",
-        fix=f"Did you mean {', '.join(near)}?" if near else "`timm.list_models()` lists them",
-    )

@@ -71,8 +71,8 @@ class Options(NamedTuple):
     images: ImageOptions
     output: str
     checkpoints: str
-    save_every: int | Literal["epoch"] | None
-    """Steps between two checkpoints."""
+    save_every: int | str | None
+    """Steps between two checkpoints, or ``epoch``."""
     notes: tuple[str, ...] = ()
     """Notes on options that were read in another way than they are written, or have no effect."""
 
@@ -97,23 +97,15 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     arguments.check_least(images, _LEAST)
     if images.lr <= 0:
         parser.error(f"--lr {images.lr:g} is no learning rate: it must be greater than 0")
-    folders = arguments.folders(images.output_dir, env)
-    every = _save_every(images.checkpointing_steps)
-    notes = list(folders.notes)
+    output, checkpoints, notes = arguments.folders(images.output_dir, env)
+    text = images.checkpointing_steps
+    every = int(text) if text.isdecimal() else {"epoch": "epoch", "no": None}.get(text, 0)
+    if every == 0:
+        raise BadInputError(
+            f"--checkpointing_steps {text!r} is neither a number of steps nor `epoch` or `no`",
+            field="run.args",
+            fix="Give one of them",
+        )
     if not images.pretrained and not images.unfreeze:
         notes.append("the body has random weights and is frozen: only --unfreeze has it learn")
-    return Options(images, folders.output, folders.checkpoints, every, tuple(notes))
-
-
-def _save_every(text: str) -> int | Literal["epoch"] | None:
-    if text == "epoch":
-        return "epoch"
-    if text == "no":
-        return None
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise BadInputError(
-        f"--checkpointing_steps {text!r} is neither a number of steps nor `epoch` or `no`",
-        field="run.args",
-        fix="Give one of them",
-    )
+    return Options(images, output, checkpoints, every, tuple(notes))

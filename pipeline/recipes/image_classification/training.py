@@ -1,6 +1,7 @@
 """Run the training from end to end: images, model, epochs, and what is written to the output."""
 
 import json
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,16 +17,18 @@ from accelerate.utils import (
     set_seed,
 )
 from PIL import Image
+from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import Compose, RandomResizedCrop, ToTensor  # type: ignore[import-untyped]
 
 from manycpu.pipeline.node.metrics import metrics
-from manycpu.pipeline.recipes.checkpoints import resume_point
-from manycpu.pipeline.recipes.image_classification import images, model
-from manycpu.pipeline.recipes.image_classification.epochs import Epochs
+from manycpu.pipeline.recipes import checkpoints
+from manycpu.pipeline.recipes.image_classification import images
+from manycpu.pipeline.recipes.image_classification import model as models
 from manycpu.pipeline.recipes.image_classification.images import Labelled, Split
 from manycpu.pipeline.recipes.image_classification.options import ImageOptions, Options
-from manycpu.pipeline.recipes.reporting import bf16_notes, say
+from manycpu.pipeline.recipes.reporting import Pace, say, say_notes, write_results
 from manycpu.pipeline.spec.errors import BadInputError
 
 __all__ = ["loader_processes", "run"]
@@ -34,6 +37,8 @@ _MAX_WORKERS = 4
 """Processes that load images, as in Accelerate's tutorial."""
 _THREADS_PER_WORKER = 4
 """Threads of a rank for each of these processes; with fewer the rank loads images itself."""
+_INITIAL_DIVISOR = 25
+"""The one cycle begins at its greatest learning rate divided by this."""
 
 
 def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
@@ -46,17 +51,28 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
         BadInputError: Images, model or options cannot be used.
     """
     chosen = options.images
-    for note in (*options.notes, *bf16_notes(env, bf16=chosen.mixed_precision == "bf16")):
-        say(note)
+    say_notes(options.notes, env, bf16=chosen.mixed_precision == "bf16")
     labelled = images.read(chosen.data_dir, chosen.label_pattern)
-    accelerator = _accelerator(chosen)
+    accelerator = Accelerator(
+        cpu=True,
+        mixed_precision=chosen.mixed_precision,
+        dynamo_backend="inductor" if chosen.torch_compile else "no",
+        # Then the order of an epoch depends on the seed and its number only: a resumed training has the same.
+        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(
+                gradient_as_bucket_view=True,  # no copy from gradients to buckets
+                comm_hook=DDPCommunicationHookType(chosen.gradient_compression),
+            )
+        ],
+    )
     split = _checked(labelled, chosen, accelerator)
     set_seed(chosen.seed)
     with accelerator.local_main_process_first():  # it downloads what the others then find in the cache
-        network = _network(chosen, len(labelled.classes), env)
-    epochs = Epochs(options, accelerator, network, _loaders(split, chosen, _share_threads(chosen, env)))
+        model = models.create(chosen, len(labelled.classes), env)
+    epochs = _Epochs(options, accelerator, model, _loaders(split, chosen, env))
     began = time.monotonic()
-    resumed = epochs.resume(resume_point(options.checkpoints, chosen.resume_from_checkpoint, env))
+    resumed = epochs.resume(checkpoints.resume_point(options.checkpoints, chosen.resume_from_checkpoint, env))
     evaluated, seconds = epochs.train(), time.monotonic() - began
     results = {
         **evaluated,
@@ -67,25 +83,10 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     }
     metrics(results)
     if accelerator.is_main_process:
-        _write(network, options, labelled.classes, results)
+        models.write(model, Path(options.output), labelled.classes, chosen.image_size)
+        write_results(Path(options.output), results)
     accelerator.wait_for_everyone()
     return results
-
-
-def _accelerator(options: ImageOptions) -> Accelerator:
-    return Accelerator(
-        cpu=True,
-        mixed_precision=options.mixed_precision,
-        dynamo_backend="inductor" if options.torch_compile else "no",
-        # Then the order of an epoch depends on the seed and its number only: a resumed training has the same.
-        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
-        kwargs_handlers=[
-            DistributedDataParallelKwargs(
-                gradient_as_bucket_view=True,  # no copy from gradients to buckets
-                comm_hook=DDPCommunicationHookType(options.gradient_compression),
-            )
-        ],
-    )
 
 
 def _checked(labelled: Labelled, options: ImageOptions, accelerator: Accelerator) -> Split:
@@ -104,23 +105,33 @@ def _checked(labelled: Labelled, options: ImageOptions, accelerator: Accelerator
     return split
 
 
-def _network(options: ImageOptions, classes: int, env: Mapping[str, str]) -> Any:
-    network = model.create(options, classes, env)
-    model.check_size(network, options.image_size)
-    if not options.unfreeze:
-        model.freeze(network)
-    if options.channels_last:
-        network.to(memory_format=torch.channels_last)
-    return network
+class _ImageDataset(Dataset[dict[str, Any]]):
+    def __init__(self, images: Labelled, transform: Any) -> None:
+        self._images, self._transform = images, transform
+
+    def __len__(self) -> int:
+        return len(self._images.files)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        with Image.open(self._images.files[index]) as image:
+            return {"image": self._transform(image.convert("RGB")), "label": self._images.labels[index]}
 
 
-def _share_threads(options: ImageOptions, env: Mapping[str, str]) -> int:
-    """Share the rank's threads between loading and computing; returns the number of processes that load."""
+def _loaders(
+    split: Split, options: ImageOptions, env: Mapping[str, str]
+) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """Make the loaders: for training with random crops, for evaluation with batches twice as large."""
     threads = int(env.get("MANYCPU_THREADS") or torch.get_num_threads())
     workers = loader_processes(options.num_workers, threads)
     torch.set_num_threads(threads - workers)
     say(f"each rank has {threads} threads: {workers} to load images, {threads - workers} to compute")
-    return workers
+    size, batch = options.image_size, options.batch_size
+    train = _ImageDataset(split.train, Compose([RandomResizedCrop(size, scale=(0.5, 1.0)), ToTensor()]))
+    evaluation = _ImageDataset(split.evaluation, models.evaluation_transform(size))
+    return (
+        DataLoader(train, batch_size=batch, shuffle=True, num_workers=workers),
+        DataLoader(evaluation, batch_size=2 * batch, num_workers=workers),
+    )
 
 
 def loader_processes(asked: int | None, threads: int) -> int:
@@ -134,37 +145,127 @@ def loader_processes(asked: int | None, threads: int) -> int:
     return min(threads // _THREADS_PER_WORKER, _MAX_WORKERS) if asked is None else min(asked, threads - 1)
 
 
-class _ImageDataset(Dataset[dict[str, Any]]):
-    """Images as tensors, made by a transform, and the numbers of their classes."""
+class _Epochs:
+    """Trains a model, epoch by epoch, and evaluates it after each.
 
-    def __init__(self, images: Labelled, transform: Any) -> None:
-        self._images, self._transform = images, transform
+    Args:
+        options: All options.
+        accelerator: The world.
+        model: What to train; only what needs a gradient is.
+        loaders: Of training, and of evaluation.
+    """
 
-    def __len__(self) -> int:
-        return len(self._images.files)
+    def __init__(
+        self, options: Options, accelerator: Accelerator, model: Any, loaders: tuple[Any, Any]
+    ) -> None:
+        self._options, self._images, self._accelerator = options, options.images, accelerator
+        self._mean, self._std = models.normalization(model)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        lr, epochs = self._images.lr, self._images.num_epochs
+        optimizer = torch.optim.Adam(trained, lr=lr / _INITIAL_DIVISOR, fused=True)
+        schedule = OneCycleLR(optimizer, max_lr=lr, epochs=epochs, steps_per_epoch=len(loaders[0]))
+        self._model, self._optimizer, self._train_loader, self._eval_loader, self._schedule = (
+            accelerator.prepare(model, optimizer, *loaders, schedule)
+        )
+        self._epoch_steps = len(self._train_loader)
+        self.step = 0
+        """Steps done."""
+        self.batch = self._images.batch_size * accelerator.num_processes
+        """Images of a step, of all ranks."""
+        self._losses: list[torch.Tensor] = []
+        _save_bare_models(accelerator)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        with Image.open(self._images.files[index]) as image:
-            return {"image": self._transform(image.convert("RGB")), "label": self._images.labels[index]}
+    def resume(self, checkpoint: str | None) -> int:
+        """Resume from a checkpoint, also of a world of another size; returns the step."""
+        if checkpoint:
+            self._accelerator.load_state(checkpoint)
+            state = json.loads(Path(checkpoint, "trainer_state.json").read_text(encoding="utf-8"))
+            self.step = round(float(state["epoch"]) * self._epoch_steps)
+        return self.step
+
+    def train(self) -> dict[str, float]:
+        """Train the epochs that are left; returns the evaluation's accuracy in percent, and its loss."""
+        pace = Pace(self.step, self._images.batch_size, self._accelerator.num_processes)
+        results: dict[str, float] = {}
+        for epoch in range(self.step // self._epoch_steps, self._images.num_epochs):
+            self._epoch(epoch, pace)
+            results = self._evaluate()
+            self._accelerator.print(f"epoch {epoch}: {results['accuracy']:.2f}", flush=True)
+            metrics({**results, "epoch": epoch}, step=self.step)
+            if self._options.save_every == "epoch":
+                self._save()
+        return results or self._evaluate()
+
+    def _epoch(self, epoch: int, pace: Pace) -> None:
+        self._model.train()
+        self._train_loader.set_epoch(epoch)
+        total, every = self._epoch_steps * self._images.num_epochs, self._options.save_every
+        for batch in self._accelerator.skip_first_batches(self._train_loader, self.step % self._epoch_steps):
+            loss = cross_entropy(self._model(self._inputs(batch)), batch["label"])
+            self._accelerator.backward(loss)
+            self._optimizer.step()
+            self._schedule.step()
+            self._optimizer.zero_grad()
+            self._losses.append(loss.detach())
+            self.step += 1
+            if self.step % self._images.logging_steps == 0 or self.step == total:
+                mean = self._accelerator.reduce(torch.stack(self._losses).mean(), "mean")
+                self._losses = []
+                pace.report(
+                    self.step,
+                    total,
+                    epoch=round(self.step / self._epoch_steps, 3),
+                    loss=round(float(mean), 4),
+                    learning_rate=float(self._schedule.get_last_lr()[0]),
+                )
+            if isinstance(every, int) and self.step % every == 0:
+                self._save()
+
+    def _inputs(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        inputs = (batch["image"] - self._mean) / self._std
+        return inputs.to(memory_format=torch.channels_last) if self._images.channels_last else inputs
+
+    @torch.no_grad()
+    def _evaluate(self) -> dict[str, float]:
+        """Evaluate on all ranks together; gather drops the samples that only fill up the last batch."""
+        self._model.eval()
+        right, losses = [], []
+        for batch in self._eval_loader:
+            scores = self._model(self._inputs(batch))
+            found = scores.argmax(dim=-1) == batch["label"]
+            own = found, cross_entropy(scores, batch["label"], reduction="none")
+            all_found, all_losses = self._accelerator.gather_for_metrics(own)
+            right.append(all_found)
+            losses.append(all_losses)
+        accuracy = 100 * torch.cat(right).double().mean().item()
+        return {"accuracy": round(accuracy, 2), "eval_loss": round(torch.cat(losses).mean().item(), 4)}
+
+    def _save(self) -> None:
+        """Save a checkpoint, its state last: without a state it is incomplete, and not resumed from."""
+        folder = Path(self._options.checkpoints, f"checkpoint-{self.step}")
+        state = folder / "trainer_state.json"
+        if self._accelerator.is_main_process:
+            state.unlink(missing_ok=True)
+        self._accelerator.save_state(str(folder))
+        self._accelerator.wait_for_everyone()
+        if self._accelerator.is_main_process:
+            done = {"global_step": self.step, "epoch": self.step / self._epoch_steps}
+            state.write_text(json.dumps(done) + "\n", encoding="utf-8")
+            for old in checkpoints.latest_first(folder.parent)[self._images.checkpoints_total_limit :]:
+                shutil.rmtree(old)
 
 
-def _loaders(split: Split, options: ImageOptions, workers: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
-    """Make the loaders: for training with random crops, for evaluation with batches twice as large."""
-    size, batch = options.image_size, options.batch_size
-    crop = Compose([RandomResizedCrop(size, scale=(0.5, 1.0)), ToTensor()])
-    train, evaluation = (
-        _ImageDataset(split.train, crop),
-        _ImageDataset(split.evaluation, model.evaluation_transform(size)),
-    )
-    return (
-        DataLoader(train, batch_size=batch, shuffle=True, num_workers=workers),
-        DataLoader(evaluation, batch_size=2 * batch, num_workers=workers),
-    )
+def _save_bare_models(accelerator: Accelerator) -> None:
+    """Have checkpoints hold the bare model, which a world of any size can load."""
 
+    def bare(models: list[Any]) -> list[Any]:
+        return [accelerator.unwrap_model(model, keep_torch_compile=False) for model in models]
 
-def _write(network: Any, options: Options, classes: tuple[str, ...], results: dict[str, Any]) -> None:
-    output = Path(options.output)
-    output.mkdir(parents=True, exist_ok=True)
-    model.write(network, output, classes, options.images.image_size)
-    text = json.dumps(results, indent=2, sort_keys=True)
-    (output / "all_results.json").write_text(text + "\n", encoding="utf-8")
+    def save(models: list[Any], weights: list[Any], _: str) -> None:
+        weights[:] = [model.state_dict() for model in bare(models)]
+
+    def load(models: list[Any], _: str) -> None:
+        models[:] = bare(models)
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)

@@ -9,14 +9,11 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
-from manycpu.pipeline.recipes.question_answering.checkpoint import positions
 from manycpu.pipeline.recipes.question_answering.features import Shape, build, usable_length
 from manycpu.pipeline.recipes.question_answering.scoring import Answer, Limits, answers
 from manycpu.pipeline.spec.errors import BadInputError
 
 __all__ = ["Reader"]
-
-_LENGTH, _STRIDE = 384, 128
 
 
 class Reader:
@@ -33,7 +30,7 @@ class Reader:
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._tokenizer.padding_side = "right"
         self._model = AutoModelForQuestionAnswering.from_pretrained(folder, dtype=torch.float32).eval()
-        self._shape = Shape(usable_length(_LENGTH, self._tokenizer, positions(self._model)), _STRIDE)
+        self._shape = Shape(usable_length(384, self._tokenizer, self._model.config), 128)
 
     def answer(self, question: str, context: str, limits: Limits = Limits()) -> Answer:  # noqa: B008 - immutable
         """Answer a question with a stretch of the context, however long that is.

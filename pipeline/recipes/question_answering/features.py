@@ -7,7 +7,7 @@ hold the whole answer is labelled with its first token (special, as a rule), whi
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from transformers import BatchEncoding, PreTrainedTokenizerBase
+from transformers import BatchEncoding, PretrainedConfig, PreTrainedTokenizerBase
 
 from manycpu.pipeline.spec.errors import BadInputError
 
@@ -28,9 +28,15 @@ class Shape(NamedTuple):
     pad: bool = False
 
 
-def usable_length(requested: int, tokenizer: PreTrainedTokenizerBase, positions: int | None) -> int:
+def usable_length(requested: int, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> int:
     """Limit a feature's length to what tokenizer and model (its position embeddings) can take."""
-    return min(requested, tokenizer.model_max_length, positions or requested)
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions <= 0:
+        positions = requested
+    elif config.model_type in ("camembert", "longformer", "mpnet", "roberta", "xlm-roberta"):
+        # RoBERTa and related models begin to count after the padding token.
+        positions -= (config.pad_token_id or 0) + 1
+    return min(requested, tokenizer.model_max_length, positions)
 
 
 def build(
@@ -52,7 +58,17 @@ def build(
         BadInputError: A question leaves no room for its context.
     """
     questions = [question.strip() for question in batch["question"]]
-    _check_room(batch["id"], questions, tokenizer, shape)
+    lengths = [len(ids) for ids in tokenizer(questions, add_special_tokens=False)["input_ids"]]
+    longest = max(lengths)
+    room = shape.length - longest - tokenizer.num_special_tokens_to_add(pair=True)
+    if room <= shape.stride:
+        raise BadInputError(
+            f"--max_seq_length {shape.length} leaves {max(room, 0)} tokens for the context beside question "
+            f"{batch['id'][lengths.index(longest)]!r} of {longest} tokens: not more than --doc_stride "
+            f"{shape.stride}",
+            field="run.args",
+            fix="Give a greater --max_seq_length or a smaller --doc_stride",
+        )
     encoded: BatchEncoding = tokenizer(
         questions,
         list(batch["context"]),
@@ -105,18 +121,3 @@ def label(offsets: Sequence[tuple[int, int]], answers: Mapping[str, Sequence[Any
     first = max(token for token in inside if offsets[token][0] <= begin)
     last = min(token for token in inside if offsets[token][1] >= end)
     return first, max(first, last)
-
-
-def _check_room(
-    keys: Sequence[str], questions: list[str], tokenizer: PreTrainedTokenizerBase, shape: Shape
-) -> None:
-    lengths = [len(ids) for ids in tokenizer(questions, add_special_tokens=False)["input_ids"]]
-    longest = max(range(len(lengths)), key=lengths.__getitem__)
-    room = shape.length - lengths[longest] - tokenizer.num_special_tokens_to_add(pair=True)
-    if room <= shape.stride:
-        raise BadInputError(
-            f"--max_seq_length {shape.length} leaves {max(room, 0)} tokens for the context beside question "
-            f"{keys[longest]!r} of {lengths[longest]} tokens: not more than --doc_stride {shape.stride}",
-            field="run.args",
-            fix="Give a greater --max_seq_length or a smaller --doc_stride",
-        )

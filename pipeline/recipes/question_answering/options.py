@@ -20,7 +20,6 @@ _LEAST = {
     "n_best_size": 1,
     "preprocessing_num_workers": 1,
 }
-_STEPS = ("do_train", "do_eval", "do_predict")
 
 
 @dataclass
@@ -95,9 +94,6 @@ class Options(NamedTuple):
     """Notes on options that were read in another way than they are written."""
 
 
-_KINDS: list[Any] = [ModelOptions, DataOptions, CpuTrainingOptions]
-
-
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     """Parse the options.
 
@@ -108,19 +104,15 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     Raises:
         BadInputError: An option is unknown, or its value cannot be used.
     """
-    parser = Parser(_KINDS)
+    kinds: list[Any] = [ModelOptions, DataOptions, CpuTrainingOptions]
+    parser = Parser(kinds)
     words, notes = translate(arguments.words(argv), parser)
-    parser.set_defaults(**_defaults(words, env))
+    named = {"model_name_or_path": env.get("MANYCPU_MODEL"), "output_dir": env.get("MANYCPU_OUTPUT")}
+    parser.set_defaults(**{name: value for name, value in named.items() if value})
+    if env.get("MANYCPU_DTYPE") == "bf16" and not has_option(words, "fp16"):
+        parser.set_defaults(bf16=True)
     model, data, training = parser.read(words)
     arguments.check_least(data, _LEAST)
-    chosen = any(has_option(words, step) for step in _STEPS)
+    chosen = any(has_option(words, step) for step in ("do_train", "do_eval", "do_predict"))
     output, training.output_dir, moved = arguments.folders(training.output_dir, env)
     return Options(model, data, training, output, chosen, (*notes, *usable(training), *moved))
-
-
-def _defaults(words: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
-    variables = {"model_name_or_path": env.get("MANYCPU_MODEL"), "output_dir": env.get("MANYCPU_OUTPUT")}
-    defaults: dict[str, Any] = {name: value for name, value in variables.items() if value}
-    if env.get("MANYCPU_DTYPE") == "bf16" and not has_option(words, "fp16"):
-        defaults["bf16"] = True
-    return defaults

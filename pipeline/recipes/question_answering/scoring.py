@@ -26,6 +26,7 @@ from manycpu.pipeline.recipes.question_answering.features import NO_OFFSET, NOWH
 if TYPE_CHECKING:  # asking a model questions needs no datasets
     from datasets import Dataset  # type: ignore[import-untyped]
     from transformers import EvalPrediction
+    from transformers.trainer_utils import PredictionOutput
 
 __all__ = [
     "Answer",
@@ -94,16 +95,32 @@ def answers(
     features: list[list[int]] = [[] for _ in contexts]
     for feature, owner in enumerate(owners):
         features[owner].append(feature)
+    starts, ends = scores
     for context, own in zip(contexts, features, strict=True):
-        own_candidates = [
+        # Stretches of a context overlap: the same answer may have been found in two of them.
+        found = sorted(
             candidate
             for feature in own
-            for candidate in candidates(offsets[feature], scores[0][feature], scores[1][feature], limits)
-        ]
-        null = min(
-            (float(scores[0][feature][NOWHERE] + scores[1][feature][NOWHERE]) for feature in own), default=0.0
+            for candidate in candidates(offsets[feature], starts[feature], ends[feature], limits)
         )
-        yield _choose(context, own_candidates, null, limits)
+        unique = {(candidate.start, candidate.end): candidate for candidate in found}
+        best = sorted(unique.values(), reverse=True)[: limits.n_best]
+        texts = [(context[candidate.start : candidate.end], candidate.score) for candidate in best]
+        text, odds = texts[0][0] if texts else "", None
+        if limits.null_threshold is not None:
+            null = min(
+                (float(starts[feature][NOWHERE] + ends[feature][NOWHERE]) for feature in own), default=0.0
+            )
+            odds = null - texts[0][1] if texts else float("inf")
+            text = "" if odds > limits.null_threshold else text
+            texts = sorted([*texts, ("", null)], key=lambda pair: -pair[1])
+        logits = np.array([score for _, score in texts])
+        shares = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum() if texts else logits
+        listed = [
+            {"text": each, "score": score, "probability": float(share)}
+            for (each, score), share in zip(texts, shares, strict=True)
+        ]
+        yield Answer(text, listed, odds)
 
 
 def candidates(
@@ -113,8 +130,10 @@ def candidates(
     pairs = np.asarray(offsets)
     length = len(pairs)
     inside = pairs[:, 0] != NO_OFFSET[0]
-    first = _top(np.where(inside, starts[:length], -np.inf), limits.n_best)
-    last = _top(np.where(inside, ends[:length], -np.inf), limits.n_best)
+    first, last = (
+        np.argsort(-np.where(inside, scores[:length], -np.inf), kind="stable")[: limits.n_best]
+        for scores in (starts, ends)
+    )
     tokens = last[None, :] - first[:, None] + 1
     sense = (tokens > 0) & (tokens <= limits.max_tokens) & inside[first][:, None] & inside[last][None, :]
     rows, columns = np.nonzero(sense)
@@ -129,31 +148,6 @@ def candidates(
     return sorted(unsorted, reverse=True)
 
 
-def _top(values: Scores, count: int) -> npt.NDArray[np.intp]:
-    return np.argsort(-values, kind="stable")[:count]
-
-
-def _choose(context: str, unsorted: list[Candidate], null: float, limits: Limits) -> Answer:
-    # Stretches of a context overlap: the same answer may have been found in two of them.
-    unique = {(candidate.start, candidate.end): candidate for candidate in sorted(unsorted)}
-    best = sorted(unique.values(), reverse=True)[: limits.n_best]
-    texts = [(context[candidate.start : candidate.end], candidate.score) for candidate in best]
-    if limits.null_threshold is None:
-        return Answer(texts[0][0] if texts else "", _listed(texts))
-    odds = null - texts[0][1] if texts else float("inf")
-    listed = _listed(sorted([*texts, ("", null)], key=lambda pair: -pair[1]))
-    return Answer("" if odds > limits.null_threshold else texts[0][0], listed, odds)
-
-
-def _listed(texts: list[tuple[str, float]]) -> list[dict[str, Any]]:
-    scores = np.array([score for _, score in texts])
-    shares = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum() if texts else scores
-    return [
-        {"text": text, "score": score, "probability": float(share)}
-        for (text, score), share in zip(texts, shares, strict=True)
-    ]
-
-
 class Scorer:
     """Answers the questions of a split; serves as ``compute_metrics`` of Hugging Face's Trainer.
 
@@ -164,20 +158,12 @@ class Scorer:
     """
 
     def __init__(self, examples: "Dataset", features: "Dataset", limits: Limits) -> None:
-        self._examples, self._features, self._limits = examples, features, limits
-        self.answers: dict[str, Answer] = {}
-        """Question's id -> its latest answer."""
+        self.features = features
+        self._examples, self._limits = examples, limits
+        self._answers: dict[str, Answer] = {}
 
-    def __call__(self, prediction: "EvalPrediction") -> dict[str, float]:
-        """Compute exact_match and f1, in percent."""
-        return self.score(*prediction.predictions)
-
-    def score(self, starts: Scores, ends: Scores) -> dict[str, float]:
-        """Answer every question.
-
-        Args:
-            starts: Logits, (features, tokens).
-            ends: Logits, (features, tokens).
+    def __call__(self, prediction: "EvalPrediction | PredictionOutput") -> dict[str, float]:
+        """Answer every question by its features' logits of starts and ends, each (features, tokens).
 
         Returns:
             exact_match and f1, in percent; nothing where the split has no reference answers.
@@ -185,38 +171,31 @@ class Scorer:
         Raises:
             ValueError: There are not as many rows as features.
         """
-        if not len(starts) == len(ends) == len(self._features):
-            raise ValueError(f"{len(starts)} rows of scores for {len(self._features)} features")
-        keys = self._examples["id"]
+        starts, ends = prediction.predictions
+        if not len(starts) == len(ends) == len(self.features):
+            raise ValueError(f"{len(starts)} rows of scores for {len(self.features)} features")
+        keys, features = self._examples["id"], self.features
         chosen = answers(
-            self._examples["context"],
-            self._features["example"],
-            self._features["offsets"],
-            (starts, ends),
-            self._limits,
+            self._examples["context"], features["example"], features["offsets"], (starts, ends), self._limits
         )
-        self.answers = dict(zip(keys, chosen, strict=True))
+        self._answers = dict(zip(keys, chosen, strict=True))
         references: dict[str, list[str]] = {}
         if "answers" in self._examples.column_names:
             pairs = zip(keys, self._examples["answers"], strict=True)
             references = {key: listed["text"] for key, listed in pairs}
         if not any(references.values()):
             return {}
-        return score({key: answer.text for key, answer in self.answers.items()}, references)
+        return score({key: answer.text for key, answer in self._answers.items()}, references)
 
     def write(self, folder: Path, prefix: str) -> None:
         """Write ``PREFIX_predictions.json`` (id -> text), the n best, and the odds of no answer, if any."""
-        texts = {key: answer.text for key, answer in self.answers.items()}
-        best = {key: answer.best for key, answer in self.answers.items()}
-        _dump(folder / f"{prefix}_predictions.json", texts)
-        _dump(folder / f"{prefix}_nbest_predictions.json", best)
+        files = {"predictions": "text", "nbest_predictions": "best"}
         if self._limits.null_threshold is not None:
-            odds = {key: answer.null_odds for key, answer in self.answers.items()}
-            _dump(folder / f"{prefix}_null_odds.json", odds)
-
-
-def _dump(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+            files["null_odds"] = "null_odds"
+        for name, field in files.items():
+            values = {key: getattr(answer, field) for key, answer in self._answers.items()}
+            text = json.dumps(values, ensure_ascii=False, indent=1)
+            (folder / f"{prefix}_{name}.json").write_text(text + "\n", encoding="utf-8")
 
 
 def normalize(text: str) -> str:
@@ -248,25 +227,16 @@ def score(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]
         ``exact_match`` and ``f1`` in percent, over all references: a question without a prediction counts
         as 0. Where some questions have no answer, also for both kinds apart, as version 2.0 reports them.
     """
-    answerable = [key for key, answers in references.items() if answers]
-    unanswerable = [key for key, answers in references.items() if not answers]
-    totals = _means(predictions, references, list(references))
-    if not unanswerable:
-        return totals
-    has = _means(predictions, references, answerable, prefix="has_answer_")
-    no = _means(predictions, references, unanswerable, prefix="no_answer_")
-    return totals | has | no
-
-
-def _means(
-    predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], keys: list[str], prefix: str = ""
-) -> dict[str, float]:
-    if not keys:
-        return {}
+    groups = {"": list(references)}
+    if unanswerable := [key for key, answers in references.items() if not answers]:
+        answerable = [key for key, answers in references.items() if answers]
+        groups |= {"has_answer_": answerable, "no_answer_": unanswerable}
     return {
         prefix + name: 100
         * sum(_best(measure, predictions.get(key), references[key]) for key in keys)
         / len(keys)
+        for prefix, keys in groups.items()
+        if keys
         for name, measure in (("exact_match", exact_match), ("f1", f1))
     }
 

@@ -1,4 +1,7 @@
-"""The data set: SQuAD files or a data set of the Hub, as one table for each split."""
+"""What a training begins with: the base checkpoint and its tokenizer, and a table for each split of the data.
+
+The checkpoint is a folder or a model of the Hub; the data set is files in SQuAD's format or of the Hub.
+"""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -6,14 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import datasets  # type: ignore[import-untyped]
+import torch
 from datasets import Dataset
 from datasets.exceptions import DatasetGenerationError  # type: ignore[import-untyped]
+from transformers import (
+    AutoConfig,
+    AutoModelForQuestionAnswering,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from manycpu.pipeline.recipes.question_answering import squad
 from manycpu.pipeline.recipes.question_answering.options import DataOptions, ModelOptions
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["read"]
+__all__ = ["load_model", "read_data"]
 
 _SCHEMA = datasets.Features(
     {
@@ -27,10 +39,63 @@ _SCHEMA = datasets.Features(
         },
     }
 )
-_NEEDED = ("id", "context", "question")
 
 
-def read(model: ModelOptions, data: DataOptions, env: Mapping[str, str]) -> dict[str, Dataset]:
+def load_model(options: ModelOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load model and tokenizer, from a folder or the Hub.
+
+    Raises:
+        BadInputError: There is no such checkpoint, or it has no fast tokenizer.
+    """
+    name = options.model_name_or_path
+    if not name:
+        raise BadInputError(
+            "there is no base checkpoint",
+            field="run.model",
+            fix="Name a folder or a model there, or give --model_name_or_path in run.args",
+        )
+    common: dict[str, Any] = {
+        "cache_dir": options.cache_dir,
+        "revision": options.model_revision,
+        "token": options.token,
+        "trust_remote_code": options.trust_remote_code,
+    }
+    try:
+        config = AutoConfig.from_pretrained(options.config_name or name, **common)
+        if options.config_overrides:
+            _override(config, options.config_overrides)
+        tokenizer = AutoTokenizer.from_pretrained(options.tokenizer_name or name, use_fast=True, **common)
+        # Weights are fp32 also where the checkpoint has others: bf16 is for the computation (autocast) alone.
+        model = AutoModelForQuestionAnswering.from_pretrained(
+            name, config=config, dtype=torch.float32, **common
+        )
+    except (OSError, ValueError) as error:
+        raise BadInputError(
+            f"the checkpoint {name!r} cannot be loaded: {error}",
+            field="run.model",
+            fix="Check the name, the access to the Hub, and HF_TOKEN; or name a folder with config.json",
+        ) from error
+    if options.freeze_embeddings:
+        model.get_input_embeddings().requires_grad_(requires_grad=False)
+    if not tokenizer.is_fast:
+        raise BadInputError(
+            f"the tokenizer of {name!r} is not a fast one: it does not report its tokens' places in the text",
+            field="run.model",
+            fix="Choose a checkpoint with tokenizer.json",
+        )
+    tokenizer.padding_side = "right"
+    return model, tokenizer
+
+
+def _override(config: PretrainedConfig, changes: str) -> None:
+    try:
+        config.update_from_string(changes)
+    except (ValueError, TypeError) as error:
+        message, fix = f"--config_overrides {changes}: {error}", "Write it as name=value,name=value"
+        raise BadInputError(message, field="run.args", fix=fix) from error
+
+
+def read_data(model: ModelOptions, data: DataOptions, env: Mapping[str, str]) -> dict[str, Dataset]:
     """Read every split that there is (train, validation, test), cut to the number of samples asked for.
 
     The options come first: a data set of the Hub, then single files; then MANYCPU_DATA.
@@ -41,7 +106,14 @@ def read(model: ModelOptions, data: DataOptions, env: Mapping[str, str]) -> dict
     Raises:
         BadInputError: There is no data set, or it is malformed, empty, or lacks answers.
     """
-    tables = _hub(model, data) if data.dataset_name else _files(model, data, env)
+    if data.dataset_name:
+        tables = _hub(model, data)
+    else:
+        named = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
+        files = {split: [Path(file)] for split, file in named.items() if file}
+        if not files and (folder := env.get("MANYCPU_DATA")):
+            files = squad.splits(folder)
+        tables = {split: _table(split, listed, model.cache_dir, data) for split, listed in files.items()}
     if not tables:
         raise BadInputError(
             "there is no data set",
@@ -53,10 +125,11 @@ def read(model: ModelOptions, data: DataOptions, env: Mapping[str, str]) -> dict
         "validation": data.max_eval_samples,
         "test": data.max_predict_samples,
     }
-    checked = {split: _checked(split, table, data) for split, table in tables.items()}
+    for split, table in tables.items():
+        _check(split, table, data)
     return {
         split: table if (limit := limits[split]) is None else table.select(range(min(limit, len(table))))
-        for split, table in checked.items()
+        for split, table in tables.items()
     }
 
 
@@ -74,14 +147,6 @@ def _hub(model: ModelOptions, data: DataOptions) -> dict[str, Dataset]:
     return {split: loaded[split] for split in squad.SPLITS if split in loaded}
 
 
-def _files(model: ModelOptions, data: DataOptions, env: Mapping[str, str]) -> dict[str, Dataset]:
-    named = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
-    files = {split: [Path(file)] for split, file in named.items() if file}
-    if not files and (folder := env.get("MANYCPU_DATA")):
-        files = squad.splits(folder)
-    return {split: _table(split, listed, model.cache_dir, data) for split, listed in files.items()}
-
-
 def _table(split: str, files: list[Path], cache: str | None, data: DataOptions) -> Dataset:
     for file in files:
         if not file.is_file():
@@ -91,15 +156,13 @@ def _table(split: str, files: list[Path], cache: str | None, data: DataOptions) 
     if files[0].suffix != ".json":
         raise BadInputError(f"{files[0]} is neither .json nor .parquet", field="run.data", fix="Convert it")
     # The digest is part of the cache's key, so that a changed file is read again.
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.read_bytes())
-    source = {"files": [str(file) for file in files], "digest": digest.hexdigest()}
-    unanswered = data.version_2_with_negative or split == "test"
+    source = {
+        "files": [str(file) for file in files],
+        "digest": hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest(),
+        "unanswered": data.version_2_with_negative or split == "test",
+    }
     try:
-        return Dataset.from_generator(
-            _records, features=_SCHEMA, cache_dir=cache, gen_kwargs={**source, "unanswered": unanswered}
-        )
+        return Dataset.from_generator(_records, features=_SCHEMA, cache_dir=cache, gen_kwargs=source)
     except DatasetGenerationError as error:
         raise error.__cause__ or error from None
 
@@ -117,8 +180,8 @@ def _records(files: list[str], digest: str, unanswered: bool) -> Iterator[dict[s
             }
 
 
-def _checked(split: str, table: Dataset, data: DataOptions) -> Dataset:
-    needed = _NEEDED if split == "test" else (*_NEEDED, "answers")
+def _check(split: str, table: Dataset, data: DataOptions) -> None:
+    needed = ("id", "context", "question", *(() if split == "test" else ("answers",)))
     missing = [name for name in needed if name not in table.column_names]
     if missing:
         raise BadInputError(
@@ -140,4 +203,3 @@ def _checked(split: str, table: Dataset, data: DataOptions) -> Dataset:
                 field="run.data",
                 fix="For data of SQuAD v2.0 add --version_2_with_negative to run.args",
             )
-    return table
