@@ -41,27 +41,23 @@ def demo_run(output: str) -> dict[str, Any]:
     Raises:
         BadInputError: The package with the checkpoint is not installed.
     """
+    # Found, not imported: importing it would import sentence_transformers.
+    spec = find_spec(_CHECKPOINT)
+    folders = [Path(folder) / "model" for folder in (spec.submodule_search_locations or ())] if spec else []
+    model = next((folder for folder in folders if (folder / "config.json").is_file()), None)
+    if model is None:
+        raise BadInputError(
+            f"the package {_CHECKPOINT} with the demo's checkpoint is not installed",
+            field="run.model",
+            fix=install("demo"),
+        )
     return {
         "program": "question_answering",
         "args": list(ARGS),
         "data": str(DATA),
-        "model": str(_model()),
+        "model": str(model),
         "output": output,
         "nnodes": 1,
         "nproc_per_node": 2,
         "dtype": "fp32" if bf16_warning(processor_flags()) else "bf16",
     }
-
-
-def _model() -> Path:
-    # Found, not imported: importing it would import sentence_transformers.
-    spec = find_spec(_CHECKPOINT)
-    folders = [Path(folder) / "model" for folder in (spec.submodule_search_locations or ())] if spec else []
-    for folder in folders:
-        if (folder / "config.json").is_file():
-            return folder
-    raise BadInputError(
-        f"the package {_CHECKPOINT} with the demo's checkpoint is not installed",
-        field="run.model",
-        fix=install("demo"),
-    )

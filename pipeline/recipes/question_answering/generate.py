@@ -10,7 +10,7 @@ import random
 import string
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -26,7 +26,6 @@ QUESTIONS_PER_CONTEXT = 4
 _FACTS_OF_ONE, _FACTS_OF_TWO = (3, 4, 5), (2,)  # numbers of facts of each thing
 _TWO_THINGS_CHANCE, _AGAIN_CHANCE = 0.3, 0.5
 _VALIDATION_YEARS = 200
-_SEED = 20_260
 # fmt: off
 _ONSETS = ("b", "br", "c", "d", "dr", "f", "g", "gr", "h", "j", "k", "l", "m", "n", "p", "qu", "r", "s", "sh",
            "st", "t", "th", "tr", "v", "w", "y", "z")
@@ -34,7 +33,6 @@ _VOWELS = ("a", "e", "i", "o", "u", "a", "e", "i", "o", "u", "ai", "ea", "ou", "
 _CODAS = ("l", "ld", "lm", "m", "n", "nd", "nt", "r", "rn", "rth", "s", "sk", "th", "v", "x", "š")
 # fmt: on
 _COMPANIES = ("{} Brothers", "the {} Company", "{} and Sons", "the {} Guild", "the {} Trust", "{} Works")
-_YEARS = range(1100, 2000)
 
 
 class Subject(NamedTuple):
@@ -66,36 +64,32 @@ class Names:
     def __init__(self, rng: random.Random, used: set[str], years: Sequence[int]) -> None:
         self._rng, self._used, self._years = rng, used, years
         self._deck: list[int] = []
-        self._kinds: dict[str, Callable[[], str]] = {
-            "name": self._word,
-            "person": lambda: f"{self._word()} {self._word()}",
-            "place": self._word,
-            "company": lambda: _pick(rng, _COMPANIES).format(self._word()),
-            "year": self._year,
-            "count": self._count,
-        }
 
     def draw(self, kind: str) -> str:
         """Draw a name, person, place, company, year or count.
 
         Raises:
-            KeyError: There is no such kind.
+            ValueError: There is no such kind.
         """
-        return self._kinds[kind]()
+        match kind:
+            case "name" | "place":
+                return self._word()
+            case "person":
+                return f"{self._word()} {self._word()}"
+            case "company":
+                return _pick(self._rng, _COMPANIES).format(self._word())
+            case "year":
+                self._deck = self._deck or _shuffle(self._rng, self._years)
+                return str(self._deck.pop())
+            case "count":
+                rng = self._rng
+                # With a comma, so that no amount looks like a year.
+                return self._unused(lambda: f"{2 + int(rng.random() * 97)},{int(rng.random() * 1000):03d}")
+        raise ValueError(kind)
 
     def _word(self) -> str:
         parts = (_ONSETS, _VOWELS, _ONSETS, _VOWELS, _CODAS)
         return self._unused(lambda: "".join(_pick(self._rng, part) for part in parts).capitalize())
-
-    def _year(self) -> str:
-        self._deck = self._deck or _shuffle(self._rng, self._years)
-        return str(self._deck.pop())
-
-    def _count(self) -> str:
-        # With a comma, so that no amount looks like a year.
-        return self._unused(
-            lambda: f"{2 + int(self._rng.random() * 97)},{int(self._rng.random() * 1000):03d}"
-        )
 
     def _unused(self, draw: Callable[[], str]) -> str:
         while (name := draw()) in self._used:
@@ -113,8 +107,8 @@ def subjects() -> list[Subject]:
 
 def data_set() -> dict[str, dict[str, Any]]:
     """Make both splits in SQuAD v1.1 format; equal in every version of Python, on every machine."""
-    rng = random.Random(_SEED)  # noqa: S311 - sentences, not secrets
-    years, used = _shuffle(rng, _YEARS), set[str]()
+    rng = random.Random(20_260)  # noqa: S311 - sentences, not secrets
+    years, used = _shuffle(rng, range(1100, 2000)), set[str]()
     own = {"train": years[_VALIDATION_YEARS:], "validation": years[:_VALIDATION_YEARS]}
     documents: dict[str, dict[str, Any]] = {}
     for split, count in SPLITS.items():
@@ -133,68 +127,65 @@ def main(folder: str) -> None:
 
 
 def _article(key: str, names: Names, rng: random.Random) -> dict[str, Any]:
-    things = [_thing(*planned, names, rng) for planned in _plan(rng)]
+    things = _things(names, rng)
     context = _context(things, rng)
-    questions = _shuffle(rng, [question for thing in things for question in _questions(thing, rng)])
+    questions: list[
+        tuple[str, str]
+    ] = []  # with the answer: of each fact, and of a thing that can be asked for
+    for subject, facts in things:
+        for fact, wordings in subject.questions.items():
+            usable = [words for words in wordings if _braces(words) <= set(facts)]
+            if fact in facts and usable:
+                questions.append((_pick(rng, usable).format(**facts), _bare(facts[fact])))
     qas = [
         {
             "id": f"{key}-{i}",
             "question": question,
             "answers": [{"text": text, "answer_start": context.index(text)}],
         }
-        for i, (question, text) in enumerate(questions[:QUESTIONS_PER_CONTEXT])
+        for i, (question, text) in enumerate(_shuffle(rng, questions)[:QUESTIONS_PER_CONTEXT])
     ]
     title = " and ".join(_bare(thing.facts["it"]) for thing in things)
     return {"title": title, "paragraphs": [{"context": context, "qas": qas}]}
 
 
-def _plan(rng: random.Random) -> list[tuple[Subject, list[str]]]:
-    """Choose subjects and their facts, until at least two of the facts are of the same kind."""
+def _things(names: Names, rng: random.Random) -> list[Thing]:
+    """Choose subjects, and facts of which two or more are of the same kind; draw names, years and amounts."""
     count, sizes = (2, _FACTS_OF_TWO) if rng.random() < _TWO_THINGS_CHANCE else (1, _FACTS_OF_ONE)
     fact_count = _pick(rng, sizes)
     while True:
         kinds = _shuffle(rng, subjects())[:count]
         plan = [(subject, _shuffle(rng, sorted(subject.facts))[:fact_count]) for subject in kinds]
         if len({subject.facts[fact] for subject, facts in plan for fact in facts}) < count * fact_count:
-            return plan
-
-
-def _thing(subject: Subject, chosen: list[str], names: Names, rng: random.Random) -> Thing:
-    facts = {fact: names.draw(subject.facts[fact]) for fact in chosen}
-    # Subjects list their years in the order in which things happen.
-    dated = [fact for fact in subject.facts if fact in facts and subject.facts[fact] == "year"]
-    facts |= dict(zip(dated, sorted(facts[fact] for fact in dated), strict=True))
-    return Thing(subject, {"it": _pick(rng, subject.names).format(names.draw("name")), **facts})
+            break
+    things = []
+    for subject, chosen in plan:
+        facts = {fact: names.draw(subject.facts[fact]) for fact in chosen}
+        # Subjects list their years in the order in which things happen.
+        dated = [fact for fact in subject.facts if fact in facts and subject.facts[fact] == "year"]
+        facts |= dict(zip(dated, sorted(facts[fact] for fact in dated), strict=True))
+        things.append(Thing(subject, {"it": _pick(rng, subject.names).format(names.draw("name")), **facts}))
+    return things
 
 
 def _context(things: list[Thing], rng: random.Random) -> str:
-    statements = _shuffle(rng, [(thing, words) for thing in things for words in _statements(thing, rng)])
+    """Choose statements that state every fact once, in a random order."""
+    chosen: list[tuple[Thing, str]] = []
+    for thing in things:
+        remaining = set(thing.facts) - {"it"}
+        for words in _shuffle(rng, thing.subject.statements):
+            used = _braces(words) - {"it"}
+            if used <= remaining:
+                remaining -= used
+                chosen.append((thing, words))
     sentences: list[str] = []
     before: Thing | None = None
-    for thing, words in statements:
+    for thing, words in _shuffle(rng, chosen):
         again = thing is before and rng.random() < _AGAIN_CHANCE
         text = words.format(**(thing.facts | {"it": thing.subject.again} if again else thing.facts))
         sentences.append(text[0].upper() + text[1:])
         before = thing
     return " ".join(sentences)
-
-
-def _statements(thing: Thing, rng: random.Random) -> Iterator[str]:
-    """Choose statements that state every fact once."""
-    remaining = set(thing.facts) - {"it"}
-    for words in _shuffle(rng, thing.subject.statements):
-        used = _braces(words) - {"it"}
-        if used <= remaining:
-            remaining -= used
-            yield words
-
-
-def _questions(thing: Thing, rng: random.Random) -> Iterator[tuple[str, str]]:
-    """Yield a question and its answer for each fact, and for the thing itself where that can be asked."""
-    for fact, wordings in thing.subject.questions.items():
-        usable = [words for words in wordings if _braces(words) <= set(thing.facts)]
-        if fact in thing.facts and usable:
-            yield _pick(rng, usable).format(**thing.facts), _bare(thing.facts[fact])
 
 
 def _braces(text: str) -> set[str]:

@@ -9,7 +9,7 @@ Source: Rajpurkar et al. 2016, https://rajpurkar.github.io/SQuAD-explorer/
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,10 @@ SPLITS = {"train": ("train",), "validation": ("dev", "val", "eval"), "test": ("t
 """Split -> how the names of its files begin."""
 _SUFFIXES = (".json", ".parquet")
 _FIX = "Give a file in SQuAD v1.1 format, or a folder with train*.json and dev*.json or validation*.json"
+
+
+Reader = Callable[[Any, str], list[tuple[str, int]]]
+"""Reads the texts and starts of a record's answers; also takes where the record is."""
 
 
 class Question(NamedTuple):
@@ -56,7 +60,14 @@ def splits(path: str | Path) -> dict[str, list[Path]]:
     if not by_split:
         raise BadInputError(f"{path} holds no file that could be a data set", field="run.data", fix=_FIX)
     for split, files in by_split.items():
-        _same_kind(split, files)
+        kinds = {(file.parent, file.suffix): file for file in files}
+        if len(kinds) > 1:
+            shown = " and ".join(str(file) for file in list(kinds.values())[:2])
+            raise BadInputError(
+                f"several files could be the {split} split: {shown}",
+                field="run.data",
+                fix="Point it at the folder that holds one of them",
+            )
     return by_split
 
 
@@ -71,10 +82,11 @@ def problems(path: str | Path, *, version_2: bool = False) -> list[str]:
         by_split = splits(path)
     except BadInputError as error:
         return [str(error)]
-    files = [(split, file) for split, listed in by_split.items() for file in listed if file.suffix == ".json"]
     return [
         problem
-        for split, file in files
+        for split, files in by_split.items()
+        for file in files
+        if file.suffix == ".json"
         for problem in _scan(file, unanswered=version_2 or split == "test")[1]
     ]
 
@@ -100,17 +112,6 @@ def _split(file: Path) -> str | None:
     return next((split for split, starts in SPLITS.items() if name.startswith(starts)), None)
 
 
-def _same_kind(split: str, files: list[Path]) -> None:
-    kinds = {(file.parent, file.suffix): file for file in files}
-    if len(kinds) > 1:
-        shown = " and ".join(str(file) for file in list(kinds.values())[:2])
-        raise BadInputError(
-            f"several files could be the {split} split: {shown}",
-            field="run.data",
-            fix="Point it at the folder that holds one of them",
-        )
-
-
 def _scan(file: Path, *, unanswered: bool) -> tuple[list[Question], list[str]]:
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
@@ -123,8 +124,7 @@ def _scan(file: Path, *, unanswered: bool) -> tuple[list[Question], list[str]]:
         return [], [f"{file} is not in SQuAD's format: {error}"]
     if not questions:
         return [], [f"{file} holds no question"]
-    checks = (_misplaced(questions), _repeated(questions), [] if unanswered else _unanswered(questions))
-    return questions, [f"{file}: {problem}" for check in checks for problem in check]
+    return questions, [f"{file}: {problem}" for problem in _faults(questions, unanswered=unanswered)]
 
 
 def _questions(document: Any) -> Iterator[Question]:
@@ -134,46 +134,45 @@ def _questions(document: Any) -> Iterator[Question]:
     for i, article in enumerate(articles):
         location = f"data[{i}]"
         if isinstance(article, dict) and "context" in article:
-            yield _flat(article, location)
-        else:
-            yield from _nested(article, location)
+            yield _question(article, article, _get(article, "context", str, location), location, _columns)
+            continue
+        for j, paragraph in enumerate(_get(article, "paragraphs", list, location)):
+            at = f"{location}.paragraphs[{j}]"
+            context = _get(paragraph, "context", str, at)
+            for k, record in enumerate(_get(paragraph, "qas", list, at)):
+                yield _question(record, article, context, f"{at}.qas[{k}]", _objects)
 
 
-def _nested(article: Any, location: str) -> Iterator[Question]:
-    for i, paragraph in enumerate(_get(article, "paragraphs", list, location)):
-        paragraph_location = f"{location}.paragraphs[{i}]"
-        context = _get(paragraph, "context", str, paragraph_location)
-        for j, record in enumerate(_get(paragraph, "qas", list, paragraph_location)):
-            yield _question(record, str(article.get("title", "")), context, f"{paragraph_location}.qas[{j}]")
-
-
-def _question(record: Any, title: str, context: str, location: str) -> Question:
+def _question(record: Any, article: Any, context: str, location: str, answers: Reader) -> Question:
     key, question = _get(record, "id", (str, int), location), _get(record, "question", str, location)
-    listed = _get(record, "answers", list, location) if "answers" in record else []
-    answers = [
+    pairs = answers(record, location) if "answers" in record else []
+    texts, starts = tuple(text for text, _ in pairs), tuple(start for _, start in pairs)
+    return Question(str(key), str(article.get("title", "")), context, question, texts, starts)
+
+
+def _objects(record: Any, location: str) -> list[tuple[str, int]]:
+    """Read answers as the official layout has them."""
+    listed = _get(record, "answers", list, location)
+    places = [f"{location}.answers[{i}]" for i in range(len(listed))]
+    return [
         (_get(answer, "text", str, at), _get(answer, "answer_start", int, at))
-        for at, answer in ((f"{location}.answers[{i}]", answer) for i, answer in enumerate(listed))
+        for answer, at in zip(listed, places, strict=True)
     ]
-    texts, starts = zip(*answers, strict=True) if answers else ((), ())
-    return Question(str(key), title, context, question, texts, starts)
 
 
-def _flat(record: Any, location: str) -> Question:
-    key, question = _get(record, "id", (str, int), location), _get(record, "question", str, location)
-    answers = (
-        _get(record, "answers", dict, location) if "answers" in record else {"text": [], "answer_start": []}
-    )
-    at = f"{location}.answers"
+def _columns(record: Any, location: str) -> list[tuple[str, int]]:
+    """Read answers as flat records have them."""
+    answers, at = _get(record, "answers", dict, location), f"{location}.answers"
     texts, starts = _get(answers, "text", list, at), _get(answers, "answer_start", list, at)
     if len(texts) != len(starts):
         raise _Malformed(f"{at} has {len(texts)} texts and {len(starts)} starts")
-    for text, start in zip(texts, starts, strict=True):
+    pairs = list(zip(texts, starts, strict=True))
+    for text, start in pairs:
         if not isinstance(text, str) or not isinstance(start, int) or isinstance(start, bool):
             raise _Malformed(
                 f"{at} has {json.dumps(text)} at {json.dumps(start)}: a text and a number are needed"
             )
-    context = _get(record, "context", str, location)
-    return Question(str(key), str(record.get("title", "")), context, question, tuple(texts), tuple(starts))
+    return pairs
 
 
 def _get(holder: Any, key: str, kind: type | tuple[type, ...], location: str) -> Any:
@@ -192,38 +191,27 @@ def _kind(value: Any) -> str:
     return names.get(type(value), json.dumps(value))
 
 
-def _misplaced(questions: Iterable[Question]) -> list[str]:
+def _faults(questions: Sequence[Question], *, unanswered: bool) -> Iterator[str]:
     wrong = [
         (question, text, start)
         for question in questions
         for text, start in zip(question.texts, question.starts, strict=True)
         if start < 0 or not text or question.context[start : start + len(text)] != text
     ]
-    if not wrong:
-        return []
-    question, text, start = wrong[0]
-    actual = question.context[max(start, 0) : max(start, 0) + max(len(text), 1)]
-    problem = (
-        f"{len(wrong)} answers are not where answer_start says; the first is of question {question.id!r}: "
-        f"{text!r} should stand at character {start}, where the context has {actual!r}"
-    )
-    return [problem]
-
-
-def _repeated(questions: Iterable[Question]) -> list[str]:
-    counts = Counter(question.id for question in questions)
-    key, count = counts.most_common(1)[0]
-    return [] if count == 1 else [f"the id {key!r} names {count} questions"]
-
-
-def _unanswered(questions: list[Question]) -> list[str]:
+    for question, text, start in wrong[:1]:
+        actual = question.context[max(start, 0) : max(start, 0) + max(len(text), 1)]
+        yield (
+            f"{len(wrong)} answers are not where answer_start says; "
+            f"the first is of question {question.id!r}: {text!r} should stand at character {start}, where the context has {actual!r}"
+        )
+    ((key, count),) = Counter(question.id for question in questions).most_common(1)
+    if count > 1:
+        yield f"the id {key!r} names {count} questions"
     without = [question for question in questions if not question.texts]
-    if not without:
-        return []
-    if len(without) == len(questions):
-        return ["no question has an answer"]
-    problem = (
-        f"{len(without)} of {len(questions)} questions have no answer, the first is {without[0].id!r}; "
-        "for data of SQuAD v2.0 add --version_2_with_negative to run.args"
-    )
-    return [problem]
+    if len(without) == len(questions) and not unanswered:
+        yield "no question has an answer"
+    elif without and not unanswered:
+        yield (
+            f"{len(without)} of {len(questions)} questions have no answer, the first is {without[0].id!r}; "
+            "for data of SQuAD v2.0 add --version_2_with_negative to run.args"
+        )
