@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from manycpu.pipeline import run_report
 from manycpu.pipeline.adapters.tracking_mlflow import name_champion
@@ -18,20 +18,23 @@ from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.credentials import redacted
 from manycpu.pipeline.spec.errors import ManycpuError
 from manycpu.pipeline.spec.handle import Handle
-from manycpu.pipeline.spec.state import Status
-from manycpu.pipeline.spec.tracking import Ending, Place, Tracked
+from manycpu.pipeline.spec.state import RunState, Status
+from manycpu.pipeline.spec.tracking import Ending, Place, Point, Tracked
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import as_started
-from manycpu.pipeline.tracking.contents import ending_of, tracked
-from manycpu.pipeline.tracking.trackers import TRACKERS, open_tracker
+from manycpu.pipeline.tracking.trackers import TRACKERS, open_tracker, tracked
 
-__all__ = ["Delivery", "tell_champion", "tell_end", "tell_state"]
+__all__ = ["Delivery", "ending_of", "tell_champion", "tell_end", "tell_state"]
 
 _LOG = logging.getLogger(__name__)
 _DRAFT_TIMEOUT_S: Final = 10.0  # for the end of an attempt, which the end of the run sends again
 _END_TIMEOUT_S: Final = 30.0
 _UPLOAD_TIMEOUT_S: Final = 3600.0  # for an end that uploads the files of a model
 _CHAMPION_TIMEOUT_S: Final = 60.0
+_STATES: Final[dict[RunState, Literal["succeeded", "cancelled"]]] = {
+    RunState.SUCCEEDED: "succeeded",
+    RunState.CANCELLED: "cancelled",
+}
 
 
 class Delivery(NamedTuple):
@@ -44,14 +47,7 @@ class Delivery(NamedTuple):
 
 
 def tell_end(ctx: RunContext, entry: Entry, report: Report, path: str) -> Delivery:
-    """Send the end of a run to its trackers; none of their failures is raised.
-
-    Args:
-        ctx: The run.
-        entry: The content of its ledger.
-        report: The run's report.
-        path: Where that is.
-    """
+    """Send the end of a run to its trackers, with its report's path; none of their failures is raised."""
     if entry.attempt == 0:
         return Delivery({}, [])  # nothing was ever launched
     run = as_started(ctx, entry, entry.attempt).run
@@ -94,6 +90,34 @@ def tell_champion(key: str, sha256: str) -> None:
 
     if why := _failure(name, _CHAMPION_TIMEOUT_S):
         _LOG.warning("MLflow did not receive the champion: %s", redacted(why))
+
+
+def ending_of(report: Report, time: float, path: str | None = None, model: str | None = None) -> Ending:
+    """Describe for a tracker how the last attempt of a run ended.
+
+    Args:
+        report: The run's report.
+        time: When the attempt ended, in seconds since the epoch.
+        path: Where the report is; None if the run continues and this is a draft.
+        model: Name under which the exported model is to be registered.
+    """
+    export = report.export or {}
+    exported = export.get("path")
+    tags = {name: getattr(report, name) for name in ("state", "world_size", "backend", "error")}
+    tags |= {"report": path, "export": export.get("sha256")}
+    return Ending(
+        state=_STATES.get(report.state, "failed"),
+        time=time,
+        final=path is not None,
+        points=[
+            Point(name, int(step or 0), at, float(value))
+            for name, curve in report.series.items()
+            for step, at, value in zip(curve.steps, curve.times, curve.values, strict=True)
+        ],
+        tags={f"manycpu.{name}": str(value) for name, value in tags.items() if value is not None},
+        model=model if exported and report.state is RunState.SUCCEEDED else None,
+        path=exported,
+    )
 
 
 def _deliver(

@@ -15,8 +15,7 @@ from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.observed import Progress
 from manycpu.pipeline.spec.tracking import Point, Tracked, Tracker, place_in_words
 from manycpu.pipeline.targets.context import RunContext
-from manycpu.pipeline.tracking.contents import points_of, tracked
-from manycpu.pipeline.tracking.trackers import TRACKERS, open_tracker
+from manycpu.pipeline.tracking.trackers import TRACKERS, open_tracker, points_of, tracked
 
 __all__ = ["listeners"]
 
@@ -45,21 +44,28 @@ def listeners(
     """
     step = None if progress is None else progress.step
     return tuple(
-        _TrackerListener(TRACKERS[name].label, _Sender(name, ctx, handle, say), warn, step)
-        for name in dict.fromkeys(ctx.run.tracking)
+        _TrackerListener(name, ctx, handle, warn, say, step) for name in dict.fromkeys(ctx.run.tracking)
     )
 
 
 class _TrackerListener(Silent):
     """Queues the points of an attempt; a thread sends them in batches while there are any."""
 
-    def __init__(
-        self, label: str, send: "_Sender", warn: Callable[[str], object], step: float | None
+    def __init__(  # noqa: PLR0913, PLR0917
+        self,
+        name: str,
+        ctx: RunContext,
+        handle: Handle,
+        warn: Callable[[str], object],
+        say: Callable[[str], object],
+        step: float | None,
     ) -> None:
-        self._label, self._send, self._warn, self._step = label, send, warn, step
+        self._name, self._label, self._ctx, self._handle = name, TRACKERS[name].label, ctx, handle
+        self._warn, self._say, self._step = warn, say, step
         self._queue: deque[Point] = deque(maxlen=_QUEUE_POINTS)
         self._change = threading.Condition()
-        self._sending = self._gave_up = self._flushing = self._warned = False
+        self._sending = self._gave_up = self._flushing = self._warned = self._said_place = False
+        self._opened: tuple[Tracker, Tracked] | None = None
 
     def event(self, event: Event, line: RankLine) -> None:
         """Queue the event's points."""
@@ -87,7 +93,14 @@ class _TrackerListener(Silent):
 
     def _run(self) -> None:
         """Send batches until the queue is empty, or a failing tracker gets no new points."""
-        while batch := self._take():
+        while True:
+            with self._change:
+                batch = [] if self._gave_up else list(self._queue)
+                if not batch:
+                    self._sending = False
+                    self._change.notify_all()
+                    return
+                self._queue.clear()
             why = self._send(batch)
             with self._change:
                 if why is not None:
@@ -100,34 +113,8 @@ class _TrackerListener(Silent):
                 # The next point starts another thread; the end of the run sends all points again.
                 self._gave_up = why is not None and (self._flushing or len(self._queue) == queued)
 
-    def _take(self) -> list[Point]:
-        """Empty the queue into a batch; an empty batch ends the thread."""
-        with self._change:
-            batch = [] if self._gave_up else list(self._queue)
-            if batch:
-                self._queue.clear()
-            else:
-                self._sending = False
-                self._change.notify_all()
-            return batch
-
-    def _warn_once(self, why: str) -> None:
-        if not self._warned:
-            self._warned = True
-            later = "the training continues, and its end sends the missing points"
-            self._warn(f"{self._label} is away: {redacted(why)}; {later}")
-
-
-class _Sender:
-    """Sends batches to a tracker, which the first batch opens."""
-
-    def __init__(self, name: str, ctx: RunContext, handle: Handle, say: Callable[[str], object]) -> None:
-        self._name, self._ctx, self._handle, self._say = name, ctx, handle, say
-        self._opened: tuple[Tracker, Tracked] | None = None
-        self._said_place = False
-
-    def __call__(self, batch: Sequence[Point]) -> str | None:
-        """Send a batch; return why that failed, or None."""
+    def _send(self, batch: Sequence[Point]) -> str | None:
+        """Send a batch to the tracker, which the first one opens; return why that failed, or None."""
         try:
             if self._opened is None:
                 self._opened = open_tracker(self._name, self._ctx), _described(self._ctx, self._handle)
@@ -139,6 +126,12 @@ class _Sender:
         except Exception as error:  # noqa: BLE001 - each tracker has errors of its own, and none stops a training
             return str(error) or type(error).__name__
         return None
+
+    def _warn_once(self, why: str) -> None:
+        if not self._warned:
+            self._warned = True
+            later = "the training continues, and its end sends the missing points"
+            self._warn(f"{self._label} is away: {redacted(why)}; {later}")
 
 
 def _described(ctx: RunContext, handle: Handle) -> Tracked:

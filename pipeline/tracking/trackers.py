@@ -1,20 +1,25 @@
-"""The kinds of tracker: how each is opened, and what preflight finds that it lacks."""
+"""The kinds of tracker: how each is opened, what preflight finds that it lacks, and what it receives."""
 
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.adapters.tracking_mlflow import MlflowTracker, silence
 from manycpu.pipeline.adapters.tracking_tensorboard import TensorBoardTracker
+from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.spec.credentials import redacted_description
 from manycpu.pipeline.spec.errors import BadInputError, Finding
-from manycpu.pipeline.spec.tracking import Tracker
+from manycpu.pipeline.spec.event_types import Event
+from manycpu.pipeline.spec.observed import is_finite, values_of
+from manycpu.pipeline.spec.tracking import Point, Tracked, Tracker
 from manycpu.pipeline.targets.context import RunContext, home
 
-__all__ = ["EXTRA", "TRACKERS", "Kind", "findings", "open_tracker"]
+__all__ = ["TRACKERS", "Kind", "findings", "open_tracker", "points_of", "tracked"]
 
-EXTRA: Final = "pip install 'manycpu[tracking]'"
 _FIELD: Final = "run.tracking"
 
 
@@ -35,19 +40,14 @@ def open_tracker(name: str, ctx: RunContext) -> Tracker:
     Raises:
         BadInputError: Its package is not installed, or a variable that it needs is not set.
     """
-    kind = TRACKERS[name]
-    if find_spec(kind.module) is None:
-        raise _uninstalled(name, kind)
-    return kind.open(ctx)
+    return _installed(name).open(ctx)
 
 
 def findings(ctx: RunContext) -> Iterator[Finding]:
     """List what the trackers of a run lack; a tracker that does not answer is only a warning."""
     for name in dict.fromkeys(ctx.run.tracking):
-        kind = TRACKERS[name]
         try:
-            if find_spec(kind.module) is None:
-                raise _uninstalled(name, kind)
+            kind = _installed(name)
             if why := kind.absence(ctx):
                 fix = "The training runs without it; the end of the run sends it everything"
                 yield Finding(_FIELD, f"{kind.label} is away: {why}", fix, fatal=False)
@@ -55,9 +55,13 @@ def findings(ctx: RunContext) -> Iterator[Finding]:
             yield Finding(_FIELD, error.message, error.fix or "")
 
 
-def _uninstalled(name: str, kind: Kind) -> BadInputError:
-    message = f"{name} needs the package {kind.module}, which is not installed"
-    return BadInputError(message, field=_FIELD, fix=f"Install the extra tracking: {EXTRA}")
+def _installed(name: str) -> Kind:
+    kind = TRACKERS[name]
+    if find_spec(kind.module) is None:
+        message = f"{name} needs the package {kind.module}, which is not installed"
+        fix = "Install the extra tracking: pip install 'manycpu[tracking]'"
+        raise BadInputError(message, field=_FIELD, fix=fix)
+    return kind
 
 
 def _address() -> str:
@@ -93,3 +97,73 @@ TRACKERS: Final[Mapping[str, Kind]] = {
     "mlflow": Kind("MLflow", "mlflow", lambda _: MlflowTracker(_address()), lambda _: silence(_address())),
 }
 """Name in ``run.tracking`` -> the tracker."""
+
+
+def points_of(event: Event, rank: int | None, step: float | None, now: float) -> list[Point]:
+    """Return the points of a rank's event, as the curves of the report have them; none if it has no numbers.
+
+    Args:
+        event: The event.
+        rank: The rank.
+        step: The training's last step, for events of pace.
+        now: Time of an event that has none, in seconds since the epoch.
+    """
+    of_step, values = values_of(event, rank, step)
+    time = float(now if event.time is None else event.time)
+    return [
+        Point(name, int(of_step or 0), time, float(value))
+        for name, value in values.items()
+        if is_finite(value)
+    ]
+
+
+def tracked(entry: Entry, attempt: int) -> Tracked:
+    """Describe an attempt for a tracker: its run, its group, its parameters and tags."""
+    ran, handle = entry.described(attempt), entry.handle
+    script = ran.run["program"].rsplit("/", 1)[-1].removesuffix(".py").removeprefix("-m").strip()
+    tags = {
+        "manycpu.key": entry.key,
+        "manycpu.name": entry.name,
+        "manycpu.dag_id": entry.dag.get("dag_id"),
+        "manycpu.dag_run_id": entry.dag.get("run_id"),
+        "manycpu.task": entry.tasks.get("train"),
+        "manycpu.image": ran.image,
+        **{f"manycpu.{name}": digest for name, digest in ran.digests.items()},
+    }
+    return Tracked(
+        key=entry.key,
+        name=entry.name,
+        began=entry.created,
+        attempt=attempt,
+        started=handle.began if handle is not None and handle.attempt == attempt else entry.created,
+        group=entry.dag.get("dag_id") or ran.run.get("job_name") or script,
+        params=_params(ran.run, ran.target),
+        tags={name: value for name, value in tags.items() if value},
+    )
+
+
+def _params(run: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, str]:
+    """Flatten the fields that were set; of the environment only the names, and no credentials."""
+    shown = redacted_description(run)
+    params = {
+        name: value for name, value in shown.items() if name not in ("env", "tracking", "registered_model")
+    }
+    params |= {"env": sorted(run.get("env") or {})}
+    params |= {f"target.{name}": target[name] for name in ("kind", "launch") if name in target}
+    # Of the program's arguments: --name value, --name=value, and --name, which is true.
+    for word, following in pairwise([*(shown.get("args") or ()), "--"]):
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and name.strip("-"):
+            given = "true" if following.startswith("--") else following
+            params[f"args.{name.lstrip('-')}"] = value if equals else given
+    return {name: text for name, text in _flat(params) if text}
+
+
+def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}.{inner}", text) for inner, text in _flat(value))
+        elif isinstance(value, (list, tuple)):
+            yield name, shlex.join(map(str, value))
+        elif value is not None:
+            yield name, str(value)

@@ -18,7 +18,7 @@ from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.validation import read_run
 from manycpu.pipeline.targets.open_run import open_context, reopen
-from manycpu.pipeline.tracking.contents import tracked
+from manycpu.pipeline.tracking.trackers import tracked
 from manycpu.pipeline.verbs.prepare import prepare
 from manycpu.pipeline.verbs.report import report_path
 

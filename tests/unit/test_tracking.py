@@ -23,7 +23,8 @@ from manycpu.pipeline.spec.validation import read_run
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.tracking import live, trackers
-from manycpu.pipeline.tracking.contents import ending_of, points_of, tracked
+from manycpu.pipeline.tracking.ending import ending_of
+from manycpu.pipeline.tracking.trackers import points_of, tracked
 from manycpu.pipeline.verbs.preflight import preflight
 
 PROCESS = ProcessHandle(

@@ -202,7 +202,8 @@ def _faults(questions: Sequence[Question], *, unanswered: bool) -> Iterator[str]
         actual = question.context[max(start, 0) : max(start, 0) + max(len(text), 1)]
         yield (
             f"{len(wrong)} answers are not where answer_start says; "
-            f"the first is of question {question.id!r}: {text!r} should stand at character {start}, where the context has {actual!r}"
+            f"the first is of question {question.id!r}: {text!r} should stand at character {start}, "
+            f"where the context has {actual!r}"
         )
     ((key, count),) = Counter(question.id for question in questions).most_common(1)
     if count > 1:
