@@ -56,8 +56,9 @@ def option(default: Any, text: str) -> Any:
 class Parser(HfArgumentParser):
     """Parses dataclasses of options; raises BadInputError for words that it cannot read."""
 
-    def __init__(self, kinds: list[Any]) -> None:
+    def __init__(self, kinds: list[Any], **defaults: str | None) -> None:
         super().__init__(kinds, allow_abbrev=False)
+        self.set_defaults(**{name: value for name, value in defaults.items() if value})
 
     def error(self, message: str) -> NoReturn:
         raise BadInputError(message, field="run.args", fix="`--help` lists all options")
@@ -97,21 +98,17 @@ def has_option(words: Sequence[str], name: str) -> bool:
     return any(word.partition("=")[0] in (f"--{name}", f"--{name.replace('_', '-')}") for word in words)
 
 
-def check_least(options: Any, least: Mapping[str, float]) -> None:
-    """Raise BadInputError if an option is below its least value."""
-    for name, lowest in least.items():
+def check_least(options: Any, least: float, *names: str) -> None:
+    """Raise BadInputError if one of the named options is below a value."""
+    for name in names:
         value = getattr(options, name)
-        if value is not None and value < lowest:
-            fix = f"Give {lowest} or more, or leave it out"
+        if value is not None and value < least:
+            fix = f"Give {least} or more, or leave it out"
             raise BadInputError(f"--{name} {value} is too small", field="run.args", fix=fix)
 
 
 def folders(requested: str | None, env: Mapping[str, str]) -> tuple[str, str, list[str]]:
-    """Choose the folders of the model and of checkpoints; those of the run win over the one requested.
-
-    Returns:
-        Both, and a note if the model goes to another folder than named.
-    """
+    """Choose the folders of the model and of checkpoints, first those of the run; and a note if it moves."""
     named = requested or "trainer_output"
     output = env.get("MANYCPU_OUTPUT") or named
     checkpoints = env.get("MANYCPU_CHECKPOINTS") or f"{output.rstrip('/')}-checkpoints"
@@ -120,11 +117,7 @@ def folders(requested: str | None, env: Mapping[str, str]) -> tuple[str, str, li
 
 
 def translate(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], list[str]]:
-    """Replace options and choices of older Trainers that the parser does not know.
-
-    Returns:
-        The words to parse, and a note for each that was replaced or left out.
-    """
+    """Replace options and choices of older Trainers that the parser does not know; returns notes too."""
     accepted = parser._option_string_actions  # noqa: SLF001 - argparse has no other way to list its options
     groups: list[list[str]] = []  # an option and its values
     for word in words:

@@ -21,15 +21,8 @@ def resume_point(folder: str | Path, option: str | bool | None, env: Mapping[str
     """Choose the checkpoint to resume from, the same on every rank.
 
     The one that the user asks for comes first (``--resume_from_checkpoint``, then MANYCPU_RESUME_FROM), but a
-    retry resumes from what the run itself has written since; else the newest complete one in the folder.
-
-    Args:
-        folder: Where the run keeps its checkpoints, and no other run does.
-        option: The value of ``--resume_from_checkpoint``.
-        env: Environment of the run.
-
-    Raises:
-        BadInputError: The checkpoint that was asked for is incomplete, or a rank cannot see it.
+    retry resumes from what the run itself has written since; else the newest complete one in the folder,
+    where no other run keeps any.
     """
     named = option if isinstance(option, str) and option.lower() not in ("true", "false") else None
     requested = named or env.get("MANYCPU_RESUME_FROM")
@@ -55,11 +48,7 @@ def resume_point(folder: str | Path, option: str | bool | None, env: Mapping[str
 
 
 def newest(folder: str | Path, *, since: float | None = None) -> tuple[Path | None, list[str]]:
-    """Find the complete checkpoint with the greatest step.
-
-    Args:
-        folder: Where the checkpoints are.
-        since: Leave out what was written before this time, in seconds since 1970.
+    """Find the complete checkpoint with the greatest step, of those written since a Unix time.
 
     Returns:
         Its folder, or None; and what is wrong with each later one.

@@ -33,18 +33,16 @@ _REPLACED: Final = (
 class CpuTrainingOptions(TrainingArguments):
     """Hugging Face's TrainingArguments, with the defaults that fit CPUs; docs/speed.md has the figures."""
 
-    use_cpu: bool = option(default=True, text="Train on CPUs.")
+    use_cpu: bool = option(True, "Train on CPUs.")
     optim: str = option("adamw_torch_fused", "Optimizer; fused AdamW is the fastest on CPUs.")
-    dataloader_pin_memory: bool = option(default=False, text="Only of use with an accelerator.")
-    ddp_find_unused_parameters: bool | None = option(
-        default=False, text="See torch's DistributedDataParallel."
-    )
+    dataloader_pin_memory: bool = option(False, "Only of use with an accelerator.")
+    ddp_find_unused_parameters: bool | None = option(False, "See torch's DistributedDataParallel.")
     logging_steps: float = option(10, "Steps between two reports of progress.")
     gradient_compression: Literal["no", "bf16", "fp16", "power_sgd"] = option(
         "no", "What gradients are sent as: bf16 halves the traffic, power_sgd sends a low-rank part of them."
     )
     use_ipex: bool = option(
-        default=False, text="Optimize by Intel's extension, where it is installed: torch 2.8 and earlier."
+        False, "Optimize by Intel's extension, where it is installed: torch 2.8 and earlier."
     )
 
 

@@ -100,7 +100,7 @@ TRACKERS: Final[Mapping[str, Kind]] = {
 
 
 def points_of(event: Event, rank: int | None, step: float | None, now: float) -> list[Point]:
-    """Return the points of a rank's event, as the curves of the report have them; none if it has no numbers.
+    """Return the points of a rank's event, as the curves of the report have them.
 
     Args:
         event: The event.

@@ -57,14 +57,7 @@ class Images(NamedTuple):
 
 
 def load(env: Mapping[str, str]) -> tuple[Images, Images]:
-    """Load the images to train on, and those for the test.
-
-    Args:
-        env: Environment; MANYCPU_DATA is the folder of MNIST's files.
-
-    Raises:
-        BadInputError: The files cannot be used, or there are none and scikit-learn is not installed.
-    """
+    """Load the images to train on, and those for the test: MNIST's of MANYCPU_DATA, else scikit-learn's."""
     if not env.get("MANYCPU_DATA"):
         return _load_digits()
     files = find(Path(env["MANYCPU_DATA"]))
@@ -73,11 +66,7 @@ def load(env: Mapping[str, str]) -> tuple[Images, Images]:
 
 
 def find(folder: Path) -> dict[str, Path]:
-    """Find the four files in a folder or below it: ``train-images``, ``train-labels``, and so on -> path.
-
-    Raises:
-        BadInputError: One is missing.
-    """
+    """Find the four files in a folder or below it: ``train-images``, ``train-labels``, and so on -> path."""
     found: dict[str, Path] = {}
     for path in sorted(folder.rglob("*")):
         if (match := _NAME.fullmatch(path.name)) and path.is_file():
@@ -95,11 +84,7 @@ def find(folder: Path) -> dict[str, Path]:
 
 
 def read(path: Path) -> Array:
-    """Read an IDX file.
-
-    Raises:
-        BadInputError: It is no IDX file of bytes, or is cut short.
-    """
+    """Read an IDX file of bytes."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:

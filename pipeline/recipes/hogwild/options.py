@@ -11,15 +11,7 @@ from manycpu.pipeline.spec.machine import Machine
 
 __all__ = ["Options", "parse", "threads"]
 
-_LEAST: Final = {
-    "average_every": 1,
-    "batch_size": 1,
-    "epochs": 1,
-    "log_interval": 1,
-    "num_processes": 1,
-    "test_batch_size": 1,
-    "threads_per_process": 0,
-}
+_COUNTS: Final = ("average_every", "batch_size", "epochs", "log_interval", "num_processes", "test_batch_size")
 _DEVICES: Final = ("cuda", "mps")  # options that are accepted and ignored
 
 
@@ -57,15 +49,7 @@ class _Parser(ArgumentParser):
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
-    """Parse the options.
-
-    Args:
-        argv: Arguments after the program's name.
-        env: Environment; MANYCPU_SUBPROCESSES is the default of --num-processes, and WORLD_SIZE is compared.
-
-    Raises:
-        BadInputError: An option is unknown, or its value cannot be used.
-    """
+    """Parse the options; MANYCPU_SUBPROCESSES in the environment is the default of --num-processes."""
     given = vars(_parser(env).parse_args(argv))
     notes = [f"--{name}: this recipe trains on CPUs, as it does now" for name in _DEVICES if given.pop(name)]
     if (device := given.pop("device")) != "cpu":
@@ -73,11 +57,9 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
             f"--device {device}: this recipe trains on CPUs", field="run.args", fix="Leave it out"
         )
     options = Options(**given, notes=tuple(notes))
-    fixes = {
-        name: f"Give {least} or more, or leave it out"
-        for name, least in _LEAST.items()
-        if given[name] is not None and given[name] < least
-    }
+    fixes = {name: "Give 1 or more, or leave it out" for name in _COUNTS if given[name] < 1}
+    if (options.threads_per_process or 0) < 0:
+        fixes["threads_per_process"] = "Give 0 or more, or leave it out"
     if not (math.isfinite(options.lr) and options.lr > 0):
         fixes["lr"] = "Give a number above 0"
     if not 0 <= options.momentum < 1:

@@ -29,15 +29,7 @@ _SHARED: Final = Path("/dev/shm")  # noqa: S108 - where shared memory is
 
 
 def run(chosen: Options, env: Mapping[str, str]) -> dict[str, Any]:
-    """Train and test; write model and results to the output.
-
-    Returns:
-        The results, which are of all ranks; the test is rank 0's.
-
-    Raises:
-        BadInputError: Data or options cannot be used.
-        DiedError: One of the processes ended before the training did.
-    """
+    """Train and test; write model and results to the output."""
     say_notes(chosen.notes, env, bf16=False)
     default, ranks = torch.get_num_threads(), int(env.get("WORLD_SIZE") or 1)
     threads = options.threads(chosen, env, default)

@@ -174,11 +174,7 @@ class Workers:
             worker.queue.close()
 
     def ready(self) -> None:
-        """Wait until all of them can begin.
-
-        Raises:
-            DiedError: One of them has ended.
-        """
+        """Wait until all of them can begin; raises DiedError if one has ended."""
         waiting = len(self._workers)
         for _, report in self._reports():
             waiting -= report.kind == "ready"
@@ -191,9 +187,6 @@ class Workers:
         Args:
             steps: Steps in each epoch.
             average: Called when all of them wait for their weights to be averaged.
-
-        Raises:
-            DiedError: One of them ended before.
         """
         for worker in self._workers:
             worker.send(steps)

@@ -35,14 +35,8 @@ class Split(NamedTuple):
 def read(folder: str | Path | None, pattern: str) -> Labelled:
     """Find the images of a folder and their classes.
 
-    If the folder itself has images, their class is in their names; else each folder in it is a class.
-
-    Args:
-        folder: Where they are.
-        pattern: Regular expression, searched in a file's name; its first group is the class.
-
-    Raises:
-        BadInputError: There are none, a name does not match, or they are all of one class.
+    If the folder itself has images, the first group of the pattern, searched in their names, is their class;
+    else each folder in it is a class.
     """
     if folder is None:
         fix = "Name a folder of images there, or give --data_dir in run.args"

@@ -24,16 +24,7 @@ _ALTERNATIVES = (
 
 
 def create(options: ImageOptions, classes: int, env: Mapping[str, str]) -> Any:
-    """Create the model, with a head for the classes; call it after the seed is set.
-
-    Args:
-        options: Which one, whether with trained weights, and what of it is trained.
-        classes: How many there are.
-        env: Environment; MANYCPU_MODEL is the folder of run.model.
-
-    Raises:
-        BadInputError: timm has no such model, its weights are not available, or it cannot be used.
-    """
+    """Create the model, with a head for the classes; call it after the seed is set."""
     name, weights = _source(options.model, env.get("MANYCPU_MODEL"))
     overlay = {"file": str(weights)} if weights and options.pretrained else None
     try:

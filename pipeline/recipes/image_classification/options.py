@@ -11,15 +11,7 @@ from manycpu.pipeline.spec.errors import BadInputError
 
 __all__ = ["ImageOptions", "Options", "parse"]
 
-_LEAST = {
-    "batch_size": 1,
-    "checkpoints_total_limit": 1,
-    "image_size": 1,
-    "logging_steps": 1,
-    "num_epochs": 1,
-    "num_workers": 0,
-    "seed": 0,
-}
+_COUNTS = ("batch_size", "checkpoints_total_limit", "image_size", "logging_steps", "num_epochs")
 
 
 @dataclass
@@ -36,10 +28,8 @@ class ImageOptions:
         None,
         "A model of timm by its name, a folder with one, or hf-hub:NAME; default: run.model, else resnet50d.",
     )
-    pretrained: bool = option(
-        default=True, text="Begin with trained weights: those of run.model, else from the Hub."
-    )
-    unfreeze: bool = option(default=False, text="Train the whole model, not only its head.")
+    pretrained: bool = option(True, "Begin with trained weights: those of run.model, else from the Hub.")
+    unfreeze: bool = option(False, "Train the whole model, not only its head.")
     image_size: int = option(224, "Height and width that images are brought to.")
     batch_size: int = option(64, "Images of a step of each rank; twice as many in evaluation.")
     lr: float = option(3e-2, "Greatest learning rate of the one cycle, which begins at a 25th of it.")
@@ -48,10 +38,10 @@ class ImageOptions:
     num_workers: int | None = option(
         None, "Processes of each rank that load images; default: one for each four threads of it, 4 at most."
     )
-    cpu: bool = option(default=True, text="Train on CPUs: always so.")
+    cpu: bool = option(True, "Train on CPUs: always so.")
     mixed_precision: Literal["no", "bf16"] = option("no", "bf16: autocast; default: run.dtype.")
-    channels_last: bool = option(default=True, text="Keep the channels of a pixel together in memory.")
-    torch_compile: bool = option(default=False, text="Compile the model, which takes a minute.")
+    channels_last: bool = option(True, "Keep the channels of a pixel together in memory.")
+    torch_compile: bool = option(False, "Compile the model, which takes a minute.")
     gradient_compression: Literal["no", "bf16", "fp16", "power_sgd"] = option(
         "no", "What gradients are sent as: bf16 halves the traffic, power_sgd sends a low-rank part of them."
     )
@@ -78,23 +68,15 @@ class Options(NamedTuple):
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
-    """Parse the options.
-
-    Args:
-        argv: Arguments after the program's name, or one JSON file that has them.
-        env: Environment; MANYCPU_DATA, MANYCPU_OUTPUT, MANYCPU_CHECKPOINTS and MANYCPU_DTYPE are defaults.
-
-    Raises:
-        BadInputError: An option is unknown, or its value cannot be used.
-    """
+    """Parse the options, or one JSON file that has them; the environment of a run has defaults."""
     kinds: list[Any] = [ImageOptions]
-    parser = arguments.Parser(kinds)
-    named = {"data_dir": env.get("MANYCPU_DATA"), "output_dir": env.get("MANYCPU_OUTPUT")}
-    parser.set_defaults(**{name: value for name, value in named.items() if value})
-    if env.get("MANYCPU_DTYPE") == "bf16":
-        parser.set_defaults(mixed_precision="bf16")
+    data, dtype = env.get("MANYCPU_DATA"), "bf16" if env.get("MANYCPU_DTYPE") == "bf16" else None
+    parser = arguments.Parser(
+        kinds, data_dir=data, output_dir=env.get("MANYCPU_OUTPUT"), mixed_precision=dtype
+    )
     (images,) = parser.read(arguments.words(argv))
-    arguments.check_least(images, _LEAST)
+    arguments.check_least(images, 1, *_COUNTS)
+    arguments.check_least(images, 0, "num_workers", "seed")
     if images.lr <= 0:
         parser.error(f"--lr {images.lr:g} is no learning rate: it must be greater than 0")
     output, checkpoints, notes = arguments.folders(images.output_dir, env)

@@ -42,14 +42,7 @@ _INITIAL_DIVISOR = 25
 
 
 def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
-    """Train and evaluate; write the model and ``all_results.json`` to ``options.output``.
-
-    Returns:
-        The metrics, the same on every rank but for speed.
-
-    Raises:
-        BadInputError: Images, model or options cannot be used.
-    """
+    """Train and evaluate; write the model and ``all_results.json`` to ``options.output``."""
     chosen = options.images
     say_notes(options.notes, env, bf16=chosen.mixed_precision == "bf16")
     labelled = images.read(chosen.data_dir, chosen.label_pattern)
@@ -146,14 +139,7 @@ def loader_processes(asked: int | None, threads: int) -> int:
 
 
 class _Epochs:
-    """Trains a model, epoch by epoch, and evaluates it after each.
-
-    Args:
-        options: All options.
-        accelerator: The world.
-        model: What to train; only what needs a gradient is.
-        loaders: Of training, and of evaluation.
-    """
+    """Trains a model, epoch by epoch, and evaluates it after each."""
 
     def __init__(
         self, options: Options, accelerator: Accelerator, model: Any, loaders: tuple[Any, Any]

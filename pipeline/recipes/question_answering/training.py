@@ -29,14 +29,7 @@ _FORWARD_SHARE: Final = 1 / 3  # of a training step: the backward pass costs abo
 
 
 def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
-    """Train, evaluate and predict, as chosen; write the model and the predictions to ``options.output``.
-
-    Returns:
-        The metrics; those of evaluation are the same on every rank.
-
-    Raises:
-        BadInputError: Data, model or options cannot be used.
-    """
+    """Train, evaluate and predict, as chosen; write the model and the predictions to ``options.output``."""
     training = options.training
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
