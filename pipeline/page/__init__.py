@@ -36,11 +36,6 @@ _BODY_STYLE: Final = """
 :root { color-scheme: light dark; }
 body { margin: 0; background: light-dark(#ffffff, #101215); }
 """
-_FRAME: Final = (
-    'sandbox="allow-scripts" title="Report of a training" width="100%" height="640" style="border: 0"'
-)
-_UNSAFE: Final = re.compile("[<>&]")
-"""Characters that can end an element, or begin a comment."""
 
 
 def as_html(report: Mapping[str, Any]) -> str:
@@ -53,10 +48,9 @@ def as_html(report: Mapping[str, Any]) -> str:
     title = f"{name} · manycpu" if isinstance(name, str) and name else "manycpu"
     script = _script()
     style = (_FOLDER / "training.css").read_text(encoding="utf-8") + _BODY_STYLE
-    # Nothing in the JSON may end the element that it is in.
-    embedded = _UNSAFE.sub(
-        lambda found: f"\\u{ord(found[0]):04x}", json.dumps(_plain(report), allow_nan=False, default=str)
-    )
+    embedded = json.dumps(_plain(report), allow_nan=False, default=str)
+    for unsafe in "<>&":  # these can end the element that the JSON is in, or begin a comment
+        embedded = embedded.replace(unsafe, f"\\u{ord(unsafe):04x}")
     rules = f"default-src 'none'; script-src {_source(script)}; style-src {_source(style)}; img-src data:"
     policy = f"{rules}; base-uri 'none'; form-action 'none'"
     return f"""\
@@ -85,7 +79,8 @@ def as_frame(report: Mapping[str, Any]) -> str:
     Args:
         report: As of :func:`as_html`.
     """
-    return f'<iframe {_FRAME} srcdoc="{escape(as_html(report))}"></iframe>'
+    frame = 'sandbox="allow-scripts" title="Report of a training" width="100%" height="640" style="border: 0"'
+    return f'<iframe {frame} srcdoc="{escape(as_html(report))}"></iframe>'
 
 
 def _plain(value: Any) -> Any:

@@ -47,7 +47,7 @@ export class Chart {
   /**
    * @param {string} name of the metric
    * @param {boolean} large
-   * @param {(x: number | null, from: Chart) => void} onCursor gets the place where a person points
+   * @param {(x: number | null, from: Chart) => void} onCursor receives where a person points
    */
   constructor(name, large, onCursor) {
     this.name = name;

@@ -30,7 +30,7 @@ function began(report) {
   return times.filter(isPlace).reduce((least, time) => Math.min(least, time), Infinity);
 }
 
-/** Place points along an axis; points without a step are counted. */
+/** Place points along an axis; where no step was reported, they are counted. */
 function placed(lines, axis) {
   const all = lines.flatMap((line) => line.raw);
   const has = (name) => all.length > 0 && all.every((point) => isPlace(point[name]));

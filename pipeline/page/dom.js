@@ -27,7 +27,7 @@ function filled(element, attributes, children) {
   return element;
 }
 
-/** Make the present elements like the wanted ones, and keep each element: focus, selection and scrolling stay. */
+/** Make an element like another one, and keep each element in it: focus, selection and scrolling stay. */
 export function patch(old, fresh) {
   const same = old.nodeName === fresh.nodeName && (old.dataset || {}).key === (fresh.dataset || {}).key;
   if (!same) return void old.replaceWith(fresh);

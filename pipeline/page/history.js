@@ -27,7 +27,7 @@ function nodes({ hosts, run }) {
   return listOf(hosts).length || (run && (fieldsOf(run).nnodes ?? 1)) || null;
 }
 
-/** Add up what the attempts took; null if the training still runs, or it is unknown. */
+/** Add up what the attempts took; null where the training still runs, or no time was reported. */
 function trained({ history, state, verbs }) {
   if (mood(state) === "busy") return null;
   const ends = listOf(history).map((end) => fieldsOf(end).seconds);
@@ -50,7 +50,7 @@ function differs(pairs) {
 
 const named = (row) => h("span", { class: "name", title: exact(row.id) }, link(row.href, row.name, row.onClick));
 
-/** Show how long a training took; if that is unknown, how long the whole run did, and say so. */
+/** Show how long a training took; where no time was reported, how long the whole run did, and say so. */
 function took(row) {
   const own = trained(row.report);
   if (own !== null || !isNumber(row.seconds)) return lasted(own);

@@ -72,7 +72,7 @@ function progress({ progress: told, state }) {
   return h("div", { class: "progress" }, bar, h("span", null, words.filter(Boolean).join(" · ")));
 }
 
-/** Show when the report was written, and how long ago, where somebody looks for the next one. */
+/** Show when the report was written, and how long ago, where a person looks for the next one. */
 function writing(time, now) {
   const age = isNumber(time) && isNumber(now);
   return [moment(time), age && [" ", h("span", { class: "age", "data-since": time }, ago(time, now))]];
@@ -142,7 +142,7 @@ function notice(kind, title, lines) {
   );
 }
 
-/** Find the step that runs now, by the tasks; while the training runs that is `wait`. */
+/** Find the step that still runs, up to now, as the tasks tell; while the training runs that is `wait`. */
 function present(report, verbs, tasks) {
   const task = tasks.find(({ state, seconds: took }) => AT_WORK.has(state) && isNumber(took));
   if (!task) return null;
@@ -154,7 +154,7 @@ function present(report, verbs, tasks) {
   return { name: "wait", seconds: Math.max(0, task.seconds - spent), result: report.state };
 }
 
-/** List the steps that were taken, and the one that runs. */
+/** List the steps that were taken, and the one that still runs. */
 function stepsOf(report, tasks) {
   const verbs = Object.entries(fieldsOf(report.verbs)).map(([name, verb]) => ({ name, ...fieldsOf(verb) }));
   const now = verbs.length > 0 && present(report, verbs, tasks);

@@ -30,7 +30,7 @@ function safely(draw, ...given) {
  * @param {HTMLElement} root what it is drawn into
  * @param {{dark?: boolean, links?: {tasks?: object[]}}} options dark: null or missing follows the browser
  * @returns {{update: (documents: {report: object, tasks?: object[], now?: number}) => void, age: (now: number) => void,
- *   destroy: () => void}} now: seconds since the epoch, where somebody looks for news; `age` says how old the report is by then
+ *   destroy: () => void}} now: seconds since the epoch, where a person looks for news; `age` says how old the report is by then
  */
 export function mount(root, options = {}) {
   root.classList.add("manycpu");

@@ -1,7 +1,6 @@
 """What every recipe on Hugging Face's Trainer shares: CPU defaults, progress, and Intel's extension."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, Literal
@@ -13,7 +12,6 @@ from transformers import (
     PrinterCallback,
     Trainer,
     TrainerCallback,
-    TrainerControl,
     TrainerState,
     TrainingArguments,
 )
@@ -111,12 +109,10 @@ class CpuTrainer(Trainer):
 class Printer(PrinterCallback):
     """Prints what the Trainer logs, once for all nodes of a run, and without what is reported as progress."""
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        progress = "loss" in (kwargs.get("logs") or {})
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        progress = "loss" in (logs or {})
         if "MANYCPU_RUN" not in os.environ or (state.is_world_process_zero and not progress):
-            super().on_log(args, state, control, **kwargs)  # type: ignore[no-untyped-call]
+            super().on_log(args, state, control, logs, **kwargs)  # type: ignore[no-untyped-call]
 
 
 class ProgressCallback(TrainerCallback):
@@ -129,9 +125,10 @@ class ProgressCallback(TrainerCallback):
         self._pace, self._trains = Pace(state.global_step, samples, args.world_size), True
         self._metrics: dict[str, Any] = {}
 
-    def on_log(self, _: Any, state: TrainerState, *__: Any, **given: Any) -> None:
+    def on_log(self, args: Any, state: TrainerState, *_: Any, logs: Any = None, **__: Any) -> None:
         """Report the mean loss since the last report as progress, and the other logged values as metrics."""
-        logs: Mapping[str, Any] = given.get("logs") or {}
+        del args
+        logs = logs or {}
         if not self._trains or not state.is_world_process_zero:
             return
         if "loss" in logs:
@@ -143,8 +140,9 @@ class ProgressCallback(TrainerCallback):
         if others:
             metrics(others, step=state.global_step)
 
-    def on_train_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, *_: Any, **__: Any) -> None:
         """Report that the last step is done, where the Trainer has not logged it."""
+        del args
         self._trains = False
         if self._metrics and state.global_step > self._last_step:
             self._report(state)

@@ -159,7 +159,7 @@ def test_lengths_without_room_for_the_context_are_refused(shape: Shape) -> None:
     ],
 )
 def test_the_length_is_limited_by_tokenizer_and_model(
-    requested: int, config: dict[str, int], usable: int
+    requested: int, config: dict[str, Any], usable: int
 ) -> None:
     assert usable_length(requested, TOKENIZER, PretrainedConfig(**config)) == usable
 

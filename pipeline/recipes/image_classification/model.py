@@ -28,7 +28,7 @@ def create(options: ImageOptions, classes: int, env: Mapping[str, str]) -> Any:
     name, weights = _source(options.model, env.get("MANYCPU_MODEL"))
     overlay = {"file": str(weights)} if weights and options.pretrained else None
     try:
-        model = timm.create_model(
+        model: Any = timm.create_model(
             name, pretrained=options.pretrained, pretrained_cfg_overlay=overlay, num_classes=classes
         )
     except Exception as error:  # libraries that download raise errors of many kinds

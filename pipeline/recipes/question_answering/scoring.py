@@ -28,19 +28,7 @@ if TYPE_CHECKING:  # asking a model questions needs no datasets
     from transformers import EvalPrediction
     from transformers.trainer_utils import PredictionOutput
 
-__all__ = [
-    "Answer",
-    "Candidate",
-    "Limits",
-    "Scorer",
-    "Scores",
-    "answers",
-    "candidates",
-    "exact_match",
-    "f1",
-    "normalize",
-    "score",
-]
+__all__ = ["Answer", "Limits", "Scorer", "Scores", "answers", "candidates", "exact_match", "f1", "score"]
 
 Scores = npt.NDArray[np.floating[Any]]
 
@@ -100,9 +88,9 @@ def answers(
             for feature in own
             for candidate in candidates(offsets[feature], starts[feature], ends[feature], limits)
         )
-        unique = {(candidate.start, candidate.end): candidate for candidate in found}
-        best = sorted(unique.values(), reverse=True)[: limits.n_best]
-        texts = [(context[candidate.start : candidate.end], candidate.score) for candidate in best]
+        unique = {(start, end): score for score, start, end in found}
+        best = sorted(((score, *place) for place, score in unique.items()), reverse=True)[: limits.n_best]
+        texts = [(context[start:end], score) for score, start, end in best]
         text, odds = texts[0][0] if texts else "", None
         if limits.null_threshold is not None:
             null = min(
@@ -128,21 +116,15 @@ def candidates(
     length = len(pairs)
     inside = pairs[:, 0] != NO_OFFSET[0]
     first, last = (
-        np.argsort(-np.where(inside, scores[:length], -np.inf), kind="stable")[: limits.n_best]
-        for scores in (starts, ends)
+        np.argsort(-np.where(inside, logits[:length], -np.inf), kind="stable")[: limits.n_best]
+        for logits in (starts, ends)
     )
     tokens = last[None, :] - first[:, None] + 1
     sense = (tokens > 0) & (tokens <= limits.max_tokens) & inside[first][:, None] & inside[last][None, :]
     rows, columns = np.nonzero(sense)
-    unsorted = [
-        Candidate(
-            float(starts[first[row]] + ends[last[column]]),
-            int(pairs[first[row], 0]),
-            int(pairs[last[column], 1]),
-        )
-        for row, column in zip(rows, columns, strict=True)
-    ]
-    return sorted(unsorted, reverse=True)
+    begin, end = first[rows], last[columns]
+    scores = (starts[begin] + ends[end]).tolist()
+    return sorted(map(Candidate, scores, pairs[begin, 0].tolist(), pairs[end, 1].tolist()), reverse=True)
 
 
 class Scorer:
@@ -155,7 +137,7 @@ class Scorer:
 
     def __call__(self, prediction: "EvalPrediction | PredictionOutput") -> dict[str, float]:
         """Answer every question by its features' logits; returns scores, none without reference answers."""
-        starts, ends = prediction.predictions
+        starts, ends = tuple(prediction.predictions)
         if not len(starts) == len(ends) == len(self.features):
             raise ValueError(f"{len(starts)} rows of scores for {len(self.features)} features")
         keys, features = self._examples["id"], self.features
