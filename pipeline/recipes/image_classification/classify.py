@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import timm
 import torch
-from PIL import Image
 
 from manycpu.pipeline.recipes.image_classification import model
 
@@ -44,11 +43,7 @@ class Classifier:
         Raises:
             OSError: One cannot be read.
         """
-        tensors = []
-        for file in images:
-            with Image.open(file) as image:
-                tensors.append(self._transform(image.convert("RGB")))
-        batch = torch.stack(tensors)
+        batch = torch.stack([model.pixels(file, self._transform) for file in images])
         with torch.inference_mode():
             odds = self._model((batch - self._mean) / self._std).softmax(dim=-1)
         best = odds.max(dim=-1)

@@ -7,13 +7,14 @@ from typing import Any
 
 import timm
 import torch
+from PIL import Image
 from timm.models import save_for_hf
 from torchvision.transforms import Compose, Resize, ToTensor  # type: ignore[import-untyped]
 
 from manycpu.pipeline.recipes.image_classification.options import ImageOptions
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["create", "evaluation_transform", "normalization", "write"]
+__all__ = ["create", "evaluation_transform", "normalization", "pixels", "write"]
 
 _DEFAULT = "resnet50d"
 _WEIGHTS = (".safetensors", ".bin", ".pth")
@@ -67,6 +68,13 @@ def normalization(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def evaluation_transform(size: int) -> Any:
     """Return the transform that makes a tensor of an image for evaluation, without randomness."""
     return Compose([Resize((size, size)), ToTensor()])
+
+
+def pixels(file: str | Path, transform: Any) -> torch.Tensor:
+    """Read an image, and transform it."""
+    with Image.open(file) as image:
+        transformed: torch.Tensor = transform(image.convert("RGB"))
+        return transformed
 
 
 def write(model: Any, folder: Path, classes: tuple[str, ...], size: int) -> None:

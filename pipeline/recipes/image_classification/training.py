@@ -4,6 +4,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from accelerate.utils import (
     gather_object,
     set_seed,
 )
-from PIL import Image
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, Dataset
@@ -106,8 +106,8 @@ class _ImageDataset(Dataset[dict[str, Any]]):
         return len(self._images.files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        with Image.open(self._images.files[index]) as image:
-            return {"image": self._transform(image.convert("RGB")), "label": self._images.labels[index]}
+        pixels = models.pixels(self._images.files[index], self._transform)
+        return {"image": pixels, "label": self._images.labels[index]}
 
 
 def _loaders(
@@ -243,15 +243,13 @@ class _Epochs:
 
 def _save_bare_models(accelerator: Accelerator) -> None:
     """Have checkpoints hold the bare model, which a world of any size can load."""
-
-    def bare(models: list[Any]) -> list[Any]:
-        return [accelerator.unwrap_model(model, keep_torch_compile=False) for model in models]
+    bare = partial(accelerator.unwrap_model, keep_torch_compile=False)
 
     def save(models: list[Any], weights: list[Any], _: str) -> None:
-        weights[:] = [model.state_dict() for model in bare(models)]
+        weights[:] = [bare(model).state_dict() for model in models]
 
     def load(models: list[Any], _: str) -> None:
-        models[:] = bare(models)
+        models[:] = map(bare, models)
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)
