@@ -1,4 +1,4 @@
-"""The interface of every ledger, and the lease of a run: the run lives while its lease is renewed.
+"""The models of a ledger, the interface of every ledger, and the lease: a run lives while it is renewed.
 
 On Kubernetes the lease is annotations of the ledger, so that a list of ledgers shows the leases of all runs.
 """
@@ -7,35 +7,123 @@ import random
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel, Field
 
 from manycpu.pipeline.adapters import process
-from manycpu.pipeline.ledger.entry import Entry, VerbRecord
 from manycpu.pipeline.spec.credentials import redacted
 from manycpu.pipeline.spec.errors import ForeignRunError, ManycpuError, RunGoneError, UnseenError
-from manycpu.pipeline.spec.handle import ProcessHandle
-
-__all__ = [
-    "LEASE_S",
-    "REMOVED_ANNOTATION",
-    "RENEW_INTERVAL_S",
-    "Lease",
-    "Ledger",
-    "from_annotations",
-    "pause",
-    "to_annotations",
-]
+from manycpu.pipeline.spec.handle import Handle, ProcessHandle
+from manycpu.pipeline.spec.state import RunState
 
 LEASE_S: Final = 86_400.0  # longer than a retry, a worker or a triggerer is away
 RENEW_INTERVAL_S: Final = 600.0  # give or take half: 1,000 waiting runs write twice a second
-_UNTIL, _ENDED, _KEPT, _HOLDER = (f"manycpu/{name}" for name in ("kept-until", "ended", "kept", "holder"))
+_ANNOTATIONS: Final = {
+    "until": "manycpu/kept-until",
+    "ended": "manycpu/ended",
+    "kept": "manycpu/kept",
+    "holder": "manycpu/holder",
+}
 REMOVED_ANNOTATION: Final = "manycpu/removed"
 """Annotation: the run is being removed, because its lease is over."""
 _JOIN_TIMEOUT_S = 5.0  # for a renewal that is under way when the work is done
+
+CLEANUP: Final = "cleanup"
+"""Name of the verb, in ``verbs`` and, where it ended an attempt, in ``cancelled``."""
+
+Result = Literal["done", "reused", "skipped", "failed"]
+
+
+RunFields = Annotated[dict[str, Any], AfterValidator(lambda run: {"backend": "gloo"} | run)]
+"""A run as ledgers keep it; older versions left its backend out where that was gloo."""
+
+
+class VerbRecord(BaseModel):
+    """The result of one verb, and how long it took."""
+
+    seconds: float
+    result: Result
+    error: str | None = None
+
+
+class Attempt(BaseModel):
+    """What an attempt was started with: the fields of a task may be edited before its next try."""
+
+    run: RunFields
+    target: dict[str, Any]
+    data: str | None = None
+    """Path of the staged data; the next two are those of the base model and the code snapshot."""
+    model: str | None = None
+    code: str | None = None
+    image: str | None = None
+    """The image by digest, on targets that have images."""
+    digests: dict[str, str] = Field(default_factory=dict)
+    """Kind of what was staged or built -> sha256 of its manifest."""
+    hosts: tuple[str, ...] = ()
+    """The hosts of the hostfile that it runs on: its files are there, even if the hostfile changes."""
+    fruitless: bool = False
+    """Whether it succeeded without writing the requested model: the next try trains again."""
+
+
+class End(BaseModel):
+    """How an attempt ended."""
+
+    state: RunState
+    reason: str = ""
+    seconds: float | None = None
+
+
+class Entry(BaseModel):
+    """The entry of a run."""
+
+    key: str
+    name: str
+    created: float
+    """Seconds since the epoch."""
+    run: RunFields
+    """As the run was described before its first attempt; each attempt has a description of its own."""
+    target: dict[str, Any]
+    tasks: dict[str, str] = Field(default_factory=dict)
+    """Step of the run (prepare, train) -> the task that did it first."""
+    dag: dict[str, str] = Field(default_factory=dict)
+    """``dag_id`` and ``run_id`` of its DAG run; empty outside of Airflow."""
+    attempts: dict[int, Attempt] = Field(default_factory=dict)
+    """Attempt -> what it was started with; older versions did not record it."""
+    ends: dict[int, End] = Field(default_factory=dict)
+    """Attempt -> how it ended, if that was observed."""
+    attempt: int = 0
+    handle: Handle | None = None
+    cancelled: dict[int, str] = Field(default_factory=dict)
+    """Attempt -> who ended it."""
+    data: str | None = None
+    """What was staged last, and in the next fields built: the next attempt starts with it."""
+    model: str | None = None
+    code: str | None = None
+    image: str | None = None
+    elsewhere: dict[str, str] = Field(default_factory=dict)
+    """Objects that the run made outside of its own namespace: namespace/kind/name -> why."""
+    observed: dict[str, Any] | None = None
+    """Reports of the present attempt's ranks, on targets whose logs are not kept."""
+    digests: dict[str, str] = Field(default_factory=dict)
+    export: dict[str, Any] | None = None
+    verbs: dict[str, VerbRecord] = Field(default_factory=dict)
+
+    @property
+    def cancelled_by(self) -> str | None:
+        """Who cancelled the present attempt; None: it was not cancelled."""
+        return self.cancelled.get(self.attempt)
+
+    def cancelled_by_person(self, attempt: int) -> bool:
+        """Whether a person or a task cancelled an attempt, not the clean-up, which ends what still runs."""
+        return self.cancelled.get(attempt, CLEANUP) != CLEANUP
+
+    def described(self, attempt: int | None = None) -> Attempt:
+        """Return what an attempt (None: the present one) began with, or else the run's latest description."""
+        recorded = self.attempts.get(self.attempt if attempt is None else attempt)
+        return recorded or Attempt.model_validate(self.model_dump(include=set(Attempt.model_fields)))
 
 
 class Lease(BaseModel):
@@ -70,13 +158,13 @@ class Lease(BaseModel):
 def from_annotations(meta: Mapping[str, Any]) -> Lease:
     """Read the lease from a ledger's metadata; annotations that manycpu did not write are ignored."""
     annotations = meta.get("annotations") or {}
+    texts = {name: annotations.get(key) for name, key in _ANNOTATIONS.items()}
     try:
-        holder = annotations.get(_HOLDER)
         return Lease(
-            until=annotations.get(_UNTIL),
-            ended=_ENDED in annotations,
-            kept=_KEPT in annotations,
-            holder=ProcessHandle.model_validate_json(holder) if holder else None,
+            until=texts["until"],
+            ended=texts["ended"] is not None,
+            kept=texts["kept"] is not None,
+            holder=ProcessHandle.model_validate_json(texts["holder"]) if texts["holder"] else None,
         )
     except ValueError:
         return Lease()
@@ -85,13 +173,13 @@ def from_annotations(meta: Mapping[str, Any]) -> Lease:
 def to_annotations(**fields: Any) -> dict[str, str | None]:
     """Write fields of a lease as annotations; None removes one."""
     lease = Lease(**fields)
-    annotations = {
-        "until": (_UNTIL, None if lease.until is None else f"{lease.until:.0f}"),
-        "ended": (_ENDED, "true" if lease.ended else None),
-        "kept": (_KEPT, "true" if lease.kept else None),
-        "holder": (_HOLDER, lease.holder.model_dump_json() if lease.holder else None),
+    texts = {
+        "until": None if lease.until is None else f"{lease.until:.0f}",
+        "ended": "true" if lease.ended else None,
+        "kept": "true" if lease.kept else None,
+        "holder": lease.holder.model_dump_json() if lease.holder else None,
     }
-    return dict(annotations[name] for name in fields)
+    return {_ANNOTATIONS[name]: texts[name] for name in fields}
 
 
 def pause() -> float:
@@ -100,7 +188,10 @@ def pause() -> float:
 
 
 class Ledger(ABC):
-    """The ledger of one run, which several processes may update."""
+    """The ledger of one run, which several processes may update.
+
+    All methods but ``open`` and ``exists`` raise RunGoneError if the run has not begun, or is cleaned up.
+    """
 
     @abstractmethod
     def open(self, entry: Entry) -> Entry:
@@ -115,7 +206,7 @@ class Ledger(ABC):
         """Read the entry.
 
         Raises:
-            FileNotFoundError: The run has not begun, or is cleaned up.
+            LedgerError: Another version wrote it.
         """
 
     @abstractmethod
@@ -124,30 +215,18 @@ class Ledger(ABC):
 
     @abstractmethod
     def lease(self) -> Lease:
-        """Read the lease of the run.
-
-        Raises:
-            RunGoneError: The run has not begun, or is cleaned up.
-        """
+        """Read the lease of the run."""
 
     @abstractmethod
     def change_lease(self, **fields: Any) -> None:
-        """Change fields of the lease; the others stay as they are.
-
-        Raises:
-            RunGoneError: The run has not begun, or is cleaned up.
-        """
+        """Change fields of the lease; the others stay as they are."""
 
     def now(self) -> float:
         """Read the clock of leases, in seconds since the epoch."""
         return time.time()
 
     def renew(self, seconds: float = LEASE_S) -> None:
-        """Renew the lease for so many seconds from now.
-
-        Raises:
-            RunGoneError: The run was deleted.
-        """
+        """Renew the lease for so many seconds from now."""
         self.change_lease(until=self.now() + seconds, ended=False, kept=False)
 
     def refuse_second(self) -> None:
@@ -173,12 +252,22 @@ class Ledger(ABC):
     def kept_alive(self, seconds: float = LEASE_S) -> Iterator[None]:
         """Renew the lease for as long as the block works on the run, by so many seconds each time.
 
-        Raises:
-            RunGoneError: The run was deleted before the block began.
+        A renewal that fails is skipped, because the next one is early enough.
         """
-        _renew_or_skip(self.renew, seconds)
         ended = threading.Event()
-        renewal = threading.Thread(target=self._renew, args=(ended, seconds), daemon=True)
+
+        def renew_until_ended() -> None:
+            while not ended.wait(pause()):
+                with suppress(OSError, ManycpuError):  # of a run that is gone, the block's own calls fail
+                    self.renew(seconds)
+
+        try:
+            self.renew(seconds)
+        except RunGoneError:
+            raise
+        except (OSError, ManycpuError):
+            pass
+        renewal = threading.Thread(target=renew_until_ended, daemon=True)
         renewal.start()
         try:
             yield
@@ -186,15 +275,19 @@ class Ledger(ABC):
             ended.set()
             renewal.join(_JOIN_TIMEOUT_S)
 
-    def _renew(self, ended: threading.Event, seconds: float) -> None:
-        while not ended.wait(pause()):
-            with suppress(RunGoneError):  # the block's own calls fail then
-                _renew_or_skip(self.renew, seconds)
-
     @contextmanager
     def timed(self, verb: str, lease: float = LEASE_S) -> Iterator[VerbRecord]:
         """Hold the lease, and record a verb's result and seconds, which add up over the tries of a run."""
         record, started = VerbRecord(seconds=0, result="done"), time.monotonic()
+
+        def save() -> None:
+            record.seconds = time.monotonic() - started
+            if self.exists():
+                with self.update() as entry:
+                    if before := entry.verbs.get(verb):
+                        record.seconds += before.seconds
+                    entry.verbs[verb] = record
+
         try:
             with self.kept_alive(lease):
                 yield record
@@ -202,28 +295,7 @@ class Ledger(ABC):
             raise  # the run belongs to another process, and continues
         except BaseException as error:
             record.result, record.error = "failed", redacted(str(error)) or type(error).__name__
-            record.seconds = time.monotonic() - started
             with suppress(OSError, ManycpuError):  # such as a full disk: the first error says more
-                self._add(verb, record)
+                save()
             raise
-        record.seconds = time.monotonic() - started
-        self._add(verb, record)
-
-    def _add(self, verb: str, record: VerbRecord) -> None:
-        if not self.exists():
-            return
-        with self.update() as entry:
-            before = entry.verbs.get(verb)
-            if before is not None:
-                record.seconds += before.seconds
-            entry.verbs[verb] = record
-
-
-def _renew_or_skip(renew: Callable[[float], None], seconds: float) -> None:
-    """Renew the lease; after a failure, the next renewal is early enough."""
-    try:
-        renew(seconds)
-    except RunGoneError:
-        raise
-    except (OSError, ManycpuError):
-        return
+        save()

@@ -7,27 +7,14 @@ time (stage and build) change different keys.
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 from manycpu.pipeline.adapters.cluster import DEADLINE, Cluster
-from manycpu.pipeline.ledger.base import (
-    LEASE_S,
-    REMOVED_ANNOTATION,
-    Lease,
-    Ledger,
-    from_annotations,
-    to_annotations,
-)
-from manycpu.pipeline.ledger.entry import Entry
-from manycpu.pipeline.spec.errors import (
-    ClusterError,
-    ConflictError,
-    InvalidError,
-    LedgerError,
-    NotFoundError,
-    RunGoneError,
-)
+from manycpu.pipeline.ledger import base
+from manycpu.pipeline.ledger.base import LEASE_S, Entry, Lease, from_annotations, to_annotations
+from manycpu.pipeline.spec import errors
+from manycpu.pipeline.spec.errors import ConflictError, NotFoundError, RunGoneError
 from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels
 
@@ -41,7 +28,7 @@ _RENEWAL_TIMEOUT_S = 5.0  # short: another renewal follows
 _KEY = "manycpu/key"
 
 
-class ConfigMapLedger(Ledger):
+class ConfigMapLedger(base.Ledger):
     """The ConfigMap with the run's name.
 
     The one that is read first counts from then on: a later one of the same name belongs to another run.
@@ -75,8 +62,9 @@ class ConfigMapLedger(Ledger):
         deadline = time.monotonic() + _DELETION_TIMEOUT_S
         while (configmap := self._begin(manifest)) is None:
             if time.monotonic() > deadline:
-                raise ClusterError(
-                    f"ledger {self._full_name} of an earlier run is being deleted and does not go",
+                raise errors.ClusterError(
+                    f"ledger {self._cluster.namespace}/{self.name} of an earlier run is being deleted "
+                    "and does not go",
                     fix=f"See why: kubectl -n {self._cluster.namespace} describe configmap {self.name}",
                 )
             time.sleep(_POLL_INTERVAL_S)
@@ -87,7 +75,7 @@ class ConfigMapLedger(Ledger):
         """Create it, or continue with the existing one; None while that is being deleted or changed."""
         try:
             configmap = self._cluster.create(manifest)
-            removed = REMOVED_ANNOTATION in (configmap["metadata"].get("annotations") or {})
+            removed = base.REMOVED_ANNOTATION in (configmap["metadata"].get("annotations") or {})
             if removed or is_being_deleted(configmap):
                 return None
             if configmap.get("data") == manifest["data"]:
@@ -104,16 +92,10 @@ class ConfigMapLedger(Ledger):
 
     def exists(self) -> bool:
         """Whether the run has begun, and has not been cleaned up."""
-        configmap = self._cluster.get("ConfigMap", self.name)
-        return configmap is not None and not self._is_gone(configmap)
+        return self._unless_gone(self._cluster.get("ConfigMap", self.name)) is not None
 
     def read(self) -> Entry:
-        """Read the entry.
-
-        Raises:
-            RunGoneError: The run has not begun, or is cleaned up.
-            LedgerError: Another version wrote it.
-        """
+        """Read the entry."""
         return _entry(self._configmap())
 
     def lease(self) -> Lease:
@@ -130,52 +112,39 @@ class ConfigMapLedger(Ledger):
         self._change({"metadata": {"annotations": renewed}}, deadline=_RENEWAL_TIMEOUT_S)
 
     @contextmanager
-    def update(self) -> Iterator[Entry]:
-        """Record what the block changes, and nothing else: other processes' changes of other keys stay."""
-        entry = self.read()
-        before = _data(entry)
-        yield entry
-        self._patch(before, entry, {})
+    def update(self, *names: str) -> Iterator[Entry]:
+        """Record what the block changes, and nothing else: other processes' changes of other keys stay.
 
-    @contextmanager
-    def claim(self) -> Iterator[Entry]:
-        """Record what the block changes, unless the ledger has changed meanwhile.
-
-        Raises:
-            ConflictError: Another process has changed it.
+        Args:
+            names: Fields of the metadata that must still be the same, or ConflictError is raised.
         """
-        present = self._configmap()
-        entry = _entry(present)
+        configmap = self._configmap()
+        entry = _entry(configmap)
         before = _data(entry)
         yield entry
-        self._patch(before, entry, {"resourceVersion": present["metadata"]["resourceVersion"]})
+        after = _data(entry)
+        changed = {key: after.get(key) for key in before | after if before.get(key) != after.get(key)}
+        if changed:
+            meta = {name: configmap["metadata"][name] for name in names}
+            self._change({"metadata": meta, "data": changed})
+
+    def claim(self) -> AbstractContextManager[Entry]:
+        """Record what the block changes; raises ConflictError if another process has changed the ledger."""
+        return self.update("resourceVersion")
 
     def owner(self) -> list[dict[str, Any]]:
         """Build the ownerReferences of what the run creates."""
-        uid = self.uid()
-        return [
-            {
-                "apiVersion": "v1",
-                "kind": "ConfigMap",
-                "name": self.name,
-                "uid": uid,
-                "controller": False,
-                "blockOwnerDeletion": True,
-            }
-        ]
+        it = {"apiVersion": "v1", "kind": "ConfigMap", "name": self.name, "uid": self.uid()}
+        return [it | {"controller": False, "blockOwnerDeletion": True}]
 
     def uid(self) -> str:
-        """Return the uid, which distinguishes this ledger from later ones of the same name.
-
-        Raises:
-            RunGoneError: The run has not begun, or is cleaned up.
-        """
+        """Return the uid, which distinguishes this ledger from later ones of the same name."""
         return str(self._configmap()["metadata"]["uid"])
 
     @property
     def is_taken(self) -> bool:
         """Whether the run is being removed, because its lease was over."""
-        return REMOVED_ANNOTATION in (self._meta.get("annotations") or {})
+        return base.REMOVED_ANNOTATION in (self._meta.get("annotations") or {})
 
     def take(self, now: float) -> bool:
         """Mark a run as being removed; False: its lease is not over, or it has just been changed."""
@@ -183,7 +152,7 @@ class ConfigMapLedger(Ledger):
             return False
         meta = {key: self._meta[key] for key in ("uid", "resourceVersion")}
         try:
-            self._change({"metadata": meta | {"annotations": {REMOVED_ANNOTATION: "true"}}})
+            self._change({"metadata": meta | {"annotations": {base.REMOVED_ANNOTATION: "true"}}})
         except (RunGoneError, ConflictError):
             return False
         return True
@@ -193,53 +162,38 @@ class ConfigMapLedger(Ledger):
         with suppress(RunGoneError):
             self._cluster.delete("ConfigMap", self.name, uid=self._meta.get("uid") or self.uid())
 
-    def _patch(self, before: dict[str, str], entry: Entry, metadata: dict[str, str]) -> None:
-        after = _data(entry)
-        changed = {key: after.get(key) for key in before | after if before.get(key) != after.get(key)}
-        if changed:
-            self._change({"metadata": metadata, "data": changed})
-
     def _change(self, body: KubeObject, deadline: float = DEADLINE) -> None:
         """Patch the ledger that was read, and no later one of the same name."""
         meta = {"uid": self._meta["uid"]} if self._meta else {}
         body = body | {"metadata": meta | body["metadata"]}
         try:
             configmap = self._cluster.patch("ConfigMap", self.name, body, deadline=deadline)
-        except (NotFoundError, ConflictError, InvalidError):  # InvalidError: another uid, among others
+        except (NotFoundError, ConflictError, errors.InvalidError):  # InvalidError: another uid, among others
             self._configmap()
             raise
         self._remember(configmap)
 
     def _configmap(self) -> KubeObject:
-        configmap = self._cluster.get("ConfigMap", self.name)
-        if configmap is None:
-            raise self._gone_error()
-        self._remember(configmap)
-        return configmap
+        return self._remember(self._cluster.get("ConfigMap", self.name))
 
-    def _remember(self, configmap: KubeObject) -> None:
-        if self._is_gone(configmap):
-            raise self._gone_error()
-        self._meta = configmap["metadata"]
+    def _unless_gone(self, configmap: KubeObject | None) -> KubeObject | None:
+        if configmap is None or is_being_deleted(configmap):
+            return None
+        uid = configmap["metadata"]["uid"]
+        return configmap if self._meta.get("uid", uid) == uid else None
 
-    def _is_gone(self, configmap: KubeObject) -> bool:
-        meta = configmap["metadata"]
-        return is_being_deleted(configmap) or self._meta.get("uid", meta["uid"]) != meta["uid"]
-
-    def _gone_error(self) -> RunGoneError:
+    def _remember(self, configmap: KubeObject | None) -> KubeObject:
+        if own := self._unless_gone(configmap):
+            self._meta = own["metadata"]
+            return own
+        full_name = f"{self._cluster.namespace}/{self.name}"
         if not self._meta:
-            return RunGoneError(
-                f"there is no ledger {self._full_name}: the run has not begun, or is cleaned up"
-            )
-        return RunGoneError(
-            f"the run was taken away: somebody deleted its ledger, ConfigMap {self._full_name}, "
+            raise RunGoneError(f"there is no ledger {full_name}: the run has not begun, or is cleaned up")
+        raise RunGoneError(
+            f"the run was taken away: somebody deleted its ledger, ConfigMap {full_name}, "
             "and with it all that it owned",
             fix="See who cleans that namespace, and run again",
         )
-
-    @property
-    def _full_name(self) -> str:
-        return f"{self._cluster.namespace}/{self.name}"
 
 
 def ledgers(cluster: Cluster) -> list[ConfigMapLedger]:
@@ -275,26 +229,22 @@ def _data(entry: Entry) -> dict[str, str]:
 
 
 def _entry(configmap: KubeObject) -> Entry:
+    fields: dict[str, Any] = {}
     try:
-        return _read(configmap["data"])
+        for key, text in configmap["data"].items():
+            name, dot, _ = key.partition(".")
+            value = json.loads(text)
+            if dot:
+                member, content = value
+                fields.setdefault(name, {})[member] = content
+            else:
+                fields[name] = value
+        return Entry.model_validate(fields)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         namespace, name = (configmap["metadata"][key] for key in ("namespace", "name"))
-        raise LedgerError(
+        raise errors.LedgerError(
             f"ledger {namespace}/{name} cannot be read, another version of manycpu wrote it perhaps: "
             f"{str(error).splitlines()[0]}",
             fix=f"Use that version; or remove the run, its model too: kubectl -n {namespace} "
             f"delete configmap {name}",
         ) from error
-
-
-def _read(data: dict[str, str]) -> Entry:
-    fields: dict[str, Any] = {}
-    for key, text in data.items():
-        name, dot, _ = key.partition(".")
-        value = json.loads(text)
-        if dot:
-            member, content = value
-            fields.setdefault(name, {})[member] = content
-        else:
-            fields[name] = value
-    return Entry.model_validate(fields)

@@ -1,6 +1,5 @@
 """The ledger of a run on machines: a file in the run's folder."""
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -9,8 +8,7 @@ from typing import Any
 
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.adapters.lock import locked
-from manycpu.pipeline.ledger.base import LEASE_S, Lease, Ledger
-from manycpu.pipeline.ledger.entry import Entry
+from manycpu.pipeline.ledger.base import LEASE_S, Entry, Lease, Ledger
 from manycpu.pipeline.spec.credentials import secrets_in
 from manycpu.pipeline.spec.errors import ForeignRunError, LedgerError, RunGoneError
 
@@ -42,11 +40,7 @@ class FileLedger(Ledger):
         return self.read()
 
     def refuse_second(self) -> None:
-        """Raise if another process runs all verbs of this run, or may run them on a host that cannot be seen.
-
-        Raises:
-            ForeignRunError: Another process does, or may; nothing of the run was changed.
-        """
+        """Raise if another process runs all verbs, or may run them on a host that cannot be seen."""
         super().refuse_second()
         lease = self.lease()
         if lease.holder is not None and lease.held_by_another(self.now()) is None:
@@ -62,12 +56,7 @@ class FileLedger(Ledger):
         return self._file.exists()
 
     def read(self) -> Entry:
-        """Read the entry.
-
-        Raises:
-            RunGoneError: The run has not begun, or is cleaned up.
-            LedgerError: Another version wrote it.
-        """
+        """Read the entry."""
         try:
             return Entry.model_validate_json(self._file.read_text())
         except FileNotFoundError as error:
@@ -81,14 +70,13 @@ class FileLedger(Ledger):
 
     def lease(self) -> Lease:
         """Read the lease of the run."""
-        return Lease.model_validate(self._lease_fields())
+        try:
+            return Lease.model_validate_json(self._lease.read_text())
+        except FileNotFoundError:  # a run of an earlier version
+            return Lease()
 
     def change_lease(self, **fields: Any) -> None:
-        """Change fields of the lease; the others stay as they are.
-
-        Raises:
-            ForeignRunError: This process wants to be the holder, and another living process is.
-        """
+        """Change fields; raises ForeignRunError if a holder is given, and another living process is it."""
         if not self.directory.exists():
             raise self._gone_error()
         with locked(self._lock):
@@ -97,18 +85,12 @@ class FileLedger(Ledger):
             self._write_lease(**fields)
 
     def _write_lease(self, **fields: Any) -> None:
-        changed = Lease.model_validate(self._lease_fields() | fields)
+        changed = Lease.model_validate(self.lease().model_dump() | fields)
         try:
             process.write_json(self._lease, changed.model_dump(mode="json"))
         except FileNotFoundError as error:
             self._lock.unlink(missing_ok=True)  # of a folder that is gone
             raise self._gone_error() from error
-
-    def _lease_fields(self) -> dict[str, Any]:
-        try:
-            return dict(json.loads(self._lease.read_text()))
-        except FileNotFoundError:  # a run of an earlier version
-            return {}
 
     def _gone_error(self) -> RunGoneError:
         return RunGoneError(
@@ -169,16 +151,15 @@ class FileLedger(Ledger):
 
 def ledgers(runs: Path) -> list[FileLedger]:
     """List the ledgers of a runs folder."""
-    folders = [folder for folder in runs.iterdir() if folder.is_dir()] if runs.exists() else []
-    candidates = [FileLedger(folder) for folder in folders if not folder.name.endswith(_REMOVED)]
-    return [ledger for ledger in candidates if _exists(ledger)]
-
-
-def _exists(ledger: FileLedger) -> bool:
-    try:
-        return ledger.exists()
-    except PermissionError:  # another user's, which only that user may read
-        return True
+    found = []
+    for folder in runs.iterdir() if runs.exists() else ():
+        if folder.is_dir() and not folder.name.endswith(_REMOVED):
+            ledger = FileLedger(folder)
+            with suppress(PermissionError):  # another user's, which only that user may read: it is listed
+                if not ledger.exists():
+                    continue
+            found.append(ledger)
+    return found
 
 
 def finish_removals(runs: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from manycpu.pipeline.adapters import process
+from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.ledger import base as ledger_base
 from manycpu.pipeline.ledger.base import (
     LEASE_S,
@@ -20,7 +21,6 @@ from manycpu.pipeline.ledger.base import (
     pause,
     to_annotations,
 )
-from manycpu.pipeline.ledger.entry import Entry
 from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.spec.errors import ForeignRunError, LedgerError, RunGoneError
 from manycpu.pipeline.spec.handle import ProcessHandle

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from manycpu.pipeline.ledger.entry import Attempt, Entry
+from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import as_started, open_context
 

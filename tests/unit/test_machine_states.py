@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from manycpu.pipeline.adapters import process
-from manycpu.pipeline.ledger.entry import Attempt
+from manycpu.pipeline.ledger import Attempt
 from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.exit_records import FOLDER, write
