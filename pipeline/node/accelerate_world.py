@@ -34,12 +34,7 @@ def prepare(rank: Rank) -> None:
 
 
 def prepare_devices(environ: MutableMapping[str, str], devices: int | None) -> None:
-    """Set what torch_xla, Accelerate and transformers read of devices; only what is not set already.
-
-    Args:
-        environ: The environment of the rank.
-        devices: Devices of XLA that the rank drives; None: it trains on CPUs.
-    """
+    """Set the variables of torch_xla, Accelerate and transformers that are not set; None: for CPUs."""
     if devices is not None:
         variables = {
             "CPU_NUM_DEVICES": str(devices),  # where there is no TPU, and where PJRT_DEVICE is CPU
@@ -54,10 +49,14 @@ def prepare_devices(environ: MutableMapping[str, str], devices: int | None) -> N
         environ.setdefault(name, value)
 
 
+def _state() -> dict[str, Any]:
+    state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+    return getattr(state, "_shared_state", {})
+
+
 def set_backend(backend: str) -> None:
     """Set the backend in Accelerate's state, which has a default while it is being made."""
-    state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
-    shared = getattr(state, "_shared_state", {})
+    shared = _state()
     if shared.get("backend"):  # a state without a backend is a world of one process
         shared["backend"] = backend
 
@@ -80,18 +79,12 @@ def widen_fp16() -> None:
 
 
 def check(program: str, world_size: int) -> None:
-    """Check that Accelerate, where the script used it, made one world of all ranks.
-
-    Raises:
-        NodeExit: 86, its world has another size than the ranks that met.
-    """
-    state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
-    size = getattr(state, "_shared_state", {}).get("num_processes", world_size)
-    if size == world_size:
-        return
-    raise NodeExit(
-        EXIT_NOT_TOGETHER,
-        f"{program} ended with a state of Accelerate for a world of {size}, although {world_size} ranks met: "
-        "each of them trained alone. Accelerate's first object decides: begin with "
-        "Accelerator(cpu=True) or PartialState(cpu=True), and leave ACCELERATE_USE_CPU out of run.env.",
-    )
+    """End the rank with 86 if Accelerate, where the script used it, did not make one world of all ranks."""
+    size = _state().get("num_processes", world_size)
+    if size != world_size:
+        raise NodeExit(
+            EXIT_NOT_TOGETHER,
+            f"{program} ended with a state of Accelerate for a world of {size}, although {world_size} ranks "
+            "met: each of them trained alone. Accelerate's first object decides: begin with "
+            "Accelerator(cpu=True) or PartialState(cpu=True), and leave ACCELERATE_USE_CPU out of run.env.",
+        )

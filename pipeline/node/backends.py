@@ -55,21 +55,13 @@ BACKENDS: Final[dict[str, Callable[[], None]]] = {"gloo": _gloo, "mpi": _mpi, "c
 
 
 def require(backend: str) -> None:
-    """Make a backend available.
-
-    Raises:
-        NodeExit: 88, with the reason.
-    """
+    """Make a backend available, or end the rank with 88 and the reason."""
     if why := lacking(backend):
         raise NodeExit(EXIT_BACKEND, f"run.backend: {backend!r} is not available: {why}.")
 
 
 def awaited(backend: str | None) -> str:
-    """Name what making a backend available waits for; empty where it takes no time, or is not possible.
-
-    Args:
-        backend: The one that the run asks for, or ``auto``.
-    """
+    """Name what making a backend available waits for; empty where it takes no time, or is not possible."""
     if backend not in ("ccl", AUTO):
         return ""
     try:
@@ -103,11 +95,7 @@ def wrap(backend: str | None, world_size: int) -> None:
     """Have every initialisation of the default process group use ``backend``.
 
     Subgroups have the backend that the script gives them: the same on each of their ranks, or making the
-    group fails.
-
-    Args:
-        backend: The one that was chosen; None: the script chooses.
-        world_size: How many ranks met: the group must be as large.
+    group fails. The default group must have as many ranks as have met.
     """
     original = distributed_c10d.init_process_group
     signature = inspect.signature(original)
@@ -116,7 +104,14 @@ def wrap(backend: str | None, world_size: int) -> None:
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         bound = signature.bind(*args, **kwargs)
         if backend is not None:
-            _override(bound, backend, by=sys._getframe(1).f_globals.get("__name__", ""))  # noqa: SLF001 - no other way
+            requested = bound.arguments.get("backend")
+            caller = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001 - no other way
+            if caller == "accelerate.state":  # its own default, not the user's choice
+                accelerate_world.set_backend(backend)
+            elif requested is not None and _on_cpu(str(requested)) != backend:
+                why = "as run.backend or the ranks chose"
+                warn(f"the script asks for the backend {str(requested)!r}; {backend!r} is used, {why}")
+            bound.arguments["backend"] = backend
         original(*bound.args, **bound.kwargs)
         _check_group(backend, world_size)
 
@@ -164,23 +159,10 @@ def _compare(arguments: dict[str, Any]) -> None:
         raise NodeExit(EXIT_BACKEND, f"the ranks of a group ask for different backends: {choices}.")
 
 
-def _override(bound: inspect.BoundArguments, backend: str, by: str) -> None:
-    requested = bound.arguments.get("backend")
-    if by == "accelerate.state":  # its own default, not the user's choice
-        accelerate_world.set_backend(backend)
-    elif requested is not None and _on_cpu(str(requested)) != backend:
-        why = "as run.backend or the ranks chose"
-        warn(f"the script asks for the backend {str(requested)!r}; {backend!r} is used, {why}")
-    bound.arguments["backend"] = backend
-
-
 def _on_cpu(backend: str) -> str:
     """Read the backend for tensors on the CPU from its name: ``cpu:gloo,cuda:nccl`` is gloo."""
-    for part in backend.lower().split(","):
-        device, separator, name = part.partition(":")
-        if separator and device == "cpu":
-            return name
-    return backend.lower()
+    parts = dict(part.partition(":")[::2] for part in backend.lower().split(","))
+    return parts.get("cpu") or backend.lower()
 
 
 def _check_group(backend: str | None, world_size: int) -> None:

@@ -70,8 +70,7 @@ def preload(rank: Rank) -> None:
 def pin(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str]) -> str:
     """Bind this process, and all that it starts, to processors that no other rank of this machine has.
 
-    Returns:
-        Why it is not bound, though the plan binds it; else an empty text.
+    Returns why it is not bound, though the plan binds it; else an empty text.
     """
     if not plan.pins:
         return ""
@@ -89,9 +88,6 @@ def take(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str], folder:
     """Take the cores that a plan asks for, and keep them until the last rank of the run has ended.
 
     All ranks of the run on this machine get the same answer: the first of them writes it to the record.
-
-    Raises:
-        OSError: The folder cannot be used; then no cores are taken.
     """
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -105,7 +101,12 @@ def take(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str], folder:
     key = hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
     own = folder / f"{key}.json"
     with _locked(folder / "lock"):
-        others = list(_records_of_others(folder, own))
+        others = []
+        for path in sorted(folder.glob("*.json")):
+            if path != own and _is_held(path):
+                others.append(json.loads(path.read_text()))
+            elif path != own:  # its run has ended
+                path.unlink()
         if not _is_held(own):
             share = _place_beside(others, plan)
             own.write_text(json.dumps({"run": environ.get("MANYCPU_RUN", "")} | share._asdict()))
@@ -120,17 +121,6 @@ def folder_of_user(environ: Mapping[str, str]) -> Path:
     """Name the folder of this user's records, on a disk of this machine."""
     # Not in the home folder: other machines may share that, whose locks are not seen here.
     return Path(environ.get("TMPDIR") or "/tmp") / f"manycpu-{os.getuid()}" / "cores"  # noqa: S108 - see take
-
-
-def _records_of_others(folder: Path, own: Path) -> Iterator[dict[str, Any]]:
-    """Read the records of other runs that are running, and delete the rest."""
-    for path in sorted(folder.glob("*.json")):
-        if path == own:
-            continue
-        if _is_held(path):
-            yield json.loads(path.read_text())
-        else:
-            path.unlink()
 
 
 def _is_held(path: Path) -> bool:

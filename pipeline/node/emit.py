@@ -31,13 +31,10 @@ class NodeExit(SystemExit):
 
 
 def keep(file: int, signature: str) -> None:
-    """Write events to this file from now on, also where the script closes or replaces its stdout.
+    """Write events to this file of the log forwarder, also where the script closes or replaces its stdout.
 
-    Programs that the script starts do not inherit the file.
-
-    Args:
-        file: Leads to the log forwarder.
-        signature: Begins each event, so that the forwarder can tell it from what the script prints.
+    Programs that the script starts do not inherit the file. The signature begins each event, so that the
+    forwarder can tell it from what the script prints.
     """
     _SIGNATURE[:] = [signature]
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -32,14 +32,19 @@ _BAD_INPUT: Final = 2
 def call(folder: Path) -> None:
     """Call the function, in a folder where its relative paths lead to the same files as in the notebook.
 
-    Args:
-        folder: Has the function and the notes on it, as :mod:`manycpu.pipeline.notebook` writes them.
-
-    Raises:
-        SystemExit: The rank's Python, torch or accelerate is not the notebook's, or lacks a module.
+    ``folder`` has the function and the notes on it, as :mod:`manycpu.pipeline.notebook` writes them. The rank
+    ends with 2 if its Python, torch or accelerate is not the notebook's, or lacks a module.
     """
     notes = json.loads((folder / NOTES).read_text())
-    _check_versions(notes["versions"])
+    own = versions()
+    different = [
+        f"{name} {own[name]} where the notebook has {of_notebook}"
+        for name, of_notebook in notes["versions"].items()
+        if own.get(name, of_notebook) != of_notebook
+    ]
+    if different:
+        found = " and ".join(different)
+        _refuse(f"this node has {found}: a function travels between the same versions only")
     # A cell is no file: put its lines where tracebacks look for them.
     for name, lines in notes["sources"].items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
@@ -60,14 +65,7 @@ def define(folder: Path) -> None:
 
 
 def meet() -> dict[str, Any]:
-    """Initialise a process group and add up the ranks' numbers: the check of Accelerate's debug mode.
-
-    Returns:
-        ``world`` (ranks), ``hosts`` (their names) and ``backend``.
-
-    Raises:
-        RuntimeError: The sum is wrong: the ranks do not exchange what they should.
-    """
+    """Initialise a process group and add up the ranks' numbers: the check of Accelerate's debug mode."""
     # Late: the notebook imports this function, and needs no torch.
     import torch
     import torch.distributed as dist
@@ -94,18 +92,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def _check_versions(expected: Mapping[str, str]) -> None:
-    own = versions()
-    different = [
-        f"{name} {own[name]} where the notebook has {of_notebook}"
-        for name, of_notebook in expected.items()
-        if own.get(name, of_notebook) != of_notebook
-    ]
-    if different:
-        found = " and ".join(different)
-        _refuse(f"this node has {found}: a function travels between the same versions only")
 
 
 def _load(file: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -181,20 +167,15 @@ def _report(returned: Any, place: Path) -> None:
         fix = "Write it to os.environ['MANYCPU_OUTPUT'], and give the run an output"
         say("result", message=f"{what} takes {len(pickled):,} bytes, of which {LARGEST:,} can travel. {fix}")
         return
+    digest = hashlib.sha256(pickled).hexdigest()
+    partial = place.parent / f".{digest}"
     try:
-        say("result", sha256=_write(pickled, place))
+        place.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            file.write(pickled)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(place / digest)  # atomic: no reader sees half of it
+        say("result", sha256=digest)
     except OSError as error:
         say("result", message=f"{what} could not be written: {error}")
-
-
-def _write(content: bytes, folder: Path) -> str:
-    """Write a file named by its digest, whole or not at all; returns the digest."""
-    digest = hashlib.sha256(content).hexdigest()
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder.parent / f".{digest}"
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(folder / digest)
-    return digest

@@ -25,8 +25,7 @@ __all__ = ["call"]
 def call(function: Callable[..., Any]) -> None:
     """Call a function with the arguments of the task; rank 0 reports what it returns.
 
-    Raises:
-        NodeExit: 89, what it returned is not JSON, or more than 32 KiB of it; or it did not return.
+    The rank ends with 89 if that is not JSON or more than 32 KiB of it, or if the function does not return.
     """
     given = json.loads(sys.argv[1])
     places = {name: os.environ[f"MANYCPU_{name.upper()}"] for name in given["places"]}

@@ -18,6 +18,7 @@ import stat
 import termios
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from manycpu.pipeline.spec import events
@@ -79,21 +80,16 @@ class Lines:
 def _printed(text: bytes) -> Iterator[bytes]:
     """Pass on what a program printed: an event only if programs may report it."""
     before, mark, after = text.partition(_MARK)
-    if not mark or not _may_be_printed(after):
+    kind = None
+    with suppress(ValueError, RecursionError):  # another version of Python may be able to read it
+        event = json.loads(after.decode(errors="replace"))
+        kind = event.get("event") if isinstance(event, dict) else None
+    if not mark or not isinstance(kind, str) or kind in RESERVED:
         yield _without_mark(text)
         return
     if before:
         yield before
     yield mark + after
-
-
-def _may_be_printed(fields: bytes) -> bool:
-    try:
-        event = json.loads(fields.decode(errors="replace"))
-    except (ValueError, RecursionError):  # another version of Python may be able to read it
-        return False
-    kind = event.get("event") if isinstance(event, dict) else None
-    return isinstance(kind, str) and kind not in RESERVED
 
 
 def _without_mark(text: bytes) -> bytes:
@@ -117,21 +113,17 @@ class HiddenSecrets:
         found = sorted(secrets_in({"env": env, "args": [*argv]}), key=len, reverse=True)
         self._texts = [text for text in found if len(text) >= SHORTEST]
         written = {form for text in self._texts for form in (text, json.dumps(text)[1:-1], repr(text)[1:-1])}
-        self._written = [
-            form.encode(errors="surrogateescape") for form in sorted(written, key=len, reverse=True)
-        ]
+        longest_first = sorted(written, key=len, reverse=True)
+        self._written = [form.encode(errors="surrogateescape") for form in longest_first]
 
     def hide(self, line: bytes) -> bytes:
         """Hide the secrets in a line, given without its newline."""
         if not any(form in line for form in self._written):
             return line
-        if line.startswith(_MARK):
-            return self._hide_in_message(line)
-        for form in self._written:
-            line = line.replace(form, HIDDEN.encode())
-        return line
-
-    def _hide_in_message(self, line: bytes) -> bytes:
+        if not line.startswith(_MARK):
+            for form in self._written:
+                line = line.replace(form, HIDDEN.encode())
+            return line
         try:
             event: Any = json.loads(line[len(_MARK) :])
             message = event["message"]
@@ -150,19 +142,12 @@ def pieces(prefix: bytes, line: bytes) -> Iterator[bytes]:
         yield prefix + line + b"\n"
         return
     while line:
-        end = _boundary(line, room)
+        end = room
+        # A cut before a continuation byte of UTF-8 would split a character.
+        while room - 4 < end < len(line) and line[end] & 0xC0 == 0x80:  # noqa: PLR2004
+            end -= 1
         yield prefix + line[:end] + b"\n"
         line = line[end:]
-
-
-def _boundary(line: bytes, limit: int) -> int:
-    """Find where to cut without splitting a UTF-8 character: not before a continuation byte."""
-    if len(line) <= limit:
-        return len(line)
-    end = limit
-    while end > limit - 4 and line[end] & 0xC0 == 0x80:  # noqa: PLR2004 - UTF-8's continuation bytes
-        end -= 1
-    return end
 
 
 class OrphanedError(Exception):
@@ -190,14 +175,8 @@ class PipeWriter:
             OrphanedError: No process reads any more.
         """
         note = f"\n{events.missing_lines(self._dropped)}\n".encode() if self._dropped else b""
-        self._dropped = 0 if self._put(note + line) else self._dropped + 1
-
-    def drain(self) -> None:
-        """Wait until the launcher has read everything, so that nothing is lost if it is killed next."""
-        self._wait_until_held(0)
-
-    def _put(self, text: bytes) -> bool:
-        self._wait_until_held(LINE_LIMIT - len(text))
+        text = note + line
+        self.drain(LINE_LIMIT - len(text))
         while text:
             try:
                 text = text[os.write(self._file, text) :]
@@ -206,21 +185,23 @@ class PipeWriter:
             except BlockingIOError:  # a process that shares the file made it non-blocking
                 select.select([], [self._file], [])
             except OSError:
-                return False
-        return True
+                self._dropped += 1
+                return
+        self._dropped = 0
 
-    def _wait_until_held(self, limit: int) -> None:
-        """Wait until the pipe holds at most so many bytes, for a second at most."""
+    def drain(self, limit: int = 0) -> None:
+        """Wait, for a second at most, until the launcher has read all but so many bytes.
+
+        With 0 nothing is lost if the launcher is killed next.
+        """
         if not self._has_fill_level:
             return
-        deadline = time.monotonic() + _READER_TIMEOUT_S
-        while self._held() > max(limit, 0) and time.monotonic() < deadline:
+        deadline, held = time.monotonic() + _READER_TIMEOUT_S, array.array("i", [0])
+        while time.monotonic() < deadline:
+            fcntl.ioctl(self._file, termios.FIONREAD, held)
+            if held[0] <= max(limit, 0):
+                return
             time.sleep(_POLL_INTERVAL_S)
-
-    def _held(self) -> int:
-        count = array.array("i", [0])
-        fcntl.ioctl(self._file, termios.FIONREAD, count)
-        return count[0]
 
 
 def _is_pipe(file: int) -> bool:

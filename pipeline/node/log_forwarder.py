@@ -1,6 +1,9 @@
-"""The parent of a rank: forwards its lines and signals, records how it ended, and ends in the same way."""
+"""The parent of a rank: forwards its lines and signals, records how it ended, and ends in the same way.
 
-import contextlib
+Before it ends it kills the processes that the script has left running; where the forwarder itself is killed,
+another process does.
+"""
+
 import json
 import os
 import resource
@@ -9,11 +12,13 @@ import signal
 import socket
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
-from manycpu.pipeline.node import leftovers
 from manycpu.pipeline.node.lines import HiddenSecrets, Lines, OrphanedError, PipeWriter, pieces
 from manycpu.pipeline.spec import events, exit_records, kernel
 
@@ -54,11 +59,11 @@ def forward_logs(child: int, stream: int, signature: str, rank: int, host: str) 
         child: Its process id; it leads a process group.
         stream: The read end of its stdout and stderr.
         signature: Begins each of its own events, and nothing that its script prints.
-        rank: Its rank, for the prefix of its lines.
-        host: The name of this host, for the same.
+        rank: With ``host``, the prefix of its lines.
+        host: The name of this host.
     """
     launcher = os.getppid()
-    killer = leftovers.start_orphan_killer(child)
+    killer = _start_orphan_killer(child)
     kernel.adopt_orphans()  # what the script leaves running becomes a child of this process, which ends it
     wake = _wake_on_signals(child)
     writer = _Writer(events.join(rank, host, "").encode(), signature.encode())
@@ -69,18 +74,28 @@ def forward_logs(child: int, stream: int, signature: str, rank: int, host: str) 
             warnings = _warn_of_left(stream, writer, killer)
     except OrphanedError:
         status = _end(child)
-    leftovers.end(child)
+    _kill_all(child)
     code = os.waitstatus_to_exitcode(status)
-    with contextlib.suppress(OrphanedError):
+    with suppress(OrphanedError):
         writer.read(stream)
     name = socket.gethostname()
     where = {"host": host} | ({} if name == host else {"hostname": name})  # a host may have several pods
     writer.record.write(code, rank=rank, **where)  # before the last lines, which may wait for a reader
-    with contextlib.suppress(OrphanedError):
+    with suppress(OrphanedError):
         writer.finish(*warnings, events.encode("exit", code=code, rank=rank, **where))
+    exit_code = code if code >= 0 else 128 - code
     if code:
-        _abort_hydra(code if code > 0 else 128 - code)
-    _exit_like(code)
+        # Hydra (Intel MPI, MPICH) ends the other ranks of MPI programs only: ask for it, by a line of the PMI
+        # protocol to the descriptor that it gives to every rank.
+        with suppress(OSError, ValueError, KeyError):
+            os.write(int(os.environ["PMI_FD"]), b"cmd=abort exitcode=%d\n" % exit_code)
+    if code < 0:
+        # The same signal, so that the launcher sees how the rank ended; one core file is enough.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(exit_code)
 
 
 class _ExitRecord:
@@ -96,7 +111,7 @@ class _ExitRecord:
         if not self._folder or not line.startswith(_MARK):
             return
         kind, event = "", {}
-        with contextlib.suppress(ValueError, RecursionError):  # a program may print what only looks like one
+        with suppress(ValueError, RecursionError):  # a program may print what only looks like one
             event = json.loads(line[len(_MARK) :])
             kind = event["event"]
         if kind == "proof":
@@ -105,25 +120,18 @@ class _ExitRecord:
             self._lines[kind, event.get("part", 0)] = line.decode()
 
     def write(self, code: int, **fields: Any) -> None:
-        """Write the record, unless the ranks have not met; a full or read-only volume does not fail the run.
-
-        Args:
-            code: Its exit code, negative for a signal.
-            fields: The others of its ``exit`` event.
-        """
+        """Write the record, if the ranks have met; a full or read-only volume does not fail the run."""
         if not self._folder or not self._proof:
             return
         meeting, ended = self._proof["meeting"], round(time.time(), 3)
         end = events.encode("exit", code=code, time=ended, meeting=meeting, **fields)
         record = {name: self._proof[name] for name in ("meeting", "rank", "world_size", "host", "hostname")}
         record |= {"code": code, "time": ended, "lines": [*self._lines.values(), end]}
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             exit_records.write(Path(self._folder), record)
 
 
 class _Writer:
-    """Writes a rank's lines."""
-
     def __init__(self, prefix: bytes, signature: bytes) -> None:
         self._prefix = prefix
         self.record = _ExitRecord()
@@ -173,7 +181,7 @@ def _serve(child: int, stream: int, writer: _Writer, wake: int, launcher: int) -
     while (status := _reap(child)) is None:
         ready, _, _ = select.select(readers, [], [], interval_s)
         if wake in ready:
-            with contextlib.suppress(BlockingIOError):
+            with suppress(BlockingIOError):
                 while os.read(wake, 512):
                     pass
         if stream in ready and not writer.read(stream):
@@ -197,7 +205,7 @@ def _end(child: int) -> int:
 
 def _reap(child: int) -> int | None:
     """Reap what has ended, also adopted orphans; returns the wait status of the rank once it has ended."""
-    with contextlib.suppress(ChildProcessError):
+    with suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == child:
@@ -213,9 +221,9 @@ def _warn_of_left(stream: int, writer: _Writer, killer: int) -> list[str]:
     Processes that end by themselves within two seconds are left out.
     """
     deadline = time.monotonic() + _HELPER_GRACE_S
-    while (left := leftovers.names(but=killer)) and time.monotonic() < deadline:
+    while (left := _names_of_left(but=killer)) and time.monotonic() < deadline:
         time.sleep(0.05)
-        with contextlib.suppress(OrphanedError):
+        with suppress(OrphanedError):
             writer.read(stream)  # so that none of them hangs because the pipe is full
     if not left:
         return []
@@ -242,24 +250,70 @@ def _wake_on_signals(child: int) -> int:
 
 
 def _kill(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
-def _abort_hydra(code: int) -> None:
-    """Have Hydra (Intel MPI, MPICH) end the other ranks: without this, it does so for MPI programs only.
+class _Process(NamedTuple):
+    pid: int
+    parent: int
+    name: str
 
-    Writes one line of the PMI protocol to the descriptor that Hydra gives to every rank.
+
+def _names_of_left(but: int) -> list[str]:
+    """Name the processes below this one that still run, without the process ``but``."""
+    children: defaultdict[int, list[_Process]] = defaultdict(list)
+    for process in _running():
+        children[process.parent].append(process)
+    parents, found = [os.getpid()], list[str]()
+    while parents:
+        below = [process for process in children[parents.pop()] if process.pid != but]
+        parents.extend(process.pid for process in below)
+        found.extend(process.name for process in below)
+    return sorted(found)
+
+
+def _kill_all(group: int) -> None:
+    """Kill the process group ``group`` and all children of this process, also the orphans that it adopts."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        while True:
+            for process in _running():
+                if process.parent == os.getpid():
+                    _kill(process.pid, signal.SIGKILL)
+            os.waitpid(-1, 0)
+
+
+def _start_orphan_killer(group: int) -> int:
+    """Fork a process that kills the process group ``group`` once this process is gone; returns its id.
+
+    When the log forwarder is killed, the kernel kills the rank with it (``die_with_parent``), but not the
+    rank's own children.
     """
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        os.write(int(os.environ["PMI_FD"]), b"cmd=abort exitcode=%d\n" % code)
+    watched, _held = os.pipe()  # the other end stays open for as long as this process lives, and in no other
+    if killer := os.fork():
+        os.close(watched)
+        return killer
+    try:
+        # Out of reach of a launcher that kills its ranks by session or group, and holding none of its pipes.
+        os.setsid()
+        for name in [entry.name for entry in Path("/proc/self/fd").iterdir()]:
+            if int(name) != watched:
+                with suppress(OSError):
+                    os.close(int(name))
+        os.read(watched, 1)
+        os.killpg(group, signal.SIGKILL)
+    finally:
+        os._exit(0)
 
 
-def _exit_like(code: int) -> NoReturn:
-    if code < 0:
-        # The same signal, so that the launcher sees how the rank ended; one core file is enough.
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if -code not in (signal.SIGKILL, signal.SIGSTOP):
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    os._exit(code if code >= 0 else 128 - code)
+def _running() -> Iterator[_Process]:
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            # The name in parentheses may contain anything; state and parent follow the last parenthesis.
+            start, _, rest = file.read_bytes().rpartition(b")")
+            state, parent = rest.split()[:2]
+            if state != b"Z":  # a zombie has ended, and only waits to be reaped
+                name = start.partition(b"(")[2].decode(errors="replace")
+                yield _Process(int(file.parent.name), int(parent), name)
