@@ -83,8 +83,18 @@ def metrics(values: Mapping[str, Any], *, step: int | None = None) -> None:
         step: The step that they belong to; default: that of the last :func:`progress`, if there was one.
     """
     plain = _report(values, step)
-    if plain and (output := os.environ.get("MANYCPU_OUTPUT")):
-        _merge(Path(output) / "metrics.json", plain)
+    if not plain or not (output := os.environ.get("MANYCPU_OUTPUT")):
+        return
+    path, recorded = Path(output) / "metrics.json", dict[str, Any]()
+    with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+        recorded = json.loads(path.read_text())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".metrics-", delete=False) as file:
+        json.dump(recorded | plain, file, indent=2, sort_keys=True, default=str)
+        file.write("\n")
+    # The rename is atomic. A temporary file is its owner's alone: make it readable as other files are.
+    Path(file.name).chmod(0o644)
+    Path(file.name).replace(path)
 
 
 def report_trainer_files() -> None:
@@ -93,7 +103,18 @@ def report_trainer_files() -> None:
     if not output or not _is_reporting() or _REPORTED:
         return
     try:
-        _report_trainer(_read(Path(output), _TRAINER_STATE), _read(Path(output), _TRAINER_RESULTS))
+        state, results = (_read(Path(output), name) for name in (_TRAINER_STATE, _TRAINER_RESULTS))
+        logged = state.get("log_history", [])
+        steps = [entry for entry in logged if "loss" in entry]
+        for entry in steps[:: max(1, math.ceil(len(steps) / _MAX_POINTS))]:
+            fields = {name: value for name, value in _numbers(entry).items() if name in _CURVES}
+            progress(step=entry["step"], total_steps=state.get("max_steps"), **fields)
+        values: dict[str, Any] = {}
+        for entry in (*logged, results):
+            values |= _numbers(entry)
+        values.pop("step", None)
+        if values:
+            _report(values, state.get("global_step"))
     except Exception as error:  # noqa: BLE001 - the files may hold anything; the training has succeeded
         warn(
             f"{_TRAINER_STATE} and {_TRAINER_RESULTS} of the output are not the Trainer's, "
@@ -136,33 +157,6 @@ def _as_json(name: str, value: Any) -> Any:
         warn(f"{name} is {value}: JSON has no such number, null is recorded")
         return None
     return value
-
-
-def _merge(path: Path, values: Mapping[str, Any]) -> None:
-    recorded: dict[str, Any] = {}
-    with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
-        recorded = json.loads(path.read_text())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".metrics-", delete=False) as file:
-        json.dump(recorded | dict(values), file, indent=2, sort_keys=True, default=str)
-        file.write("\n")
-    # The rename is atomic. A temporary file is its owner's alone: make it readable as other files are.
-    Path(file.name).chmod(0o644)
-    Path(file.name).replace(path)
-
-
-def _report_trainer(state: Mapping[str, Any], results: Mapping[str, Any]) -> None:
-    logged = state.get("log_history", [])
-    steps = [entry for entry in logged if "loss" in entry]
-    for entry in steps[:: max(1, math.ceil(len(steps) / _MAX_POINTS))]:
-        fields = {name: value for name, value in _numbers(entry).items() if name in _CURVES}
-        progress(step=entry["step"], total_steps=state.get("max_steps"), **fields)
-    values: dict[str, Any] = {}
-    for entry in (*logged, results):
-        values |= _numbers(entry)
-    values.pop("step", None)
-    if values:
-        _report(values, state.get("global_step"))
 
 
 def _read(output: Path, name: str) -> dict[str, Any]:

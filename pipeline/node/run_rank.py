@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from manycpu.pipeline.node import accelerate_world, cpus, local_world, metrics, options, script, world
+from manycpu.pipeline.node import accelerate_world, cpus, local_world, metrics, script, world
 from manycpu.pipeline.node.emit import NodeExit, say, warn
 from manycpu.pipeline.spec import cpu_plan
 from manycpu.pipeline.spec.exit_records import EXIT_NOT_TOGETHER, EXIT_PROOF
@@ -23,33 +23,20 @@ class _Start:
     """Reports on rank 0 what the start waits for, and for how long: once, before the program's first line."""
 
     def __init__(self, *, speaks: bool) -> None:
-        self._speaks = speaks
-        self._finished_step = ""
-        self._since = time.monotonic()
+        self._speaks, self._step, self._since = speaks, "", 0.0
 
     def waits_for(self, what: str) -> None:
-        """Report the next step of the start, and how long the step before it took."""
-        self._say(f"waits for {what}")
-        self._finished_step, self._since = what, time.monotonic()
-
-    def ends(self) -> None:
-        """Report that the program begins."""
-        self._say("the program begins")
-
-    def _say(self, message: str) -> None:
-        step = self._finished_step
-        took = f"{step} took {time.monotonic() - self._since:.1f} s; " if step else ""
+        """Report the next step of the start, and how long the step before it took; empty: there is none."""
+        took = f"{self._step} took {time.monotonic() - self._since:.1f} s; " if self._step else ""
         if self._speaks:
-            say("start", message=f"{took}{message}")
+            say("start", message=took + (f"waits for {what}" if what else "the program begins"))
+        self._step, self._since = what, time.monotonic()
 
 
 def run(rank: world.Rank, argv: list[str], listener: socket.socket | None = None) -> int:
-    """Run the script of ``argv`` as this rank; returns the exit code.
+    """Run ``SCRIPT ARGS...`` or ``-m MODULE ARGS...`` as this rank; returns the exit code.
 
-    Args:
-        rank: The rank.
-        argv: ``SCRIPT ARGS...`` or ``-m MODULE ARGS...``.
-        listener: The socket on which rank 0 serves the meeting point; None: as the environment says.
+    On the socket ``listener`` rank 0 serves the meeting point; None: as the environment says.
     """
     os.environ.update(rank.environment())
     try:
@@ -81,7 +68,7 @@ def _run(rank: world.Rank, program: script.Program, listener: socket.socket | No
     devices = _take_devices(requested, start)
     start.waits_for(f"all ranks to meet: {rank.world_size} (for at most {requested.timeout} s)")
     meeting = proof.meet(rank, requested, plan, no_ccl, listener)
-    start.ends()
+    start.waits_for("")
     if meeting.finished:
         if rank.rank == 0:
             say("finished", meeting=meeting.finished, message=_FINISHED)
@@ -90,7 +77,7 @@ def _run(rank: world.Rank, program: script.Program, listener: socket.socket | No
     if meeting.backend:
         os.environ["MANYCPU_BACKEND"] = meeting.backend
     backends.wrap(meeting.backend, meeting.world_size)
-    program = options.translated(program, meeting.backend)
+    program = script.translated(program, meeting.backend)
     script.warn_of_forks()
     pace, process = step_pace.watch(), os.getpid()
     code = script.execute(program)

@@ -1,12 +1,23 @@
-"""Run a script or a module as Python itself would, and record how it failed as torchelastic does."""
+"""Run a script or a module as Python itself would, and record how it failed as torchelastic does.
+
+Options of older Hugging Face Trainers are translated to those of the installed one:
+
+>>> words, notes = translate(["--no_cuda", "--use_ipex", "True", "--ddp_backend=ccl", "--bf16"], "gloo")
+>>> words
+['--use_cpu', '--bf16']
+>>> [note.partition(":")[0] for note in notes]
+['--no_cuda', '--use_ipex', '--ddp_backend']
+"""
 
 import builtins
 import importlib.util
 import os
+import re
 import runpy
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -14,12 +25,17 @@ from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.node.emit import NodeExit, say, warn
 
-__all__ = ["Program", "execute", "warn_of_forks"]
+__all__ = ["Program", "execute", "translate", "translated", "warn_of_forks"]
 
 _OWN_FOLDER: Final = str(Path(__file__).parent)
 _NO_SUCH_FILE: Final = 2  # as Python exits
 # The script's globals are kept until the process ends, as Python does: threads may still use them.
 _GLOBALS: Final[list[dict[str, Any]]] = []
+_OPTION: Final = re.compile(r"--(ddp[_-]backend|no[_-]cuda|use[_-]ipex)(=.*)?", re.DOTALL)
+_BOOLEANS: Final = {"true", "false", "yes", "no", "t", "f", "y", "n", "1", "0"}  # of HfArgumentParser
+_TRAINER: Final = re.compile(r"\b(HfArgumentParser|TrainingArguments)\b")
+_RECIPES: Final = "manycpu.pipeline.recipes."  # these translate old options by themselves
+_DROPPED_IN: Final = 5  # the first major version of transformers without these options
 
 
 class Program(NamedTuple):
@@ -38,17 +54,14 @@ class Program(NamedTuple):
 
     def source(self) -> str:
         """Read its source; of a package all modules; empty where there is no source."""
-        return "\n".join(path.read_text(errors="replace") for path in self._files() if path.is_file())
-
-    def _files(self) -> list[Path]:
-        if not self.module:
-            return [Path(self.name)]
-        spec = importlib.util.find_spec(self.name)
-        if spec is None:
-            return []
-        if spec.submodule_search_locations:
-            return [file for folder in spec.submodule_search_locations for file in Path(folder).rglob("*.py")]
-        return [Path(spec.origin)] if spec.origin else []
+        files = [Path(self.name)]
+        if self.module:
+            spec = importlib.util.find_spec(self.name)
+            folders = (spec and spec.submodule_search_locations) or []
+            files = [file for folder in folders for file in Path(folder).rglob("*.py")]
+            if spec and spec.origin and not folders:
+                files = [Path(spec.origin)]
+        return "\n".join(path.read_text(errors="replace") for path in files if path.is_file())
 
     def run(self) -> None:
         """Run it as ``__main__`` of this process."""
@@ -72,12 +85,53 @@ class Program(NamedTuple):
         exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), vars(main))  # noqa: S102
 
 
-def execute(program: Program) -> int:
-    """Run the program; returns its own exit code.
+def translated(program: Program, backend: str | None) -> Program:
+    """Translate the arguments of a program that passes them to a current Trainer; others stay as they are."""
+    if program.name.startswith(_RECIPES) or not any(_OPTION.fullmatch(word) for word in program.args):
+        return program
+    try:
+        dropped = int(version("transformers").partition(".")[0]) >= _DROPPED_IN
+    except (PackageNotFoundError, ValueError):
+        dropped = False
+    if not dropped or not _TRAINER.search(program.source()):
+        return program
+    words, notes = translate(program.args, backend)
+    for note in notes:
+        warn(note)
+    return program._replace(args=tuple(words))
 
-    Raises:
-        NodeExit: manycpu ended it, because its process group is not what the run asks for.
-    """
+
+def translate(words: Sequence[str], backend: str | None) -> tuple[list[str], list[str]]:
+    """Replace the old options; returns the new arguments, and a note for each change."""
+    new: list[str] = []
+    notes: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        match = _OPTION.fullmatch(word)
+        if match is None:
+            new.append(word)
+            continue
+        option, value = match[1].replace("-", "_"), match[2] or ""
+        if not value and rest and (option == "ddp_backend" or rest[0].lower() in _BOOLEANS):
+            value = f"={rest.pop(0)}"
+        if option == "no_cuda":
+            new.append(f"--use_cpu{value}")
+            notes.append("--no_cuda: is called --use_cpu now, which is used")
+        elif option == "use_ipex":
+            notes.append(
+                "--use_ipex: dropped; --bf16 (autocast) and --optim adamw_torch_fused do what it did"
+            )
+        elif value.removeprefix("=") == "ccl":
+            used = f"{backend!r} is used" if backend else "torch's default is used"
+            notes.append(f"--ddp_backend: ccl is no choice of today's Trainer; run.backend decides, {used}")
+        else:  # the Trainer still has the others; the backend is checked later
+            new.append(f"--ddp_backend{value}")
+    return new, notes
+
+
+def execute(program: Program) -> int:
+    """Run the program; returns its own exit code."""
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     handler = get_error_handler()

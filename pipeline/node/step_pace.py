@@ -35,9 +35,6 @@ class StepPace:
 
     The first step is not timed: it allocates and compiles what later steps reuse. Of the others the median is
     reported, so that work between some of them, such as an evaluation, does not count.
-
-    Args:
-        clock: Seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -77,8 +74,13 @@ class StepPace:
         fields: dict[str, Any] = {"step": self._steps, "step_seconds": round(seconds, 6)}
         if seconds and (samples := next(iter(_SAMPLES), 0)):
             fields["samples_per_second"] = round(samples / seconds, 3)
-        if (waited := _read_wait_seconds()) is not None:
-            fields["wait_seconds"] = round(waited, 6)
+        # Of the first model: the time in which gradients were on their way and nothing was computed.
+        for model in [model for reference in _MODELS if (model := reference()) is not None]:
+            with suppress(Exception):  # torch does not promise these values
+                times = model._get_ddp_logging_data()  # noqa: SLF001 - no other way
+                on_the_way, overlapped = (int(times[name]) for name in _WAIT_TIMES)
+                fields["wait_seconds"] = round(max(0, on_the_way - overlapped) / _NANOSECONDS, 6)
+                break
         with suppress(OSError):  # a log that nothing reads any more must not end the training
             say("pace", **fields)
 
@@ -101,13 +103,3 @@ def watch() -> StepPace:
 
     DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
     return pace
-
-
-def _read_wait_seconds() -> float | None:
-    """Read the seconds of a step in which gradients were on their way and nothing was computed; or None."""
-    for model in [model for reference in _MODELS if (model := reference()) is not None]:
-        with suppress(Exception):  # torch does not promise these values
-            times = model._get_ddp_logging_data()  # noqa: SLF001 - no other way
-            on_the_way, overlapped = (int(times[name]) for name in _WAIT_TIMES)
-            return max(0, on_the_way - overlapped) / _NANOSECONDS
-    return None

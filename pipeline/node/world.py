@@ -1,6 +1,6 @@
 """Read which rank of which world this process is, and which world the run asked for; compare the two."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.node.emit import NodeExit
@@ -45,12 +45,8 @@ class Rank(NamedTuple):
 
     def environment(self) -> dict[str, str]:
         """Build the variables that torch, and everything on top of torch, reads."""
-        return {
-            "RANK": str(self.rank),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_RANK": str(self.local_rank),
-            "LOCAL_WORLD_SIZE": str(self.local_world_size),
-        }
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        return {name: str(number) for name, number in zip(names, self, strict=False)}
 
 
 ALONE: Final = Rank(0, 1, 0, 1, "none")
@@ -62,27 +58,21 @@ def read_rank(environ: Mapping[str, str]) -> Rank:
     Raises:
         RankError: A number is missing, is not a number, or is out of range.
     """
-    for launcher, (mark, *names) in _LAUNCHERS.items():
-        if environ.get(mark):
-            rank = Rank(*_read_numbers(environ, names), environ.get(LAUNCHER, launcher))
-            break
-    else:
+    launcher = next((name for name, (mark, *_) in _LAUNCHERS.items() if environ.get(mark)), None)
+    if launcher is None:
         return ALONE
-    if not (rank.rank < rank.world_size and rank.local_rank < rank.local_world_size <= rank.world_size):
-        values = ", ".join(f"{name}={value}" for name, value in zip(names, rank, strict=False))
-        raise RankError(f"this is no rank of any world: {values}")
-    return rank
-
-
-def _read_numbers(environ: Mapping[str, str], names: list[str]) -> tuple[int, int, int, int]:
+    names = _LAUNCHERS[launcher][1:]
     # A user may set RANK and WORLD_SIZE by hand, without the two local ones: one process on each node.
     defaults = (None, None, "0", "1")
-    texts = [environ.get(name, default) for name, default in zip(names, defaults, strict=True)]
-    for name, text in zip(names, texts, strict=True):
+    texts = {name: environ.get(name, default) for name, default in zip(names, defaults, strict=True)}
+    for name, text in texts.items():
         if text is None or not text.isdecimal():
             raise RankError(f"{name} should be a number and is {text!r}")
-    rank, world, local, local_world = (int(text or 0) for text in texts)
-    return rank, world, local, local_world
+    number, size, local, local_size = (int(text or 0) for text in texts.values())
+    if not (number < size and local < local_size <= size):
+        values = ", ".join(f"{name}={int(text or 0)}" for name, text in texts.items())
+        raise RankError(f"this is no rank of any world: {values}")
+    return Rank(number, size, local, local_size, environ.get(LAUNCHER, launcher))
 
 
 class RequestedWorld(NamedTuple):
@@ -129,7 +119,21 @@ class RequestedWorld(NamedTuple):
         Raises:
             NodeExit: 87, with everything that is wrong.
         """
-        if faults := list(self._faults(records)):
+        faults = []
+        ranks = sorted(record["rank"] for record in records)
+        worlds = sorted({record["world_size"] for record in records})
+        if worlds != [len(records)]:
+            faults.append(f"the ranks report worlds of {worlds}, and {len(records)} of them met")
+        if ranks != list(range(len(records))):
+            faults.append(f"the ranks that met are {ranks}")
+        backends = sorted({str(record["backend"]) for record in records})
+        if len(backends) > 1:
+            faults.append(f"the ranks ask for different backends, {' and '.join(backends)} (run.backend)")
+        hosts = sorted({record["machine"] for record in records})
+        least = self.nodes[0] if self.nodes else 1
+        if self.spread and len(hosts) < least:
+            faults.append(f"they run on {', '.join(hosts)} alone, where run.spread requires {least} machines")
+        if faults:
             message = f"proof of scale failed: {self} were asked for, and {'; '.join(faults)}."
             raise NodeExit(EXIT_PROOF, message)
 
@@ -150,21 +154,6 @@ class RequestedWorld(NamedTuple):
         first = min(lacking, key=lambda record: int(record["rank"]))
         who = f"rank {first['rank']} on {first['host']}"
         return "gloo", f"run.backend is left out, and {who} has no ccl: {first['no_ccl'][:_REASON_LIMIT]}"
-
-    def _faults(self, records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-        ranks = sorted(record["rank"] for record in records)
-        worlds = sorted({record["world_size"] for record in records})
-        if worlds != [len(records)]:
-            yield f"the ranks report worlds of {worlds}, and {len(records)} of them met"
-        if ranks != list(range(len(records))):
-            yield f"the ranks that met are {ranks}"
-        backends = sorted({str(record["backend"]) for record in records})
-        if len(backends) > 1:
-            yield f"the ranks ask for different backends, {' and '.join(backends)} (run.backend)"
-        hosts = sorted({record["machine"] for record in records})
-        least = self.nodes[0] if self.nodes else 1
-        if self.spread and len(hosts) < least:
-            yield f"they run on {', '.join(hosts)} alone, where run.spread requires {least} machines"
 
     def __str__(self) -> str:
         if self.nodes is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.tiny_bert import NAMES, run, tiny_data
 
-from manycpu.pipeline.node.options import translate
+from manycpu.pipeline.node.script import translate
 from manycpu.pipeline.recipes import checkpoints
 from manycpu.pipeline.recipes.question_answering import ask, training
 from manycpu.pipeline.recipes.question_answering.ask import Reader

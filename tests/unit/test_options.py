@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from manycpu.pipeline.node.options import translate, translated
-from manycpu.pipeline.node.script import Program
+from manycpu.pipeline.node.script import Program, translate, translated
 
 OLD = ("--bf16", "--ddp_backend", "ccl", "--no_cuda", "--use_ipex", "--lr", "3e-5")
 
