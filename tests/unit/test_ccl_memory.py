@@ -14,14 +14,14 @@ pytest.importorskip("torch")
 
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
-from manycpu.pipeline.node.ccl import memory
+from manycpu.pipeline.node.ccl import peers
 
 LONG, PART = timedelta(seconds=20), mmap.PAGESIZE
 
 
 def shared(store: HashStore, size: int) -> list[int | None]:
     with ThreadPoolExecutor(size) as pool:
-        ranks = [pool.submit(memory.share, store, rank, size, LONG, PART) for rank in reversed(range(size))]
+        ranks = [pool.submit(peers.share, store, rank, size, LONG, PART) for rank in reversed(range(size))]
         return [rank.result() for rank in reversed(ranks)]
 
 
@@ -41,7 +41,7 @@ def test_all_ranks_have_the_same_memory_and_no_file_system_has_it() -> None:
 
 
 def test_a_rank_alone_has_none() -> None:
-    assert memory.share(HashStore(), 0, 1, LONG, PART) is None
+    assert peers.share(HashStore(), 0, 1, LONG, PART) is None
 
 
 NO_ROOM = """
@@ -65,7 +65,7 @@ def test_without_room_none_has_it_and_it_is_said_once() -> None:
 def test_with_a_rank_elsewhere_none_has_it(capsys: pytest.CaptureFixture[str]) -> None:
     before, store = descriptors(), HashStore()
     PrefixStore("memory", store).set("1", "elsewhere")
-    assert memory.share(store, 0, 2, LONG, PART) is None
+    assert peers.share(store, 0, 2, LONG, PART) is None
     assert descriptors() == before
     assert capsys.readouterr().out == ""
 
@@ -75,7 +75,7 @@ def test_an_offer_of_another_host_is_not_opened() -> None:
     ours = PrefixStore("memory", store)
     ours.set("offer", "elsewhere\n/proc/1/fd/0\n/memfd:manycpu")
     ours.set("verdict", "elsewhere")
-    assert memory.share(store, 1, 2, LONG, PART) is None
+    assert peers.share(store, 1, 2, LONG, PART) is None
     assert ours.get("1") == b"elsewhere"
 
 
@@ -83,11 +83,11 @@ def test_what_is_not_the_memory_that_was_offered_is_not_opened() -> None:
     before, store = descriptors(), HashStore()
     ours = PrefixStore("memory", store)
     with Path(os.devnull).open() as other, ThreadPoolExecutor(1) as pool:
-        first = pool.submit(memory.share, store, 0, 2, LONG, PART)
+        first = pool.submit(peers.share, store, 0, 2, LONG, PART)
         ours.wait(["offer"], LONG)
         host, _, target = ours.get("offer").decode().split("\n")
         ours.set("offer", f"{host}\n/proc/self/fd/{other.fileno()}\n{target}")
-        assert memory.share(store, 1, 2, LONG, PART) is None
+        assert peers.share(store, 1, 2, LONG, PART) is None
         assert first.result() is None
     assert "is not /memfd:manycpu-" in ours.get("1").decode()
     assert descriptors() == before

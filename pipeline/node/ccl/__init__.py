@@ -7,7 +7,6 @@ and earlier Intel's own binding is used, where it is installed.
 
 import atexit
 import functools
-from collections.abc import Callable
 from datetime import timedelta
 from types import ModuleType
 from typing import Any, Final
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from manycpu.pipeline.node.ccl import build, environment, leftovers, memory, peers, vendor
+from manycpu.pipeline.node.ccl import build, environment, leftovers, peers, vendor
 
 __all__ = ["awaited", "register"]
 
@@ -28,11 +27,7 @@ _MIN_CONNECT_TIMEOUT: Final = timedelta(seconds=30)
 
 
 def awaited() -> str:
-    """Name what :func:`register` waits for, with the time of a build where the backend is not built yet.
-
-    Raises:
-        UnavailableError: The backend cannot be used.
-    """
+    """Name what :func:`register` waits for, with the time of a build where the backend is not built yet."""
     needs_build = vendor.find(torch.__version__) is None and build.is_to_be_built()
     return f"the backend ccl{_BUILD if needs_build else ''}"
 
@@ -52,25 +47,21 @@ def register() -> None:
     module = build.load()
     atexit.register(_end, module)
     dist.Backend.register_backend("ccl", functools.partial(_create_group, module), devices=["cpu"])
+    # Have DDP's records name the backend: torch calls each that is not its own "custom".
     original = DistributedDataParallel._get_ddp_logging_data  # noqa: SLF001 - no other way
-    DistributedDataParallel._get_ddp_logging_data = _with_name(original)  # type: ignore[method-assign] # noqa: SLF001
-
-
-def _end(module: ModuleType) -> None:
-    module.stop()
-    leftovers.release()
-    leftovers.sweep()  # of a rank of this run that was killed
-
-
-def _with_name(original: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    """Have DDP's records name the backend: torch calls each that is not its own ``custom``."""
 
     @functools.wraps(original)
     def records(model: Any) -> dict[str, Any]:
         record = original(model)
         return record | ({"backend_name": "ccl"} if dist.get_backend(model.process_group) == "ccl" else {})
 
-    return records
+    DistributedDataParallel._get_ddp_logging_data = records  # type: ignore[assignment, method-assign] # noqa: SLF001
+
+
+def _end(module: ModuleType) -> None:
+    module.stop()
+    leftovers.release()
+    leftovers.sweep()  # of a rank of this run that was killed
 
 
 def _create_group(module: ModuleType, store: Store, rank: int, size: int, timeout: timedelta) -> Any:
@@ -81,7 +72,7 @@ def _create_group(module: ModuleType, store: Store, rank: int, size: int, timeou
     own = PrefixStore(met.token, store)  # has no keys of an earlier meeting
     # For what oneCCL lacks.
     gloo = dist.ProcessGroupGloo(PrefixStore("gloo", own), rank, size, connect_timeout)
-    shared = memory.share(own, rank, size, connect_timeout, module.PART)
+    shared = peers.share(own, rank, size, connect_timeout, module.PART)
     descriptors = [connection.detach() for connection in met.connections]
     leftovers.sweep()  # first: libfabric would reuse the region of a dead process with this process' id
     try:

@@ -14,8 +14,6 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Final, NamedTuple
@@ -70,8 +68,7 @@ class Compiler(NamedTuple):
 def load() -> ModuleType:
     """Load the backend's module, and build it first where it is not built yet.
 
-    Raises:
-        UnavailableError: It can be neither found nor built here, or does not load into this torch.
+    All functions of this module raise UnavailableError, which says what is missing and what to do.
     """
     path = built()
     loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))
@@ -98,18 +95,24 @@ def built() -> Path:
         return library
     if compiler is None:
         return _built_elsewhere(folder)
-    with _locked(folder):
+    # The kernel releases the lock when its process ends, so that no stale lock stays.
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        raise UnavailableError(
+            f"it cannot be built into {folder}: {error.strerror}; "
+            "set MANYCPU_CACHE to a folder that is writable"
+        ) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
             _build_unless_failed(library, oneccl, compiler)
     return library
 
 
 def is_to_be_built() -> bool:
-    """Whether the library is still to be compiled.
-
-    Raises:
-        UnavailableError: There is no oneCCL, or neither a compiler nor a library that another one built.
-    """
+    """Whether the library is still to be compiled."""
     oneccl, compiler = find_oneccl(), find_compiler()
     folder = folder_of(cache(), oneccl, compiler)
     if compiler is None:
@@ -126,6 +129,7 @@ def cache() -> Path:
 
 def folder_of(base: Path, oneccl: OneCcl, compiler: Compiler | None) -> Path:
     """Name a build's folder: a digest of torch, oneCCL, Python, flags and source, then of the compiler."""
+    # A change of one of these has it built again on every machine: also a comment in a file of the source.
     source = [path.read_text() for path in sorted(SOURCE.iterdir())]
     made_for = [torch.__version__, oneccl.version, str(sysconfig.get_config_var("SOABI")), *_FLAGS, *source]
     return base / "ccl" / f"{_digest(made_for)}-{_digest([compiler.version]) if compiler else 'none'}"
@@ -136,11 +140,7 @@ def _digest(words: list[str]) -> str:
 
 
 def find_oneccl() -> OneCcl:
-    """Find oneCCL's headers and its static library for hosts.
-
-    Raises:
-        UnavailableError: It is not installed, or incomplete.
-    """
+    """Find oneCCL's headers and its static library for hosts."""
     try:
         wheel = importlib.metadata.distribution("oneccl-devel")
     except importlib.metadata.PackageNotFoundError as error:
@@ -169,11 +169,7 @@ def find_compiler() -> Compiler | None:
 
 
 def find_library(name: str) -> Path:
-    """Find a library that impi-rt carries: libfabric or MPI.
-
-    Raises:
-        UnavailableError: It is not installed.
-    """
+    """Find a library that impi-rt carries: libfabric or MPI."""
     try:
         path = _file_of(importlib.metadata.distribution("impi-rt"), name)
     except importlib.metadata.PackageNotFoundError:
@@ -196,30 +192,14 @@ def _file_of(wheel: importlib.metadata.Distribution, end: str) -> Path | None:
 def _built_elsewhere(folder: Path) -> Path:
     """Find a library that another compiler built for the same torch and oneCCL: there is no compiler here."""
     versions = folder.name.partition("-")[0]
-    for library in sorted(folder.parent.glob(f"{versions}-*/{NAME}.so")):
-        return library
+    if libraries := sorted(folder.parent.glob(f"{versions}-*/{NAME}.so")):
+        return libraries[0]
     raise UnavailableError(
         f"it was not built for torch {torch.__version__} yet, and there is no C++ compiler to do it; "
         "install one (Debian: apt-get install g++), or name it in CXX, or build where there is one: "
         f"python -m manycpu.pipeline.node.ccl "
         f"(kept in {folder.parent}; MANYCPU_CACHE names another place)"
     )
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    # The kernel releases the lock when its process ends, so that no stale lock stays.
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("w")
-    except OSError as error:
-        raise UnavailableError(
-            f"it cannot be built into {folder}: {error.strerror}; "
-            "set MANYCPU_CACHE to a folder that is writable"
-        ) from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _build_unless_failed(library: Path, oneccl: OneCcl, compiler: Compiler) -> None:
@@ -229,21 +209,16 @@ def _build_unless_failed(library: Path, oneccl: OneCcl, compiler: Compiler) -> N
     failed_attempt, reason = json.loads(failure.read_text()) if failure.exists() else (None, "")
     if failed_attempt == attempt:
         raise UnavailableError(reason)
-    try:
-        _build(library, oneccl, compiler)
-    except UnavailableError as error:
-        if None not in attempt:
-            failure.write_text(json.dumps([attempt, error.args[0]]))
-        raise
-
-
-def _build(library: Path, oneccl: OneCcl, compiler: Compiler) -> None:
     start = time.monotonic()
     folder = Path(tempfile.mkdtemp(dir=library.parent))
     try:
         built = folder / library.name
         _compile(_command(built, oneccl, compiler))
         built.replace(library)  # atomic: no process sees half of it
+    except UnavailableError as error:
+        if None not in attempt:
+            failure.write_text(json.dumps([attempt, error.args[0]]))
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     sys.stdout.write(f"manycpu: built the ccl backend in {time.monotonic() - start:.0f} s: {library}\n")

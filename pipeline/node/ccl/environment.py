@@ -67,7 +67,8 @@ def settings(  # noqa: PLR0913 - everything that they depend on
         "CCL_KVS_IFACE": interface,
         "FI_TCP_IFACE": interface,
     }
-    if is_intel_mpi(rank, environ):
+    # Intel's mpirun: MPICH's sets the same variables, but none with I_MPI_.
+    if rank.launcher == "hydra" and any(name.startswith("I_MPI_") for name in environ):
         # Intel MPI looks for libfabric among the system's libraries, but impi-rt has it beside MPI's library.
         beside = used.with_name(fabric.name)
         of_mpi = {"I_MPI_OFI_LIBRARY": str(beside)} if beside.exists() and not system_has_fabric else {}
@@ -78,11 +79,6 @@ def settings(  # noqa: PLR0913 - everything that they depend on
         "CCL_LOCAL_RANK": str(rank.local_rank),
         "CCL_LOCAL_SIZE": str(rank.local_world_size),
     }
-
-
-def is_intel_mpi(rank: Rank, environ: Mapping[str, str]) -> bool:
-    """Whether Intel's mpirun started this rank: MPICH's sets the same variables, but none with I_MPI_."""
-    return rank.launcher == "hydra" and any(name.startswith("I_MPI_") for name in environ)
 
 
 def interface() -> str:

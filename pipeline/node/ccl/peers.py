@@ -1,20 +1,35 @@
-"""Connect rank 0 of a group with each other rank: a process that dies closes its connection."""
+"""What the ranks of a group have in common: connections with rank 0, and memory where they are on one host.
 
-import contextlib
+A process that dies closes its connection. The memory has no name in any file system: it takes no room of
+/dev/shm, and the kernel frees it when the last of its ranks ends, even by a signal.
+"""
+
+import ctypes
 import os
 import secrets
 import socket
 import time
+from contextlib import suppress
 from datetime import timedelta
-from typing import NamedTuple
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
 
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-__all__ = ["Peers", "connect"]
+from manycpu.pipeline.node.emit import warn
+from manycpu.pipeline.spec import kernel
+
+__all__ = ["Peers", "connect", "share"]
 
 _KEY = "peers"
 _WELCOME = b"+"
 _RETRY_INTERVAL_S = 0.05
+_OFFER: Final = "offer"
+_VERDICT: Final = "verdict"
+_ELSEWHERE: Final = "elsewhere"
+_YES: Final = "yes"
+_CLOEXEC: Final = 1  # MFD_CLOEXEC
 
 
 class Peers(NamedTuple):
@@ -41,9 +56,7 @@ def connect(store: Store, rank: int, size: int, timeout: timedelta, address: str
     if size == 1:
         return Peers([], [], "alone")
     deadline = time.monotonic() + timeout.total_seconds()
-    if rank == 0:
-        return _serve(store, size, deadline, address)
-    return _join(store, rank, deadline)
+    return _serve(store, size, deadline, address) if rank == 0 else _join(store, rank, deadline)
 
 
 def _name() -> str:
@@ -98,22 +111,15 @@ def _join(store: Store, rank: int, deadline: float) -> Peers:
         # Read it in each try: torchrun may have replaced rank 0, and the store still have the old address.
         address, port, token, name = store.get(_KEY).decode().split(" ", 3)
         seconds = _seconds_left(deadline, f"{name}, rank 0 of the group, did not answer at {address}:{port}")
-        link = _welcomed((address, int(port)), f"{token} {rank} {_name()}\n", seconds)
-        if link is not None:
-            _tune(link)
-            return Peers([link], [name], token)
+        with suppress(OSError):
+            link = socket.create_connection((address, int(port)), timeout=seconds)
+            with suppress(OSError):
+                link.sendall(f"{token} {rank} {_name()}\n".encode())
+                if link.recv(1) == _WELCOME:
+                    _tune(link)
+                    return Peers([link], [name], token)
+            link.close()
         time.sleep(_RETRY_INTERVAL_S)
-
-
-def _welcomed(place: tuple[str, int], greeting: str, timeout: float) -> socket.socket | None:
-    with contextlib.suppress(OSError):
-        link = socket.create_connection(place, timeout=timeout)
-        with contextlib.suppress(OSError):
-            link.sendall(greeting.encode())
-            if link.recv(1) == _WELCOME:
-                return link
-        link.close()
-    return None
 
 
 def _tune(link: socket.socket) -> None:
@@ -124,3 +130,85 @@ def _tune(link: socket.socket) -> None:
     for name, seconds in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):
             link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+
+
+def share(store: Store, rank: int, size: int, timeout: timedelta, part: int) -> int | None:
+    """Have all ranks open the same memory, ``part`` bytes for each, or none of them, if one cannot.
+
+    Returns a descriptor of the memory, or None.
+    """
+    if size == 1:
+        return None
+    own = PrefixStore("memory", store)
+    memory = _offer(own, size, timeout, part) if rank == 0 else _accept(own, rank, timeout, part)
+    if memory is None or own.get(_VERDICT).decode() == _YES:
+        return memory
+    os.close(memory)
+    return None
+
+
+def _offer(store: Store, size: int, timeout: timedelta, part: int) -> int | None:
+    memory, answer = None, _YES
+    try:
+        memory = _create_nameless(f"manycpu-{secrets.token_hex(8)}")
+        os.ftruncate(memory, size * part)
+        _reserve(memory, 0, part)
+        place = Path(f"/proc/{os.getpid()}/fd/{memory}")
+        store.set(_OFFER, f"{_host()}\n{place}\n{place.readlink()}")
+    except OSError as error:
+        answer = str(error)
+        store.set(_OFFER, _ELSEWHERE)
+    answers = [str(rank) for rank in range(1, size)]
+    store.wait(answers, timeout)
+    all_answers = {answer, *(store.get(rank).decode() for rank in answers)}
+    store.set(_VERDICT, _YES if all_answers == {_YES} else _ELSEWHERE)
+    faults = all_answers - {_YES, _ELSEWHERE}
+    if faults:
+        _warn(f"ccl: the ranks of this host share no memory, so that allreduce is slower: {min(faults)}")
+    return memory
+
+
+def _accept(store: Store, rank: int, timeout: timedelta, part: int) -> int | None:
+    memory, answer = None, _ELSEWHERE
+    store.wait([_OFFER], timeout)
+    offer = store.get(_OFFER).decode().split("\n")
+    if offer[0] == _host():
+        try:
+            place = Path(offer[1])
+            if str(place.readlink()) != offer[2]:  # no other memory has that name: open nothing else
+                raise FileNotFoundError(f"{place} is not {offer[2]}")
+            memory, answer = os.open(place, os.O_RDWR | os.O_CLOEXEC), _YES
+            _reserve(memory, rank * part, part)
+        except OSError as error:
+            answer = str(error)
+    store.set(str(rank), answer)
+    store.wait([_VERDICT], timeout)
+    return memory
+
+
+@cache
+def _warn(message: str) -> None:
+    """Warn once, for all groups."""
+    warn(message)
+
+
+def _create_nameless(label: str) -> int:
+    # Not os.memfd_create: a Python that was built for old systems does not have it.
+    libc = ctypes.CDLL(None, use_errno=True)
+    memory: int = libc.memfd_create(label.encode(), _CLOEXEC)
+    if memory < 0:
+        raise OSError(ctypes.get_errno(), f"memfd_create: {os.strerror(ctypes.get_errno())}")
+    return memory
+
+
+def _host() -> str:
+    """Identify this host, or the part of it that has one numbering of processes."""
+    boot, namespace = kernel.boot_id(), kernel.pid_namespace()
+    if boot is None or namespace is None:
+        return f"{socket.gethostname()} {os.getpid()}"
+    return f"{socket.gethostname()} {boot} {namespace}"
+
+
+def _reserve(memory: int, start: int, size: int) -> None:
+    """Allocate memory now: on the NUMA node of the rank that uses it most; fails if there is none left."""
+    os.posix_fallocate(memory, start, size)

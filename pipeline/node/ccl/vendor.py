@@ -58,11 +58,7 @@ def is_served(torch_version: str) -> bool:
 
 
 def find(torch_version: str) -> Binding | None:
-    """Find the binding to use; None: manycpu's own backend.
-
-    Raises:
-        UnavailableError: One is installed that was made for another torch.
-    """
+    """Find the binding to use, and refuse one made for another torch; None: manycpu's own backend."""
     if not is_served(torch_version):
         return None
     for package, module in _PACKAGES:
@@ -75,11 +71,7 @@ def find(torch_version: str) -> Binding | None:
 
 
 def checked(torch_version: str, binding: Binding) -> Binding:
-    """Return the binding, if it fits.
-
-    Raises:
-        UnavailableError: It does not; the message names the version that does.
-    """
+    """Return the binding if it fits; else raise UnavailableError with the version that does."""
     if fits(torch_version, binding.version):
         return binding
     raise UnavailableError(
@@ -97,14 +89,10 @@ def use(binding: Binding) -> None:
         )
     script = Path(spec.origin).parent / "env" / "setvars.sh"
     if script.exists():
-        os.environ.update(_sourced(script))
+        command = ["sh", "-c", '. "$0" >/dev/null && env -0', str(script)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        if done.returncode:
+            raise UnavailableError(f"{script} failed: {done.stderr.strip()[:500]}")
+        pairs = (entry.partition("=") for entry in done.stdout.split("\0") if "=" in entry)
+        os.environ.update({name: value for name, _, value in pairs})
     importlib.import_module(binding.module)
-
-
-def _sourced(script: Path) -> dict[str, str]:
-    command = ["sh", "-c", '. "$0" >/dev/null && env -0', str(script)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
-    if done.returncode:
-        raise UnavailableError(f"{script} failed: {done.stderr.strip()[:500]}")
-    pairs = (entry.partition("=") for entry in done.stdout.split("\0") if "=" in entry)
-    return {name: value for name, _, value in pairs}
