@@ -101,14 +101,14 @@ def _wait(ranks: dict[int, int]) -> tuple[int, int | None]:
     deadline = None
     while ranks:
         if deadline is None:
-            number: int | None = signal.sigwaitinfo(_SIGNALS).si_signo
+            received: signal.struct_siginfo | None = signal.sigwaitinfo(_SIGNALS)
         else:
             received = signal.sigtimedwait(_SIGNALS, max(0.0, deadline - time.monotonic()))
-            number = received.si_signo if received else None
-        if number is None:  # the grace period is over
+        if received is None:  # the grace period is over
             deadline = None
             _send(ranks, signal.SIGKILL)
             continue
+        number = received.si_signo
         failed = _reap(ranks) if number == signal.SIGCHLD else None
         if number != signal.SIGCHLD:
             _send(ranks, number)
@@ -122,14 +122,10 @@ def _wait(ranks: dict[int, int]) -> tuple[int, int | None]:
 def _reap(ranks: dict[int, int]) -> tuple[int, int] | None:
     """Reap and remove the ranks that have ended; returns exit code and number of one that failed."""
     failed = None
-    while ranks:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid == 0:
-            break
-        rank, code = ranks.pop(pid, None), os.waitstatus_to_exitcode(status)
-        if rank is None:  # a child that this process had before it was replaced by this program (exec)
-            continue
-        if code and failed is None:
+    while ranks and (waited := os.waitpid(-1, os.WNOHANG))[0]:
+        # There may also be a child that this process had before it was replaced by this program (exec).
+        rank, code = ranks.pop(waited[0], None), os.waitstatus_to_exitcode(waited[1])
+        if rank is not None and code and failed is None:
             failed = (code if code > 0 else 128 - code, rank)
     return failed
 

@@ -32,19 +32,10 @@ class Meeting(NamedTuple):
 
     me: dict[str, Any]
     records: tuple[dict[str, Any], ...]
+    backend: str | None = None
+    """The collective backend that all of them use; None: the script chooses."""
     finished: str = ""
     """The name of an earlier meeting whose ranks have all finished: nothing is left to do."""
-
-    @property
-    def world_size(self) -> int:
-        """How many ranks there are."""
-        return len(self.records)
-
-    @property
-    def backend(self) -> str | None:
-        """The collective backend that all of them use; None: the script chooses."""
-        chosen: str | None = self.me["backend"]
-        return chosen
 
 
 def meet(
@@ -56,22 +47,21 @@ def meet(
 ) -> Meeting:
     """Exchange records with all ranks, check them, and choose the backend from them.
 
+    The rank ends with 87 if a rank does not come in time, or the ranks that come are not those asked for.
+
     Args:
         rank: This rank.
         requested: The world that the run asks for.
         plan: Its CPU plan.
         no_ccl: Why this rank cannot use the backend ccl; empty where it can.
         listener: The socket on which rank 0 serves the store; None: rank 0 opens MASTER_PORT itself.
-
-    Raises:
-        NodeExit: 87, a rank did not come in time, or the ranks that came are not those asked for.
     """
     me = _describe(rank, requested, plan) | {"no_ccl": no_ccl}
     # With a listener the store is needed for one rank too: the script meets itself there.
     met = rank.world_size > 1 or listener is not None
     records = _exchange(rank, me, requested, listener) if met else [me]
     if finished := max(record["finished"] for record in records):  # one rank that sees it is enough
-        return Meeting(me, tuple(records), finished)
+        return Meeting(me, tuple(records), finished=finished)
     requested.check_meeting(records)
     # Each node counts its own restarts, and a new node starts at 0: the oldest node has the right number.
     me["round"] = max(record["round"] for record in records)
@@ -82,7 +72,7 @@ def meet(
     shown += ["devices"] if requested.devices else []
     said_once = {"backend_reason": reason} if reason and rank.rank == 0 else {}
     say("proof", **{name: me[name] for name in shown}, **said_once)
-    return Meeting(me, tuple(sorted(records, key=lambda record: int(record["rank"]))))
+    return Meeting(me, tuple(sorted(records, key=lambda record: int(record["rank"]))), me["backend"])
 
 
 def choose_interface(meeting: Meeting) -> None:
@@ -90,7 +80,7 @@ def choose_interface(meeting: Meeting) -> None:
 
     On one machine that is the loopback interface; between machines never.
     """
-    if os.environ.get("GLOO_SOCKET_IFNAME") or meeting.world_size == 1:
+    if os.environ.get("GLOO_SOCKET_IFNAME") or len(meeting.records) == 1:
         return
     me = (meeting.me["host"], meeting.me["address"])
     others = [record for record in meeting.records if (record["host"], record["address"]) != me]

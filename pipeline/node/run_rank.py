@@ -76,7 +76,7 @@ def _run(rank: world.Rank, program: script.Program, listener: socket.socket | No
     proof.choose_interface(meeting)
     if meeting.backend:
         os.environ["MANYCPU_BACKEND"] = meeting.backend
-    backends.wrap(meeting.backend, meeting.world_size)
+    backends.wrap(meeting.backend, len(meeting.records))
     program = script.translated(program, meeting.backend)
     script.warn_of_forks()
     pace, process = step_pace.watch(), os.getpid()
@@ -88,7 +88,7 @@ def _run(rank: world.Rank, program: script.Program, listener: socket.socket | No
         devices.report()
     if code == 0:
         metrics.report_trainer_files()
-        _check(program, rank, meeting.world_size, devices)
+        _check(program, rank, len(meeting.records), devices)
     return code
 
 

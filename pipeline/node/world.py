@@ -91,11 +91,7 @@ class RequestedWorld(NamedTuple):
     """Devices of XLA that each process drives; None: it trains on CPUs."""
 
     def check_world(self, rank: Rank) -> None:
-        """Compare the world that the launcher made with the one that the run asks for.
-
-        Raises:
-            NodeExit: 87, they differ.
-        """
+        """End the rank with 87 if the launcher made another world than the run asks for."""
         if self.nodes is None:
             return
         low, high = (nodes * self.processes for nodes in self.nodes)
@@ -114,11 +110,7 @@ class RequestedWorld(NamedTuple):
         )
 
     def check_meeting(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Compare the ranks' records with the requested world; every rank gets the same result.
-
-        Raises:
-            NodeExit: 87, with everything that is wrong.
-        """
+        """End every rank with 87, and all that is wrong, if the ranks' records do not fit the request."""
         faults = []
         ranks = sorted(record["rank"] for record in records)
         worlds = sorted({record["world_size"] for record in records})
@@ -138,14 +130,7 @@ class RequestedWorld(NamedTuple):
             raise NodeExit(EXIT_PROOF, message)
 
     def choose_backend(self, records: Sequence[Mapping[str, Any]]) -> tuple[str | None, str | None]:
-        """Choose the backend that all ranks have; every rank makes the same choice.
-
-        Args:
-            records: Of each rank; ``no_ccl`` says why it cannot use ccl, and is empty where it can.
-
-        Returns:
-            The backend, and why it was chosen; the reason is None where there was no choice.
-        """
+        """Choose the backend that all ranks have; returns it, and the reason where there was a choice."""
         if self.backend != AUTO:
             return self.backend, None
         lacking = [record for record in records if record["no_ccl"]]

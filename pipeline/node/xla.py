@@ -48,10 +48,6 @@ class Steps:
     """Times the steps of a training, each from one batch to the next, and warns of compilations.
 
     XLA compiles again for each new shape of a batch, which makes the first steps slow, and some later ones.
-
-    Args:
-        compiled: Reads what XLA has compiled so far.
-        clock: Seconds.
     """
 
     def __init__(self, compiled: Callable[[], Compiled], clock: Callable[[], float] = time.monotonic) -> None:
@@ -129,11 +125,7 @@ class Devices(NamedTuple):
         metrics.metrics(self.steps.metrics())
 
     def check(self, program: str) -> None:
-        """Check that the program's batches were divided among the devices.
-
-        Raises:
-            NodeExit: 86, each device did all of the work.
-        """
+        """End the rank with 86 if the program's batches were not divided among the devices."""
         from torch_xla.debug import metrics as counters
 
         if self.number == 1 or counters.counter_value("CreateOpSharding"):
@@ -149,8 +141,7 @@ class Devices(NamedTuple):
 def take(requested: int) -> Devices:
     """Take the devices of this node, and have every loader of torch_xla divide its batches among them.
 
-    Raises:
-        NodeExit: 88, there is no torch_xla; 87, there is another number of devices.
+    The rank ends with 88 if there is no torch_xla, and with 87 if there is another number of devices.
     """
     if importlib.util.find_spec("torch_xla") is None:
         raise NodeExit(EXIT_BACKEND, _MISSING)
@@ -201,7 +192,7 @@ class _Divided:
 def _wrap_loaders(devices: int, steps: Steps) -> None:
     """Have torch_xla's loaders divide each batch among the devices, and time the steps."""
     from torch_xla.distributed import parallel_loader
-    from torch_xla.utils.utils import for_each_instance
+    from torch_xla.utils.utils import for_each_instance, for_each_instance_rewrite
 
     loader, of_device = parallel_loader.ParallelLoader, parallel_loader.PerDeviceLoader
     divided = _Divided(devices)
@@ -224,19 +215,15 @@ def _wrap_loaders(devices: int, steps: Steps) -> None:
         steps.begins(shapes)
         return batch
 
-    loader.__init__, of_device.next = divide, time_step
-    if _downcasts():
-        loader.send_cpu_data_to_device = _narrow_first(loader.send_cpu_data_to_device)
-
-
-def _narrow_first(send: Callable[..., Any]) -> Callable[..., Any]:
-    from torch_xla.utils.utils import for_each_instance_rewrite
+    send = loader.send_cpu_data_to_device
 
     @functools.wraps(send)
     def send_narrowed(self: Any, batches: Any, device: Any) -> Any:
         return send(self, for_each_instance_rewrite(batches, torch.is_tensor, _narrowed), device)
 
-    return send_narrowed
+    loader.__init__, of_device.next = divide, time_step
+    if _downcasts():
+        loader.send_cpu_data_to_device = send_narrowed
 
 
 def _wrap_accelerate() -> None:

@@ -7,6 +7,7 @@ and earlier Intel's own binding is used, where it is installed.
 
 import atexit
 import functools
+from collections.abc import Callable
 from datetime import timedelta
 from types import ModuleType
 from typing import Any, Final
@@ -48,14 +49,14 @@ def register() -> None:
     atexit.register(_end, module)
     dist.Backend.register_backend("ccl", functools.partial(_create_group, module), devices=["cpu"])
     # Have DDP's records name the backend: torch calls each that is not its own "custom".
-    original = DistributedDataParallel._get_ddp_logging_data  # noqa: SLF001 - no other way
+    original: Callable[[Any], dict[str, Any]] = DistributedDataParallel._get_ddp_logging_data  # noqa: SLF001
 
     @functools.wraps(original)
     def records(model: Any) -> dict[str, Any]:
         record = original(model)
         return record | ({"backend_name": "ccl"} if dist.get_backend(model.process_group) == "ccl" else {})
 
-    DistributedDataParallel._get_ddp_logging_data = records  # type: ignore[assignment, method-assign] # noqa: SLF001
+    DistributedDataParallel._get_ddp_logging_data = records  # type: ignore[method-assign] # noqa: SLF001
 
 
 def _end(module: ModuleType) -> None:
