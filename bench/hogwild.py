@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench._measure import by_turns, ratio, rounds, spread
-from manycpu.pipeline.spec.cpu_plan import plan
-from manycpu.pipeline.spec.cpu_request import THREAD_VARIABLES, CpuRequest
+from manycpu.pipeline.spec.cpu_plan import THREAD_VARIABLES, CpuRequest, plan
 from manycpu.pipeline.spec.machine import Machine
 
 PROCESSES = 4

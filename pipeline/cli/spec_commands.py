@@ -14,8 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from manycpu.pipeline import display
-from manycpu.pipeline.cli import options
-from manycpu.pipeline.spec import cpu_plan, node_spec
+from manycpu.pipeline.cli import node_spec, options
+from manycpu.pipeline.spec import cpu_plan
 from manycpu.pipeline.spec.credentials import redacted_description
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import Machine

@@ -18,10 +18,10 @@ from manycpu.pipeline.launchers.pod_spec import (
     security_context,
     unprivileged,
 )
-from manycpu.pipeline.spec import cpu_plan, node_spec
-from manycpu.pipeline.spec.cpu_request import CpuRequest
+from manycpu.pipeline.spec.cpu_plan import CpuRequest, plan
 from manycpu.pipeline.spec.job_kinds import PRIORITY_LABEL, QUEUE_LABEL, Role
 from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.machine import Cpu, Machine
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.placement import LIB, Placement
 from manycpu.pipeline.spec.targets import Kubernetes
@@ -108,9 +108,9 @@ def _threads(run: TrainingRun) -> Mapping[str, str]:
     cores = run.resources.cpu
     if cores is None:
         return {"OMP_NUM_THREADS": "1"}  # else torchrun warns
-    machine = node_spec.describe(f"cores={math.ceil(cores)}")
+    machine = Machine(cpus=tuple(Cpu(0, 0, number, number) for number in range(math.ceil(cores))))
     request = CpuRequest(processes=run.processes, subprocesses=run.subprocesses, cpus=cores, env=run.env)
-    return cpu_plan.plan(machine, request).env
+    return plan(machine, request).env
 
 
 def rank_resources(run: TrainingRun) -> KubeObject:

@@ -17,8 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.node.world import Rank
 from manycpu.pipeline.spec import cpu_plan
-from manycpu.pipeline.spec.cpu_plan import pinned
-from manycpu.pipeline.spec.cpu_request import CpuRequest
+from manycpu.pipeline.spec.cpu_plan import CpuRequest, pinned
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.words import counted
 

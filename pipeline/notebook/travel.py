@@ -13,8 +13,8 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
 
+from manycpu.pipeline.notebook import xla
 from manycpu.pipeline.notebook.pickling import is_held
-from manycpu.pipeline.spec import xla
 
 __all__ = [
     "Call",

@@ -8,19 +8,81 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from manycpu.pipeline.spec.cpu_request import (
-    AFFINITY_VARIABLES,
-    THREAD_VARIABLES,
-    CpuRequest,
-    Sizes,
-    cpu_warnings,
-)
-from manycpu.pipeline.spec.machine import Cpu, Machine
+from manycpu.pipeline.spec.machine import Cpu, Machine, bf16_warning
 from manycpu.pipeline.spec.words import counted, format_bytes
 
-__all__ = ["CpuPlan", "Row", "pinned", "plan", "processor_ranges", "shm_of"]
+__all__ = ["THREAD_VARIABLES", "CpuPlan", "CpuRequest", "Row", "pinned", "plan", "processor_ranges", "shm_of"]
 
-_ALLOCATORS: Final = ("tcmalloc", "jemalloc")
+# What OpenMP, MKL, OpenBLAS, numexpr and Rayon (tokenizers) read to size their thread pools.
+THREAD_VARIABLES: Final = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "RAYON_NUM_THREADS",
+)
+# What OpenMP (GNU's and Intel's) and Intel MPI read to bind threads and ranks to processors.
+AFFINITY_VARIABLES: Final = (
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+    "OMP_PLACES",
+    "OMP_PROC_BIND",
+    "I_MPI_PIN",
+    "I_MPI_PIN_DOMAIN",
+    "I_MPI_PIN_PROCESSOR_LIST",
+)
+_CONTAINER_SHM: Final = 64 << 20  # the default of container runtimes
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuRequest:
+    """Processes, CPUs and memory that a run asks of each node; None: no preference."""
+
+    processes: int | None = None
+    """Training processes on the node (``run.nproc_per_node``); None: one for each socket."""
+    subprocesses: int = 1
+    """Processes that compute for each of them at a time (``run.subprocesses``)."""
+    cpus: float | None = None
+    """Processors that the run may use (``run.resources.cpu``); None: all that are granted."""
+    memory: int | None = None
+    """Bytes that the run may use (``run.resources.memory``)."""
+    dtype: str = "fp32"
+    backend: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    """The variables of ``run.env``, which win over the plan, with a warning if it matters."""
+
+    @property
+    def threads(self) -> int | None:
+        """The user's OMP_NUM_THREADS, of a list for nested regions the first; None: it is no count."""
+        text = self.env.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+        return int(text) if text.isdecimal() and int(text) > 0 else None
+
+
+class Sizes(NamedTuple):
+    """How a node's cores are divided among its processes."""
+
+    cores: float
+    processes: int
+    subprocesses: int
+    """Of each process; 1: it computes itself."""
+    fair: int
+    """Threads of each subprocess that the cores allow."""
+    threads: int
+    """Threads of each subprocess, as they will be."""
+
+    @property
+    def computing(self) -> int:
+        """How many processes compute at a time."""
+        return self.processes * self.subprocesses
+
+    @property
+    def cores_each(self) -> int:
+        """Whole cores of a process, and of all its subprocesses together."""
+        return max(1, math.floor(self.cores / self.processes))
+
+    def __str__(self) -> str:
+        processes = counted(self.processes, "process", "es")
+        return processes if self.subprocesses == 1 else f"{processes} x {self.subprocesses} subprocesses"
 
 
 class Row(NamedTuple):
@@ -54,12 +116,7 @@ class CpuPlan:
 
 
 def plan(machine: Machine, request: CpuRequest | None = None) -> CpuPlan:
-    """Divide a node's cores among its processes.
-
-    Args:
-        machine: What the node grants.
-        request: What the run wants of it.
-    """
+    """Divide a node's cores among its processes."""
     request = request or CpuRequest()
     sizes = _sizes(machine, request)
     unpinned = _why_not_pinned(machine, request, sizes)
@@ -75,7 +132,7 @@ def plan(machine: Machine, request: CpuRequest | None = None) -> CpuPlan:
         preload=preload,
         shm=shm_of(memory) if memory else None,
         env={name: str(sizes.threads) for name in THREAD_VARIABLES if name not in request.env},
-        warnings=tuple(cpu_warnings(machine, request, sizes, _preload(machine))),
+        warnings=tuple(_warnings(machine, request, sizes, _preload(machine))),
         rows=(
             *_rows_of_machine(machine, request, sizes),
             *_rows_of_processes(request, sizes, pins, unpinned),
@@ -120,9 +177,8 @@ def _why_not_pinned(machine: Machine, request: CpuRequest, sizes: Sizes) -> str 
 
 def _preload(machine: Machine) -> tuple[str, ...]:
     libraries = machine.libraries or {}
-    allocators = [libraries[name] for name in _ALLOCATORS if name in libraries]
-    openmp = [libraries[name] for name in ("iomp5",) if name in libraries]
-    return (*allocators[:1], *openmp)
+    allocator = libraries.get("tcmalloc") or libraries.get("jemalloc")
+    return tuple(filter(None, (allocator, libraries.get("iomp5"))))
 
 
 def _rows_of_machine(machine: Machine, request: CpuRequest, sizes: Sizes) -> Iterator[Row]:
@@ -237,3 +293,88 @@ def _fitting(free: list[tuple[int, int]], threads: int) -> list[tuple[int, int]]
         if len(cores) >= threads:
             return cores[:threads]
     return free[:threads]
+
+
+def _warnings(machine: Machine, request: CpuRequest, sizes: Sizes, preload: Sequence[str]) -> Iterator[str]:
+    """Yield a warning for each common mistake with the cores and the memory of a node, with what to do."""
+    yield from _excess(machine, request)
+    yield from _shape(machine, sizes)
+    yield from _threads(request, sizes)
+    for name in AFFINITY_VARIABLES:
+        if name in request.env and sizes.processes > 1:
+            yield (
+                f"run.env: {name}={request.env[name]} wins over the CPU plan's pinning, and is the same for "
+                f"all {sizes.processes} ranks of a node; leave it out to give each rank cores of its own"
+            )
+    preloaded = request.env.get("LD_PRELOAD")
+    if missing := [path for path in preload if preloaded is not None and path not in preloaded]:
+        yield f"run.env: LD_PRELOAD={preloaded} wins over the CPU plan's, without {', '.join(missing)}"
+    yield from _workers(request)
+    if request.dtype == "bf16" and (warning := bf16_warning(machine.flags)):
+        yield warning
+
+
+def _excess(machine: Machine, request: CpuRequest) -> Iterator[str]:
+    if request.cpus and request.cpus > machine.processors:
+        yield (
+            f"run.resources.cpu asks for {request.cpus:g} cores; this node grants {machine.processors:g}, "
+            "which are used"
+        )
+    if request.memory and machine.memory and request.memory > machine.memory:
+        yield (
+            f"run.resources.memory is {format_bytes(request.memory)}, more than this node can allocate: "
+            f"{format_bytes(machine.memory)}"
+        )
+    if machine.guaranteed is False:
+        yield (
+            "limits are not requests: what the pod requests of processors is not its limit of "
+            f"{machine.quota:g}, so that a busy node gives it less than is planned for; make them equal"
+        )
+
+
+def _shape(machine: Machine, sizes: Sizes) -> Iterator[str]:
+    if sizes.computing > sizes.cores:
+        share = "share" if sizes.computing > 1 else "shares"
+        yield f"{sizes} {share} {counted(sizes.cores, 'core')}: oversubscribed"
+    per_socket = len({cpu.core for cpu in machine.cpus}) / machine.sockets
+    if sizes.fair > per_socket:
+        yield (
+            f"a process of {sizes.fair} threads spans {machine.sockets} sockets, and reads a part of its "
+            f"memory across the link between them; set run.nproc_per_node to {machine.sockets}, or a multiple"
+        )
+    if machine.shm is not None and machine.shm <= _CONTAINER_SHM and sizes.processes > 1:
+        yield (
+            f"the shared memory at /dev/shm has {format_bytes(machine.shm)}, as in any container: "
+            "ranks and data loaders that exchange tensors there die of SIGBUS; mount a memory-backed volume "
+            "there, or run the container with --shm-size"
+        )
+
+
+def _threads(request: CpuRequest, sizes: Sizes) -> Iterator[str]:
+    scale = f"{sizes} on {counted(sizes.cores, 'core')}"
+    for name in THREAD_VARIABLES:
+        text = request.env.get(name, "").strip()
+        if not text or text == str(sizes.fair):
+            continue
+        count = int(text) if text.isdecimal() else 0
+        if count * sizes.computing > max(sizes.cores, sizes.computing):
+            yield (
+                f"run.env: {name}={text} makes {count * sizes.computing} threads of {scale}: oversubscribed; "
+                f"leave it out to have the CPU plan's {sizes.fair}"
+            )
+        else:
+            yield (
+                f"run.env: {name}={text} wins over the CPU plan's {sizes.fair} ({scale}); "
+                "leave it out to have the plan's"
+            )
+
+
+def _workers(request: CpuRequest) -> Iterator[str]:
+    if request.backend in ("gloo", "mpi") or request.env.get("CCL_WORKER_OFFLOAD", "0") != "0":
+        return
+    for name in ("CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY"):
+        if request.env.get(name, "1") != "1":
+            yield (
+                f"run.env: {name}={request.env[name]} has no effect: the backend ccl drives oneCCL without "
+                "workers (CCL_WORKER_OFFLOAD=0)"
+            )

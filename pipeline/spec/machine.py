@@ -95,13 +95,22 @@ class Machine:
     @classmethod
     def observe(cls, root: Path = Path("/")) -> "Machine":
         """Read the processors and the memory of this machine from files below ``root``."""
-        grant = _cgroup_grant(root)
+        try:
+            file_system = os.statvfs(root / "dev/shm")
+            shm = file_system.f_blocks * file_system.f_frsize
+        except OSError:
+            shm = None
+        folders = _cgroups(root)
+        quota = min(filter(None, map(_quota, folders("cpu"))), default=None)
+        grants = [*filter(None, map(_cgroup_memory, folders("memory")))]
+        if total := _after(root / "proc/meminfo", "MemTotal:"):
+            grants.append(int(total.split()[0]) * 1024)
         return cls(
             cpus=tuple(sorted(_cpus(root))),
-            quota=grant.quota,
-            guaranteed=grant.guaranteed,
-            memory=min(filter(None, (_memory(root), grant.memory)), default=None),
-            shm=_shm(root),
+            quota=quota,
+            guaranteed=_guaranteed(root, next(folders("cpu"), root), quota),
+            memory=min(grants, default=None),
+            shm=shm,
             flags=processor_flags(root),
             libraries=preload_libraries(root),
         )
@@ -120,73 +129,6 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _cpus(root: Path) -> Iterator[Cpu]:
-    nodes = _nodes(root)
-    for number in _affinity(root):
-        folder = root / f"sys/devices/system/cpu/cpu{number}/topology"
-        siblings = numbers(_first(folder / "thread_siblings_list", str(number)))
-        socket = int(_first(folder / "physical_package_id", "0"))
-        yield Cpu(socket, nodes.get(number, 0), min(siblings), number)
-
-
-def _affinity(root: Path) -> tuple[int, ...]:
-    for line in _read_lines(root / "proc/self/status"):
-        if line.startswith("Cpus_allowed_list:"):
-            return numbers(line.partition(":")[2])
-    return (0,)
-
-
-def _nodes(root: Path) -> dict[int, int]:
-    folders = (root / "sys/devices/system/node").glob("node[0-9]*")
-    return {
-        number: int(folder.name.removeprefix("node"))
-        for folder in folders
-        for number in numbers(_first(folder / "cpulist", ""))
-    }
-
-
-def _memory(root: Path) -> int | None:
-    for line in _read_lines(root / "proc/meminfo"):
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _shm(root: Path) -> int | None:
-    try:
-        file_system = os.statvfs(root / "dev/shm")
-    except OSError:
-        return None
-    return file_system.f_blocks * file_system.f_frsize
-
-
-def _first(path: Path, default: str) -> str:
-    return next(iter(_read_lines(path)), default)
-
-
-class _Grant(NamedTuple):
-    """The tightest limits of this process's cgroup and all those above it; None: no limit."""
-
-    quota: float | None = None
-    """Processors' worth of time."""
-    memory: int | None = None
-    """Bytes."""
-    guaranteed: bool | None = None
-    """In a pod: whether its request for processors equals its limit; None elsewhere, or without a limit."""
-
-
-def _cgroup_grant(root: Path) -> _Grant:
-    """Read the limits of this process's cgroups, of versions 1 and 2."""
-    paths = {
-        controller: path
-        for _, controllers, path in (line.split(":", 2) for line in _read_lines(root / "proc/self/cgroup"))
-        for controller in controllers.split(",")
-    }
-    quota = min(_limits(root, paths, "cpu", _quota), default=None)
-    memory = min(_limits(root, paths, "memory", _cgroup_memory), default=None)
-    return _Grant(quota, int(memory) if memory else None, _guaranteed(root, paths, quota))
-
-
 def _read_lines(path: Path) -> list[str]:
     """Read a file's lines; empty: it cannot be read."""
     try:
@@ -195,33 +137,56 @@ def _read_lines(path: Path) -> list[str]:
         return []
 
 
-def _limits(
-    root: Path, paths: dict[str, str], controller: str, read: Callable[[Path], float | None]
-) -> Iterator[float]:
-    for folder in _folders(root, paths, controller):
-        if (limit := read(folder)) is not None:
-            yield limit
+def _after(path: Path, *beginnings: str) -> str:
+    """Read the rest of the first line with one of these beginnings; empty: there is none."""
+    lines = (line for line in _read_lines(path) if line.startswith(beginnings))
+    return next(lines, "").partition(":")[2]
 
 
-def _folders(root: Path, paths: dict[str, str], controller: str) -> Iterator[Path]:
-    """Walk from the process's cgroup up to the mount point, in each hierarchy that has the controller."""
-    for line in _read_lines(root / "proc/self/mountinfo"):
-        head, _, right = line.partition(" - ")
-        mounted, point = head.split()[3:5]  # the cgroup at the mount point: not "/" inside most containers
-        kind, _, options = right.split(maxsplit=2)
-        if kind == "cgroup2":
-            path = paths.get("")  # version 2's one hierarchy
-        elif kind == "cgroup" and controller in options.split(","):
-            path = paths.get(controller)
-        else:
-            continue
-        if path is None:
-            continue
-        inside = path.removeprefix(mounted) if mounted != "/" else path
-        parts = [part for part in inside.split("/") if part not in ("", "..")]
-        base = root / point.lstrip("/")
-        for length in range(len(parts), -1, -1):  # a folder that does not exist is no error
-            yield base.joinpath(*parts[:length])
+def _cpus(root: Path) -> Iterator[Cpu]:
+    nodes = {
+        number: int(folder.name.removeprefix("node"))
+        for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
+        for number in numbers(",".join(_read_lines(folder / "cpulist")[:1]))
+    }
+    for number in numbers(_after(root / "proc/self/status", "Cpus_allowed_list:") or "0"):
+        folder = root / f"sys/devices/system/cpu/cpu{number}/topology"
+        siblings, *_ = [*_read_lines(folder / "thread_siblings_list"), str(number)]
+        socket, *_ = [*_read_lines(folder / "physical_package_id"), "0"]
+        yield Cpu(int(socket), nodes.get(number, 0), min(numbers(siblings)), number)
+
+
+def _cgroups(root: Path) -> Callable[[str], Iterator[Path]]:
+    """Find the cgroups of this process, of versions 1 and 2, by their controller.
+
+    The folders lead from the process's cgroup up to the mount point, in each hierarchy with the controller.
+    """
+    paths = {
+        controller: path
+        for _, controllers, path in (line.split(":", 2) for line in _read_lines(root / "proc/self/cgroup"))
+        for controller in controllers.split(",")
+    }
+
+    def folders(controller: str) -> Iterator[Path]:
+        for line in _read_lines(root / "proc/self/mountinfo"):
+            head, _, right = line.partition(" - ")
+            mounted, point = head.split()[3:5]  # within most containers the first is not "/"
+            kind, _, options = right.split(maxsplit=2)
+            if kind == "cgroup2":
+                path = paths.get("")  # version 2's one hierarchy
+            elif kind == "cgroup" and controller in options.split(","):
+                path = paths.get(controller)
+            else:
+                continue
+            if path is None:
+                continue
+            inside = path.removeprefix(mounted) if mounted != "/" else path
+            parts = [part for part in inside.split("/") if part not in ("", "..")]
+            base = root / point.lstrip("/")
+            for length in range(len(parts), -1, -1):  # a folder that does not exist is no error
+                yield base.joinpath(*parts[:length])
+
+    return folders
 
 
 def _quota(folder: Path) -> float | None:
@@ -235,18 +200,17 @@ def _quota(folder: Path) -> float | None:
     return int(words[0]) / int(words[1])
 
 
-def _cgroup_memory(folder: Path) -> float | None:
+def _cgroup_memory(folder: Path) -> int | None:
     words = [*_words(folder / "memory.max"), *_words(folder / "memory.limit_in_bytes")]
     return int(words[0]) if words and words[0] != "max" else None
 
 
-def _guaranteed(root: Path, paths: dict[str, str], quota: float | None) -> bool | None:
+def _guaranteed(root: Path, folder: Path, quota: float | None) -> bool | None:
     """Whether a pod requests as much CPU as its limit: compare its share with its quota."""
     # The kubelet mounts /etc/hosts and /dev/termination-log into every container.
     mounts = _read_lines(root / "proc/self/mountinfo")
     if quota is None or not any("kubelet/pods/" in line for line in mounts):
         return None
-    folder = next(_folders(root, paths, "cpu"), root)
     expected = quota * _SHARES_PER_CPU
     if shares := _words(folder / "cpu.shares"):
         return abs(int(shares[0]) - expected) <= 1
@@ -272,10 +236,7 @@ def _words(path: Path) -> list[str]:
 
 def processor_flags(root: Path = Path("/")) -> frozenset[str]:
     """Read the processor's flags; empty: they cannot be read."""
-    flag_lines = (
-        line for line in _read_lines(root / "proc/cpuinfo") if line.startswith(("flags", "Features"))
-    )
-    return frozenset(next(flag_lines, "").partition(":")[2].split())
+    return frozenset(_after(root / "proc/cpuinfo", "flags", "Features").split())
 
 
 def bf16_warning(flags: Collection[str]) -> str | None:

@@ -1,10 +1,11 @@
 """The paths and settings of a run on its nodes, as stage, build and target chose them: a launcher's input."""
 
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from manycpu.pipeline.spec.naming import secret_name
+from manycpu.pipeline.spec.targets import Family
 
 __all__ = ["CODE", "LIB", "Host", "Mpi", "Placement"]
 
@@ -26,7 +27,7 @@ class Mpi(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    family: Literal["intel", "openmpi", "mpich"]
+    family: Family
     version: str
     mpirun: str
     """Absolute path of its mpirun."""

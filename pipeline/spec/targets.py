@@ -9,10 +9,10 @@ from pydantic_core import PydanticKnownError
 
 from manycpu.pipeline.spec import cpu_plan
 from manycpu.pipeline.spec.credentials import redacted_description
-from manycpu.pipeline.spec.form import AMOUNT_PATTERN, FOLDER_PATTERN, NAME_PATTERN, passable, section, words
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, TRAINJOB
 from manycpu.pipeline.spec.machine import Machine
-from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.spec.training_run import TrainingRun, in_section, passable, words
+from manycpu.pipeline.spec.words import AMOUNT_PATTERN
 
 __all__ = [
     "DEFAULT_MPI",
@@ -27,6 +27,10 @@ __all__ = [
     "TargetFields",
 ]
 
+FOLDER_PATTERN: Final = r"^/.*[^/]$"
+NAME_PATTERN: Final = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
+"""Name of an object of Kubernetes."""
+_target, _volume, _image, _nodes = map(in_section, ("Target", "Volume", "Image", "Nodes"))
 _DIRECTORY = "Folder for runs, staged data and code snapshots; default: $MANYCPU_HOME, or ~/.manycpu."
 _STAGE = (
     "How data and base model that are paths come to the ranks: as a `copy`, which shares its blocks where "
@@ -101,19 +105,14 @@ class Local(TargetFields):
 
     is_this_machine = True
     kind: Literal["local"] = "local"
-    launch: Literal["processes", "torchrun", "mpirun"] = Field(
+    launch: Literal["processes", "torchrun", "mpirun"] = _target(
         "processes",
         description="What starts the ranks: `processes` with nothing in between; left out, `torchrun` where "
         "run.max_restarts asks for restarts.",
-        json_schema_extra=section("Target"),
     )
-    directory: str | None = Field(None, description=_DIRECTORY, json_schema_extra=section("Target"))
-    stage: Literal["copy", "in_place"] = Field(
-        "copy", description=_STAGE.format(hosts=""), json_schema_extra=section("Target")
-    )
-    mpi: str | None = Field(
-        None, description=_MPI, examples=["mpirun.openmpi"], json_schema_extra=section("Target")
-    )
+    directory: str | None = _target(None, description=_DIRECTORY)
+    stage: Literal["copy", "in_place"] = _target("copy", description=_STAGE.format(hosts=""))
+    mpi: str | None = _target(None, description=_MPI, examples=["mpirun.openmpi"])
 
     def completed(self, run: TrainingRun) -> tuple[TrainingRun, "Local"]:
         """Choose the processes of this machine; and torchrun where ranks may be restarted."""
@@ -130,46 +129,34 @@ class BareMetal(TargetFields):
     """Hosts of a hostfile, reached by ssh without a password; this machine may be one of them."""
 
     kind: Literal["baremetal"] = "baremetal"
-    launch: Literal["mpirun"] = Field(
-        "mpirun", description="What starts the ranks.", json_schema_extra=section("Target")
-    )
-    hostfile: str = Field(
+    launch: Literal["mpirun"] = _target("mpirun", description="What starts the ranks.")
+    hostfile: str = _target(
         min_length=1,
         description="File with a host on each line: `name`, `name:processes` or `name slots=processes`.",
         examples=["./hosts"],
-        json_schema_extra=section("Target"),
     )
-    ssh: Annotated[tuple[str, ...], BeforeValidator(words)] = Field(
+    ssh: Annotated[tuple[str, ...], BeforeValidator(words)] = _target(
         ("ssh",),
         min_length=1,
         description="The ssh command with its options.",
         examples=["ssh -p 2222 -i ~/.ssh/training"],
-        json_schema_extra=section("Target"),
     )
-    directory: str | None = Field(
-        None,
-        description=_DIRECTORY + " The same path on every host, shared or not.",
-        json_schema_extra=section("Target"),
+    directory: str | None = _target(
+        None, description=_DIRECTORY + " The same path on every host, shared or not."
     )
-    stage: Literal["copy", "in_place"] = Field(
-        "copy",
-        description=_STAGE.format(hosts=", which every host must have, such as in a shared folder"),
-        json_schema_extra=section("Target"),
+    stage: Literal["copy", "in_place"] = _target(
+        "copy", description=_STAGE.format(hosts=", which every host must have, such as in a shared folder")
     )
-    python: str | None = Field(
+    python: str | None = _target(
         None,
         description="Python with manycpu and torch on every host; default: the path of this one.",
         examples=["/opt/train/bin/python"],
-        json_schema_extra=section("Target"),
     )
-    mpi: str | None = Field(
-        None, description=_MPI, examples=["mpirun.openmpi"], json_schema_extra=section("Target")
-    )
-    interface: str | None = Field(
+    mpi: str | None = _target(None, description=_MPI, examples=["mpirun.openmpi"])
+    interface: str | None = _target(
         None,
         description="Network interface between the hosts; default: the one that reaches the first host.",
         examples=["eth0"],
-        json_schema_extra=section("Target"),
     )
 
 
@@ -183,186 +170,140 @@ class Kubernetes(TargetFields):
     launch: Annotated[str, AfterValidator(_job_kind)] = Field(
         next(iter(JOB_KINDS)),
         description="The resource that starts the ranks.",
-        json_schema_extra={"enum": [*JOB_KINDS], **section("Target")},
+        json_schema_extra={"enum": [*JOB_KINDS], "section": "Target"},
     )
-    namespace: str = Field(
+    namespace: str = _target(
         "default",
         pattern=NAME_PATTERN,
         max_length=63,
         description="Namespace of everything that the run creates.",
         examples=["ml"],
-        json_schema_extra=section("Target"),
     )
-    connection: str | None = Field(
+    connection: str | None = _target(
         None,
         description="In Airflow the id of a connection of type `kubernetes`, elsewhere a kubeconfig's path; "
         "default: the pod's own account, or $KUBECONFIG, or ~/.kube/config.",
         examples=["kubernetes_default", "~/.kube/config"],
-        json_schema_extra=section("Target"),
     )
-    service_account: str | None = Field(
-        None,
-        description="ServiceAccount of the training pods; they get no API token.",
-        json_schema_extra=section("Target"),
+    service_account: str | None = _target(
+        None, description="ServiceAccount of the training pods; they get no API token."
     )
-    claim: str | None = Field(
+    claim: str | None = _volume(
         None,
         pattern=NAME_PATTERN,
         description="PersistentVolumeClaim for data, checkpoints and models; default: one made for the run, "
         "and deleted with it.",
         examples=["training-data"],
-        json_schema_extra=section("Volume"),
     )
-    claim_size: str = Field(
-        "20Gi",
-        pattern=AMOUNT_PATTERN,
-        description="Size of a claim that is made for the run.",
-        json_schema_extra=section("Volume"),
+    claim_size: str = _volume(
+        "20Gi", pattern=AMOUNT_PATTERN, description="Size of a claim that is made for the run."
     )
-    claim_access: Literal["ReadWriteMany", "ReadWriteOnce"] = Field(
+    claim_access: Literal["ReadWriteMany", "ReadWriteOnce"] = _volume(
         "ReadWriteMany",
         description="Access mode of a claim that is made for the run; several nodes need ReadWriteMany.",
-        json_schema_extra=section("Volume"),
     )
-    storage_class: str | None = Field(
-        None,
-        description="StorageClass of a claim that is made for the run; default: the cluster's default.",
-        json_schema_extra=section("Volume"),
+    storage_class: str | None = _volume(
+        None, description="StorageClass of a claim that is made for the run; default: the cluster's default."
     )
-    mount_path: str = Field(
+    mount_path: str = _volume(
         "/tmp/pvc-mount",  # noqa: S108 - inside a pod, with one user
         pattern=FOLDER_PATTERN,
         description="Where the claim is mounted in every pod.",
-        json_schema_extra=section("Volume"),
     )
-    registry: str | None = Field(
+    registry: str | None = _image(
         None,
         description="Registry and repository prefix that images are pushed to and pulled from.",
         examples=["registry.example/ml"],
-        json_schema_extra=section("Image"),
     )
-    image: str | None = Field(
+    image: str | None = _image(
         None,
         description="Image with Python 3.11 or later, torch and manycpu's dependencies; default: built from "
         "the Dockerfile.",
         examples=["registry.example/ml/train:1"],
-        json_schema_extra=section("Image"),
     )
-    dockerfile: str | None = Field(
-        None,
-        description="Dockerfile of the image; default: manycpu's own.",
-        examples=["./Dockerfile"],
-        json_schema_extra=section("Image"),
+    dockerfile: str | None = _image(
+        None, description="Dockerfile of the image; default: manycpu's own.", examples=["./Dockerfile"]
     )
-    context: str | None = Field(
-        None,
-        description="Folder that the Dockerfile may copy from; default: the Dockerfile's.",
-        json_schema_extra=section("Image"),
+    context: str | None = _image(
+        None, description="Folder that the Dockerfile may copy from; default: the Dockerfile's."
     )
-    build_args: dict[str, str] = Field(
+    build_args: dict[str, str] = _image(
         default_factory=dict,
         description="Arguments of the Dockerfile, such as BASE_IMAGE, TORCH_INDEX, TRANSFORMERS, "
         "REQUIREMENTS, PACKAGES. No secrets.",
         examples=[{"REQUIREMENTS": "timm==1.0.9"}],
-        json_schema_extra=section("Image"),
     )
-    helper_image: str | None = Field(
+    helper_image: str | None = _image(
         None,
         description="Image of the pods that stage and export: manycpu's dependencies without torch; default: "
         "built from the Dockerfile.",
-        json_schema_extra=section("Image"),
     )
-    builder: Literal["pod", "buildkit", "docker", "buildah"] = Field(
+    builder: Literal["pod", "buildkit", "docker", "buildah"] = _image(
         "pod",
         description="What builds images: buildah in an unprivileged pod (`pod`), rootless BuildKit in one "
         "(`buildkit`), or docker or buildah on the worker.",
-        json_schema_extra=section("Image"),
     )
-    builder_image: str | None = Field(
-        None,
-        description="Image of the builder pod: with buildah, or with rootless BuildKit.",
-        json_schema_extra=section("Image"),
+    builder_image: str | None = _image(
+        None, description="Image of the builder pod: with buildah, or with rootless BuildKit."
     )
-    build_namespace: str | None = Field(
+    build_namespace: str | None = _image(
         None,
         pattern=NAME_PATTERN,
         description="Namespace of builder pods, which need Pod Security level baseline (`pod`) or privileged "
         "(`buildkit`); default: the run's.",
-        json_schema_extra=section("Image"),
     )
-    pull_policy: Literal["IfNotPresent", "Always", "Never"] | None = Field(
-        None,
-        description="imagePullPolicy of every pod; default: Kubernetes's own.",
-        json_schema_extra=section("Image"),
+    pull_policy: Literal["IfNotPresent", "Always", "Never"] | None = _image(
+        None, description="imagePullPolicy of every pod; default: Kubernetes's own."
     )
-    pull_secret: str | None = Field(
+    pull_secret: str | None = _image(
         None,
         pattern=NAME_PATTERN,
         description="Secret of type kubernetes.io/dockerconfigjson for the registry.",
-        json_schema_extra=section("Image"),
     )
-    registry_connection: str | None = Field(
+    registry_connection: str | None = _image(
         None,
         description="In Airflow the id of a connection of type `docker` with the registry's login, elsewhere "
         "a docker config.json; default: ~/.docker/config.json, then the pull secret.",
-        json_schema_extra=section("Image"),
     )
-    registry_ca: str | None = Field(
-        None,
-        description="File with the certificate authority of the registry.",
-        json_schema_extra=section("Image"),
-    )
-    node_selector: dict[str, str] = Field(
+    registry_ca: str | None = _image(None, description="File with the certificate authority of the registry.")
+    node_selector: dict[str, str] = _nodes(
         default_factory=dict,
         description="Labels of the nodes to run on.",
         examples=[{"node.kubernetes.io/instance-type": "m7i.metal-24xl"}],
-        json_schema_extra=section("Nodes"),
     )
-    tolerations: tuple[dict[str, Any], ...] = Field(
+    tolerations: tuple[dict[str, Any], ...] = _nodes(
         (),
         description="Tolerations of the training pods.",
         examples=[[{"key": "training", "operator": "Exists"}]],
-        json_schema_extra=section("Nodes"),
     )
-    priority_class: str | None = Field(
-        None, description="PriorityClass of the training pods.", json_schema_extra=section("Nodes")
+    priority_class: str | None = _nodes(None, description="PriorityClass of the training pods.")
+    queue: str | None = _nodes(
+        None, pattern=NAME_PATTERN, description="Kueue's LocalQueue that admits the job."
     )
-    queue: str | None = Field(
-        None,
-        pattern=NAME_PATTERN,
-        description="Kueue's LocalQueue that admits the job.",
-        json_schema_extra=section("Nodes"),
-    )
-    queue_priority: str | None = Field(
+    queue_priority: str | None = _nodes(
         None,
         pattern=NAME_PATTERN,
         description="Kueue's WorkloadPriorityClass of the job in its queue; default: that of priority_class.",
-        json_schema_extra=section("Nodes"),
     )
-    direct: bool = Field(
+    direct: bool = _volume(
         True,
         description="Whether data goes straight to helper pods, over TLS, where this machine reaches them; "
         "else through the API server.",
-        json_schema_extra=section("Volume"),
     )
-    restart_policy: Literal["Never", "OnFailure"] | None = Field(
-        None,
-        description="restartPolicy of the pods; default: OnFailure with run.max_restarts, else Never.",
-        json_schema_extra=section("Nodes"),
+    restart_policy: Literal["Never", "OnFailure"] | None = _nodes(
+        None, description="restartPolicy of the pods; default: OnFailure with run.max_restarts, else Never."
     )
-    mpi: Family | None = Field(
+    mpi: Family | None = _target(
         None,
         description="The MPI in the image: of an mpijob (default: intel), or of a trainjob, whose ranks "
         "torchrun starts where it is left out.",
-        json_schema_extra=section("Target"),
     )
-    runtime: str = Field(
+    runtime: str = _target(
         DEFAULT_RUNTIME,
         pattern=NAME_PATTERN,
         description="The runtime of a trainjob: a ClusterTrainingRuntime by name, or `own` for one that is "
         "made for the run and deleted with it.",
         examples=["own"],
-        json_schema_extra=section("Target"),
     )
 
     @property

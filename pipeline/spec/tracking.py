@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-__all__ = ["Ending", "Place", "Point", "Tracked", "Tracker", "TrackerName", "model_name", "place_in_words"]
+__all__ = ["Ending", "Place", "Point", "Tracked", "Tracker", "TrackerName", "place_in_words"]
 
 TrackerName = Literal["tensorboard", "mlflow"]
 Place = Mapping[str, str]
@@ -79,18 +79,3 @@ def place_in_words(name: str, place: Place) -> str:
     'mlflow: address http://mlflow:5000, experiment weekly'
     """
     return f"{name}: {', '.join(f'{what} {value}' for what, value in place.items())}"
-
-
-def model_name(name: str, trackers: Sequence[str], output: str | None) -> str:
-    """Check the name of a model to register.
-
-    Raises:
-        ValueError: No tracker registers models, or there is no model, or the name is not allowed.
-    """
-    if "mlflow" not in trackers:
-        raise ValueError("MLflow registers models: put mlflow into run.tracking")
-    if output is None:
-        raise ValueError("there is no model to register where run.output is null")
-    if set(name) & {"/", ":", "'"}:
-        raise ValueError("the name of a registered model has no slash, no colon and no quote")
-    return name

@@ -1,8 +1,10 @@
 """The specification of a training: what to train."""
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+import shlex
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -14,18 +16,55 @@ from pydantic import (
     model_validator,
 )
 
-from manycpu.pipeline.spec import xla
-from manycpu.pipeline.spec.cpu_request import CpuRequest
+from manycpu.pipeline.spec.cpu_plan import CpuRequest
 from manycpu.pipeline.spec.credentials import redacted_options
-from manycpu.pipeline.spec.form import AMOUNT_PATTERN, LABEL_PATTERN, null, passable, section, words
-from manycpu.pipeline.spec.tracking import TrackerName, model_name
-from manycpu.pipeline.spec.words import parse_memory
+from manycpu.pipeline.spec.tracking import TrackerName
+from manycpu.pipeline.spec.words import AMOUNT_PATTERN, parse_memory
 
 __all__ = ["Resources", "TrainingRun"]
 
 Backend = Literal["ccl", "gloo", "mpi"]
 Seconds = Annotated[int, Field(ge=1, le=10**11)]  # 3,000 years: what times can be computed with
+LABEL_PATTERN: Final = r"^[a-z]([a-z0-9-]*[a-z0-9])?$"
+"""The beginning of a run's name."""
 _SPARE_S = 3600  # in which a waiting process ends the training itself, and records why
+_XLA_DEVICES: Final = 8  # of a node: the cores of a TPU host, and Accelerate's default there
+
+
+def in_section(name: str) -> Callable[..., Any]:
+    """Make a ``Field`` for a section of the trigger form."""
+    return partial(Field, json_schema_extra={"section": name})
+
+
+def words(value: object) -> object:
+    """Split text as a shell does."""
+    return shlex.split(value) if isinstance(value, str) else value
+
+
+def _null(value: object) -> object:
+    return None if value == "null" else value  # the trigger form and the command line have only text
+
+
+def passable(value: Any) -> Any:
+    """Return a value unchanged if it can be passed to a process.
+
+    Raises:
+        ValueError: It has a NUL character.
+    """
+    parts = [value]
+    for part in parts:
+        if isinstance(part, Mapping):
+            parts += [*part, *part.values()]
+        elif isinstance(part, tuple):
+            parts += part
+        elif isinstance(part, str) and "\0" in part:
+            raise ValueError("a NUL character can stand in no path, no argument and no environment")
+    return value
+
+
+_program, _scale, _environment, _failures, _deadlines, _tracking = map(
+    in_section, ("Program", "Scale", "Environment", "Failures", "Deadlines", "Tracking")
+)
 
 
 class Resources(BaseModel):
@@ -64,64 +103,56 @@ class TrainingRun(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
     _no_nul = field_validator("*")(passable)
 
-    program: str = Field(
+    program: str = _program(
         min_length=1,
         description="What to run: a recipe's name, a script's path, or `-m module`.",
         examples=["question_answering", "./train.py", "-m mypackage.train"],
-        json_schema_extra=section("Program"),
     )
-    code: str | None = Field(
+    code: str | None = _program(
         None,
         description="Folder that is the code: a copy of it is the program's working folder, and Python finds "
         "modules there. A path, or `auto`: the nearest folder around it with .git or pyproject.toml. "
         "Default: the script's own folder; of a module the folder where relative paths start.",
         examples=[".", "auto"],
-        json_schema_extra=section("Program"),
     )
-    args: Annotated[tuple[str, ...], BeforeValidator(words)] = Field(
+    args: Annotated[tuple[str, ...], BeforeValidator(words)] = _program(
         (),
         description="The program's arguments. {data}, {model}, {output} and {checkpoints} are replaced by "
         "where the run finds them on its node. One whose field is not given is refused, and so is a word "
         "in braces that is like one, such as {dta}. All else stays as it is: {lr}, {date}, JSON.",
         examples=[["--data", "{data}", "--out", "{output}"]],
-        json_schema_extra=section("Program"),
     )
-    data: str | None = Field(
+    data: str | None = _program(
         None,
         description="Data set to stage: a path, an fsspec URL, or a Hub data set.",
         examples=["./squad-small", "s3://bucket/squad", "hf://datasets/rajpurkar/squad"],
-        json_schema_extra=section("Program"),
     )
-    model: str | None = Field(
+    model: str | None = _program(
         None,
         description="Base checkpoint to stage, in the same ways as the data.",
         examples=["./minilm", "hf://google-bert/bert-base-uncased"],
-        json_schema_extra=section("Program"),
     )
-    output: Annotated[str | None, BeforeValidator(null)] = Field(
+    output: Annotated[str | None, BeforeValidator(_null)] = _program(
         min_length=1,
         description="Where the trained model and report.json go: the path or fsspec URL of an empty or new "
         "folder. Write null if the program writes no model: then only the report is kept, in the folder "
         "`reports` of this machine's $MANYCPU_HOME or of the target's directory.",
         examples=["./models/qa", "s3://models/qa/2026-01-01"],
-        json_schema_extra=section("Program"),
     )
-    nnodes: int | str = Field(
+    nnodes: int | str = _scale(
         1,
         description="Nodes, as torchrun counts them: `4` is exact, `1:4` is a range for elastic launches.",
         examples=[1, 4, "1:4"],
-        json_schema_extra=section("Scale"),
     )
-    nproc_per_node: int = Field(
+    nproc_per_node: int = _scale(
         1,
         ge=1,
         le=1024,
         description="Training processes on each node; left out, one for each socket of the target local. On "
-        f"device xla its devices, which one process drives; left out, {xla.DEVICES}.",
+        f"device xla its devices, which one process drives; left out, {_XLA_DEVICES}.",
         examples=[1, 2],
-        json_schema_extra=section("Scale"),
     )
-    subprocesses: int = Field(
+    subprocesses: int = _scale(
         1,
         ge=1,
         le=1024,
@@ -130,142 +161,107 @@ class TrainingRun(BaseModel):
         "much) gives their number: each gets floor(cores / (processes x subprocesses)) threads, and they "
         "share the cores of the process that started them.",
         examples=[4],
-        json_schema_extra=section("Scale"),
     )
-    backend: Backend | None = Field(
+    backend: Backend | None = _scale(
         None,
         description="Collective backend; the one asked for is the one used, or the run fails. Default: ccl "
         "where every rank has it, else gloo; the run's first lines and its report say which, and why.",
-        json_schema_extra=section("Scale"),
     )
-    device: Literal["cpu", "xla"] = Field(
-        "cpu",
-        description="Where tensors are computed: `cpu`, or `xla`, TPUs by torch_xla (docs/xla.md).",
-        json_schema_extra=section("Scale"),
+    device: Literal["cpu", "xla"] = _scale(
+        "cpu", description="Where tensors are computed: `cpu`, or `xla`, TPUs by torch_xla (docs/xla.md)."
     )
-    dtype: Literal["fp32", "bf16"] = Field(
+    dtype: Literal["fp32", "bf16"] = _scale(
         "fp32",
         description="Number format of the training; recipes follow it, other programs find MANYCPU_DTYPE.",
-        json_schema_extra=section("Scale"),
     )
-    downcast_bf16: bool = Field(
+    downcast_bf16: bool = _scale(
         default=False,
         description="On device xla with dtype bf16: the model's float becomes bfloat16 and its double "
         "float, as Accelerate means it; its outputs, and metrics of them, stay float.",
-        json_schema_extra=section("Scale"),
     )
-    resources: Resources = Field(
-        default_factory=Resources,
-        description="What each node gives to the run.",
-        json_schema_extra=section("Scale"),
-    )
-    oversubscribe: bool = Field(
+    resources: Resources = _scale(default_factory=Resources, description="What each node gives to the run.")
+    oversubscribe: bool = _scale(
         default=False,
         description="Allow more processes on a node than it has cores: slow, and sometimes wanted in tests.",
-        json_schema_extra=section("Scale"),
     )
-    spread: Literal["require", "prefer"] = Field(
-        "prefer",
-        description="Whether the nodes must be distinct machines.",
-        json_schema_extra=section("Scale"),
+    spread: Literal["require", "prefer"] = _scale(
+        "prefer", description="Whether the nodes must be distinct machines."
     )
-    env: dict[str, str] = Field(
+    env: dict[str, str] = _environment(
         default_factory=dict,
         description="Environment of every rank; wins over what manycpu sets, with a warning. The value of a "
         "variable that is called like a secret, such as HF_TOKEN, is shown nowhere; on Kubernetes it is in a "
         "Secret.",
         examples=[{"TOKENIZERS_PARALLELISM": "false"}],
-        json_schema_extra=section("Environment"),
     )
-    env_from: tuple[str, ...] = Field(
+    env_from: tuple[str, ...] = _environment(
         (),
         description="Names of secrets whose keys become environment variables, such as HF_TOKEN.",
         examples=[["hub-token"]],
-        json_schema_extra=section("Environment"),
     )
-    job_name: str | None = Field(
+    job_name: str | None = _environment(
         None,
         pattern=LABEL_PATTERN,
         max_length=29,
         description="Readable beginning of every name the run makes; default: from the program.",
         examples=["weekly-qa"],
-        json_schema_extra=section("Environment"),
     )
-    max_restarts: int = Field(
-        0,
-        ge=0,
-        le=100,
-        description="How often the launcher restarts failed ranks within one attempt.",
-        json_schema_extra=section("Failures"),
+    max_restarts: int = _failures(
+        0, ge=0, le=100, description="How often the launcher restarts failed ranks within one attempt."
     )
-    checkpoints: str | None = Field(
+    checkpoints: str | None = _failures(
         None,
         description="Folder on the nodes for checkpoints that outlive the run, which has a folder of its "
         "name there: other runs resume from them only by `resume_from`. Default: in the run's own folder.",
         examples=["./checkpoints/qa"],
-        json_schema_extra=section("Failures"),
     )
-    resume_from: str | None = Field(
+    resume_from: str | None = _failures(
         None,
         description="Checkpoint folder to start from, of any run; a retry resumes from the run's last one by "
         "itself.",
         examples=["./checkpoints/qa/train-0123456789/checkpoint-500"],
-        json_schema_extra=section("Failures"),
     )
-    acknowledge_timeout: Seconds = Field(
-        60,
-        description="Seconds until the target must have taken notice of the run.",
-        json_schema_extra=section("Deadlines"),
+    acknowledge_timeout: Seconds = _deadlines(
+        60, description="Seconds until the target must have taken notice of the run."
     )
-    queue_timeout: Seconds = Field(
-        86_400, description="Seconds to wait for capacity.", json_schema_extra=section("Deadlines")
+    queue_timeout: Seconds = _deadlines(86_400, description="Seconds to wait for capacity.")
+    start_timeout: Seconds = _deadlines(
+        900, description="Seconds from capacity until every rank has met the others."
     )
-    start_timeout: Seconds = Field(
-        900,
-        description="Seconds from capacity until every rank has met the others.",
-        json_schema_extra=section("Deadlines"),
-    )
-    run_timeout: Seconds = Field(
-        604_800, description="Seconds that the training may take.", json_schema_extra=section("Deadlines")
-    )
-    stall_timeout: Seconds | None = Field(
+    run_timeout: Seconds = _deadlines(604_800, description="Seconds that the training may take.")
+    stall_timeout: Seconds | None = _deadlines(
         None,
         description="Seconds without a line from any rank after which the training is ended; default: never.",
-        json_schema_extra=section("Deadlines"),
     )
-    keep: Literal["never", "results", "on_failure", "always"] = Field(
+    keep: Literal["never", "results", "on_failure", "always"] = _failures(
         "results",
         description="What of a run to keep for `keep_for`. `results`: of a run that failed or was cancelled, "
         "its output and checkpoints alone, so that the same run continues; `on_failure`: all of such a run; "
         "`always`: all of every run; `never`: nothing. A trained model that was not exported, and what a "
         "training wrote whose end is unknown, always stay (docs/kept.md).",
-        json_schema_extra=section("Failures"),
     )
-    keep_for: Seconds = Field(
+    keep_for: Seconds = _failures(
         259_200,
         description="Seconds after which the next run in the namespace or folder removes what was kept.",
-        json_schema_extra=section("Failures"),
     )
-    tracking: tuple[TrackerName, ...] = Field(
+    tracking: tuple[TrackerName, ...] = _tracking(
         (),
         description="Trackers of parameters and metrics: `tensorboard` (files), `mlflow` (the server in "
         "MLFLOW_TRACKING_URI). An unreachable tracker stops no training (docs/tracking.md).",
         examples=[["tensorboard", "mlflow"]],
-        json_schema_extra=section("Tracking"),
     )
-    registered_model: str | None = Field(
+    registered_model: str | None = _tracking(
         None,
         min_length=1,
         description="Name under which MLflow registers the exported model; needs mlflow in `tracking`.",
         examples=["weekly-qa"],
-        json_schema_extra=section("Tracking"),
     )
 
     @model_validator(mode="before")
     @classmethod
     def _devices_of_xla(cls, fields: Any) -> Any:
         of_xla = isinstance(fields, Mapping) and fields.get("device") == "xla"
-        return {"nproc_per_node": xla.DEVICES, **fields} if of_xla else fields
+        return {"nproc_per_node": _XLA_DEVICES, **fields} if of_xla else fields
 
     @field_validator("code", "data", "model", "output", "checkpoints", "resume_from")
     @classmethod
@@ -299,7 +295,13 @@ class TrainingRun(BaseModel):
     def _model_can_be_registered(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is None or not {"tracking", "output"} <= info.data.keys():  # which is an error already
             return value
-        return model_name(value, info.data["tracking"], info.data["output"])
+        if "mlflow" not in info.data["tracking"]:
+            raise ValueError("MLflow registers models: put mlflow into run.tracking")
+        if info.data["output"] is None:
+            raise ValueError("there is no model to register where run.output is null")
+        if set(value) & {"/", ":", "'"}:
+            raise ValueError("the name of a registered model has no slash, no colon and no quote")
+        return value
 
     @property
     def nodes(self) -> tuple[int, int]:

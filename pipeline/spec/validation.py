@@ -10,13 +10,19 @@ from pydantic.fields import FieldInfo
 
 from manycpu.pipeline.spec.credentials import HIDDEN, is_secret, redacted_options
 from manycpu.pipeline.spec.errors import BadInputError, Finding, as_error
-from manycpu.pipeline.spec.form import PATTERN_HINTS
-from manycpu.pipeline.spec.targets import KINDS, Target, TargetFields
-from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.spec.targets import FOLDER_PATTERN, KINDS, NAME_PATTERN, Target, TargetFields
+from manycpu.pipeline.spec.training_run import LABEL_PATTERN, TrainingRun
+from manycpu.pipeline.spec.words import AMOUNT_PATTERN
 
 __all__ = ["read_run", "read_target"]
 
 _TARGETS: TypeAdapter[Target] = TypeAdapter(Target)
+PATTERN_HINTS: Final = {
+    AMOUNT_PATTERN: "an amount is needed, such as 8Gi or 500M",
+    FOLDER_PATTERN: "an absolute path is needed, with no slash at its end",
+    LABEL_PATTERN: "small letters, digits and hyphens are needed, with a letter first and no hyphen last",
+    NAME_PATTERN: "small letters, digits, dots and hyphens are needed, with a letter or digit first and last",
+}
 _IN_YAML: Final = {
     "tuple_type": "a list is needed",
     "dict_type": "a mapping is needed",

@@ -14,9 +14,8 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from manycpu.pipeline.spec.form import AMOUNT_PATTERN
-
 __all__ = [
+    "AMOUNT_PATTERN",
     "counted",
     "first_of",
     "format_bytes",
@@ -27,6 +26,8 @@ __all__ = [
     "public",
 ]
 
+AMOUNT_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
+"""An amount of memory or storage, as Kubernetes writes it."""
 _TRUE: Final = {"1", "on", "t", "true", "y", "yes"}
 _BINARY: Final = ("", "Ki", "Mi", "Gi", "Ti")
 _DECIMAL: Final = ("", "k", "M", "G", "T")

@@ -27,8 +27,7 @@ from support.rank_launches import (
 from support.training_scripts import ALL_REDUCE
 from support.waiting import until
 
-from manycpu.pipeline.spec.cpu_plan import plan
-from manycpu.pipeline.spec.cpu_request import CpuRequest
+from manycpu.pipeline.spec.cpu_plan import CpuRequest, plan
 from manycpu.pipeline.spec.machine import Machine
 
 pytestmark = pytest.mark.usefixtures("nothing_runs_afterwards")

@@ -6,10 +6,16 @@ from typing import Any
 
 import pytest
 
-from manycpu.pipeline.spec.cpu_plan import CpuPlan, plan, processor_ranges, shm_of
-from manycpu.pipeline.spec.cpu_request import THREAD_VARIABLES, CpuRequest
+from manycpu.pipeline.cli.node_spec import describe
+from manycpu.pipeline.spec.cpu_plan import (
+    THREAD_VARIABLES,
+    CpuPlan,
+    CpuRequest,
+    plan,
+    processor_ranges,
+    shm_of,
+)
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.node_spec import describe
 
 TWO = "sockets=2,cores=56,threads=2,memory=512Gi"
 OURS = {"processes": 2, "backend": "ccl"}

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from support.killable_programs import Program
 
+from manycpu.pipeline.cli.node_spec import describe
 from manycpu.pipeline.node import cpus
 from manycpu.pipeline.node.world import Rank
 from manycpu.pipeline.spec import cpu_plan
-from manycpu.pipeline.spec.cpu_request import CpuRequest
-from manycpu.pipeline.spec.node_spec import describe
+from manycpu.pipeline.spec.cpu_plan import CpuRequest
 
 HOLDER = """
 import json, signal, sys
@@ -23,8 +23,8 @@ from pathlib import Path
 from manycpu.pipeline.node import cpus
 from manycpu.pipeline.node.world import Rank
 from manycpu.pipeline.spec import cpu_plan
-from manycpu.pipeline.spec.cpu_request import CpuRequest
-from manycpu.pipeline.spec.node_spec import describe
+from manycpu.pipeline.spec.cpu_plan import CpuRequest
+from manycpu.pipeline.cli.node_spec import describe
 folder, run, node = sys.argv[1:]
 plan = cpu_plan.plan(describe(node), CpuRequest(processes=2))
 share = cpus.take(plan, Rank(0, 2, 0, 2, "env"), {"MANYCPU_RUN": run}, Path(folder))

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.form import PATTERN_HINTS
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local
 from manycpu.pipeline.spec.training_run import Resources, TrainingRun
-from manycpu.pipeline.spec.validation import read_run, read_target
+from manycpu.pipeline.spec.validation import PATTERN_HINTS, read_run, read_target
 
 RUN = {"program": "./train.py", "output": "./out"}
 MODELS = (TrainingRun, Local, BareMetal, Kubernetes)

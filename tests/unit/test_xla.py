@@ -15,13 +15,13 @@ from manycpu.pipeline.launchers.pod_spec import TPU_LABELS
 from manycpu.pipeline.node import accelerate_world
 from manycpu.pipeline.node.world import read_requested
 from manycpu.pipeline.node.xla import Compiled, Steps
+from manycpu.pipeline.notebook.xla import model_advice
 from manycpu.pipeline.observed import observe
 from manycpu.pipeline.spec.events import encode
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.targets import Local, Target
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.spec.validation import read_run
-from manycpu.pipeline.spec.xla import model_advice
 from manycpu.pipeline.targets.machines.context import is_on_machines
 from manycpu.pipeline.targets.machines.preflight import findings
 from manycpu.pipeline.targets.open_run import open_context

@@ -12,7 +12,7 @@ from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import Cpu, Machine, numbers
 from manycpu.pipeline.spec.words import parse_memory
 
-__all__ = ["EXAMPLE", "WORDS", "describe"]
+__all__ = ["EXAMPLE", "describe"]
 
 EXAMPLE: Final = "sockets=2,cores=56,threads=2,memory=512Gi"
 
@@ -31,13 +31,13 @@ def _time(text: str) -> float:
     return value
 
 
-def _yes(text: str) -> bool:
+def _flags(text: str) -> frozenset[str]:
     if text not in ("yes", "no"):
         raise ValueError(f"{text!r} is neither yes nor no")
-    return text == "yes"
+    return frozenset({"avx512_bf16" if text == "yes" else "avx2"})
 
 
-WORDS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
+_WORDS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
     "sockets": (_count, "sockets; default: 1"),
     "cores": (_count, "physical cores of each socket"),
     "threads": (_count, "hyper-threads of each core; default: 1"),
@@ -47,12 +47,12 @@ WORDS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
     "request": (_time, "what the pod requests, in the same way"),
     "memory": (parse_memory, "memory, such as 512Gi"),
     "shm": (parse_memory, "size of /dev/shm"),
-    "bf16": (_yes, "whether the processor computes in bf16: yes or no"),
+    "bf16": (_flags, "whether the processor computes in bf16: yes or no"),
 }
 
 
 def describe(text: str) -> Machine:
-    """Parse a node's description: ``WORD=VALUE`` of :data:`WORDS`, with commas between.
+    """Parse a node's description: ``WORD=VALUE`` of :data:`_WORDS`, with commas between.
 
     Raises:
         BadInputError: A word or a value is none of these, or they contradict one another.
@@ -63,14 +63,13 @@ def describe(text: str) -> Machine:
     cpus = [cpu for cpu in every if allowed is None or cpu.number in allowed]
     if not cpus or (allowed and max(allowed) >= len(every)):
         raise _bad(f"the node has the processors 0 to {len(every) - 1}", "Choose cpus= from these")
-    bf16 = {True: {"avx512_bf16"}, False: {"avx2"}, None: set[str]()}[words.get("bf16")]
     return Machine(
         cpus=tuple(sorted(cpus)),
         quota=limit,
         guaranteed=None if limit is None or request is None else limit == request,
         memory=words.get("memory"),
         shm=words.get("shm"),
-        flags=frozenset(bf16),
+        flags=words.get("bf16", frozenset()),
     )
 
 
@@ -78,9 +77,9 @@ def _words(text: str) -> Iterator[tuple[str, Any]]:
     # A comma before a digit belongs to a list of processors.
     for part in re.split(r"\s*,\s*(?!\d)", text.strip()):
         name, _, value = part.partition("=")
-        if name not in WORDS:
-            raise _bad(f"there is no {name!r}", f"Choose from: {', '.join(WORDS)}")
-        read, meaning = WORDS[name]
+        if name not in _WORDS:
+            raise _bad(f"there is no {name!r}", f"Choose from: {', '.join(_WORDS)}")
+        read, meaning = _WORDS[name]
         try:
             yield name, read(value)
         except ValueError as error:

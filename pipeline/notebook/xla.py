@@ -1,7 +1,4 @@
-"""Decisions for a run on XLA's devices that need no torch: how many there are, and where to build a model.
-
-One process drives all devices of its node: torch_xla's SPMD mode divides each batch among them.
-"""
+"""Advice on where to build a model for XLA's devices, from a function's source."""
 
 import ast
 import re
@@ -9,10 +6,7 @@ from collections.abc import Collection
 from textwrap import dedent
 from typing import Final
 
-__all__ = ["DEVICES", "model_advice"]
-
-DEVICES: Final = 8
-"""Devices of a node where a run names none: the cores of a TPU host, and Accelerate's default there."""
+__all__ = ["model_advice"]
 
 _MODEL: Final = re.compile(r"[A-Z]\w*(?:Model|For[A-Z]\w*)(?:Head)?|Sequential")
 _OTHERS: Final = re.compile(r"DataCollator|Tokenizer|Processor|Config|Arguments|Output")
