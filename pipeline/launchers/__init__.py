@@ -3,8 +3,7 @@
 A launcher is a module of pure functions, with the fields that it refuses:
 
 - ``objects(run, target, placement) -> list``: what to create or run, the job last.
-- ``state(...) -> Status``: the state of a job or a process.
-- ``ranks(job) -> Ranks``, for jobs: what the ranks need.
+- ``state(job, pods) -> Status`` and ``ranks(job) -> Ranks``, for jobs: their state, and what the ranks need.
 - ``UNSUPPORTED``: field of the run, or ``target.`` and a field of the target, or ``elastic`` for a range of
   nodes -> why this launch kind refuses it. So no field is ignored silently.
 """
@@ -29,7 +28,6 @@ __all__ = [
     "LAUNCHERS",
     "JobLauncher",
     "Launcher",
-    "ProcessLauncher",
     "device_refusals",
     "refusals",
 ]
@@ -46,13 +44,6 @@ class Launcher(Protocol):
         """Describe what to create or run; the job, or the command, comes last."""
 
 
-class ProcessLauncher(Launcher, Protocol):
-    """Starts a command on machines."""
-
-    def state(self, observed: Mapping[str, Any]) -> Status:
-        """Derive the run's state from observations of the supervised process."""
-
-
 class JobLauncher(Launcher, Protocol):
     """Creates a job on Kubernetes; its facts are in ``spec/job_kinds.py``."""
 
@@ -63,7 +54,7 @@ class JobLauncher(Launcher, Protocol):
         """Read from a job what its ranks need; None: manycpu did not create it."""
 
 
-LAUNCHERS: Final[dict[str, ProcessLauncher]] = {
+LAUNCHERS: Final[dict[str, Launcher]] = {
     "processes": processes,
     "torchrun": torchrun,
     "mpirun": mpirun,
@@ -78,36 +69,30 @@ JOB_LAUNCHERS: Final[dict[str, JobLauncher]] = {
 _NO_LAUNCHER_POD: Final = dict.fromkeys(
     ("resources.launcher_cpu", "resources.launcher_memory"), "mpirun has no pod of its own"
 )
-_FIXES: Final = {"elastic": "Give one number."}
-"""Field that cannot simply be left out, since its default is another run -> what to do."""
 
 
 def refusals(run: TrainingRun, target: TargetFields) -> list[Finding]:
     """List the fields that were set and that the target's launch kind cannot express."""
     launcher: Launcher = {**LAUNCHERS, **JOB_LAUNCHERS}[target.launch]
     refused = {**launcher.UNSUPPORTED, **({} if target.has_launcher else _NO_LAUNCHER_POD)}
-    return [
-        Finding(named, f"{target.launch!r} cannot do this: {why}", _FIXES.get(field, f"Leave {named} out."))
-        for field, why in refused.items()
-        for named, is_set in [_find(run, target, field)]
-        if is_set
-    ]
-
-
-def _find(run: TrainingRun, target: TargetFields, field: str) -> tuple[str, bool]:
-    """Return a field's full name, and whether its value differs from the default."""
-    if field == "elastic":
-        return "run.nnodes", run.elastic
-    if field.startswith("target."):
-        return field, _is_set(target, field.removeprefix("target."))
-    return f"run.{field}", _is_set(run, field)
+    found = []
+    for field, why in refused.items():
+        if field == "elastic":
+            named, fix, is_set = "run.nnodes", "Give one number.", run.elastic
+        else:
+            named = field if field.startswith("target.") else f"run.{field}"
+            fix, is_set = f"Leave {named} out.", _is_set(target if named == field else run, named)
+        if is_set:
+            found.append(Finding(named, f"{target.launch!r} cannot do this: {why}", fix))
+    return found
 
 
 def _is_set(model: BaseModel, field: str) -> bool:
-    name, _, inner = field.partition(".")
+    """Whether the value of a field, such as ``run.resources.cpu``, differs from the default."""
+    _, name, *inner = field.split(".")
     value = getattr(model, name)
     if inner:
-        return getattr(value, inner) is not None
+        return getattr(value, inner[0]) is not None
     return bool(value != type(model).model_fields[name].get_default(call_default_factory=True))
 
 

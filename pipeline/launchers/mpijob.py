@@ -1,29 +1,102 @@
-"""MPIJob (kubeflow.org/v2beta1): mpirun in a launcher pod, sshd in the workers.
+"""MPIJob (kubeflow.org/v2beta1): mpirun in a launcher pod and sshd in the workers, none of them as root.
 
-The operator writes the hostfile and the keys. ``mpi_pods.py`` describes the pods.
+mpirun gets the same options as on hosts (:mod:`manycpu.pipeline.launchers.mpirun`). The operator writes the
+hostfile and makes the keys, and adds variables to the launcher that win over ours; so ssh reads its options
+from a file. A TrainJob with an MPI has the same pods.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any, Final
 
-from manycpu.pipeline.launchers import mpi_pods, pods
-from manycpu.pipeline.launchers.pod_spec import Ranks
+from manycpu.pipeline.launchers import mpirun, pods
+from manycpu.pipeline.launchers.pod_spec import HOME, Ranks, literal
 from manycpu.pipeline.launchers.states import job_state
 from manycpu.pipeline.spec.job_kinds import MPIJOB
 from manycpu.pipeline.spec.kube_object import KubeObject
-from manycpu.pipeline.spec.placement import Placement
+from manycpu.pipeline.spec.placement import Host, Mpi, Placement
 from manycpu.pipeline.spec.state import Status
-from manycpu.pipeline.spec.targets import DEFAULT_MPI, Family, Kubernetes
+from manycpu.pipeline.spec.targets import DEFAULT_MPI, BareMetal, Family, Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.spec.words import format_cores
 
-__all__ = ["UNSUPPORTED", "objects", "ranks", "state"]
+__all__ = ["KEYS", "PORT", "UNSUPPORTED", "await_workers", "launcher", "objects", "ranks", "state", "worker"]
 
 UNSUPPORTED = {
     "elastic": "an MPIJob has a fixed number of nodes; target.launch 'pytorchjob' takes a range",
     "target.runtime": "a runtime is of Trainer; target.launch 'trainjob' has one",
 }
-
 IMPLEMENTATIONS: Final[Mapping[Family, str]] = {"intel": "Intel", "openmpi": "OpenMPI", "mpich": "MPICH"}
+# Intel's mpirun is a shell script, which as process 1 would not end on SIGTERM.
+PROGRAMS: Final[Mapping[Family, str]] = {"intel": "mpiexec.hydra", "openmpi": "mpirun", "mpich": "mpirun"}
+HOSTFILE: Final = f"/etc/mpi/{mpirun.HOSTFILE}"  # where both operators write it
+KEYS: Final = "/etc/manycpu/keys"  # not /root/.ssh, which only root can read
+OWN: Final = "/run/manycpu"
+PORT: Final = 2222
+MASTER_PORT: Final = 23456
+_CPU_REQUEST, _BURST_FACTOR = 0.05, 10  # cores of mpirun's pod; its limit is a multiple
+_MEMORY_MIB, _NODE_MEMORY_MIB = 256, 16  # of mpirun, and of the ssh of each node
+HOSTS: Final = f"{HOME}/manycpu-hosts"  # where the launcher writes the addresses of its workers
+
+SSH: Final = f"""\
+Include {HOSTS}
+Host *
+    Port {PORT}
+    User {pods.USER}
+    IdentityFile {KEYS}/id_rsa
+    StrictHostKeyChecking no
+    UserKnownHostsFile /dev/null
+    BatchMode yes
+    ConnectionAttempts 10
+    ServerAliveInterval 15
+    ServerAliveCountMax 4
+    LogLevel ERROR
+"""
+# A login starts with an empty environment: the container's variables, secrets too, are kept in a file.
+SSHD: Final = f"""\
+Port {PORT}
+HostKey {OWN}/host_key
+AuthorizedKeysFile {KEYS}/authorized_keys
+AllowUsers {pods.USER}
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+PidFile none
+LogLevel ERROR
+ForceCommand . {OWN}/environment; exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"
+"""
+START_SSHD: Final = (
+    f"umask 077; rm -f {OWN}/*; export -p >{OWN}/environment; "
+    f"ssh-keygen -q -t ed25519 -N '' -f {OWN}/host_key && "
+    "exec /usr/sbin/sshd -D -e -f /etc/manycpu/sshd_config"
+)
+SSHD_FILES: Final = {"/etc/manycpu/sshd_config": SSHD}
+SSH_FILES: Final = {"/etc/ssh/ssh_config": SSH}
+
+# mpirun gives up on a worker whose sshd does not answer yet, or whose name is not in DNS for a moment.
+# All pods start at once: this program waits until each sshd answers, and writes the addresses for ssh.
+AWAIT_WORKERS: Final = """\
+import os, re, signal, socket, sys, time
+signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
+hostfile, port, hosts, *program = sys.argv[1:]
+found, reported = [], time.monotonic()
+for name in [re.split("[: ]", line.strip())[0] for line in open(hostfile) if line.strip()]:
+    while True:
+        try:
+            with socket.create_connection((name, port), 5) as connection:
+                if not connection.recv(4).startswith(b"SSH-"):
+                    raise OSError("sshd does not speak")
+                found.append(f"Host {name}\\n    HostName {connection.getpeername()[0]}\\n")
+            break
+        except OSError as error:
+            if time.monotonic() - reported > 30:
+                reported = time.monotonic()
+                print(f"mpirun waits for {name}: {error}", file=sys.stderr, flush=True)
+            time.sleep(0.5)
+with open(hosts, "w") as file:
+    file.writelines(found)
+os.execvp(program[0], program)
+"""
 
 
 def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[dict[str, Any]]:
@@ -34,7 +107,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
     """
     job, namespace = placement.job, target.namespace
     hosts = [f"{job}-worker-{number}.{job}.{namespace}.svc" for number in range(run.nodes[1])]
-    launcher = mpi_pods.launcher("launcher", run, target, placement, hosts=hosts)
+    mpirun_pod = launcher("launcher", run, target, placement, hosts=hosts)
     return [
         {
             "apiVersion": MPIJOB.resource.api_version,
@@ -43,7 +116,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
             "spec": {
                 "mpiImplementation": IMPLEMENTATIONS[target.mpi or DEFAULT_MPI],
                 "slotsPerWorker": run.processes,
-                "sshAuthMountPath": mpi_pods.KEYS,
+                "sshAuthMountPath": KEYS,
                 # So that the launcher is placed with the workers; it waits for them itself.
                 "launcherCreationPolicy": "AtStartup",
                 # With the default, None, sshd would run for ever.
@@ -53,17 +126,107 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
                     "Launcher": {
                         "replicas": 1,
                         "restartPolicy": "Never",
-                        "template": launcher,
+                        "template": mpirun_pod,
                     },
                     "Worker": {
                         "replicas": run.nodes[1],
                         "restartPolicy": pods.restart_policy(run, target),
-                        "template": mpi_pods.worker("worker", run, target, placement),
+                        "template": worker("worker", run, target, placement),
                     },
                 },
             },
         }
     ]
+
+
+def launcher(  # noqa: PLR0913 - what makes up a launcher
+    container: str,
+    run: TrainingRun,
+    target: Kubernetes,
+    placement: Placement,
+    *,
+    hosts: Sequence[str],
+    hostfile: str = HOSTFILE,
+) -> KubeObject:
+    """Build the template of the pod that runs mpirun, once the workers' sshd answers.
+
+    Args:
+        container: Name of its container.
+        run: The run.
+        target: Where it runs.
+        placement: Where everything is.
+        hosts: Names of the workers' hosts.
+        hostfile: Path of their list; one that differs from the operator's is written here, for this MPI.
+
+    Raises:
+        BadInputError: A range of nodes.
+    """
+    family = target.mpi or DEFAULT_MPI
+    fields = {
+        "attempt_directory": str(PurePosixPath(hostfile).parent),
+        "mpi": Mpi(family=family, version="", mpirun=PROGRAMS[family]),
+        "hosts": tuple(Host(name) for name in hosts),
+        "master_addr": hosts[0],
+        "master_port": MASTER_PORT,
+        # Workers connect back to an address: the launcher's name may not be in DNS yet.
+        "launcher_interface": "eth0",
+        "launcher_address": None,
+    }
+    on_hosts = BareMetal(hostfile=hostfile, ssh=("ssh",))
+    [command] = mpirun.objects(pods.with_library(run), on_hosts, placement.model_copy(update=fields))
+    inner = pods.container(
+        container,
+        target,
+        placement,
+        command=map(literal, [*await_workers(hostfile), *command["argv"]]),
+        variables={"HOME": HOME} | command["env"],
+        limits=_launcher_resources(run),
+    )
+    own = {} if hostfile == HOSTFILE else {hostfile: command["files"][mpirun.HOSTFILE]}
+    return pods.with_end(pods.template(target, placement, "launcher", inner, SSH_FILES | own), run)
+
+
+def worker(container: str, run: TrainingRun, target: Kubernetes, placement: Placement) -> KubeObject:
+    """Build the template of a worker pod, in which mpirun starts ranks by ssh.
+
+    Args:
+        container: Name of its container.
+        run: The run.
+        target: Where it runs.
+        placement: Where everything is.
+    """
+    inner = pods.container(
+        container,
+        target,
+        placement,
+        command=["/bin/sh", "-c", literal(START_SSHD)],
+        variables=pods.rank_variables(run, placement),
+        limits=pods.rank_resources(run),
+    )
+    # Not ready before sshd answers; unlike a readiness probe, this one ends when the training starts.
+    inner["startupProbe"] = {"tcpSocket": {"port": PORT}, "periodSeconds": 1, "failureThreshold": 120}
+    template = pods.rank_template(inner, run, target, placement, SSHD_FILES | SSH_FILES)
+    own = {"name": "own", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
+    return pods.add_volumes(template, [own], {"own": OWN})
+
+
+def await_workers(hostfile: str = HOSTFILE) -> list[str]:
+    """Build the start of a command that waits for the workers' sshd."""
+    return ["python3", "-IS", "-c", AWAIT_WORKERS, hostfile, str(PORT), HOSTS]
+
+
+def _launcher_resources(run: TrainingRun) -> dict[str, Any]:
+    """Size the launcher pod, which runs mpirun and an ssh for each node, and passes on lines.
+
+    It asks for little, so that it fits where the ranks have taken the rest, and for nothing if they do.
+    """
+    asked = run.resources
+    cpu = asked.launcher_cpu or (asked.cpu and _CPU_REQUEST)
+    memory = asked.launcher_memory or (asked.memory and f"{_MEMORY_MIB + _NODE_MEMORY_MIB * run.nodes[1]}Mi")
+    built = pods.resources(cpu, memory)
+    if cpu:
+        built["limits"]["cpu"] = format_cores(_BURST_FACTOR * cpu)
+    return built
 
 
 def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:  # noqa: ARG001

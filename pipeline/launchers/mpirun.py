@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.launchers.environment import environment, node_command
-from manycpu.pipeline.launchers.states import process_state as state
 from manycpu.pipeline.spec.errors import BadInputError, LaunchError
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.targets import BareMetal, Local
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["UNSUPPORTED", "objects", "state"]
+__all__ = ["UNSUPPORTED", "objects"]
 
 UNSUPPORTED = {
     "env_from": "secrets by name exist on Kubernetes only; set the variable in the worker's environment",

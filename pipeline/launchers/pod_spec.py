@@ -1,6 +1,6 @@
 """The parts of a pod that all pods of manycpu share, without API token and privileges; and a job's ranks."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.spec.credentials import is_secret
@@ -14,7 +14,6 @@ __all__ = [
     "UID",
     "Ranks",
     "env_list",
-    "find_rank_template",
     "literal",
     "node_selector",
     "on_nodes",
@@ -124,17 +123,3 @@ class Ranks(NamedTuple):
     """Number of pods that the job needs to begin."""
     pod: KubeObject
     """The spec of each pod."""
-
-
-def find_rank_template(objects: Iterable[KubeObject]) -> KubeObject:
-    """Find the template of a rank's pod in a launcher's objects, by its label ``manycpu/role``."""
-    waiting: list[Any] = list(objects)
-    while waiting:
-        match node := waiting.pop(0):
-            case {"metadata": {"labels": {"manycpu/role": "rank"}}, "spec": _}:
-                return dict(node)
-            case Mapping():
-                waiting = [*node.values(), *waiting]
-            case list() | tuple():
-                waiting = [*node, *waiting]
-    raise LookupError("no rank's pod is among the objects")

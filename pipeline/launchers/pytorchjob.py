@@ -5,12 +5,13 @@ which Pod Security ``restricted`` refuses and which costs the pods the class Gua
 job a success while Workers still write.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from manycpu.pipeline.launchers import pods, torchrun_pods
-from manycpu.pipeline.launchers.pod_spec import Ranks
-from manycpu.pipeline.launchers.states import completion_time, job_state
+from manycpu.pipeline.launchers import pods
+from manycpu.pipeline.launchers.environment import node_command
+from manycpu.pipeline.launchers.pod_spec import Ranks, literal
+from manycpu.pipeline.launchers.states import container_state, job_state
 from manycpu.pipeline.spec.job_kinds import PYTORCHJOB
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import Placement
@@ -18,7 +19,7 @@ from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["UNSUPPORTED", "objects", "ranks", "state"]
+__all__ = ["UNSUPPORTED", "objects", "ranks", "state", "template"]
 
 UNSUPPORTED = {
     "target.mpi": "a PyTorchJob's ranks are started by torchrun; target.launch 'mpijob' has an MPI",
@@ -28,32 +29,106 @@ UNSUPPORTED = {
 CONTAINER: Final = "pytorch"  # the operator looks at no other container
 # The operator's own label: nothing else numbers the pods of a template.
 NUMBER: Final = "metadata.labels['training.kubeflow.org/replica-index']"
+PORT: Final = 23456
 
 
 def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[dict[str, Any]]:
     """Describe the PyTorchJob."""
     first = f"{placement.job}-worker-0"
-    template = torchrun_pods.template(CONTAINER, run, target, placement, first=first, number=NUMBER)
+    low, high = run.nodes
     workers = {
-        "replicas": run.nodes[1],
+        "replicas": high,
         "restartPolicy": pods.restart_policy(run, target),
-        "template": template,
+        "template": template(CONTAINER, run, target, placement, first=first, number=NUMBER),
     }
+    spec = {
+        # Running pods stay: they may still write when the operator calls the job a success.
+        # The operator gives up at this number of restarts of all pods: one more than is allowed.
+        "runPolicy": pods.run_policy(run, target, clean="None", backoff=run.max_restarts + 1),
+        "nprocPerNode": str(run.processes),
+    }
+    if _may_meet_again(run):
+        spec["elasticPolicy"] = {
+            "rdzvBackend": "c10d",
+            "rdzvId": placement.job,
+            "minReplicas": low,
+            "maxReplicas": high,
+            "maxRestarts": run.max_restarts,
+            "rdzvConf": [{"key": key, "value": str(value)} for key, value in _join_timeouts(run).items()],
+        }
     return [
         {
             "apiVersion": PYTORCHJOB.resource.api_version,
             "kind": PYTORCHJOB.kind,
             "metadata": pods.metadata(target, placement),
-            "spec": {
-                # Running pods stay: they may still write when the operator calls the job a success.
-                # The operator gives up at this number of restarts of all pods: one more than is allowed.
-                "runPolicy": pods.run_policy(run, target, clean="None", backoff=run.max_restarts + 1),
-                "nprocPerNode": str(run.processes),
-                **({"elasticPolicy": _elastic(run, placement)} if torchrun_pods.restarts(run) else {}),
-                "pytorchReplicaSpecs": {"Worker": workers},
-            },
+            "spec": spec | {"pytorchReplicaSpecs": {"Worker": workers}},
         }
     ]
+
+
+def template(  # noqa: PLR0913 - what makes up a pod
+    container: str, run: TrainingRun, target: Kubernetes, placement: Placement, *, first: str, number: str
+) -> KubeObject:
+    """Build the template of a pod in which torchrun starts ranks.
+
+    Args:
+        container: Name of its container.
+        run: The run.
+        target: Where it runs.
+        placement: Where everything is.
+        first: The host of the first pod, where all meet.
+        number: The field with the pod's number in its job.
+    """
+    if _may_meet_again(run):
+        # By address: the name of the next rank 0 may not be in DNS yet.
+        fields = {"MANYCPU_ADDRESS": "status.podIP"}
+        # A new store for every round, on its rank 0: a shared store stays behind on a lost node.
+        variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    else:
+        fields, variables = {"MANYCPU_NODE_RANK": number}, {}
+    inner = pods.container(
+        container,
+        target,
+        placement,
+        command=_command(run, placement, first),
+        variables=pods.rank_variables(run, placement) | variables,
+        limits=pods.rank_resources(run),
+    )
+    return pods.rank_template(pods.with_fields(inner, fields), run, target, placement)
+
+
+def _may_meet_again(run: TrainingRun) -> bool:
+    """Whether ranks may meet after a restart or a change of nodes, which needs an elastic rendezvous."""
+    return run.elastic or run.max_restarts > 0
+
+
+def _join_timeouts(run: TrainingRun) -> dict[str, int]:
+    """Compute the seconds that the first pods wait for the last, which may be queued all that time."""
+    seconds = run.queue_timeout + run.start_timeout
+    # The second one is for the meeting point itself, on a pod that may start last (default: 60 s).
+    return {"join_timeout": seconds, "read_timeout": seconds}
+
+
+def _command(run: TrainingRun, placement: Placement, first: str) -> Iterator[str]:
+    """Build the command of a pod, in which Kubernetes expands the variables of the pod's fields."""
+    low, high = run.nodes
+    timeouts = _join_timeouts(run)
+    yield from (literal(placement.python), "-m", "torch.distributed.run")
+    yield f"--nnodes={low if low == high else f'{low}:{high}'}"
+    yield f"--nproc-per-node={run.processes}"
+    yield f"--max-restarts={run.max_restarts}"
+    if _may_meet_again(run):
+        yield "--rdzv-backend=c10d"
+        yield f"--rdzv-endpoint={first}:{PORT}"
+        yield f"--rdzv-id={placement.job}"
+        yield "--local-addr=$(MANYCPU_ADDRESS)"
+        yield f"--rdzv-conf={','.join(f'{key}={value}' for key, value in timeouts.items())}"
+    else:
+        yield "--node-rank=$(MANYCPU_NODE_RANK)"
+        yield f"--master-addr={first}"
+        yield f"--master-port={PORT}"
+        yield f"--rdzv-conf=timeout={timeouts['join_timeout']}"
+    yield from map(literal, ["--no-python", placement.python, *node_command(run, placement)])
 
 
 def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
@@ -64,14 +139,15 @@ def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
     status = job_state(PYTORCHJOB, job)
     if job is None or status.state is not RunState.SUCCEEDED:
         return status
-    ended = completion_time(job)
-    if working := _names(pod for pod in pods if _works(pod, ended)):
-        return Status(state=RunState.RUNNING, reason=f"waiting for {working} to end")
-    failed = _names(pod for pod in pods if _failed(pod))
+    ended = (job.get("status") or {}).get("completionTime")
+    pods = sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
+    if working := [pod["metadata"]["name"] for pod in pods if _works(pod, ended)]:
+        return Status(state=RunState.RUNNING, reason=f"waiting for {', '.join(working)} to end")
+    failed = [pod["metadata"]["name"] for pod in pods if _failed(pod)]
     elastic = job["spec"].get("elasticPolicy")
     may_shrink = elastic is not None and elastic["minReplicas"] < elastic["maxReplicas"]
     if failed and not may_shrink:
-        reason = f"the PyTorchJob is called a success, but {failed} failed"
+        reason = f"the PyTorchJob is called a success, but {', '.join(failed)} failed"
         return Status(state=RunState.FAILED, reason=reason)
     return status
 
@@ -83,39 +159,14 @@ def ranks(job: KubeObject) -> Ranks | None:
     return worker and Ranks(nodes=least or worker.get("replicas", 1), pod=worker["template"]["spec"])
 
 
-def _elastic(run: TrainingRun, placement: Placement) -> dict[str, Any]:
-    low, high = run.nodes
-    return {
-        "rdzvBackend": "c10d",
-        "rdzvId": placement.job,
-        "minReplicas": low,
-        "maxReplicas": high,
-        "maxRestarts": run.max_restarts,
-        "rdzvConf": [
-            {"key": key, "value": str(value)} for key, value in torchrun_pods.join_timeouts(run).items()
-        ],
-    }
-
-
-def _names(pods: Iterable[Mapping[str, Any]]) -> str:
-    return ", ".join(sorted(pod["metadata"]["name"] for pod in pods))
-
-
 def _works(pod: Mapping[str, Any], ended: str | None) -> bool:
     """Whether a pod has ranks that started before the job ended; later ones find no other ranks."""
-    running = _container(pod, "state").get("running")
+    running = container_state(pod, CONTAINER, "state", "running")
     return running is not None and (ended is None or running["startedAt"] <= ended)
 
 
 def _failed(pod: Mapping[str, Any]) -> bool:
     """Whether a pod's ranks failed last."""
     phase = (pod.get("status") or {}).get("phase")
-    last = _container(pod, "lastState").get("terminated") or {}
+    last = container_state(pod, CONTAINER, "lastState", "terminated") or {}
     return phase == "Failed" or (phase != "Succeeded" and last.get("exitCode", 0) != 0)
-
-
-def _container(pod: Mapping[str, Any], what: str) -> Mapping[str, Any]:
-    for inner in (pod.get("status") or {}).get("containerStatuses") or ():
-        if inner["name"] == CONTAINER:
-            return inner.get(what) or {}
-    return {}

@@ -7,7 +7,7 @@ from manycpu.pipeline.spec.job_kinds import FAILED, JobKind
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.state import RunState, Status, describe_exit
 
-__all__ = ["completion_time", "job_state", "process_state"]
+__all__ = ["container_state", "job_state", "process_state"]
 
 
 def job_state(kind: JobKind, job: KubeObject | None) -> Status:
@@ -30,9 +30,18 @@ def job_state(kind: JobKind, job: KubeObject | None) -> Status:
     return Status(state=RunState.RUNNING if "Running" in holds else RunState.PENDING)
 
 
-def completion_time(job: KubeObject) -> str | None:
-    """Read when a job ended, as the API writes times; None: unknown."""
-    return (job.get("status") or {}).get("completionTime")
+def container_state(pod: Mapping[str, Any], name: str, when: str, state: str) -> Mapping[str, Any] | None:
+    """Read a state of a container.
+
+    Args:
+        pod: Its pod.
+        name: Its name; there may be sidecars beside it.
+        when: ``state``, or ``lastState`` for that before its last restart.
+        state: ``running`` or ``terminated``; the container has another: None.
+    """
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    found: Mapping[str, Any] = next((one for one in statuses if one["name"] == name), {})
+    return (found.get(when) or {}).get(state)
 
 
 def _message(condition: Mapping[str, Any]) -> str:
@@ -40,11 +49,8 @@ def _message(condition: Mapping[str, Any]) -> str:
     return ": ".join(word.strip() for word in reversed(words) if word) or "without a reason"
 
 
-_STARTING = Status(state=RunState.PENDING, reason="starting")
-
-
 def process_state(observed: Mapping[str, Any]) -> Status:
-    """Derive a run's state from a supervised process, for every launch kind of machines.
+    """Derive a run's state from a supervised process.
 
     Args:
         observed: ``alive`` (whether the supervisor lives; None: unknown), ``unseen`` (why that is unknown),
@@ -57,7 +63,8 @@ def process_state(observed: Mapping[str, Any]) -> Status:
         if not observed["alive"]:
             gone = "its supervisor is gone without an exit record: killed, or the machine restarted"
             return Status(state=RunState.FAILED, reason=gone)
-        return Status(state=RunState.RUNNING) if observed["met"] else _STARTING
+        state = RunState.RUNNING if observed["met"] else RunState.PENDING
+        return Status(state=state, reason="" if observed["met"] else "starting")
     if observed["cancelled"] or record["reason"] == "cancelled":
         return Status(state=RunState.CANCELLED, reason=record["reason"])
     reason = record["reason"]

@@ -3,12 +3,11 @@
 from typing import Any
 
 from manycpu.pipeline.launchers.environment import environment, node_command
-from manycpu.pipeline.launchers.states import process_state as state
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.targets import Local
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["UNSUPPORTED", "objects", "state"]
+__all__ = ["UNSUPPORTED", "objects"]
 
 UNSUPPORTED = {
     "env_from": "secrets by name exist on Kubernetes only; set them where the worker starts",

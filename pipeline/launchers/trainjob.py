@@ -8,11 +8,12 @@ launcher pod runs it, and Trainer makes the keys.
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Final
 
-from manycpu.pipeline.launchers import mpi_pods, mpirun, pods, torchrun_pods
+from manycpu.pipeline.launchers import mpijob, mpirun, pods, pytorchjob
 from manycpu.pipeline.launchers.pod_spec import Ranks, literal
-from manycpu.pipeline.launchers.states import job_state
+from manycpu.pipeline.launchers.states import container_state, job_state
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.job_kinds import TRAINING_RUNTIME, TRAINJOB
 from manycpu.pipeline.spec.kube_object import KubeObject
@@ -51,19 +52,50 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
     Raises:
         BadInputError: A field that a job may not change in a runtime of the cluster.
     """
+    metadata = pods.metadata(target, placement)
+    # Without numProcPerNode Trainer counts CPUs, and torchrun starts a rank for each.
+    trainer: KubeObject = {"numNodes": run.nodes[1], "numProcPerNode": run.processes}
     if target.mpi:
-        template = mpi_pods.worker(NODE, run, target, placement)
+        template = mpijob.worker(NODE, run, target, placement)
     else:
         first = _host(placement, 0)
-        template = torchrun_pods.template(NODE, run, target, placement, first=first, number=NUMBER)
+        template = pytorchjob.template(NODE, run, target, placement, first=first, number=NUMBER)
+    (container,) = template["spec"]["containers"]
+    before, patches = list[KubeObject](), KubeObject()
     if _has_own_runtime(target):
-        runtime = _runtime(run, target, placement, template)
-        ref = {"apiGroup": TRAINING_RUNTIME.group, "kind": TRAINING_RUNTIME.kind, "name": placement.job}
-        return [runtime, _job(target, placement, template, _spec(run, target, ref))]
-    _check_patch(run, target, _arguments(placement, template))
-    spec = _spec(run, target, {"name": target.runtime})
-    spec |= {"runtimePatches": [_patch(template)], "trainer": _trainer(placement, template) | spec["trainer"]}
-    return [_job(target, placement, template, spec)]
+        before = [_runtime(run, target, placement, template)]
+        runtime = {"apiGroup": TRAINING_RUNTIME.group, "kind": TRAINING_RUNTIME.kind, "name": placement.job}
+    else:
+        arguments = [literal(placement.code), *container["command"]]
+        _check_patch(run, target, arguments)
+        runtime = {"name": target.runtime}
+        patches = {"runtimePatches": [_patch(template)]}
+        # The program of the ranks in a runtime of the cluster, which has its own working folder.
+        program = {
+            "image": container["image"],
+            "command": list(_IN_FOLDER),
+            "args": arguments,  # else the runtime's own arguments would follow
+            "env": container["env"],
+            "resourcesPerNode": container["resources"],
+        }
+        trainer = {name: value for name, value in program.items() if value} | trainer
+    shown = {name: value for name, value in container.items() if name not in ("command", "env", "envFrom")}
+    asked = json.dumps({**template["spec"], "containers": [shown]}, sort_keys=True)
+    if target.mpi:
+        metadata["labels"] |= SPEAKER
+    job = {
+        "apiVersion": TRAINJOB.resource.api_version,
+        "kind": TRAINJOB.kind,
+        "metadata": metadata | {"annotations": {RANKS: asked}},
+        "spec": {
+            "runtimeRef": runtime,
+            "trainer": trainer,
+            **pods.latest_end(run),
+            **({"suspend": True} if target.queue else {}),
+            **patches,
+        },
+    }
+    return [*before, job]
 
 
 def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
@@ -73,7 +105,11 @@ def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
     if the run allows no restarts, its first failure is the end. Failed pods of a suspended job do not count.
     """
     status = job_state(TRAINJOB, job)
-    if job is None or status.state.terminal or TRAINJOB.suspended(job) or not _allows_no_restarts(job):
+    if job is None or status.state.terminal or TRAINJOB.suspended(job):
+        return status
+    # Torchrun's options are the arguments of a job with a runtime of the cluster.
+    words = takewhile(lambda word: word != "--no-python", job["spec"]["trainer"].get("args") or ())
+    if "--max-restarts=0" not in words:
         return status
     failed = sorted(pod["metadata"]["name"] for pod in pods if _has_failed(pod))
     if not failed:
@@ -135,9 +171,9 @@ def _runtime(run: TrainingRun, target: Kubernetes, placement: Placement, templat
     }
     if target.mpi:
         # Trainer supports only Open MPI: it makes the keys, and a hostfile that is not used.
-        policy = {"mpi": {"sshAuthMountPath": mpi_pods.KEYS, "numProcPerNode": run.processes}}
+        policy = {"mpi": {"sshAuthMountPath": mpijob.KEYS, "numProcPerNode": run.processes}}
         hosts = [_host(placement, number, target.namespace) for number in range(run.nodes[1])]
-        launcher = mpi_pods.launcher(NODE, run, target, placement, hosts=hosts, hostfile=HOSTFILE)
+        launcher = mpijob.launcher(NODE, run, target, placement, hosts=hosts, hostfile=HOSTFILE)
         # A rank that refused to begin would refuse again: the launcher's job fails at once.
         codes = {"containerName": NODE, "operator": "In", "values": sorted(EXIT_CODES)}
         refused = {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
@@ -170,40 +206,6 @@ def _host(placement: Placement, number: int, namespace: str = "") -> str:
     return f"{name}.{namespace}.svc" if namespace else name
 
 
-def _job(target: Kubernetes, placement: Placement, template: KubeObject, spec: KubeObject) -> KubeObject:
-    metadata = pods.metadata(target, placement)
-    if target.mpi:
-        metadata["labels"] = metadata["labels"] | SPEAKER
-    return {
-        "apiVersion": TRAINJOB.resource.api_version,
-        "kind": TRAINJOB.kind,
-        "metadata": metadata | {"annotations": {RANKS: json.dumps(_asked(template), sort_keys=True)}},
-        "spec": spec,
-    }
-
-
-def _spec(run: TrainingRun, target: Kubernetes, runtime: KubeObject) -> KubeObject:
-    spec = {
-        "runtimeRef": runtime,
-        # Without numProcPerNode Trainer counts CPUs, and torchrun starts a rank for each.
-        "trainer": {"numNodes": run.nodes[1], "numProcPerNode": run.processes},
-        **pods.latest_end(run),
-    }
-    return spec | ({"suspend": True} if target.queue else {})
-
-
-def _trainer(placement: Placement, template: KubeObject) -> KubeObject:
-    """Build the program of the ranks in a runtime of the cluster, which has its own working folder."""
-    (container,) = template["spec"]["containers"]
-    fields = {
-        "image": container["image"],
-        "command": list(_IN_FOLDER),
-        "args": _arguments(placement, template),  # else the runtime's own arguments would follow
-        "env": container["env"],
-    }
-    return fields | ({"resourcesPerNode": container["resources"]} if container["resources"] else {})
-
-
 def _patch(template: KubeObject) -> KubeObject:
     """Build the patch of a runtime's pods."""
     spec = _with_one_mount_per_volume(template["spec"])
@@ -234,28 +236,6 @@ def _with_one_mount_per_volume(spec: KubeObject) -> KubeObject:
     }
 
 
-def _asked(template: KubeObject) -> KubeObject:
-    """Return the spec of a pod without the command and the environment of its container."""
-    (container,) = template["spec"]["containers"]
-    left = {name: value for name, value in container.items() if name not in ("command", "env", "envFrom")}
-    return {**template["spec"], "containers": [left]}
-
-
-def _arguments(placement: Placement, template: KubeObject) -> list[str]:
-    (container,) = template["spec"]["containers"]
-    return [literal(placement.code), *container["command"]]
-
-
-def _allows_no_restarts(job: KubeObject) -> bool:
-    """Whether a job with a runtime of the cluster is to have no restarts."""
-    words = job["spec"]["trainer"].get("args") or []
-    return "--max-restarts=0" in words[: words.index("--no-python") if "--no-python" in words else 0]
-
-
 def _has_failed(pod: Mapping[str, Any]) -> bool:
-    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
-    for inner in (one for one in statuses if one["name"] == NODE):  # there may be sidecars
-        for when in ("state", "lastState"):
-            if ((inner.get(when) or {}).get("terminated") or {}).get("exitCode"):
-                return True
-    return bool((pod.get("status") or {}).get("phase") == "Failed")
+    ends = [container_state(pod, NODE, when, "terminated") or {} for when in ("state", "lastState")]
+    return any(end.get("exitCode") for end in ends) or (pod.get("status") or {}).get("phase") == "Failed"

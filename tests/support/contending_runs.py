@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from support.handmade_jobs import Looker, begin
 
-from manycpu.pipeline.launchers.mpi_pods import PORT, await_workers
+from manycpu.pipeline.launchers.mpijob import PORT, await_workers
 from manycpu.pipeline.launchers.trainjob import NODE, NUMBER, RANKS, STEP
 from manycpu.pipeline.spec.job_kinds import TRAINING_RUNTIME, TRAINJOB
 from manycpu.pipeline.spec.kube_object import KubeObject

@@ -25,7 +25,6 @@ from support.third_kind import FITJOB, register
 
 from manycpu.pipeline.cli.spec_commands import as_yaml
 from manycpu.pipeline.launchers import JOB_LAUNCHERS, refusals
-from manycpu.pipeline.launchers.pod_spec import find_rank_template
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.targets import Kubernetes
@@ -401,4 +400,3 @@ def test_what_the_ranks_need_is_read_off_the_job(launch: str) -> None:
         assert needed.pod[name] == pod(written)[name]
     (asked,) = needed.pod["containers"]
     assert asked["resources"] == container(written)["resources"]
-    assert find_rank_template(written) == templates(written)["rank"]

@@ -24,7 +24,7 @@ from support.job_manifests import (
 from support.killable_programs import Program
 
 from manycpu.pipeline.cli.spec_commands import as_yaml
-from manycpu.pipeline.launchers import mpi_pods, mpijob
+from manycpu.pipeline.launchers import mpijob
 from manycpu.pipeline.spec.errors import BadInputError
 
 MPIS = ("intel", "openmpi", "mpich")
@@ -65,9 +65,9 @@ def test_the_launcher_starts_when_sshd_answers() -> None:
 
 
 def test_the_launcher_waits_for_every_sshd_to_speak_and_tells_ssh_their_addresses(tmp_path: Path) -> None:
-    *words, _, _, _ = mpi_pods.await_workers()
+    *words, _, _, _ = mpijob.await_workers()
     assert command(manifest("mpijob"), "launcher")[: len(words)] == words
-    assert f"Include {mpi_pods.HOSTS}\n" in annotation(manifest("mpijob"), "launcher", "ssh_config")
+    assert f"Include {mpijob.HOSTS}\n" in annotation(manifest("mpijob"), "launcher", "ssh_config")
     hostfile, hosts = tmp_path / "hostfile", tmp_path / "hosts"
     with socket.create_server(("127.0.0.1", 0)) as first, socket.socket() as second:
         second.bind(("127.0.0.2", first.getsockname()[1]))

@@ -16,11 +16,11 @@ from support.job_manifests import (
     pod,
     run,
     target,
+    templates,
 )
 
 from manycpu.pipeline.cli.spec_commands import as_yaml
 from manycpu.pipeline.launchers import refusals, trainjob
-from manycpu.pipeline.launchers.pod_spec import find_rank_template
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import labels
@@ -111,15 +111,15 @@ def test_with_a_clusters_runtime_ranks_are_what_they_are_with_their_own() -> Non
     assert trainer["env"] == inner["env"]
     assert trainer["resourcesPerNode"] == inner["resources"]
     assert trainer["args"] == [inner["workingDir"], *inner["command"]]
-    patched = find_rank_template([other])
-    assert patched["metadata"] == find_rank_template(own)["metadata"]
+    patched = templates(other)["rank"]
+    assert patched["metadata"] == templates(own)["rank"]["metadata"]
     for name in ("affinity", "securityContext"):
         assert patched["spec"][name] == pod(own)[name]
 
 
 def test_no_two_mounts_of_a_patch_are_of_one_volume() -> None:
     """Trainer's own list of mounts has their names for keys: the API server refuses the others."""
-    spec = find_rank_template([manifest("trainjob", OF_THE_CLUSTER)])["spec"]
+    spec = pod(manifest("trainjob", OF_THE_CLUSTER))
     mounts = spec["containers"][0]["volumeMounts"]
     names = [mount["name"] for mount in mounts]
     assert len(names) == len(set(names)) == len(container(objects("trainjob"))["volumeMounts"])

@@ -10,7 +10,7 @@ import yaml
 
 from manycpu.pipeline.adapters.cluster import amount
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
-from manycpu.pipeline.launchers.pod_spec import TPU, find_rank_template
+from manycpu.pipeline.launchers.pod_spec import TPU
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding, NotFoundError
 from manycpu.pipeline.spec.job_kinds import (
     JOB_KINDS,
@@ -21,6 +21,7 @@ from manycpu.pipeline.spec.job_kinds import (
     VISIBILITY,
     JobKind,
 )
+from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.targets import OWN_RUNTIME, Kubernetes
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of
 from manycpu.pipeline.targets.kubernetes.image.checks import check_images
@@ -260,13 +261,13 @@ def _admission(ctx: ClusterContext) -> Findings:
 
     The cluster checks its Pod Security level, quota, limits, service account and priority class.
     """
-    written = objects(ctx)
-    template, needed = find_rank_template(written), JOB_LAUNCHERS[ctx.target.launch].ranks(written[-1])
-    template["spec"] = template["spec"] | (needed.pod if needed else {})
-    template["metadata"]["name"] = f"{ctx.name}-preflight"
-    template["spec"]["restartPolicy"] = "Never"
-    pod = {"apiVersion": "v1", "kind": "Pod", **template}
-    pod["spec"]["containers"][0]["image"] = ctx.target.image or "preflight"
+    needed = JOB_LAUNCHERS[ctx.target.launch].ranks(objects(ctx)[-1])
+    if needed is None:
+        return
+    metadata = {"name": f"{ctx.name}-preflight", "labels": labels(ctx.name, verb="launch", role="rank")}
+    spec = needed.pod | {"restartPolicy": "Never"}
+    spec["containers"][0]["image"] = ctx.target.image or "preflight"
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
     try:
         cluster_of(ctx).create(pod, dry_run=True)
     except ClusterError as error:

@@ -11,6 +11,7 @@ from typing import Any
 from manycpu.pipeline.adapters import hosts as host_adapter
 from manycpu.pipeline.adapters import mpi, process
 from manycpu.pipeline.launchers import LAUNCHERS
+from manycpu.pipeline.launchers.states import process_state
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.observed import believe
 from manycpu.pipeline.spec import exit_records
@@ -84,15 +85,15 @@ def status(
         entry: The ledger's entry.
         activity: The reader of its log; None: a new one, which resumes from the saved offset.
     """
-    process_state = process.observe(handle)  # before the log: the end comes after the last line
+    observation = process.observe(handle)  # before the log: the end comes after the last line
     observed = activity.read_new() if activity else ActivityLog(Path(handle.directory)).read_all()
     facts = {"cancelled": handle.attempt in entry.cancelled, "met": observed.met}
-    status = LAUNCHERS[entry.described(handle.attempt).target["launch"]].state(process_state | facts)
-    if status.state is RunState.FAILED and _says_nothing(process_state["exit"]):
+    status = process_state(observation | facts)
+    if status.state is RunState.FAILED and _says_nothing(observation["exit"]):
         status = _by_records(handle, status, observed)
     if (
         status.state is RunState.FAILED
-        and process_state["exit"] is None
+        and observation["exit"] is None
         and entry.cancelled_by_person(handle.attempt)
     ):
         # The supervisor was killed after the cancellation, before it wrote its exit record.
