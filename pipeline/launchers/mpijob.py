@@ -1,7 +1,7 @@
 """MPIJob (kubeflow.org/v2beta1): mpirun in a launcher pod and sshd in the workers, none of them as root.
 
 mpirun gets the same options as on hosts (:mod:`manycpu.pipeline.launchers.mpirun`). The operator writes the
-hostfile and makes the keys, and adds variables to the launcher that win over ours; so ssh reads its options
+hostfile and makes the keys, and adds variables to the launcher that win over these; so ssh reads its options
 from a file. A TrainJob with an MPI has the same pods.
 """
 

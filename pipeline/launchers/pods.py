@@ -151,8 +151,9 @@ def container(  # noqa: PLR0913 - what makes up a container
 
 def with_fields(container: KubeObject, fields: Mapping[str, str]) -> KubeObject:
     """Add fields of the pod to a container's environment: variable -> path of the field."""
-    sources = {name: {"fieldRef": {"fieldPath": path}} for name, path in fields.items()}
-    variables = [{"name": name, "valueFrom": source} for name, source in sources.items()]
+    variables = [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()
+    ]
     return container | {"env": [*variables, *container["env"]]}
 
 
@@ -169,22 +170,21 @@ def template(
         files: Absolute path -> content of small files for the container.
     """
     files = {"/etc/passwd": PASSWD, **files}
-    mounts = [
-        {"name": FILES, "mountPath": path, "subPath": _key(path), "readOnly": True} for path in sorted(files)
-    ]
-    container = container | {"volumeMounts": mounts}
-    nodes = on_nodes(target, ranks=role == "rank")
-    items = [
-        {"path": _key(path), "fieldRef": {"fieldPath": f"metadata.annotations['manycpu/{_key(path)}']"}}
-        for path in sorted(files)
-    ]
+    keys = {path: path.rsplit("/", 1)[-1] for path in files}
+    mounts, items = list[KubeObject](), list[KubeObject]()
+    for path in sorted(files):
+        key, field = keys[path], f"metadata.annotations['manycpu/{keys[path]}']"
+        mounts.append({"name": FILES, "mountPath": path, "subPath": key, "readOnly": True})
+        items.append({"path": key, "fieldRef": {"fieldPath": field}})
     volume = {"name": FILES, "downwardAPI": {"items": items}}
-    spec = pod_spec(container, [volume], securityContext=security_context(), **nodes)
-    named = labels(placement.name, attempt=str(placement.attempt), verb="launch", role=role)
-    annotations = {f"manycpu/{_key(path)}": content for path, content in files.items()}
+    nodes = on_nodes(target, ranks=role == "rank")
+    inner = container | {"volumeMounts": mounts}
     return {
-        "metadata": {"labels": named, "annotations": annotations},
-        "spec": spec,
+        "metadata": {
+            "labels": labels(placement.name, attempt=str(placement.attempt), verb="launch", role=role),
+            "annotations": {f"manycpu/{keys[path]}": content for path, content in files.items()},
+        },
+        "spec": pod_spec(inner, [volume], securityContext=security_context(), **nodes),
     }
 
 
@@ -214,7 +214,7 @@ def rank_template(
     # Staged folders are mounted a second time, read-only: later runs use them too.
     staged = [name for name, path in (("data", placement.data), ("model", placement.model)) if path]
     below = target.home.removeprefix(target.mount_path).strip("/")
-    read_only = [
+    read_only: list[KubeObject] = [
         {
             "name": "volume",
             "mountPath": f"{target.home}/{name}",
@@ -250,7 +250,3 @@ def _spread(template: KubeObject, run: TrainingRun) -> KubeObject:
         else {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
     )
     return template | {"spec": template["spec"] | {"affinity": {"podAntiAffinity": rule}}}
-
-
-def _key(path: str) -> str:
-    return path.rsplit("/", 1)[-1]

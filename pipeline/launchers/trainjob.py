@@ -15,10 +15,11 @@ from manycpu.pipeline.launchers import mpijob, mpirun, pods, pytorchjob
 from manycpu.pipeline.launchers.pod_spec import Ranks, literal
 from manycpu.pipeline.launchers.states import container_state, job_state
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.exit_records import EXIT_CODES
 from manycpu.pipeline.spec.job_kinds import TRAINING_RUNTIME, TRAINJOB
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import Placement
-from manycpu.pipeline.spec.state import EXIT_CODES, RunState, Status
+from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.targets import DEFAULT_RUNTIME, OWN_RUNTIME, Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 

@@ -56,7 +56,11 @@ class ManycpuError(Exception):
         where = f"{self.field}: " if self.field else ""
         # After several lines, the fix would read as part of the last one, such as a caret below a word.
         between = "\n" if "\n" in self.message else " "
-        return where + between.join(_sentence(part) for part in (self.message, self.fix) if part)
+        parts = (part for part in (self.message, self.fix) if part)
+        return where + between.join(
+            part if part.endswith((".", "!", "?", ":", "\n")) or "\n" in part else f"{part}."
+            for part in parts
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions cross processes in Airflow; keyword arguments do not survive the default pickling.
@@ -225,10 +229,6 @@ def as_error(findings: Sequence[Finding]) -> BadInputError:
         return BadInputError(findings[0].message, field=findings[0].field, fix=findings[0].fix)
     lines = "\n".join(["several things need a change:", *(f"- {finding}" for finding in findings)])
     return BadInputError(lines)
-
-
-def _sentence(text: str) -> str:
-    return text if text.endswith((".", "!", "?", ":", "\n")) or "\n" in text else text + "."
 
 
 def _rebuild(kind: type[ManycpuError], message: str, field: str | None, fix: str | None) -> ManycpuError:

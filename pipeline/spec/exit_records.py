@@ -14,6 +14,7 @@ from typing import Any, Final
 
 __all__ = [
     "EXIT_BACKEND",
+    "EXIT_CODES",
     "EXIT_NOT_TOGETHER",
     "EXIT_PROOF",
     "EXIT_RETURNED",
@@ -22,11 +23,18 @@ __all__ = [
     "write",
 ]
 
-# What a rank exits with when manycpu refuses to go on; spec/state.py describes each in words.
 EXIT_NOT_TOGETHER: Final = 86
 EXIT_PROOF: Final = 87
 EXIT_BACKEND: Final = 88
 EXIT_RETURNED: Final = 89
+EXIT_CODES: Final = {
+    EXIT_NOT_TOGETHER: "each rank trained alone, without torch.distributed or as a world of Accelerate by "
+    "itself, or divided no batch among its devices",
+    EXIT_PROOF: "proof of scale failed: the ranks that met, or their devices, are not those asked for",
+    EXIT_BACKEND: "the collective backend or the device was not available",
+    EXIT_RETURNED: "what the function returned cannot be passed on",
+}
+"""What a rank exits with when manycpu refuses to continue -> the cause."""
 
 FOLDER: Final = "exits"
 """Name of their folder in an attempt's."""

@@ -164,7 +164,12 @@ class Image:
         config["rootfs"]["diff_ids"] += [layer.diff_id for layer in change.layers]
         if "history" in config:
             config["history"] += [{"created_by": layer.made_by} for layer in change.layers]
-        config["config"] = self._settings(change)
+        config["config"] = dict(self.settings) | {
+            "Env": [f"{name}={value}" for name, value in _environment(self.env, change.env).items()],
+            "Labels": {**self.labels, **change.labels},
+        }
+        if change.working_folder is not None:
+            config["config"]["WorkingDir"] = change.working_folder
         config_bytes = _canonical(config)
         manifest = self.manifest
         manifest["config"] |= {"digest": sha256(config_bytes), "size": len(config_bytes)}
@@ -174,14 +179,6 @@ class Image:
             for layer in change.layers
         ]
         return Image(_canonical(manifest), config_bytes, self.media_type)
-
-    def _settings(self, change: Change) -> dict[str, Any]:
-        settings = dict(self.settings)
-        settings["Env"] = [f"{name}={value}" for name, value in _environment(self.env, change.env).items()]
-        settings["Labels"] = {**self.labels, **change.labels}
-        if change.working_folder is not None:
-            settings["WorkingDir"] = change.working_folder
-        return settings
 
 
 def choose(index: Mapping[str, Any], name: str) -> str:

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
 
-from manycpu.pipeline.spec.exit_records import EXIT_BACKEND, EXIT_NOT_TOGETHER, EXIT_PROOF, EXIT_RETURNED
+from manycpu.pipeline.spec.exit_records import EXIT_CODES
 
 __all__ = ["RankFailure", "RunState", "Status"]
 
@@ -66,16 +66,6 @@ class Status(BaseModel):
     def refused(self) -> bool:
         """Whether manycpu's training process refused to continue: another try would be refused as well."""
         return self.failure is not None and self.failure.exit_code in EXIT_CODES
-
-
-# Exit codes of manycpu's own training processes.
-EXIT_CODES = {
-    EXIT_NOT_TOGETHER: "each rank trained alone, without torch.distributed or as a world of Accelerate by "
-    "itself, or divided no batch among its devices",
-    EXIT_PROOF: "proof of scale failed: the ranks that met, or their devices, are not those asked for",
-    EXIT_BACKEND: "the collective backend or the device was not available",
-    EXIT_RETURNED: "what the function returned cannot be passed on",
-}
 
 
 def describe_exit(code: int) -> str:

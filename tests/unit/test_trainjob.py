@@ -22,9 +22,10 @@ from support.job_manifests import (
 from manycpu.pipeline.cli.spec_commands import as_yaml
 from manycpu.pipeline.launchers import refusals, trainjob
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.exit_records import EXIT_CODES
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import labels
-from manycpu.pipeline.spec.state import EXIT_CODES, RunState
+from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
 
 OF_THE_CLUSTER = {"runtime": "torch-distributed"}
