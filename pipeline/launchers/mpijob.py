@@ -150,14 +150,6 @@ def launcher(  # noqa: PLR0913 - what makes up a launcher
 ) -> KubeObject:
     """Build the template of the pod that runs mpirun, once the workers' sshd answers.
 
-    Args:
-        container: Name of its container.
-        run: The run.
-        target: Where it runs.
-        placement: Where everything is.
-        hosts: Names of the workers' hosts.
-        hostfile: Path of their list; one that differs from the operator's is written here, for this MPI.
-
     Raises:
         BadInputError: A range of nodes.
     """
@@ -187,14 +179,7 @@ def launcher(  # noqa: PLR0913 - what makes up a launcher
 
 
 def worker(container: str, run: TrainingRun, target: Kubernetes, placement: Placement) -> KubeObject:
-    """Build the template of a worker pod, in which mpirun starts ranks by ssh.
-
-    Args:
-        container: Name of its container.
-        run: The run.
-        target: Where it runs.
-        placement: Where everything is.
-    """
+    """Build the template of a worker pod, in which mpirun starts ranks by ssh."""
     inner = pods.container(
         container,
         target,

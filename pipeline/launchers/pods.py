@@ -160,15 +160,7 @@ def with_fields(container: KubeObject, fields: Mapping[str, str]) -> KubeObject:
 def template(
     target: Kubernetes, placement: Placement, role: Role, container: KubeObject, files: Mapping[str, str]
 ) -> KubeObject:
-    """Build a pod template around a container.
-
-    Args:
-        target: Where it runs.
-        placement: The run and the attempt.
-        role: The role of the pods in their job.
-        container: The container.
-        files: Absolute path -> content of small files for the container.
-    """
+    """Build a pod template around a container."""
     files = {"/etc/passwd": PASSWD, **files}
     keys = {path: path.rsplit("/", 1)[-1] for path in files}
     mounts, items = list[KubeObject](), list[KubeObject]()

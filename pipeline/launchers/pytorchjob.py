@@ -71,13 +71,7 @@ def template(  # noqa: PLR0913 - what makes up a pod
 ) -> KubeObject:
     """Build the template of a pod in which torchrun starts ranks.
 
-    Args:
-        container: Name of its container.
-        run: The run.
-        target: Where it runs.
-        placement: Where everything is.
-        first: The host of the first pod, where all meet.
-        number: The field with the pod's number in its job.
+    All ranks meet at the host ``first``; ``number`` is the field with the pod's number in its job.
     """
     if _may_meet_again(run):
         # By address: the name of the next rank 0 may not be in DNS yet.

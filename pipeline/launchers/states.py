@@ -11,12 +11,7 @@ __all__ = ["container_state", "job_state", "process_state"]
 
 
 def job_state(kind: JobKind, job: KubeObject | None) -> Status:
-    """Derive a job's state from its conditions, for every kind of job.
-
-    Args:
-        kind: Its kind.
-        job: The job; None: it was deleted.
-    """
+    """Derive a job's state from its conditions, for every kind of job."""
     if job is None:
         return Status(state=RunState.FAILED, reason=f"its {kind.kind} is gone: somebody deleted it")
     holds = {condition["type"]: condition for condition in kind.conditions(job)}
@@ -31,14 +26,7 @@ def job_state(kind: JobKind, job: KubeObject | None) -> Status:
 
 
 def container_state(pod: Mapping[str, Any], name: str, when: str, state: str) -> Mapping[str, Any] | None:
-    """Read a state of a container.
-
-    Args:
-        pod: Its pod.
-        name: Its name; there may be sidecars beside it.
-        when: ``state``, or ``lastState`` for that before its last restart.
-        state: ``running`` or ``terminated``; the container has another: None.
-    """
+    """Read how a container is (``state``), or was before its restart (``lastState``); None: otherwise."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or ()
     found: Mapping[str, Any] = next((one for one in statuses if one["name"] == name), {})
     return (found.get(when) or {}).get(state)

@@ -256,16 +256,12 @@ def pinned(cpus: Sequence[Cpu], processes: int, threads: int) -> tuple[tuple[Cpu
 
     A process gets cores of the first NUMA node with enough free ones; if there is none, the first free cores.
     Cores that are left over serve the data loaders and collectives of the processes on their NUMA node.
-
-    Args:
-        cpus: The processors in order, of at least ``processes * threads`` cores.
-        processes: Number of processes.
-        threads: Cores of each process.
     """
     free = list(dict.fromkeys((cpu.node, cpu.core) for cpu in cpus))
     own = []
     for _ in range(processes):
-        taken = _fitting(free, threads)
+        of_nodes = ([core for core in free if core[0] == node] for node in dict(free))
+        taken = next((cores for cores in of_nodes if len(cores) >= threads), free)[:threads]
         free = [core for core in free if core not in taken]
         own.append(taken)
     pins = []
@@ -285,14 +281,6 @@ def processor_ranges(cpus: Iterable[Cpu]) -> str:
         else:
             ranges.append([number, number])
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
-
-
-def _fitting(free: list[tuple[int, int]], threads: int) -> list[tuple[int, int]]:
-    for node in dict.fromkeys(node for node, _ in free):
-        cores = [core for core in free if core[0] == node]
-        if len(cores) >= threads:
-            return cores[:threads]
-    return free[:threads]
 
 
 def _warnings(machine: Machine, request: CpuRequest, sizes: Sizes, preload: Sequence[str]) -> Iterator[str]:

@@ -78,14 +78,7 @@ class ForeignRunError(BadInputError):
 
 
 class HttpError(ManycpuError):
-    """A server refuses a call, or does not answer.
-
-    Args:
-        message: What was asked and what was seen.
-        field: The field it came from.
-        fix: What to do next.
-        status: The HTTP status; 0: there was no answer.
-    """
+    """A server refuses a call, or does not answer; ``status`` is the HTTP status, 0: there was no answer."""
 
     statuses: ClassVar[frozenset[int]] = frozenset()
     """The HTTP statuses that a class stands for."""

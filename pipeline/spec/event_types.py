@@ -271,12 +271,7 @@ def decode(text: str) -> Event | None:
 
 
 def readable(line: RankLine, event: Event | None = None) -> str:
-    """Write a line for people: events as sentences, ordinary output as it is, each with its rank.
-
-    Args:
-        line: The line.
-        event: What it was decoded to; None: it is decoded here.
-    """
+    """Write a line for people: events as sentences, ordinary output as it is, each with its rank."""
     event = event or decode(line.text)
     return str(line if event is None else line._replace(text=event.sentence()))
 

@@ -19,11 +19,6 @@ _MODULES: Final[Mapping[str, tuple[str, ...]]] = {
 def require(extra: str, field: str, what: str) -> None:
     """Raise unless the modules of an extra are installed; none is imported.
 
-    Args:
-        extra: Its name.
-        field: The field that asks for it.
-        what: What it is needed for.
-
     Raises:
         BadInputError: Some are not; with the line that installs them.
     """

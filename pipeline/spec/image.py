@@ -236,10 +236,6 @@ def _canonical(value: object) -> bytes:
 def base_images(text: str, arguments: Mapping[str, str]) -> list[str]:
     r"""List the images that the stages of a Dockerfile start from, without `scratch` and other stages.
 
-    Args:
-        text: The Dockerfile.
-        arguments: The build's arguments, which win over the file's defaults.
-
     >>> base_images("ARG BASE=python\nFROM ${BASE}:3.12 AS a\nFROM a\nFROM debian", {"BASE": "intel/python"})
     ['intel/python:3.12', 'debian']
     """

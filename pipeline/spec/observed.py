@@ -101,13 +101,7 @@ class Series(BaseModel):
 
 
 def values_of(event: Event, rank: int | None, step: float | None) -> tuple[float | None, Mapping[str, Any]]:
-    """Read the values for curves from an event, and the step that they belong to.
-
-    Args:
-        event: The event.
-        rank: The rank that reported it.
-        step: The present step of the training, for a pace.
-    """
+    """Read the values for curves from an event, and the step that they belong to."""
     match event:
         case ProgressEvent():
             return event.step, {name: getattr(event, name) for name in _OF_PROGRESS}

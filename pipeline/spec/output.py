@@ -80,11 +80,7 @@ def programs_report(taken: Collection[str]) -> str:
 
 
 def manifests(has: Callable[[str], bool]) -> list[str]:
-    """List the names that the manifest may have in an output; those before it are the program's own.
-
-    Args:
-        has: Whether there is a file or folder of that name.
-    """
+    """List the names that the manifest may have in an output; those before it are the program's own."""
     names = _manifest_names()
     return [*reversed([next(names), next(names), *takewhile(has, names)])]
 

@@ -67,13 +67,7 @@ def imports_of(file: Path) -> Iterator[str]:
 
 
 def copy_files(modules: set[str], root_of: Callable[[str], Path | None], folder: Path) -> None:
-    """Copy modules, and the modules that they import, to a folder for the ranks.
-
-    Args:
-        modules: Their top-level names.
-        root_of: Finds the folder of a module; None: it is installed.
-        folder: The folder that they are copied to.
-    """
+    """Copy modules, and the modules that they import, to a folder for the ranks."""
     waiting = {*modules}
     seen = {"__main__"}
     while names := waiting - seen:

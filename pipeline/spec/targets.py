@@ -88,11 +88,7 @@ class TargetFields(BaseModel):
         return run, self
 
     def node_folder(self, base: Path) -> Path:
-        """Return the folder on the nodes that relative paths start from.
-
-        Args:
-            base: The folder that they start from here.
-        """
+        """Return the folder on the nodes that relative paths start from; here they start from ``base``."""
         return base
 
     def recorded(self, fields: dict[str, Any]) -> dict[str, Any]:
