@@ -130,8 +130,7 @@ class RunOperator(BaseOperator):
             BadInputError: A field is wrong, or this Airflow has no unique name on a shared target.
             ClusterError: The cluster does not answer.
         """
-        from manycpu.pipeline.targets.open_run import open_context
-        from manycpu.pipeline.targets.runs import find
+        from manycpu.pipeline.targets.open_run import find, open_context
 
         instance = context["ti"]
         own = (self.training,) if self.training else ("task", self.task_id)

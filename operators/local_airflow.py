@@ -206,10 +206,11 @@ def _line_of(raw: bytes) -> str | None:
 def _clean_up_runs() -> None:
     """Cancel and clean up the runs that are left: a training outlives its worker on purpose."""
     from manycpu.pipeline.targets import context
-    from manycpu.pipeline.targets.runs import on_this_machine
+    from manycpu.pipeline.spec.targets import Local
+    from manycpu.pipeline.targets import driver_of
     from manycpu.pipeline.verbs.cleanup import cleanup
 
-    for ctx in on_this_machine(context.home()):
+    for ctx in driver_of("local").runs(Local()):
         cleanup(ctx, keep=False)
 
 
@@ -316,10 +317,11 @@ def _cancel_trainings() -> None:
     """Cancel the trainings, which outlive their workers; their DAG runs notice when Airflow restarts."""
     from manycpu.pipeline.spec.errors import RunGoneError
     from manycpu.pipeline.targets import context
-    from manycpu.pipeline.targets.runs import on_this_machine
+    from manycpu.pipeline.spec.targets import Local
+    from manycpu.pipeline.targets import driver_of
     from manycpu.pipeline.verbs.cancel import cancel
 
-    for ctx in on_this_machine(context.home()):
+    for ctx in driver_of("local").runs(Local()):
         with suppress(RunGoneError):
             if ctx.ledger.lease().holder is None:  # commands and notebooks hold theirs, and end them
                 cancel(ctx, by="the end of make ui")

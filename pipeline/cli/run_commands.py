@@ -15,10 +15,13 @@ from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.ledger.file import FileLedger, ledgers
 from manycpu.pipeline.listeners import ReadableLog, tell
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError, RunGoneError
+from manycpu.pipeline.spec.extras import require
 from manycpu.pipeline.spec.state import RunState
-from manycpu.pipeline.targets import runs
+from manycpu.pipeline.spec.validation import read_target
+from manycpu.pipeline.targets import driver_of
 from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import RunContext, home
+from manycpu.pipeline.targets.open_run import reopen
 from manycpu.pipeline.verbs import launch, wait
 from manycpu.pipeline.verbs.cancel import cancel as end_run
 from manycpu.pipeline.verbs.cancel import declare_gone, withhold
@@ -166,9 +169,12 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
 
 
 def _runs(location: Location) -> list[RunContext]:
+    kind, fields = "local", ("directory",)
     if location["namespace"] is not None:
-        return runs.in_namespace(location["namespace"], location["connection"])
-    return runs.on_this_machine(home(location["directory"]))
+        require("kubernetes", "--namespace", "Kubernetes")
+        kind, fields = "kubernetes", ("namespace", "connection")
+    target = read_target({"kind": kind, **{name: location[name] for name in fields}})
+    return driver_of(kind).runs(target)
 
 
 def _newest(location: Location) -> RunContext:
@@ -261,7 +267,9 @@ def _unused(home_folder: Path, leaving: Container[str] = ()) -> list[Path]:
 def _uses(ledger: FileLedger) -> bool:
     """Whether a run may use what is staged: it has not ended, or cannot be read."""
     try:
-        return bool(_reason_to_keep(runs.reopen_folder(ledger.directory), delete_model=False))
+        return bool(
+            _reason_to_keep(reopen(ledger.read(), str(ledger.directory.parents[1])), delete_model=False)
+        )
     except RunGoneError:
         return False
     except (ManycpuError, OSError, ValueError):

@@ -20,7 +20,7 @@ from manycpu.pipeline.spec.credentials import redacted_description
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.validation import read_run
-from manycpu.pipeline.targets import runs
+from manycpu.pipeline.targets.open_run import find
 from manycpu.pipeline.targets.program_code import main_file
 from manycpu.pipeline.verbs import all_verbs, launch, preflight
 from manycpu.pipeline.verbs.source_checks import process_findings
@@ -41,7 +41,7 @@ def run(file: Path | None, run_id: str | None, **values: Any) -> None:
     sys.stdout, sys.stderr = display.lossy(sys.stdout), display.lossy(sys.stderr)
     has_run_id, run_id = bool(run_id), run_id or all_verbs.new_run_id()
     ctx = options.open_run(file, values, run_id)
-    ctx = runs.find(ctx) if has_run_id else ctx
+    ctx = find(ctx) if has_run_id else ctx
     console = Console()
     console.print(f"run {ctx.name} (--run-id {run_id})", markup=False, highlight=False, soft_wrap=True)
     signal.signal(signal.SIGTERM, _raise_interrupt)

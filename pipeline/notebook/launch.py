@@ -23,8 +23,7 @@ from manycpu.pipeline.spec.errors import (
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.targets import KINDS, Target, TargetFields
 from manycpu.pipeline.targets.context import RunContext
-from manycpu.pipeline.targets.open_run import absolute, open_context
-from manycpu.pipeline.targets.runs import find
+from manycpu.pipeline.targets.open_run import absolute, find, open_context
 from manycpu.pipeline.verbs.all_verbs import new_run_id, run_all
 
 __all__ = ["AnyTarget", "launch"]

@@ -68,6 +68,10 @@ class Driver(ABC, Generic[Ctx, H]):
     def names(self, ctx: Ctx) -> list[str]:
         """List the names of runs that have begun with this run's key."""
 
+    @abstractmethod
+    def runs(self, target: Any) -> list[RunContext]:
+        """Find the runs that have begun where a target's fields say, oldest first; of any target there."""
+
     def home(self, ctx: Ctx) -> Path | None:  # noqa: ARG002 - overrides use it
         """Return the folder of runs on this machine; None: the target keeps runs elsewhere."""
         return None

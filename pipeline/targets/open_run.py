@@ -1,14 +1,15 @@
 """Open a run: validate its fields and target, or read them from its ledger."""
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.ledger import Entry, Ledger
 from manycpu.pipeline.spec import program
-from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.errors import BadInputError, ManycpuError, RunGoneError
 from manycpu.pipeline.spec.extras import require
 from manycpu.pipeline.spec.naming import run_key, run_name
 from manycpu.pipeline.spec.targets import TargetFields
@@ -16,7 +17,9 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.spec.validation import read_run, read_target
 from manycpu.pipeline.targets.context import WAY, Access, RunContext
 
-__all__ = ["absolute", "as_started", "open_context", "reopen"]
+__all__ = ["absolute", "as_started", "find", "open_context", "reopen", "reopen_all"]
+
+_LOG = logging.getLogger(__name__)
 
 _PATHS = ("directory", "hostfile", "dockerfile", "context", "registry_ca")
 
@@ -64,6 +67,34 @@ def reopen(
         target = target.model_copy(update={"directory": directory})
     identified = {"name": entry.name, "key": entry.key, "base": Path(directory or Path.cwd())}
     return _context(read_run(described.run), target, access, **identified)
+
+
+def reopen_all(
+    ledgers: Iterable[Ledger], directory: str | None = None, access: Access | None = None
+) -> list[RunContext]:
+    """Open the runs whose ledgers can be read, oldest first; log the errors of the others."""
+    opened = []
+    for ledger in ledgers:
+        try:
+            entry = ledger.read()
+            opened.append((entry.created, reopen(entry, directory, access)))
+        except (RunGoneError, PermissionError):
+            continue  # it was just removed, or another user owns it
+        except (ManycpuError, OSError) as error:
+            _LOG.warning("%s", error)
+    return [ctx for _, ctx in sorted(opened, key=lambda pair: pair[0])]
+
+
+def find(ctx: RunContext) -> RunContext:
+    """Return the run under the name that it began with: its fields, and so its name, may have been edited.
+
+    Raises:
+        ClusterError: The cluster does not answer.
+    """
+    if ctx.ledger.exists():
+        return ctx
+    names = ctx.driver.names(ctx)
+    return replace(ctx, name=names[0]) if names else ctx
 
 
 def as_started(ctx: RunContext, entry: Entry, attempt: int) -> RunContext:

@@ -17,8 +17,7 @@ from manycpu.pipeline.spec.targets import Target
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import RunContext
-from manycpu.pipeline.targets.open_run import open_context
-from manycpu.pipeline.targets.runs import find
+from manycpu.pipeline.targets.open_run import find, open_context
 from manycpu.pipeline.tracking.live import listeners as trackers
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cancel import cancel

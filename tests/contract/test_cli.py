@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support.killable_programs import Program
+from support.local_runs import on_this_machine
 from support.waiting import processes_of, until
 
 from manycpu.pipeline import transfer
@@ -23,7 +24,6 @@ from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.ledger import VerbRecord
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import open_context
-from manycpu.pipeline.targets.runs import on_this_machine
 from manycpu.pipeline.verbs.cleanup import cleanup
 from manycpu.pipeline.verbs.prepare import prepare
 

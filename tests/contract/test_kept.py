@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.local_runs import on_this_machine
 from support.waiting import until
 
 from manycpu.pipeline import train
@@ -16,7 +17,6 @@ from manycpu.pipeline.listeners import Silent
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import CancelledError, TrainingFailedError
 from manycpu.pipeline.targets.open_run import open_context
-from manycpu.pipeline.targets.runs import on_this_machine
 from manycpu.pipeline.verbs.cleanup import cleanup
 from manycpu.pipeline.verbs.prepare import prepare
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.local_runs import on_this_machine
 from support.waiting import until
 
 from manycpu.pipeline import train
 from manycpu.pipeline.spec.errors import BadInputError, CancelledError, ExportError, TrainingFailedError
-from manycpu.pipeline.targets.runs import on_this_machine
 from manycpu.pipeline.verbs import all_verbs
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.cleanup import cleanup

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import yaml
 from support import namespace_hosts as made_hosts
+from support.local_runs import on_this_machine
 from support.rank_launches import LIGHT
 
 from manycpu.pipeline import BareMetal, train
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import ExportError, TrainingFailedError
 from manycpu.pipeline.targets.open_run import open_context
-from manycpu.pipeline.targets.runs import on_this_machine
 from manycpu.pipeline.verbs.cleanup import cleanup
 from manycpu.pipeline.verbs.prepare import prepare
 

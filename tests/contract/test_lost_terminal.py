@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 from support.killable_programs import Program
+from support.local_runs import on_this_machine
 from support.waiting import processes_of, until
 
 from manycpu.pipeline import train
 from manycpu.pipeline.listeners import Silent
 from manycpu.pipeline.run_report import Report
-from manycpu.pipeline.targets.runs import on_this_machine
 from manycpu.pipeline.verbs.cancel import cancel
 
 pytestmark = pytest.mark.usefixtures("home", "light_torch", "no_process_left")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from support import ccl_requirements
 from support.event_collector import EventCollector
+from support.local_runs import on_this_machine
 from support.waiting import processes_of, until
 
 from manycpu.pipeline import train
@@ -33,7 +34,6 @@ from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import RunContext, home
 from manycpu.pipeline.targets.open_run import open_context
-from manycpu.pipeline.targets.runs import on_this_machine
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.cleanup import cleanup

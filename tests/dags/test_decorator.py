@@ -14,8 +14,9 @@ from manycpu.operators import following, train
 from manycpu.operators.decorator import _OPERATOR_OPTIONS, FunctionOperator
 from manycpu.operators.train import RETRY_DELAY
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.targets import Local
 from manycpu.pipeline.spec.training_run import TrainingRun
-from manycpu.pipeline.targets.runs import reopen_folder
+from manycpu.pipeline.targets import driver_of
 from manycpu.pipeline.verbs.cleanup import cleanup
 
 RunDag = Callable[..., SimpleNamespace]
@@ -206,7 +207,8 @@ def test_a_model_that_could_not_be_exported_stays_after_the_last_try(
     assert (folder / "attempts" / "1" / "output" / "model").read_text() == "x"
     assert (tmp_path / "tries").read_text() == "x", "it is not trained again"
     (tmp_path / "out").unlink()
-    cleanup(reopen_folder(folder), keep=False, delete_model=True)
+    (ctx,) = driver_of("local").runs(Local(directory=str(home)))
+    cleanup(ctx, keep=False, delete_model=True)
 
 
 def test_an_asset_is_made_by_a_function_that_trains(run_dag: RunDag, tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from manycpu.operators import TrainOperator
 from manycpu.pipeline.targets.context import RunContext
-from manycpu.pipeline.targets.open_run import open_context
-from manycpu.pipeline.targets.runs import find
+from manycpu.pipeline.targets.open_run import find, open_context
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cleanup import cleanup
 from manycpu.pipeline.verbs.prepare import prepare

@@ -16,7 +16,8 @@ from manycpu.pipeline.listeners import Silent
 from manycpu.pipeline.run_report import REPORT, Report
 from manycpu.pipeline.spec.errors import CancelledError, TrainingFailedError
 from manycpu.pipeline.spec.naming import labels
-from manycpu.pipeline.targets import runs
+from manycpu.pipeline.spec.targets import Kubernetes
+from manycpu.pipeline.targets import driver_of
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.deletion import kinds
 from manycpu.pipeline.targets.kubernetes.volume import claims
@@ -60,7 +61,9 @@ def report(tmp_path: Path) -> Report:
 
 
 def the_run(target: Fields) -> ClusterContext:
-    (ctx,) = runs.in_namespace(target["namespace"], target["connection"])
+    (ctx,) = driver_of("kubernetes").runs(
+        Kubernetes(namespace=target["namespace"], connection=target["connection"])
+    )
     assert is_on_kubernetes(ctx)
     return ctx
 

@@ -22,7 +22,6 @@ from manycpu.pipeline.spec.errors import LedgerError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject
-from manycpu.pipeline.targets import runs
 from manycpu.pipeline.targets.context import Access
 from manycpu.pipeline.targets.kubernetes.cleanup import remove, remove_expired
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of
@@ -142,7 +141,7 @@ def test_a_ledger_that_nobody_can_read_is_no_obstacle_to_looking_at_the_others(
 ) -> None:
     broken, ctx = a_context("broken"), a_context("ctx")
     cluster_of(ctx).patch("ConfigMap", broken.name, {"data": {"run": "{no json"}})
-    found = runs.in_namespace(ctx.target.namespace, ctx.target.connection)
+    found = ctx.driver.runs(ctx.target)
     assert [one.name for one in found] == [ctx.name]
     assert f"{broken.name} cannot be read" in caplog.text
 

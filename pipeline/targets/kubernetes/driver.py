@@ -1,9 +1,11 @@
 """The driver of Kubernetes clusters with Kubeflow's operators."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from manycpu.pipeline.adapters import cluster
 from manycpu.pipeline.adapters.storage import is_remote
 from manycpu.pipeline.ledger import Entry, configmap
 from manycpu.pipeline.ledger.configmap import ConfigMapLedger
@@ -12,17 +14,19 @@ from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import Status
+from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.targets import Driver
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.kubernetes import cleanup, export, launch, output_report
 from manycpu.pipeline.targets.kubernetes.build import build
 from manycpu.pipeline.targets.kubernetes.cancel import cancel
-from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of, sharing
 from manycpu.pipeline.targets.kubernetes.deletion import named, present
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Cursor, attempt_state
 from manycpu.pipeline.targets.kubernetes.preflight import findings
 from manycpu.pipeline.targets.kubernetes.stage import stage
 from manycpu.pipeline.targets.kubernetes.wait import JobWatch
+from manycpu.pipeline.targets.open_run import reopen_all
 from manycpu.pipeline.targets.results import Built, Copied, Staged
 from manycpu.pipeline.transfer import Manifest, Progress
 
@@ -48,6 +52,11 @@ class KubernetesDriver(Driver[ClusterContext, JobHandle]):
     def names(self, ctx: ClusterContext) -> list[str]:
         """List the names under which a run with this key has begun."""
         return configmap.names(cluster_of(ctx), ctx.key)
+
+    def runs(self, target: Kubernetes) -> list[RunContext]:
+        """Find the runs of the target's namespace, oldest first; they share one connection."""
+        opened = cluster.Cluster(partial(cluster.connect, target.connection), target.namespace)
+        return reopen_all(configmap.ledgers(opened), access=sharing(opened))
 
     def reaches_output(self, ctx: ClusterContext) -> bool:
         """Whether pods write the output themselves: true for a URL, so the worker needs no credentials."""

@@ -9,7 +9,6 @@ from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import disk, process
 from manycpu.pipeline.ledger.file import finish_removals
 from manycpu.pipeline.spec.errors import Finding, ManycpuError
-from manycpu.pipeline.targets import runs
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.machines import hosts
 from manycpu.pipeline.targets.machines.activity_log import ACTIVITY
@@ -114,7 +113,7 @@ def remove_expired(ctx: MachineContext, now: float, end: Callable[[RunContext], 
         finish_removals(home_of(ctx) / "runs")
     except OSError as error:
         return [_trouble(f"an older run is not removed: {error}")]
-    others = [other for other in runs.on_this_machine(home_of(ctx)) if other.name != ctx.name]
+    others = [other for other in ctx.driver.runs(ctx.target) if other.name != ctx.name]
     return [
         _trouble(f"run {other.name}, whose time is over, is not removed: {what}")
         for other in others

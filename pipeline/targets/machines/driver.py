@@ -7,11 +7,12 @@ from typing import Any
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.adapters.commands import END_TIMEOUT
 from manycpu.pipeline.ledger import Entry
-from manycpu.pipeline.ledger.file import FileLedger
+from manycpu.pipeline.ledger.file import FileLedger, ledgers
 from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import Status
+from manycpu.pipeline.spec.targets import BareMetal, Local
 from manycpu.pipeline.targets import Driver, output
 from manycpu.pipeline.targets.context import RunContext, home
 from manycpu.pipeline.targets.machines import cleanup, export, launch
@@ -21,6 +22,7 @@ from manycpu.pipeline.targets.machines.context import MachineContext, directory_
 from manycpu.pipeline.targets.machines.preflight import findings
 from manycpu.pipeline.targets.machines.stage import stage
 from manycpu.pipeline.targets.machines.wait import MachineWatch
+from manycpu.pipeline.targets.open_run import reopen_all
 from manycpu.pipeline.targets.results import Built, Copied, Staged
 from manycpu.pipeline.transfer import Manifest, Progress
 
@@ -47,6 +49,11 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         """List the names of runs that have begun with this run's key."""
         folders = (home_of(ctx) / "runs").glob(f"*-{ctx.key}")
         return [folder.name for folder in folders if FileLedger(folder).exists()]
+
+    def runs(self, target: Local | BareMetal) -> list[RunContext]:
+        """Find the runs in the target's folder, oldest first."""
+        folder = home(target.directory)
+        return reopen_all(ledgers(folder / "runs"), str(folder))
 
     def home(self, ctx: MachineContext) -> Path:
         """Return the target's folder."""

@@ -8,10 +8,9 @@ from pathlib import Path
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import ManycpuError, RunGoneError
-from manycpu.pipeline.targets import runs
 from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import RunContext
-from manycpu.pipeline.targets.machines.context import MachineContext, home_of
+from manycpu.pipeline.targets.machines.context import MachineContext
 from manycpu.pipeline.targets.machines.hosts import deliver
 from manycpu.pipeline.transfer import Manifest, Progress, Stored
 
@@ -42,7 +41,7 @@ def bring(
         return transfer.identity(source, copied=copied) == identity
 
     def bring_to(folder: Path) -> Stored | None:
-        in_use = partial(_in_use, home_of(ctx), folder)
+        in_use = partial(_in_use, ctx, folder)
         with suppress(transfer.InUseError):
             stored = transfer.fetch(source, folder, progress, read_only=True, in_use=in_use, is_same=is_same)
             delivered = deliver(ctx, stored, in_use)
@@ -52,9 +51,9 @@ def bring(
     return next(stored for name in names if (stored := bring_to(folder.with_name(name))))
 
 
-def _in_use(home: Path, folder: Path) -> bool:
+def _in_use(ctx: MachineContext, folder: Path) -> bool:
     """Whether a running training uses a folder."""
-    return any(_trains_on(ctx, folder) for ctx in runs.on_this_machine(home))
+    return any(_trains_on(other, folder) for other in ctx.driver.runs(ctx.target))
 
 
 def _trains_on(ctx: RunContext, folder: Path) -> bool:
