@@ -205,7 +205,6 @@ def _line_of(raw: bytes) -> str | None:
 
 def _clean_up_runs() -> None:
     """Cancel and clean up the runs that are left: a training outlives its worker on purpose."""
-    from manycpu.pipeline.targets import context
     from manycpu.pipeline.spec.targets import Local
     from manycpu.pipeline.targets import driver_of
     from manycpu.pipeline.verbs.cleanup import cleanup
@@ -316,7 +315,6 @@ async def _ready(port: int) -> None:
 def _cancel_trainings() -> None:
     """Cancel the trainings, which outlive their workers; their DAG runs notice when Airflow restarts."""
     from manycpu.pipeline.spec.errors import RunGoneError
-    from manycpu.pipeline.targets import context
     from manycpu.pipeline.spec.targets import Local
     from manycpu.pipeline.targets import driver_of
     from manycpu.pipeline.verbs.cancel import cancel

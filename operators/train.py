@@ -255,7 +255,7 @@ class TrainOperator(RunOperator):
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
 
     def _conclude(self, context: Context, ctx: RunContext, handle: Handle, status: Status) -> Any:
-        from manycpu.pipeline.verbs.wait import conclude, observed_of
+        from manycpu.pipeline.verbs.wait import conclude
 
         shown, retries = status, _has_tries_left(context)
         if status.state is RunState.FAILED and not status.refused and retries:
@@ -268,7 +268,7 @@ class TrainOperator(RunOperator):
                 raise AirflowFailException(str(error)) from error  # a retry would be refused as well
             raise
         finally:
-            Live(ctx, place_of(context), self.log).end(shown, partial(observed_of, ctx, handle))
+            Live(ctx, place_of(context), self.log).end(shown, partial(ctx.driver.observed_of, ctx, handle))
         return self.finish(context, ctx, handle)
 
 
@@ -319,10 +319,9 @@ class WholeRunOperator(TrainOperator):
     def finish(self, context: Context, ctx: RunContext, handle: Handle) -> Any:
         """Export, clean up, and conclude; returns what rank 0 returned."""
         from manycpu.pipeline.verbs.export import export
-        from manycpu.pipeline.verbs.wait import observed_of
 
         export(ctx, handle, self.transfer_logger())
-        observed = observed_of(ctx, handle)
+        observed = ctx.driver.observed_of(ctx, handle)
         self._conclude_run(context, ctx)
         if not observed.has_returned:
             raise AirflowFailException(

@@ -22,7 +22,7 @@ from manycpu.pipeline.targets import driver_of
 from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import RunContext, home
 from manycpu.pipeline.targets.open_run import reopen
-from manycpu.pipeline.verbs import launch, wait
+from manycpu.pipeline.verbs import wait
 from manycpu.pipeline.verbs.cancel import cancel as end_run
 from manycpu.pipeline.verbs.cancel import declare_gone, withhold
 from manycpu.pipeline.verbs.cleanup import Remains, cleanup, remains
@@ -71,7 +71,7 @@ def status(name: str | None, **location: str | None) -> None:
 def _state(ctx: RunContext, entry: Entry) -> tuple[str, str]:
     """Return the state of a run, and why; an error is a state, so that the list shows the other runs."""
     try:
-        handle = launch.present_handle(ctx, entry)
+        handle = ctx.driver.present_handle(ctx, entry)
         current = attempt_status(ctx, handle, entry) if handle else None
     except RunGoneError:
         raise
@@ -90,7 +90,7 @@ def logs(name: str | None, *, follow: bool, **location: str | None) -> None:
     NAME is the name of the run or its beginning; default: the newest run.
     """
     ctx = _find(name, location) if name else _newest(location)
-    handle = launch.present_handle(ctx, ctx.ledger.read())
+    handle = ctx.driver.present_handle(ctx, ctx.ledger.read())
     if handle is None:
         raise BadInputError(f"run {ctx.name} has launched nothing yet", fix="See `manycpu status`")
     if follow:
@@ -236,7 +236,7 @@ def _reason_to_keep(ctx: RunContext, *, delete_model: bool) -> str:
     """Return why `clean` must not remove a run; an empty text if it may."""
     lease, now = ctx.ledger.lease(), ctx.ledger.now()
     entry = ctx.ledger.read()
-    handle = launch.present_handle(ctx, entry)
+    handle = ctx.driver.present_handle(ctx, entry)
     current = attempt_status(ctx, handle, entry) if handle else None
     if current and current.state is RunState.UNKNOWN:
         gone = f"manycpu cancel {ctx.name} --gone"

@@ -22,7 +22,7 @@ from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.validation import read_run
 from manycpu.pipeline.targets.open_run import find
 from manycpu.pipeline.targets.program_code import main_file
-from manycpu.pipeline.verbs import all_verbs, launch, preflight
+from manycpu.pipeline.verbs import all_verbs, preflight
 from manycpu.pipeline.verbs.source_checks import process_findings
 
 __all__ = ["COMMANDS", "as_yaml"]
@@ -94,7 +94,7 @@ def render(file: Path | None, run_id: str | None, **values: Any) -> None:
     ctx = options.open_run(file, values, run_id or "render")
     shown = redacted_description(ctx.run.model_dump(include={"env", "args"}))
     ctx = replace(ctx, run=ctx.run.model_copy(update=shown))
-    click.echo(as_yaml(*launch.objects(ctx)), nl=False)
+    click.echo(as_yaml(*ctx.driver.objects(ctx)), nl=False)
 
 
 @options.command(kind="kubernetes")

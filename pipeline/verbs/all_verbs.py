@@ -23,7 +23,7 @@ from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.cleanup import cleanup, only_cleanup_is_left
 from manycpu.pipeline.verbs.export import export
-from manycpu.pipeline.verbs.launch import edited, launch, present_handle
+from manycpu.pipeline.verbs.launch import edited, launch
 from manycpu.pipeline.verbs.prepare import prepare
 from manycpu.pipeline.verbs.report import conclude as conclude_run
 from manycpu.pipeline.verbs.report import read_report, remember, report_path
@@ -174,7 +174,7 @@ def _may_still_train(ctx: RunContext) -> bool:
     """Whether the present attempt may still run; True also if its state cannot be read."""
     try:
         entry = ctx.ledger.read()
-        handle = present_handle(ctx, entry)
+        handle = ctx.driver.present_handle(ctx, entry)
         if handle is None or "wait" in entry.verbs:  # it never started, or `wait` saw its end
             return False
         return not attempt_status(ctx, handle, entry).state.terminal

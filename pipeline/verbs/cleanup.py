@@ -22,9 +22,7 @@ from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.tracking.ending import tell_end
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.export import seen, unseen
-from manycpu.pipeline.verbs.launch import present_handle
 from manycpu.pipeline.verbs.report import read_report, report_path, write_report
-from manycpu.pipeline.verbs.wait import observed_of
 
 __all__ = ["Remains", "cleanup", "end_expired", "only_cleanup_is_left", "remains"]
 
@@ -175,7 +173,7 @@ def remains(ctx: RunContext) -> Remains:
     entry = ctx.ledger.read()
     if entry.attempt == 0:
         return Remains.NOTHING
-    handle = present_handle(ctx, entry)
+    handle = ctx.driver.present_handle(ctx, entry)
     if entry.described().fruitless:  # the program may have written its model elsewhere in the run's folder
         stray = handle is not None and ctx.driver.strays(ctx, entry, handle)
         return Remains.MODEL if stray else Remains.FAILED
@@ -261,8 +259,8 @@ def _unasked(ctx: RunContext, entry: Entry, handle: Handle) -> bool:
 
 def _draft(ctx: RunContext) -> Report:
     entry = ctx.ledger.read()
-    handle = present_handle(ctx, entry)
-    observed = observed_of(ctx, handle) if handle else Observed()
+    handle = ctx.driver.present_handle(ctx, entry)
+    observed = ctx.driver.observed_of(ctx, handle) if handle else Observed()
     state, error = _state(ctx, entry, handle)
     written = run_report.draft(entry, observed, state, error)
     if handle and (lack := unseen(ctx, entry, handle)):
@@ -280,7 +278,9 @@ def _state(ctx: RunContext, entry: Entry, handle: Handle | None) -> tuple[RunSta
         status = attempt_status(ctx, handle, entry)
         judged = entry.verbs.get("wait")
         if status.state is not RunState.SUCCEEDED or judged is None or judged.result != "done":
-            status = outcome(as_started(ctx, entry, handle.attempt), status, observed_of(ctx, handle))
+            status = outcome(
+                as_started(ctx, entry, handle.attempt), status, ctx.driver.observed_of(ctx, handle)
+            )
     except ManycpuError as error:
         return RunState.FAILED, str(error)
     if status.state is not RunState.SUCCEEDED:

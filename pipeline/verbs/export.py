@@ -18,7 +18,6 @@ from manycpu.pipeline.spec.words import first_of
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.transfer import Manifest
 from manycpu.pipeline.verbs.report import write_report
-from manycpu.pipeline.verbs.wait import observed_of
 
 __all__ = ["Exported", "export", "seen", "unseen"]
 
@@ -55,9 +54,9 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
                 if before is None or not seen(ctx, before):
                     raise _no_model(ctx, handle)
                 # An earlier try exported the model, and was killed while it deleted the files of the attempt.
-                return Exported(**before, metrics=observed_of(ctx, handle).metrics)
+                return Exported(**before, metrics=ctx.driver.observed_of(ctx, handle).metrics)
         _warn_of_strays(ctx, handle)
-        observed = observed_of(ctx, handle)
+        observed = ctx.driver.observed_of(ctx, handle)
         exported = Exported(
             path=ctx.run.output and redacted(ctx.run.output),
             files=len(manifest.files),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from manycpu.pipeline.ledger import Attempt, Entry
+from manycpu.pipeline.ledger import Attempt
 from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.targets.attempt import attempt_of
@@ -11,7 +11,7 @@ from manycpu.pipeline.targets.output import claim
 from manycpu.pipeline.targets.results import Built, Staged
 from manycpu.pipeline.verbs.cancel import cancel, heed
 
-__all__ = ["edited", "launch", "objects", "present_handle"]
+__all__ = ["edited", "launch"]
 
 # Fields that take effect at once, also for an attempt that was started with other values.
 _NOT_OF_AN_ATTEMPT = frozenset({"run.output", "run.keep", "run.keep_for", "target.connection"})
@@ -36,16 +36,6 @@ def launch(ctx: RunContext, staged: Staged, built: Built) -> tuple[Handle, bool]
             cancel(ctx, by, handle.attempt)
         record.result = "reused" if attached else "done"
         return handle, attached
-
-
-def present_handle(ctx: RunContext, entry: Entry) -> Handle | None:
-    """Find the handle of the present attempt, even if the launch was killed before it recorded the handle."""
-    return ctx.driver.present_handle(ctx, entry)
-
-
-def objects(ctx: RunContext) -> list[dict[str, Any]]:
-    """List the objects that a launch would create, before anything is staged or built; the job is last."""
-    return ctx.driver.objects(ctx)
 
 
 def edited(ctx: RunContext, handle: Handle, staged: Staged, built: Built) -> Finding | None:

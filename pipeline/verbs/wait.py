@@ -16,7 +16,6 @@ from manycpu.pipeline.spec.errors import (
     TrainingFailedError,
 )
 from manycpu.pipeline.spec.handle import Handle
-from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets import Watch, program_imports
 from manycpu.pipeline.targets.context import RunContext
@@ -24,7 +23,7 @@ from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.tracking.ending import tell_state
 
-__all__ = ["POLL", "conclude", "observed_of", "wait", "watch"]
+__all__ = ["POLL", "conclude", "wait", "watch"]
 
 _LOG = logging.getLogger(__name__)
 POLL = 0.5  # seconds between two looks at a training
@@ -79,11 +78,6 @@ def _record(ctx: RunContext, handle: Handle, status: Status, error: ManycpuError
         result: Result = "failed" if error else "done"
         entry.ends[handle.attempt] = End(state=status.state, reason=status.in_short, seconds=seconds)
         entry.verbs["wait"] = VerbRecord(seconds=seconds, result=result, error=error and str(error))
-
-
-def observed_of(ctx: RunContext, handle: Handle) -> Observed:
-    """Read what the ranks of an attempt have reported so far."""
-    return ctx.driver.observed_of(ctx, handle)
 
 
 def _error(ctx: RunContext, status: Status) -> ManycpuError | None:

@@ -19,7 +19,6 @@ from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets.kubernetes.context import cluster_of
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.verbs.cancel import cancel
-from manycpu.pipeline.verbs.wait import observed_of
 
 Begin = Callable[..., Waiting]
 COUNT = "for n in range({n}): say(f'line {{n}}'); time.sleep({pause})"
@@ -56,7 +55,7 @@ def test_every_line_of_every_rank_is_told_once_and_in_order(
     for rank in (0, 1):
         assert looker.said(f"{rank}: line ") == [f"{rank}: line {n}" for n in range(200)]
     assert looker.said("nothing is known of") == []  # the account may watch everything that is watched
-    observed = observed_of(waiting.ctx, handle)
+    observed = waiting.ctx.driver.observed_of(waiting.ctx, handle)
     assert (observed.world_size, len(observed.ranks), observed.backend) == (2, 2, "gloo")
 
 
@@ -71,7 +70,7 @@ def test_another_watch_goes_on_where_one_came_to(a_job: Begin, look: Callable[..
     for rank in (0, 1):
         told = first.said(f"{rank}: line ") + second.said(f"{rank}: line ")
         assert told == [f"{rank}: line {n}" for n in range(100)]
-    assert len(observed_of(waiting.ctx, handle).rounds) == 1
+    assert len(waiting.ctx.driver.observed_of(waiting.ctx, handle).rounds) == 1
 
 
 @pytest.mark.alone
