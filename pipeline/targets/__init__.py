@@ -14,6 +14,7 @@ from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import Status
+from manycpu.pipeline.targets import output
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.results import Built, Copied, Staged
 from manycpu.pipeline.transfer import Manifest, Progress
@@ -148,13 +149,13 @@ class Driver(ABC, Generic[Ctx, H]):
     def strays(self, ctx: Ctx, entry: Entry, handle: H) -> list[str]:
         """Name the files that the program wrote outside its output."""
 
-    @abstractmethod
     def read_report(self, ctx: Ctx) -> str | None:
         """Read the output's report.json; None: there is none."""
+        return output.read_report(ctx)
 
-    @abstractmethod
     def write_report(self, ctx: Ctx, text: str) -> None:
         """Write the output's report.json."""
+        output.write_report(ctx, text)
 
     @abstractmethod
     def keep(self, ctx: Ctx, seconds: float | None) -> list[str]:

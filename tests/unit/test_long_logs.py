@@ -17,9 +17,8 @@ from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import DeadlineError
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.targets.machines import wait
-from manycpu.pipeline.targets.machines.activity_log import ACTIVITY
 from manycpu.pipeline.targets.machines.driver import MachineDriver
-from manycpu.pipeline.targets.machines.wait import MachineWatch
+from manycpu.pipeline.targets.machines.wait import ACTIVITY, MachineWatch
 
 SIZE = 24 << 20
 LINE = "x" * 4000
@@ -100,7 +99,7 @@ def test_a_supervisor_that_does_not_keep_its_deadline_is_not_waited_for_for_ever
     (Path(ended.directory) / process.EXIT).unlink()
     own = psutil.Process()
     alive = {"pid": os.getpid(), "boot_id": process.boot_id(), "start_time": own.create_time()}
-    monkeypatch.setattr(wait, "_LATE", -60.0)
+    monkeypatch.setattr(wait, "_LATE_S", -60.0)
     with pytest.raises(DeadlineError, match=f"process {os.getpid()}.* is left as it is") as caught:
         MachineWatch(context(), ended.model_copy(update=alive), None).look()
     assert caught.value.field == "run.run_timeout"

@@ -11,15 +11,15 @@ from manycpu.pipeline.ledger.file import finish_removals
 from manycpu.pipeline.spec.errors import Finding, ManycpuError
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.machines import hosts
-from manycpu.pipeline.targets.machines.activity_log import ACTIVITY
 from manycpu.pipeline.targets.machines.context import (
     MachineContext,
     attempt_directory,
     directory_of,
     home_of,
     is_on_machines,
+    working_folder,
 )
-from manycpu.pipeline.targets.machines.launch import working_folder
+from manycpu.pipeline.targets.machines.wait import ACTIVITY
 
 __all__ = ["keep_results", "remove", "remove_expired"]
 
@@ -33,24 +33,20 @@ _RESULTS = ("attempts/*/output", "attempts/*/output/*", "checkpoints", "checkpoi
 def keep_results(ctx: MachineContext, seconds: float | None) -> list[str]:
     """Keep output and checkpoints, and delete the rest of the run's folder; return the kept paths."""
     folder = directory_of(ctx)
-    results = [path for path in _result_folders(ctx) if disk.may_hold_files(path)]
+    attempts = _attempts(ctx)
+    outputs = [folder / "checkpoints", *(attempt / "output" for attempt in attempts), *_stray_results(ctx)]
+    results = [path for path in outputs if disk.may_hold_files(path)]
     on_hosts = hosts.holding_files(ctx, folder, *_RESULTS)
     if not results and not on_hosts:
         return []
     ctx.ledger.keep(seconds)  # first, so that a kill from here on loses no record
     needed = {folder / name for name in _OF_THE_RUN} | set(results)
-    attempts = _attempts(ctx)
     needed |= {attempt / name for attempt in attempts for name in _OF_AN_ATTEMPT}
     for path in [*_children(folder), *(child for attempt in attempts for child in _children(attempt))]:
         if path not in needed and path.name != "attempts":
             _delete(path)
     hosts.keep_only(ctx, folder, {*_OF_THE_RUN, *_OF_AN_ATTEMPT, "attempts", "checkpoints", "output"})
     return [*map(str, results), *on_hosts]
-
-
-def _result_folders(ctx: MachineContext) -> list[Path]:
-    outputs = [attempt / "output" for attempt in _attempts(ctx)]
-    return [directory_of(ctx) / "checkpoints", *outputs, *_stray_results(ctx)]
 
 
 def _attempts(ctx: MachineContext) -> list[Path]:
@@ -87,15 +83,16 @@ def _delete(path: Path) -> None:
 def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
     """Delete what the run owns, unless ``only_over`` and its lease was renewed; return what is left."""
     left: list[str] = []
+    folder = directory_of(ctx)
 
     def on_hosts() -> None:
-        left.extend(hosts.remove_folder(ctx, directory_of(ctx)))
+        left.extend(hosts.remove_folder(ctx, folder))
 
     try:
         ctx.ledger.remove(only_over=only_over, before=on_hosts)
     except OSError as error:
-        return [*left, f"{directory_of(ctx)}: {error}"]
-    return [*left, str(directory_of(ctx))] if directory_of(ctx).exists() and not only_over else left
+        return [*left, f"{folder}: {error}"]
+    return [*left, str(folder)] if folder.exists() and not only_over else left
 
 
 def remove_expired(ctx: MachineContext, now: float, end: Callable[[RunContext], bool]) -> list[Finding]:

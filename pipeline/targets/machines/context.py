@@ -9,7 +9,14 @@ from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.spec.targets import BareMetal, Local
 from manycpu.pipeline.targets.context import RunContext, home
 
-__all__ = ["MachineContext", "attempt_directory", "directory_of", "home_of", "is_on_machines"]
+__all__ = [
+    "MachineContext",
+    "attempt_directory",
+    "directory_of",
+    "home_of",
+    "is_on_machines",
+    "working_folder",
+]
 
 MachineContext: TypeAlias = RunContext[Local | BareMetal, FileLedger]
 
@@ -32,3 +39,8 @@ def directory_of(ctx: MachineContext) -> Path:
 def attempt_directory(ctx: MachineContext, attempt: int) -> Path:
     """Return the folder of an attempt, with its log, handle and exit record."""
     return directory_of(ctx) / "attempts" / str(attempt)
+
+
+def working_folder(attempt: Path) -> Path:
+    """Return the working folder of an attempt's program; its parent also belongs to the attempt alone."""
+    return attempt / "work" / "code"

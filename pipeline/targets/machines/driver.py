@@ -2,27 +2,27 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from manycpu.pipeline.adapters import process
+from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters import disk, process
 from manycpu.pipeline.adapters.commands import END_TIMEOUT
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.ledger.file import FileLedger, ledgers
-from manycpu.pipeline.spec.errors import Finding
+from manycpu.pipeline.spec.credentials import without
+from manycpu.pipeline.spec.errors import ExportError, Finding
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.observed import Observed
+from manycpu.pipeline.spec.output import RETURNED
 from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.spec.targets import BareMetal, Local
-from manycpu.pipeline.targets import Driver, output
+from manycpu.pipeline.targets import Driver
 from manycpu.pipeline.targets.context import RunContext, home
-from manycpu.pipeline.targets.machines import cleanup, export, launch
-from manycpu.pipeline.targets.machines.activity_log import ActivityLog
-from manycpu.pipeline.targets.machines.build import build
-from manycpu.pipeline.targets.machines.context import MachineContext, directory_of, home_of
+from manycpu.pipeline.targets.machines import cleanup, hosts, launch, wait
+from manycpu.pipeline.targets.machines.context import MachineContext, directory_of, home_of, working_folder
 from manycpu.pipeline.targets.machines.preflight import findings
-from manycpu.pipeline.targets.machines.stage import stage
-from manycpu.pipeline.targets.machines.wait import MachineWatch
-from manycpu.pipeline.targets.open_run import reopen_all
+from manycpu.pipeline.targets.machines.stage import build, stage
+from manycpu.pipeline.targets.open_run import as_started, reopen_all
 from manycpu.pipeline.targets.results import Built, Copied, Staged
 from manycpu.pipeline.transfer import Manifest, Progress
 
@@ -33,75 +33,58 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
     """Works on runs whose state is a folder, and whose training is a supervised process."""
 
     def ledger(self, ctx: MachineContext) -> FileLedger:
-        """Open the run's ledger: a file in its folder."""
         return FileLedger(directory_of(ctx))
 
     def where(self, ctx: MachineContext) -> str:
-        """Return the run's own folder."""
         return str(directory_of(ctx))
 
     def location(self, ctx: MachineContext) -> tuple[str, ...]:
-        """Return the option with the folder of runs; empty: it is the default folder."""
         default = ctx.target.directory is None or home_of(ctx) == home()
         return () if default else ("--directory", str(home_of(ctx)))
 
     def names(self, ctx: MachineContext) -> list[str]:
-        """List the names of runs that have begun with this run's key."""
         folders = (home_of(ctx) / "runs").glob(f"*-{ctx.key}")
         return [folder.name for folder in folders if FileLedger(folder).exists()]
 
     def runs(self, target: Local | BareMetal) -> list[RunContext]:
-        """Find the runs in the target's folder, oldest first."""
         folder = home(target.directory)
         return reopen_all(ledgers(folder / "runs"), str(folder))
 
     def home(self, ctx: MachineContext) -> Path:
-        """Return the target's folder."""
         return home_of(ctx)
 
     def findings(self, ctx: MachineContext) -> Iterable[Finding]:
-        """Run the checks that only machines need."""
         return findings(ctx)
 
     def stage(self, ctx: MachineContext, sources: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
-        """Copy each source to the target's folder, or use it in place."""
         return stage(ctx, sources, progress)
 
     def build(self, ctx: MachineContext) -> tuple[Built, bool]:
-        """Make a snapshot of the program's folder; True: it existed before."""
         return build(ctx)
 
     def launch(self, ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHandle, bool]:
-        """Start the next attempt's supervisor, or attach to the present attempt."""
         return launch.launch(ctx, staged, built)
 
     def objects(self, ctx: MachineContext) -> list[dict[str, Any]]:
-        """Describe the processes that a launch would start, without staging or building."""
         return launch.objects(ctx)
 
     def present_handle(self, ctx: MachineContext, entry: Entry) -> ProcessHandle | None:
-        """Find the handle of the present attempt, in the ledger or in the attempt's folder."""
         return launch.present_handle(ctx, entry)
 
     def status(self, ctx: MachineContext, handle: ProcessHandle, entry: Entry) -> Status:
-        """Read the status of an attempt from its process, its exit record and its log."""
-        return launch.status(ctx, handle, entry)
+        return wait.status(ctx, handle, entry)
 
-    def watch(self, ctx: MachineContext, handle: ProcessHandle, cursor: int | None) -> MachineWatch:
-        """Watch an attempt, from its beginning or from a cursor."""
-        return MachineWatch(ctx, handle, cursor)
+    def watch(self, ctx: MachineContext, handle: ProcessHandle, cursor: int | None) -> wait.MachineWatch:
+        return wait.MachineWatch(ctx, handle, cursor)
 
     def observed_of(self, ctx: MachineContext, handle: ProcessHandle) -> Observed:  # noqa: ARG002
-        """Read what the ranks of an attempt have reported."""
-        return ActivityLog(Path(handle.directory)).read_all()
+        return wait.ActivityLog(Path(handle.directory)).read_all()
 
     def seconds(self, ctx: MachineContext, handle: ProcessHandle) -> float:  # noqa: ARG002
-        """Return how many seconds an attempt took; 0 until it has ended."""
         record = process.observe(handle)["exit"]
         return record["ended"] - record["started"] if record else 0.0
 
     def cancel(self, ctx: MachineContext, by: str, attempt: int | None) -> bool:
-        """End the present attempt's supervisor, and record who did so; False: it was not running."""
         running: ProcessHandle | None = None
         try:
             with ctx.ledger.update() as entry:
@@ -124,7 +107,6 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         return True
 
     def declare_gone(self, ctx: MachineContext, entry: Entry) -> bool:
-        """Record that the present attempt ended with its host or container; False: it has an exit record."""
         handle = launch.present_handle(ctx, entry)
         if handle is None or process.observe(handle)["exit"] is not None:
             return False
@@ -132,52 +114,61 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         return True
 
     def export(self, ctx: MachineContext, handle: ProcessHandle, progress: Progress) -> Manifest:
-        """Copy the program's files to the output."""
-        return export.export(ctx, handle, progress)
+        source = Path(handle.directory) / "output"
+        self._collect(ctx, handle, source)
+        if not source.exists() or all(item.is_folder for item in transfer.written(str(source)).items()):
+            return Manifest()
+        try:
+            return transfer.publish(source, ctx.output, ctx.key, progress)
+        except Exception as error:
+            # Each fsspec protocol raises its own error types.
+            fix = f"The model is kept in {source}: mend the output, and run again with the same run id"
+            text = without(f"{ctx.destination} was not written: {error}", ctx.destination)
+            raise ExportError(text, field="run.output", fix=fix) from error
 
     def read_returned(self, ctx: MachineContext, handle: ProcessHandle, name: str) -> bytes:
-        """Read a file of the return value of a notebook's function."""
-        return export.read_returned(ctx, handle, name)
+        folder = Path(handle.directory) / RETURNED
+        self._collect(ctx, handle, folder)
+        return (folder / name).read_bytes()
+
+    def _collect(self, ctx: MachineContext, handle: ProcessHandle, folder: Path) -> None:
+        """Copy the files of a folder on the hosts that the attempt ran on to the same folder here."""
+        ran = as_started(ctx, ctx.ledger.read(), handle.attempt)
+        hosts.collect(cast("MachineContext", ran), folder)
 
     def model_of(self, ctx: MachineContext, handle: ProcessHandle) -> str:  # noqa: ARG002
-        """Name the folder that the program of an attempt wrote to."""
-        return str(export.output_of(handle))
+        return str(Path(handle.directory) / "output")
 
     def may_have_model(self, ctx: MachineContext, handle: ProcessHandle) -> bool:
-        """Whether the program of an attempt may have written files."""
-        return export.may_have_model(ctx, handle)
+        folder = Path(handle.directory) / "output"
+        return disk.may_hold_files(folder) or bool(hosts.holding_files(ctx, folder))
 
     def strays(self, ctx: MachineContext, entry: Entry, handle: ProcessHandle) -> list[str]:
-        """Name the files that the program wrote outside its output."""
-        return export.strays(ctx, entry, handle)
-
-    def read_report(self, ctx: MachineContext) -> str | None:
-        """Read the output's report.json."""
-        return output.read_report(ctx)
-
-    def write_report(self, ctx: MachineContext, text: str) -> None:
-        """Write the output's report.json."""
-        output.write_report(ctx, text)
+        """Name files in its working folder, here or on a host, or in staged folders."""
+        ran = entry.described(handle.attempt)
+        work = working_folder(Path(handle.directory))
+        written = transfer.strays(Path(ran.code), work) if ran.code and work.is_dir() else []
+        code = transfer.staged(Path(ran.code)) if ran.code else None
+        listed = {f"work/code/{file.path}" for file in code.files} if code else set()
+        on_hosts = hosts.strays(ctx, Path(handle.directory), listed)
+        staged = [Path(path) for path in (ran.data, ran.model) if path]
+        beside = [stray for folder in staged for stray in transfer.strays(folder)]
+        return [*map(str, written), *on_hosts, *map(str, beside)]
 
     def keep(self, ctx: MachineContext, seconds: float | None) -> list[str]:
-        """Record for how many seconds the run is kept; return its folder."""
         ctx.ledger.keep(seconds)
         return [str(directory_of(ctx))]
 
     def keep_results(self, ctx: MachineContext, seconds: float | None) -> list[str]:
-        """Keep output and checkpoints, and delete the rest of the run's folder; return the kept paths."""
         return cleanup.keep_results(ctx, seconds)
 
     def owns(self, ctx: MachineContext, what: str) -> bool:
-        """Whether a path is in the run's own folder; files that later runs reuse are outside it."""
-        return what.startswith(f"{directory_of(ctx)}/")
+        return what.startswith(f"{directory_of(ctx)}/")  # files that later runs reuse are outside it
 
     def remove(self, ctx: MachineContext) -> list[str]:
-        """Delete the run's folder, here and on the hosts; name what is left."""
         return cleanup.remove(ctx)
 
     def remove_expired(
         self, ctx: MachineContext, now: float, end: Callable[[RunContext], bool]
     ) -> list[Finding]:
-        """Delete other runs in the target's folder whose lease has expired."""
         return cleanup.remove_expired(ctx, now, end)

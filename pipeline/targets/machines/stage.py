@@ -1,20 +1,29 @@
-"""Stage to machines: copy sources to a folder here, and to the same folder on each host of a hostfile."""
+"""Stage and build on machines: copy sources and code to folders that runs share, here and on the hosts."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Final
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.credentials import without
-from manycpu.pipeline.spec.errors import BadInputError, LaunchError, StageError
+from manycpu.pipeline.spec.errors import BadInputError, LaunchError, ManycpuError, RunGoneError, StageError
+from manycpu.pipeline.targets.attempt import attempt_status
+from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.machines.context import MachineContext, home_of
-from manycpu.pipeline.targets.machines.hosts import hosts_without
-from manycpu.pipeline.targets.machines.shared_folders import bring
-from manycpu.pipeline.targets.results import Copied
+from manycpu.pipeline.targets.machines.hosts import deliver, hosts_without
+from manycpu.pipeline.targets.program_code import code_of, installed_digest, program_of
+from manycpu.pipeline.targets.results import Built, Copied
+from manycpu.pipeline.transfer import Manifest, Progress, Stored
 
-__all__ = ["stage"]
+__all__ = ["build", "stage"]
 
-Progress = Callable[[int, int], None]
+_LOG: Final = logging.getLogger(__name__)
+_DIGITS: Final = 16  # of the digest in the name of a code's folder
 
 
 def stage(ctx: MachineContext, sources: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
@@ -28,28 +37,27 @@ def stage(ctx: MachineContext, sources: Mapping[str, str], progress: Progress) -
 
 
 def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> Copied:
-    field = f"run.{name}"
+    field, home = f"run.{name}", home_of(ctx)
     source = Location.of(url, field)
     try:
         if ctx.target.stage == "in_place" and source.local is not None:
             return _in_place(ctx, source.local, transfer.scan(source), field)
         identity = transfer.identity(source)
-        folder = home_of(ctx) / name / identity[: transfer.DIGITS]
-        folder, manifest, reused = bring(ctx, source, folder, identity, progress)
+        folder = home / name / identity[: transfer.DIGITS]
+        folder, manifest, reused = _bring(ctx, source, folder, identity, progress)
     except (BadInputError, LaunchError, StageError):  # these already say which host or field
         raise
-    except transfer.TransferError as error:
-        fix = "Stage again when nothing writes to it"
-        raise StageError(without(f"{url} was not staged: {error}", url), field=field, fix=fix) from error
     except Exception as error:
         # Each fsspec protocol raises its own error types.
-        home = home_of(ctx)
         fix = f"See that it can be read and that {home} has room, or set target.directory; then run again"
+        if isinstance(error, transfer.TransferError):
+            fix = "Stage again when nothing writes to it"
         raise StageError(without(f"{url} was not staged: {error}", url), field=field, fix=fix) from error
-    return Copied(_path_on_node(source, folder), manifest.digest, reused)
+    path = folder / source.root.rsplit("/", 1)[-1] if source.is_file() else folder
+    return Copied(str(path), manifest.digest, reused)
 
 
-def _in_place(ctx: MachineContext, path: Path, manifest: transfer.Manifest, field: str) -> Copied:
+def _in_place(ctx: MachineContext, path: Path, manifest: Manifest, field: str) -> Copied:
     if lacking := hosts_without(ctx, path, manifest):
         raise StageError(
             f"{path} is not the same here and on {', '.join(lacking)}",
@@ -59,6 +67,58 @@ def _in_place(ctx: MachineContext, path: Path, manifest: transfer.Manifest, fiel
     return Copied(str(path), manifest.digest, reused=True)
 
 
-def _path_on_node(source: Location, folder: Path) -> str:
-    """Return the staged folder, or the file in it if the source is one file."""
-    return str(folder / source.root.rsplit("/", 1)[-1]) if source.is_file() else str(folder)
+def build(ctx: MachineContext) -> tuple[Built, bool]:
+    """Make a snapshot of the program's folder, or name the installed code; True: it existed before.
+
+    Raises:
+        BadInputError: The folder is too large to be code, or ignore files leave out the program.
+    """
+    root, arguments = program_of(ctx)
+    if root is None:
+        return Built(code=None, program=arguments, digest=installed_digest()), True
+    source = code_of(ctx, root, arguments)
+    _LOG.info("the code: %s", source)
+    digest = transfer.identity(source.location)
+    code, _, reused = _bring(ctx, source.location, home_of(ctx) / "code" / digest[:_DIGITS], digest)
+    return Built(code=str(code), program=arguments, digest=digest), reused
+
+
+def _bring(
+    ctx: MachineContext, source: Location, folder: Path, identity: str, progress: Progress = lambda *_: None
+) -> Stored:
+    """Copy a source to a folder, here and on the hosts; if that is in use, beside it (``-2``, ``-3``)."""
+    names = (folder.name if number == 1 else f"{folder.name}-{number}" for number in count(1))
+
+    def is_same(copied: Manifest) -> bool:
+        return transfer.identity(source, copied=copied) == identity
+
+    def bring_to(folder: Path) -> Stored | None:
+        in_use = partial(_in_use, ctx, folder)
+        with suppress(transfer.InUseError):
+            stored = transfer.fetch(source, folder, progress, read_only=True, in_use=in_use, is_same=is_same)
+            delivered = deliver(ctx, stored, in_use)
+            return stored._replace(reused=stored.reused and not delivered)
+        return None
+
+    return next(stored for name in names if (stored := bring_to(folder.with_name(name))))
+
+
+def _in_use(ctx: MachineContext, folder: Path) -> bool:
+    """Whether a running training uses a folder, which therefore must not be overwritten."""
+    return any(_trains_on(other, folder) for other in ctx.driver.runs(ctx.target))
+
+
+def _trains_on(ctx: RunContext, folder: Path) -> bool:
+    try:
+        entry = ctx.ledger.read()
+        handle = ctx.driver.present_handle(ctx, entry)
+        if handle is None:
+            return False
+        attempt = entry.described(handle.attempt)
+        used = [Path(path) for path in (attempt.data, attempt.model, attempt.code) if path]
+        is_used = any(path.is_relative_to(folder) for path in used)
+        return is_used and not attempt_status(ctx, handle, entry).state.terminal
+    except RunGoneError:
+        return False
+    except ManycpuError:  # only another host can see whether it runs
+        return True

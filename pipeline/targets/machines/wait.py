@@ -1,47 +1,134 @@
 """Follow a supervised process: its log has its output, and its exit record says how it ended."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from pydantic import BaseModel, Field
+
 from manycpu.pipeline.adapters import process
-from manycpu.pipeline.spec import events
+from manycpu.pipeline.launchers.states import process_state
+from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.observed import Observer, believe
+from manycpu.pipeline.spec import events, exit_records
 from manycpu.pipeline.spec.errors import DeadlineError
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.attempt import with_canceller
-from manycpu.pipeline.targets.machines.activity_log import ActivityLog
 from manycpu.pipeline.targets.machines.context import MachineContext
-from manycpu.pipeline.targets.machines.launch import status
+from manycpu.pipeline.targets.outcome import outcome
 
-__all__ = ["MachineWatch"]
+__all__ = ["ACTIVITY", "ActivityLog", "MachineWatch", "status"]
 
-_BLOCK: Final = 1 << 20  # bytes of the log that one look reads
-_LATE: Final = 600.0  # seconds after the deadline; a supervisor that has not ended by then hangs
+ACTIVITY: Final = "heard.json"
+_SAVE_EVERY_BYTES: Final = 4 << 20  # of the log; after a kill, at most so many are read again
+_BLOCK_BYTES: Final = 1 << 20  # of the log that one look reads
+_LATE_S: Final = 600.0  # after the deadline; a supervisor that has not ended by then hangs
+
+
+class _Saved(BaseModel):
+    offset: int = 0
+    """Bytes of the log that were read."""
+    observed: Observed = Field(default_factory=Observed)
+    tails: dict[int, list[str]] = Field(default_factory=dict)
+    """Rank -> its last lines."""
+
+
+class ActivityLog:
+    """Reads the log of an attempt once, block by block, and saves what its ranks have reported beside it.
+
+    A later reader resumes from the saved offset.
+
+    Args:
+        directory: The attempt's folder.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._file, saved = directory / ACTIVITY, _Saved()
+        with suppress(OSError, ValueError):
+            saved = _Saved.model_validate_json(self._file.read_text())
+        self._log, self._saved = process.LogFollower(directory / process.LOG, saved.offset), saved.offset
+        self._observer = Observer(saved.observed, saved.tails)
+
+    @property
+    def observed(self) -> Observed:
+        """What the ranks have reported so far."""
+        return self._observer.observed
+
+    def read_new(self) -> Observed:
+        """Read the log to its present end; return what the ranks have reported."""
+        while lines := self._log.read():
+            for line in lines:
+                self._observer.hear(events.split(line))
+            if self._log.offset - self._saved > _SAVE_EVERY_BYTES:
+                self._save()
+        return self.observed
+
+    def read_all(self) -> Observed:
+        """Read the log to its present end, and save the result; return what the ranks have reported."""
+        self.read_new()
+        if self._log.offset > self._saved:
+            self._save()
+        return self.observed
+
+    def _save(self) -> None:
+        self._saved = self._log.offset
+        saved = _Saved(offset=self._saved, observed=self.observed, tails=self._observer.tails)
+        with suppress(OSError):  # such as a full disk: the log is read again then
+            process.write_json(self._file, saved.model_dump(mode="json", exclude_defaults=True))
+
+
+def status(
+    ctx: MachineContext, handle: ProcessHandle, entry: Entry, activity: ActivityLog | None = None
+) -> Status:
+    """Read the status of an attempt; a success needs the proof of scale.
+
+    Args:
+        ctx: The run, as the attempt was started.
+        handle: The attempt.
+        entry: The ledger's entry.
+        activity: The reader of its log; None: a new one, which resumes from the saved offset.
+    """
+    observation = process.observe(handle)  # before the log: the end comes after the last line
+    observed = activity.read_new() if activity else ActivityLog(Path(handle.directory)).read_all()
+    facts = {"cancelled": handle.attempt in entry.cancelled, "met": observed.met}
+    status = process_state(observation | facts)
+    record = observation["exit"]
+    if status.state is RunState.FAILED and (record is None or record["reason"]):
+        # The exit record does not say how the ranks ended: it is missing, or a budget was used up.
+        with suppress(OSError):
+            believe(observed, exit_records.finished_round(Path(handle.directory) / exit_records.FOLDER))
+        if observed.finished:
+            reason = f"all ranks had finished before: {status.in_short}"
+            status = Status(state=RunState.SUCCEEDED, reason=reason)
+    if status.state is RunState.FAILED and record is None and entry.cancelled_by_person(handle.attempt):
+        # The supervisor was killed after the cancellation, before it wrote its exit record.
+        status = Status(state=RunState.CANCELLED, reason=status.reason)
+    return outcome(ctx, status, observed) if status.state is RunState.SUCCEEDED else status
 
 
 class MachineWatch:
-    """Follows an attempt: each look returns its new lines and its status."""
+    """Follows an attempt: each look returns its new lines and its status.
+
+    Its ``cursor`` is the number of bytes of the log that were read.
+    """
 
     def __init__(self, ctx: MachineContext, handle: ProcessHandle, cursor: int | None) -> None:
         self.ctx, self.handle = ctx, handle
         self._log = process.LogFollower(Path(handle.directory) / process.LOG, cursor or 0)
         self._activity = ActivityLog(Path(handle.directory))
-        self._until = time.monotonic() + ctx.run.run_timeout + _LATE
-        self.spoken = False
-        self.behind = False
-        """Whether more lines can be read at once: a look reads only a part of a long log."""
+        self._until = time.monotonic() + ctx.run.run_timeout + _LATE_S
+        self.spoken = self.behind = False
 
     @property
     def observed(self) -> Observed:
-        """What the ranks have reported so far."""
         return self._activity.observed
 
     @property
     def cursor(self) -> int:
-        """Bytes of the log that were read: a watch that resumes from here misses and repeats no line."""
         return self._log.offset
 
     def look(self) -> tuple[list[RankLine], Status]:
@@ -53,25 +140,23 @@ class MachineWatch:
         entry = self.ctx.ledger.read()
         current = with_canceller(status(self.ctx, self.handle, entry, self._activity), self.handle, entry)
         before = self._log.offset
-        lines = [events.split(line) for line in self._log.read(_BLOCK)]
+        lines = [events.split(line) for line in self._log.read(_BLOCK_BYTES)]
         self.spoken = self.spoken or any(line.rank is not None for line in lines)
         ended = current.state.terminal
-        self.behind = bool(lines) and (ended or self._log.offset - before > _BLOCK // 2)
+        self.behind = bool(lines) and (ended or self._log.offset - before > _BLOCK_BYTES // 2)
         if ended and self.behind:
             return lines, Status(state=RunState.RUNNING)  # the last lines have not been read yet
         if ended:
             self._activity.read_all()
         elif time.monotonic() > self._until:
-            raise self._hang_error()
+            timeout = self.ctx.run.run_timeout
+            raise DeadlineError(
+                f"process {self.handle.pid}, which was to end the training after {timeout} s, "
+                f"still has not done so {_LATE_S:g} s later; it is left as it is",
+                field="run.run_timeout",
+                fix=f"See what holds it up, and end it: manycpu cancel {self.handle.run}",
+            )
         return lines, current
-
-    def _hang_error(self) -> DeadlineError:
-        return DeadlineError(
-            f"process {self.handle.pid}, which was to end the training after {self.ctx.run.run_timeout} s, "
-            f"still has not done so {_LATE:g} s later; it is left as it is",
-            field="run.run_timeout",
-            fix=f"See what holds it up, and end it: manycpu cancel {self.handle.run}",
-        )
 
     def close(self) -> None:
         """Do nothing: no file stays open between looks."""
