@@ -9,6 +9,7 @@ beginning. On Kubernetes at most 1,000 ordinary lines and 1,000 events of progre
 import logging
 import time
 from collections.abc import Callable, Iterable
+from functools import partialmethod
 from typing import Any, Final, Protocol
 
 from manycpu.pipeline.run_report import Report
@@ -90,30 +91,6 @@ class Guarded:
     def __init__(self, listener: RankListener) -> None:
         self._listener: RankListener = listener
 
-    def line(self, line: RankLine) -> None:
-        self._call("line", line)
-
-    def event(self, event: Event, line: RankLine) -> None:
-        self._call("event", event, line)
-
-    def flush(self) -> None:
-        self._call("flush")
-
-    def begin(self, verb: str) -> None:
-        self._call("begin", verb)
-
-    def end(self, verb: str, seconds: float, result: str) -> None:
-        self._call("end", verb, seconds, result)
-
-    def progress(self, done: int, total: int) -> None:
-        self._call("progress", done, total)
-
-    def finding(self, finding: Finding) -> None:
-        self._call("finding", finding)
-
-    def report(self, written: Report, path: str) -> None:
-        self._call("report", written, path)
-
     def _call(self, name: str, *args: Any) -> None:
         try:
             getattr(self._listener, name)(*args)
@@ -121,6 +98,11 @@ class Guarded:
             failed, self._listener = self._listener, Silent()
             message = "%s failed, and is called no more; the run continues: %s"
             _LOG.warning(message, type(failed).__name__, error, exc_info=True)
+
+    line, event = partialmethod(_call, "line"), partialmethod(_call, "event")
+    flush, report = partialmethod(_call, "flush"), partialmethod(_call, "report")
+    begin, end = partialmethod(_call, "begin"), partialmethod(_call, "end")
+    progress, finding = partialmethod(_call, "progress"), partialmethod(_call, "finding")
 
 
 class Paced:

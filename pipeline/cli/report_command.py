@@ -45,11 +45,16 @@ def report(path: str | None, page: str | None) -> None:
     try:
         fields = _read(path)
         if page is None:
-            console, whole = Console(), _whole(path, fields)
+            console, whole = Console(), Report.model_validate(fields)
             display.summary(console, whole, redacted(path))
             display.failure(console, whole)
         else:
-            click.echo(_write(_beside(path) if page == _BESIDE else Path(page), as_html(fields)))
+            file = _write(_beside(path) if page == _BESIDE else Path(page), as_html(fields))
+            click.echo(file)
+    except ValidationError as error:
+        wrong = ", ".join(dict.fromkeys(str(each["loc"][0]) for each in error.errors()))
+        fix = "--html shows the fields that it has"
+        raise BadInputError(f"{redacted(path)} is not a whole report: see {wrong}", fix=fix) from error
     except RecursionError as error:
         raise BadInputError(f"{redacted(path)} cannot be read: it is nested too deeply") from error
 
@@ -82,16 +87,6 @@ def _read(path: str) -> dict[str, Any]:
             f"{redacted(path)} is no report of a run", fix=f"Give what a run wrote as {REPORT}"
         )
     return fields
-
-
-def _whole(path: str, fields: dict[str, Any]) -> Report:
-    """Validate the fields of a report, which must be complete."""
-    try:
-        return Report.model_validate(fields)
-    except ValidationError as error:
-        wrong = ", ".join(dict.fromkeys(str(each["loc"][0]) for each in error.errors()))
-        fix = "--html shows the fields that it has"
-        raise BadInputError(f"{redacted(path)} is not a whole report: see {wrong}", fix=fix) from error
 
 
 def _beside(path: str) -> Path:

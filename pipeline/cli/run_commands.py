@@ -89,7 +89,14 @@ def logs(name: str | None, *, follow: bool, **location: str | None) -> None:
 
     NAME is the name of the run or its beginning; default: the newest run.
     """
-    ctx = _find(name, location) if name else _newest(location)
+    if name:
+        ctx = _find(name, location)
+    elif found := _runs(location):
+        ctx = found[-1]
+        click.echo(f"run {ctx.name}", err=True)
+    else:
+        fix = "`manycpu report` shows the run that ended last"
+        raise BadInputError(f"there is no run in {_place(location)}", fix=fix)
     handle = ctx.driver.present_handle(ctx, ctx.ledger.read())
     if handle is None:
         raise BadInputError(f"run {ctx.name} has launched nothing yet", fix="See `manycpu status`")
@@ -97,11 +104,10 @@ def logs(name: str | None, *, follow: bool, **location: str | None) -> None:
         wait.wait(ctx, handle, ReadableLog(click.echo))
         return
     watching, log = wait.watch(ctx, handle), ReadableLog(click.echo)
-    while True:
+    tell(watching.look()[0], log)
+    while watching.behind:
         tell(watching.look()[0], log)
-        if not watching.behind:
-            log.flush()
-            return
+    log.flush()
 
 
 @click.command()
@@ -113,7 +119,7 @@ def cancel(name: str, *, gone: bool, **location: str | None) -> None:
 
     A training that is not launched yet will not be. NAME is the whole name of the run.
     """
-    ctx = _named(name, location)
+    ctx = _find(name, location, whole=True)
     if gone:
         recorded = declare_gone(ctx, _CANCEL)
         outcome = "recorded as gone" if recorded else "nothing to record, no process of it was unreachable"
@@ -145,7 +151,7 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
     """
     if delete_model and name is None:
         raise BadInputError("--delete-model is for one run", fix="Name it: manycpu clean NAME --delete-model")
-    candidates = [_named(name, location)] if name else _runs(location)
+    candidates = [_find(name, location, whole=True)] if name else _runs(location)
     ended = [ctx for ctx in candidates if _is_removable(ctx, delete_model=delete_model)]
     home_folder = home(location["directory"])
     folders = (
@@ -169,50 +175,28 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
 
 
 def _runs(location: Location) -> list[RunContext]:
-    kind, fields = "local", ("directory",)
+    fields = {"kind": "local", "directory": location["directory"]}
     if location["namespace"] is not None:
         require("kubernetes", "--namespace", "Kubernetes")
-        kind, fields = "kubernetes", ("namespace", "connection")
-    target = read_target({"kind": kind, **{name: location[name] for name in fields}})
-    return driver_of(kind).runs(target)
+        names = ("namespace", "connection")
+        fields = {"kind": "kubernetes", **{name: location[name] for name in names}}
+    target = read_target(fields)
+    return driver_of(target.kind).runs(target)
 
 
-def _newest(location: Location) -> RunContext:
-    """Find the run that began last, and print its name."""
-    found = _runs(location)
-    if not found:
-        fix = "`manycpu report` shows the run that ended last"
-        raise BadInputError(f"there is no run in {_place(location)}", fix=fix)
-    click.echo(f"run {found[-1].name}", err=True)
-    return found[-1]
-
-
-def _find(name: str, location: Location) -> RunContext:
-    """Find a run by its name or the beginning of it, for commands that only read."""
-    matching = [ctx for ctx in _runs(location) if ctx.name.startswith(name)]
-    named = [ctx for ctx in matching if ctx.name == name] or matching
-    if len(named) != 1:
-        raise _unknown(name, location, f"{len(named)} runs begin with {name!r}")
-    return named[0]
-
-
-def _named(name: str, location: Location) -> RunContext:
-    """Find a run by its whole name, for commands that end or remove it."""
-    for ctx in _runs(location):
-        if ctx.name == name:
-            return ctx
-    raise _unknown(name, location, f"there is no run {name!r}")
-
-
-def _unknown(name: str, location: Location, problem: str) -> BadInputError:
-    """Return the error for a name that is no run's, or that several runs begin with."""
-    names = [ctx.name for ctx in _runs(location)]
-    if meant := [each for each in names if each.startswith(name)]:
-        return BadInputError(
-            f"{problem} in {_place(location)}", fix=f"Give the whole name: {', '.join(meant)}"
-        )
-    problem = f"there is no run {name!r} in {_place(location)}"
-    return BadInputError(problem, fix=f"Runs there: {', '.join(names) or 'none'}")
+def _find(name: str, location: Location, *, whole: bool = False) -> RunContext:
+    """Find a run by its name; or, for commands that only read, by the beginning of it."""
+    found, place = _runs(location), _place(location)
+    near = [ctx for ctx in found if ctx.name.startswith(name)]
+    named = [ctx for ctx in near if ctx.name == name] or ([] if whole else near)
+    if len(named) == 1:
+        return named[0]
+    if not near:
+        fix = f"Runs there: {', '.join(ctx.name for ctx in found) or 'none'}"
+        raise BadInputError(f"there is no run {name!r} in {place}", fix=fix)
+    problem = f"there is no run {name!r}" if whole else f"{len(near)} runs begin with {name!r}"
+    fix = f"Give the whole name: {', '.join(ctx.name for ctx in near)}"
+    raise BadInputError(f"{problem} in {place}", fix=fix)
 
 
 def _place(location: Location) -> str:

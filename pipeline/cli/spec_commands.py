@@ -4,7 +4,6 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -44,7 +43,7 @@ def run(file: Path | None, run_id: str | None, **values: Any) -> None:
     ctx = find(ctx) if has_run_id else ctx
     console = Console()
     console.print(f"run {ctx.name} (--run-id {run_id})", markup=False, highlight=False, soft_wrap=True)
-    signal.signal(signal.SIGTERM, _raise_interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with display.Display(console) as shown:
         all_verbs.run_all(ctx, shown)
 
@@ -81,8 +80,7 @@ def plan(file: Path | None, node: str | None, **values: Any) -> None:
         click.echo(f"warning: {warning}")
     if path := main_file(requested, file.parent if file else Path.cwd()):
         source = path.read_text(errors="replace")
-        found = process_findings(source, path.name, requested.subprocesses, node_plan.threads)
-        for finding in found:
+        for finding in process_findings(source, path.name, requested.subprocesses, node_plan.threads):
             click.echo(f"warning: {finding}")
 
 
@@ -125,10 +123,6 @@ _Dumper.add_representer(
 def as_yaml(*manifests: Any) -> str:
     """Write Kubernetes objects as YAML documents, for people and for ``kubectl create -f``."""
     return yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, width=110)
-
-
-def _raise_interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler
-    raise KeyboardInterrupt
 
 
 COMMANDS = (run, preflight_, plan, render, image)

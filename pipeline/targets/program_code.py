@@ -1,8 +1,11 @@
-"""Find the code of a run's program: its folder, and the files of that folder that are code."""
+"""Find the code of a run's program: its folder, the files there that are code, and modules that it misses."""
 
+import ast
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,21 +16,20 @@ from manycpu.pipeline import run_report, transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.runfile import is_run_file
 from manycpu.pipeline.spec import output, program
-from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.errors import BadInputError, Finding
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.transfer import Manifest
 
 __all__ = [
     "Code",
-    "code_folder",
     "code_of",
     "has_module",
+    "hint",
+    "import_findings",
     "installed",
     "installed_digest",
-    "is_project",
     "main_file",
-    "module_root",
     "program_of",
 ]
 
@@ -36,6 +38,8 @@ _MAX_BYTES, _MAX_FILES = 100 << 20, 10_000
 _NOT_CODE = {"__pycache__", "node_modules", "venv", "env", "site-packages"}
 _PACKAGE = Path(__file__).resolve().parents[1]
 _GIT, _DOCKER = ".gitignore", ".dockerignore"
+_MISSING = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
+_SOURCES = "src"  # folder in which a project may keep its packages
 
 Ignored = tuple[tuple[Path, GitIgnoreSpec], ...]
 """The .gitignore files that apply to a folder, the nearest first, each with the folder that it is in."""
@@ -48,27 +52,27 @@ def program_of(ctx: RunContext) -> tuple[Path | None, tuple[str, ...]]:
         BadInputError: ``run.code`` is not a folder around the program.
     """
     kind, name = program.parse(ctx.run.program)
-    root = code_folder(ctx.run, ctx.base)
+    root = _code_folder(ctx.run, ctx.base)
     if ctx.run.code is not None and (fault := _fault(ctx, root, kind, name)):
         raise BadInputError(fault, field="run.code", fix="Name a folder around the program, or leave it out")
     if kind == "script":
         path = Path(name)
         return root or path.parent, (path.relative_to(root or path.parent).as_posix(),)
-    if root is None and kind == "module":
-        root = module_root(name, ctx.base)
+    if root is None and kind == "module" and has_module(ctx.base, name):
+        root = ctx.base
     return root, ("-m", name)
 
 
-def code_folder(run: TrainingRun, base: Path) -> Path | None:
+def _code_folder(run: TrainingRun, base: Path) -> Path | None:
     """Find the folder that ``run.code`` names; None: it is not set, or no project folder was found."""
     if run.code != program.AUTO:
         return base / run.code if run.code else None
     kind, name = program.parse(run.program)
     near = (Path(base / name).parent if kind == "script" else base).absolute()
-    return next((folder for folder in (near, *near.parents) if is_project(folder)), None)
+    return next((folder for folder in (near, *near.parents) if _is_project(folder)), None)
 
 
-def is_project(folder: Path) -> bool:
+def _is_project(folder: Path) -> bool:
     """Whether a folder is the root of a project, with .git or pyproject.toml."""
     return any((folder / mark).exists() for mark in _PROJECT)
 
@@ -89,18 +93,13 @@ def _fault(ctx: RunContext, root: Path | None, kind: str, name: str) -> str:
 def main_file(run: TrainingRun, base: Path) -> Path | None:
     """Find the main file of a program; None: the program is installed, a recipe, or missing."""
     kind, name = program.parse(run.program)
-    module = Path(code_folder(run, base) or base, *name.split("."))
+    module = Path(_code_folder(run, base) or base, *name.split("."))
     candidates = {
         "recipe": [],
         "script": [base / name],
         "module": [module.with_suffix(".py"), module / "__main__.py"],
     }
     return next((path for path in candidates[kind] if path.is_file()), None)
-
-
-def module_root(name: str, base: Path) -> Path | None:
-    """Return ``base`` if the module is in it; else None."""
-    return base if has_module(base, name) else None
 
 
 def has_module(folder: Path, name: str) -> bool:
@@ -144,12 +143,9 @@ class Code(NamedTuple):
     def __str__(self) -> str:
         size = decimal(sum(self.files.values()))
         files = sum(not path.endswith("/") for path in self.files)
-        return f"{files} file(s) of {self.root}, {size}; the largest: {self._largest}"
-
-    @property
-    def _largest(self) -> str:
         largest = sorted(self.files, key=lambda path: self.files[path], reverse=True)[:3]
-        return ", ".join(f"{path} ({decimal(self.files[path])})" for path in largest)
+        named = ", ".join(f"{path} ({decimal(self.files[path])})" for path in largest)
+        return f"{files} file(s) of {self.root}, {size}; the largest: {named}"
 
 
 def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
@@ -174,25 +170,26 @@ def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
         if len(code.files) > _MAX_FILES:
             break
     if len(code.files) > _MAX_FILES or sum(code.files.values()) > _MAX_BYTES:
-        raise _too_much(code)
-    if not _has(code, program):
-        raise _left_out(ctx, root, program, excluded)
+        raise BadInputError(
+            f"more than {_MAX_BYTES >> 20} MiB or {_MAX_FILES:,} files are more than code: {code}",
+            field="run.program",
+            fix=f"Name what is no code in {_GIT} or {_DOCKER}, or put the program into a folder of its own; "
+            "data and models go into run.data and run.model",
+        )
+    *option, name = program
+    place, is_code = root / name, name in code.files
+    if option:
+        top = name.split(".", 1)[0]
+        place = root / top if (root / top).is_dir() else root / f"{top}.py"
+        is_code = any(each == f"{top}.py" or each.startswith(f"{top}/") for each in code.files)
+    if not is_code:
+        why, fix = _why_left_out(ctx, root, place, excluded)
+        raise BadInputError(f"{name} {why}", field="run.program", fix=fix)
     return code
 
 
-def _left_out(ctx: RunContext, root: Path, program: tuple[str, ...], excluded: set[Path]) -> BadInputError:
-    """Make the error that the program itself is not part of its code, and why."""
-    *option, name = program
-    path = root / name
-    if option:
-        folder = root / name.split(".", 1)[0]
-        path = folder if folder.is_dir() else folder.with_name(f"{folder.name}.py")
-    why, fix = _reason(ctx, root, path, excluded)
-    return BadInputError(f"{name} {why}", field="run.program", fix=fix)
-
-
-def _reason(ctx: RunContext, root: Path, path: Path, excluded: set[Path]) -> tuple[str, str]:
-    """Explain why a file or folder does not count as code, and how to fix that."""
+def _why_left_out(ctx: RunContext, root: Path, path: Path, excluded: set[Path]) -> tuple[str, str]:
+    """Explain why the program's file or folder does not count as code, and how to fix that."""
     if _is(path, ctx.run_file) or is_run_file(path):
         return "is a run file, and no program", "Give the script that trains, or `-m module`"
     if path in excluded:
@@ -202,37 +199,33 @@ def _reason(ctx: RunContext, root: Path, path: Path, excluded: set[Path]) -> tup
         return "has a name that is not taken for code", "Give it another"
     if _is_output(path):
         return f"is in {path}, where a run wrote its model or report", "Give the program a folder of its own"
-    return (
-        f"is among what {_GIT} or {_DOCKER} of {root} leave out",
-        "Let them have it (`!name`), or put the program into a folder of its own",
-    )
+    fix = "Let them have it (`!name`), or put the program into a folder of its own"
+    return f"is among what {_GIT} or {_DOCKER} of {root} leave out", fix
 
 
 def _is(path: Path, file: Path | None) -> bool:
     return file is not None and file.exists() and path.samefile(file)
 
 
-def _has(code: Code, program: tuple[str, ...]) -> bool:
-    *option, name = program
-    if not option:
-        return name in code.files
-    top = name.split(".", 1)[0]
-    return any(path == f"{top}.py" or path.startswith(f"{top}/") for path in code.files)
-
-
 def _files(root: Path, excluded: set[Path]) -> Iterator[str]:
     """List the files and empty folders that are code, by path; excluded folders are not searched."""
     docker = _docker(root)
-    ignored = {root.parent: _above(root)}
+    repository = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root)
+    above = [folder for folder in root.parents if folder.is_relative_to(repository)]
+    ignored: dict[Path, Ignored] = {root.parent: tuple(rule for folder in above for rule in _git(folder))}
     for folder, folders, files in os.walk(root, followlinks=True):
         current = Path(folder)
         rules = ignored[current] = (*_git(current), *ignored[current.parent])
         empty = current.relative_to(root).as_posix()
         if not folders and not files and current != root and not _docker_ignores(docker, empty):
             yield f"{empty}/"
-        folders[:] = [name for name in folders if _is_code(current / name, excluded, rules, "/")]
-        folders[:] = [name for name in folders if not _is_output(current / name)]
-        folders[:] = [name for name in folders if not _leads_back(current / name, root, excluded)]
+        folders[:] = [
+            name
+            for name in folders
+            if _is_code(current / name, excluded, rules, "/")
+            and not _is_output(current / name)
+            and not _leads_back(current / name, root, excluded)
+        ]
         for name in files:
             path = current / name
             below = path.relative_to(root).as_posix()
@@ -270,13 +263,6 @@ def _git(folder: Path) -> Ignored:
     return ((folder, GitIgnoreSpec.from_lines(_lines(file))),) if file.is_file() else ()
 
 
-def _above(root: Path) -> Ignored:
-    """Read the .gitignore files above a folder, up to the root of its repository."""
-    top = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root)
-    above = [folder for folder in root.parents if folder.is_relative_to(top)]
-    return tuple(rule for folder in above for rule in _git(folder))
-
-
 def _docker(root: Path) -> PathSpec[Any]:
     """Read the patterns of .dockerignore, which are relative to its folder."""
     lines = [line.strip() for line in _lines(root / _DOCKER)] if (root / _DOCKER).is_file() else []
@@ -301,26 +287,72 @@ def _lines(file: Path) -> list[str]:
 
 def _is_output(folder: Path) -> bool:
     """Whether a folder has the manifest or the report of a run."""
-    names = output.manifests(lambda name: (folder / name).exists())
-    manifests = (_reads(folder / name, _manifest) for name in names)
-    return _reads(folder / output.REPORT, run_report.parse) or any(manifests)
+    for name in (output.REPORT, *output.manifests(lambda name: (folder / name).exists())):
+        text = (folder / name).read_text(errors="replace") if (folder / name).is_file() else ""
+        with suppress(ValueError):  # it is no manifest
+            if run_report.parse(text) if name == output.REPORT else Manifest.parse(text)[0].files:
+                return True
+    return False
 
 
-def _reads(file: Path, parse: Callable[[str], object]) -> bool:
-    return file.is_file() and bool(parse(file.read_text(errors="replace")))
+def import_findings(ctx: RunContext) -> Iterator[Finding]:
+    """Yield a warning for each module that the program's main file imports and its code lacks.
 
-
-def _manifest(text: str) -> object:
+    Raises:
+        BadInputError: ``run.code`` is not a folder around the program.
+    """
+    file = main_file(ctx.run, ctx.base)
+    if file is None:
+        return
     try:
-        return Manifest.parse(text)[0].files
-    except ValueError:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    seen: set[str] = set()
+    for name, line in _imported(tree.body):
+        if name not in seen and not installed(name) and (found := _outside(ctx, name)):
+            seen.add(name)
+            message, fix = found
+            yield Finding("run.code", f"{file.name}:{line}: {message}", fix, fatal=False)
+
+
+def hint(ctx: RunContext, lines: Iterable[str]) -> str | None:
+    """Say how a failed program can find a module that is around its code; None: it missed no such module.
+
+    Args:
+        ctx: The run.
+        lines: The last lines of the rank that failed.
+    """
+    names = [match[1] for line in lines if (match := _MISSING.search(line))]
+    try:
+        found = _outside(ctx, names[-1]) if names else None
+    except BadInputError:
         return None
+    return found and ". ".join(found)
 
 
-def _too_much(code: Code) -> BadInputError:
-    return BadInputError(
-        f"more than {_MAX_BYTES >> 20} MiB or {_MAX_FILES:,} files are more than code: {code}",
-        field="run.program",
-        fix=f"Name what is no code in {_GIT} or {_DOCKER}, or put the program into a folder of its own; data "
-        "and models go into run.data and run.model",
-    )
+def _outside(ctx: RunContext, module: str) -> tuple[str, str] | None:
+    """Find a module in the folders around the code, up to the project root; returns its place and a fix."""
+    root, program = program_of(ctx)
+    if root is None or any(has_module(folder, module) for folder in (root, (root / program[-1]).parent)):
+        return None
+    for folder in root.parents:
+        for place in (folder, folder / _SOURCES):
+            if has_module(place, module):
+                way = "" if place == folder else f" and run.env to {{PYTHONPATH: {_SOURCES}}}"
+                return (
+                    f"{module} is in {place}, and the code is {root} alone",
+                    f"Set run.code to {folder}{way}",
+                )
+        if _is_project(folder):
+            return None
+    return None
+
+
+def _imported(body: Iterable[ast.stmt]) -> Iterator[tuple[str, int]]:
+    """List the top-level modules that a file always imports: none in functions, and none below try or if."""
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from ((alias.name.split(".")[0], node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0], node.lineno

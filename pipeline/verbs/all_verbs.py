@@ -4,7 +4,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +102,11 @@ def run_all(
             for finding in prepare(ctx, holder):
                 listener.finding(finding)
     except KeyboardInterrupt as interrupt:
-        if not begun_before and not _is_of_another(ctx):
-            _cleaned_up(ctx)
+        if not begun_before:
+            # Another process may have begun this run in the meantime.
+            known = ctx.ledger.exists()
+            if not known or ctx.ledger.lease().held_by_another(ctx.ledger.now()) is False:
+                _cleaned_up(ctx)
         raise CancelledError("interrupted; nothing was launched") from interrupt
     with _saying_what_stays(ctx):
         ctx.ledger.change_lease(holder=holder)
@@ -116,7 +119,10 @@ def _saying_what_stays(ctx: RunContext) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as again:
-        fix = "See its report" if _is_gone(ctx) else _stays(ctx)
+        is_gone = False
+        with suppress(ManycpuError):  # the cluster does not answer
+            is_gone = not ctx.ledger.exists()
+        fix = "See its report" if is_gone else _stays(ctx)
         raise CancelledError("interrupted while it cleaned up", fix=fix) from again
 
 
@@ -130,7 +136,11 @@ def _after_prepare(ctx: RunContext, listener: RunListener, trained: Callable[[Ha
         if isinstance(failure, RunGoneError) and not ctx.ledger.exists():
             raise failure  # nothing is left to clean up, nor to report on
         if _may_still_train(ctx):
-            failure.add_note(_left(ctx))
+            follow, cancelling = ctx.typed("logs", "--follow"), ctx.typed("cancel")
+            failure.add_note(
+                f"The training of run {ctx.name} may still run, and was left as it is, in {ctx.where}: "
+                f"the same run id attaches to it, `{follow}` shows it, `{cancelling}` ends it."
+            )
             raise failure
     return _end(ctx, listener, failure)
 
@@ -157,19 +167,6 @@ def _end(ctx: RunContext, listener: RunListener, failure: BaseException | None) 
     return conclude_run(written)
 
 
-def _is_of_another(ctx: RunContext) -> bool:
-    """Whether another process has begun this run in the meantime, or may have."""
-    return ctx.ledger.exists() and ctx.ledger.lease().held_by_another(ctx.ledger.now()) is not False
-
-
-def _is_gone(ctx: RunContext) -> bool:
-    """Whether the run is cleaned up for certain; False if the cluster does not answer."""
-    try:
-        return not ctx.ledger.exists()
-    except ManycpuError:  # the cluster does not answer
-        return False
-
-
 def _may_still_train(ctx: RunContext) -> bool:
     """Whether the present attempt may still run; True also if its state cannot be read."""
     try:
@@ -182,14 +179,6 @@ def _may_still_train(ctx: RunContext) -> bool:
         return True
 
 
-def _left(ctx: RunContext) -> str:
-    """Make the note that the training may still run, with the commands that attach to it, show and end it."""
-    return (
-        f"The training of run {ctx.name} may still run, and was left as it is, in {ctx.where}: the same run "
-        f"id attaches to it, `{ctx.typed('logs', '--follow')}` shows it, `{ctx.typed('cancel')}` ends it."
-    )
-
-
 def _stays(ctx: RunContext) -> str:
     """Make the note that names what an interrupted clean-up leaves, and the commands that remove it."""
     lives, ends = "", ""
@@ -197,7 +186,7 @@ def _stays(ctx: RunContext) -> str:
         lives, ends = "its training may still run, and ", f"`{ctx.typed('cancel')}` ends it, "
     return (
         f"Of run {ctx.name}, {lives}all it has in {ctx.where} stays: the same run id continues it, "
-        f"{ends}`{ctx.typed('clean', '--delete-model')}` removes it"
+        f"{ends}`{ctx.deletion}` removes it"
     )
 
 

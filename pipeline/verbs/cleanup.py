@@ -44,16 +44,12 @@ class Remains(StrEnum):
     """The reason for the end is unknown, for example because the supervisor or the job is gone."""
 
 
-def _tell_nobody(_: Report) -> None:
-    return
-
-
 def cleanup(
     ctx: RunContext,
     *,
     keep: bool = True,
     delete_model: bool = False,
-    tell: Callable[[Report], object] = _tell_nobody,
+    tell: Callable[[Report], object] = lambda _: None,
 ) -> Report | None:
     """Delete everything that the run owns, except its output and files that later runs reuse.
 
@@ -85,16 +81,15 @@ def cleanup(
         write_report(ctx, written)
     tell(written)
     entry = ctx.ledger.read()
-    kept = [] if delete_model else _keep(ctx, left, _is_kept_whole(ctx, written, keep=keep))
-    if kept:
+    failed = written.state is not RunState.SUCCEEDED
+    whole = keep and (ctx.run.keep == "always" or (ctx.run.keep == "on_failure" and failed))
+    if kept := [] if delete_model else _keep(ctx, left, whole):
         result, until = "skipped", ctx.ledger.lease().until
         written.advice = _advice(ctx, left, kept, until)
         written.kept += kept
     else:
         result = _remove(ctx, written)
-    # Last, because a tracker that does not answer is waited for; it needs nothing that was deleted.
-    _tell_trackers(ctx, entry, written)
-    _record(written, started, result)
+    _complete(ctx, entry, written, started, result)
     tell(written)
     write_report(ctx, written)
     return written
@@ -136,20 +131,13 @@ def _finish(ctx: RunContext) -> Report | None:
         return None
     ctx = replace(ctx, name=written.name)  # the run may have begun under another name
     result = _remove(ctx, written)
+    entry = None
     if written.began is not None:  # None: an older version wrote the report
-        entry = ctx.new_entry(written.began).model_copy(
-            update={"attempt": written.attempts, "digests": written.digests, "image": written.image}
-        )
-        _tell_trackers(ctx, entry, written)
-    _record(written, started, result)
+        update = {"attempt": written.attempts, "digests": written.digests, "image": written.image}
+        entry = ctx.new_entry(written.began).model_copy(update=update)
+    _complete(ctx, entry, written, started, result)
     write_report(ctx, written)
     return written
-
-
-def _tell_trackers(ctx: RunContext, entry: Entry, written: Report) -> None:
-    """Send the end of the run to its trackers; add to the report where they have it, and their warnings."""
-    delivered = tell_end(ctx, entry, written, report_path(ctx))
-    written.trackers, written.warnings = delivered.places, [*written.warnings, *delivered.warnings]
 
 
 def _remove(ctx: RunContext, written: Report) -> str:
@@ -159,7 +147,14 @@ def _remove(ctx: RunContext, written: Report) -> str:
     return "failed" if written.left_behind else "done"
 
 
-def _record(written: Report, started: float, result: str) -> None:
+def _complete(ctx: RunContext, entry: Entry | None, written: Report, started: float, result: str) -> None:
+    """Complete the report: send it to the run's trackers, and record the clean-up.
+
+    This comes last, because a tracker that does not answer is waited for; it needs nothing that was deleted.
+    """
+    if entry is not None:
+        delivered = tell_end(ctx, entry, written, report_path(ctx))
+        written.trackers, written.warnings = delivered.places, [*written.warnings, *delivered.warnings]
     seconds = time.monotonic() - started
     written.verbs[CLEANUP] = VerbRecord.model_validate({"seconds": seconds, "result": result})
 
@@ -295,8 +290,3 @@ def _not_done(entry: Entry) -> str | None:
     # `wait` is ignored: if its record is missing, the caller judges the attempt again.
     missing = [verb for verb in _VERBS if verb not in entry.verbs and verb != "wait"]
     return f"{missing[0]} was not done" if missing else None
-
-
-def _is_kept_whole(ctx: RunContext, written: Report, *, keep: bool) -> bool:
-    failed = written.state is not RunState.SUCCEEDED
-    return keep and (ctx.run.keep == "always" or (ctx.run.keep == "on_failure" and failed))

@@ -72,15 +72,12 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
 
 def _warn_of_strays(ctx: RunContext, handle: Handle) -> None:
     """Warn about files that the program wrote outside its output, and that no export keeps."""
-    written = ctx.driver.strays(ctx, ctx.ledger.read(), handle)
-    if not written:
-        return
+    what, fix = "the program wrote outside its output", ""
     if ctx.run.output is None:
         what, fix = "run.output is null, and the program wrote", ", and give the run an output"
-    else:
-        what, fix = "the program wrote outside its output", ""
-    advice = f"have it write to $MANYCPU_OUTPUT{fix}"
-    _LOG.warning("%s %s, which is not kept: %s", what, first_of(written), advice)
+    if written := ctx.driver.strays(ctx, ctx.ledger.read(), handle):
+        advice = f"have it write to $MANYCPU_OUTPUT{fix}"
+        _LOG.warning("%s %s, which is not kept: %s", what, first_of(written), advice)
 
 
 def _no_model(ctx: RunContext, handle: Handle) -> ExportError:
@@ -131,14 +128,18 @@ def unseen(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
 
 
 def _fault(ctx: RunContext, digest: str) -> str | None:
+    """Explain why the exported model of a digest cannot be seen in the output; None: it can."""
     try:
         names = manifests(ctx.output.has)
         texts = [text for name in names if (text := ctx.output.read_text(name)) is not None]
     except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types
         return str(error) or type(error).__name__
-    if exported := next((manifest for text in texts if (manifest := _manifest(text)).digest == digest), None):
-        return _missing(ctx, exported)
-    return f"its {MANIFEST} is of another model" if texts else f"there is no {MANIFEST}"
+    exported = next((each for each in map(_manifest, texts) if each.digest == digest), None)
+    if exported is None:
+        return f"its {MANIFEST} is of another model" if texts else f"there is no {MANIFEST}"
+    folder = ctx.output.local
+    gone = (file.path for file in exported.files if folder and not (folder / file.path).exists())
+    return next((f"{path} is gone" for path in gone), None)
 
 
 def _manifest(text: str) -> Manifest:
@@ -146,10 +147,3 @@ def _manifest(text: str) -> Manifest:
         return Manifest.parse(text)[0]
     except ValueError:
         return Manifest()
-
-
-def _missing(ctx: RunContext, exported: Manifest) -> str | None:
-    """Name a file that the manifest lists and that is missing in an output on disk; None: none is."""
-    folder = ctx.output.local
-    gone = (file.path for file in exported.files if folder and not (folder / file.path).exists())
-    return next((f"{path} is gone" for path in gone), None)

@@ -21,10 +21,16 @@ from manycpu.pipeline.spec import cpu_plan, program
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import BadInputError, Finding
 from manycpu.pipeline.spec.machine import Machine
-from manycpu.pipeline.targets import program_imports
 from manycpu.pipeline.targets.context import OWN_FOLDERS, RunContext
 from manycpu.pipeline.targets.output import not_empty, occupied
-from manycpu.pipeline.targets.program_code import code_of, installed, main_file, module_root, program_of
+from manycpu.pipeline.targets.program_code import (
+    code_of,
+    has_module,
+    import_findings,
+    installed,
+    main_file,
+    program_of,
+)
 from manycpu.pipeline.tracking import trackers
 from manycpu.pipeline.verbs.source_checks import process_findings, relative_writes
 
@@ -50,16 +56,11 @@ _NO_OUTPUT = {
 
 def preflight(ctx: RunContext) -> list[Finding]:
     """Run all checks of a run before anything starts; returns the findings, the fatal ones first."""
-    findings = [finding for check in _CHECKS for finding in check(ctx)]
-    return sorted([*findings, *ctx.driver.findings(ctx)], key=lambda finding: not finding.fatal)
-
-
-def _launch_kind(ctx: RunContext) -> Findings:
-    yield from refusals(ctx.run, ctx.target)
-
-
-def _device(ctx: RunContext) -> Findings:
-    yield from device_refusals(ctx.run, ctx.target)
+    findings = [*refusals(ctx.run, ctx.target), *device_refusals(ctx.run, ctx.target)]
+    for check in _CHECKS:
+        findings += check(ctx)
+    findings += [*trackers.findings(ctx), *ctx.driver.findings(ctx)]
+    return sorted(findings, key=lambda finding: not finding.fatal)
 
 
 def _program(ctx: RunContext) -> Findings:
@@ -73,7 +74,7 @@ def _program(ctx: RunContext) -> Findings:
             f"Give a script's path, `-m module`, or a recipe: {', '.join(program.RECIPES)}",
         )
     # An image may have modules that this environment lacks.
-    missing = kind == "module" and module_root(name, ctx.base) is None and not installed(name)
+    missing = kind == "module" and not has_module(ctx.base, name) and not installed(name)
     if missing and ctx.run.code is None and not ctx.target.has_image:
         yield Finding(
             "run.program",
@@ -82,11 +83,12 @@ def _program(ctx: RunContext) -> Findings:
         )
 
 
-def _python(ctx: RunContext) -> Findings:
-    """Find a syntax error in the program: fatal on this machine; other nodes may have a newer Python."""
+def _main_file(ctx: RunContext) -> Findings:
+    """Check the source of the program's main file: syntax, processes, imports, and where it writes."""
     path = main_file(ctx.run, ctx.base)
     if path is None:
         return
+    here = ctx.target.is_this_machine  # other nodes may have a newer Python
     try:
         with warnings.catch_warnings(action="ignore"):  # the ranks print the warnings of Python
             ast.parse(path.read_bytes(), path.name)
@@ -94,8 +96,21 @@ def _python(ctx: RunContext) -> Findings:
         line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         why = error.msg if isinstance(error, SyntaxError) else str(error)
         fix = "Mend it, or give another script"
-        is_fatal = ctx.target.is_this_machine
-        yield Finding("run.program", f"{path} is no Python: {why}{line}", fix, fatal=is_fatal)
+        yield Finding("run.program", f"{path} is no Python: {why}{line}", fix, fatal=here)
+    source = path.read_text(errors="replace")
+    threads = cpu_plan.plan(Machine.observe(), ctx.run.cpu_request).threads if here else None
+    yield from process_findings(source, path.name, ctx.run.subprocesses, threads)
+    with suppress(BadInputError):  # `_code` reports a wrong `run.code`
+        yield from import_findings(ctx)
+    written = next(relative_writes(source, ctx.run.args), None) if ctx.run.output is None else None
+    if written is not None:
+        yield Finding(
+            "run.output",
+            f"{path.name} writes to {written.path!r} ({written.where}), in its working folder, which goes "
+            "with the run: run.output is null, and nothing is kept",
+            "Give run.output, and have the program write to {output}, or $MANYCPU_OUTPUT",
+            fatal=False,
+        )
 
 
 def _code(ctx: RunContext) -> Findings:
@@ -109,59 +124,37 @@ def _code(ctx: RunContext) -> Findings:
         yield _unreadable("run.program", error)
 
 
-def _kept_nowhere(ctx: RunContext) -> Findings:
-    """Warn if ``run.output`` is null and the program writes to its working folder, which is deleted."""
-    path = main_file(ctx.run, ctx.base)
-    if ctx.run.output is not None or path is None:
-        return
-    for path_written, where in relative_writes(path.read_text(errors="replace"), ctx.run.args):
-        yield Finding(
-            "run.output",
-            f"{path.name} writes to {path_written!r} ({where}), in its working folder, which goes with the "
-            "run: run.output is null, and nothing is kept",
-            "Give run.output, and have the program write to {output}, or $MANYCPU_OUTPUT",
-            fatal=False,
-        )
-        return
-
-
-def _started_processes(ctx: RunContext) -> Findings:
-    """Find mistakes in how the program starts processes itself."""
-    path = main_file(ctx.run, ctx.base)
-    if path is None:
-        return
-    here = ctx.target.is_this_machine
-    threads = cpu_plan.plan(Machine.observe(), ctx.run.cpu_request).threads if here else None
-    source = path.read_text(errors="replace")
-    yield from process_findings(source, path.name, ctx.run.subprocesses, threads)
-
-
-def _imports(ctx: RunContext) -> Findings:
-    """Find modules that the program imports from a folder around its code: they do not travel with it."""
-    with suppress(BadInputError):  # `_code` reports a wrong `run.code`
-        yield from program_imports.findings(ctx)
-
-
-def _hogwild(ctx: RunContext) -> Findings:
-    """Find more than one rank for Hogwild in shared mode, whose model is in the memory of one rank."""
-    run, words = ctx.run, " ".join(ctx.run.args).replace("=", " ")
-    if run.program != "hogwild" or "--mode averaged" in words:
-        return
-    if run.nproc_per_node > 1 or run.nodes[1] > 1:
-        fix = "Add --mode averaged to run.args, or set run.nnodes and run.nproc_per_node to 1"
-        ranks = f"{run.nnodes} node(s) with {run.nproc_per_node} process(es) each"
-        yield Finding(
-            "run.args", f"--mode shared has one model in one rank's memory, and there are {ranks}", fix
-        )
+def _recipe(ctx: RunContext) -> Findings:
+    run = ctx.run
+    data = Path(run.data) if run.data and Path(run.data).exists() else None
+    # A recipe checks its own options, and also reads those in files; only what is certain is said here.
+    in_file = any(word.endswith(".json") for word in run.args)
+    if run.program == "hogwild":
+        averaged = "--mode averaged" in " ".join(run.args).replace("=", " ")
+        if not averaged and (run.nproc_per_node > 1 or run.nodes[1] > 1):
+            fix = "Add --mode averaged to run.args, or set run.nnodes and run.nproc_per_node to 1"
+            ranks = f"{run.nnodes} node(s) with {run.nproc_per_node} process(es) each"
+            message = f"--mode shared has one model in one rank's memory, and there are {ranks}"
+            yield Finding("run.args", message, fix)
+    elif run.program == "question_answering":
+        if data and (problems := squad.problems(data)):
+            yield Finding("run.data", problems[0], "Give files in SQuAD v1.1 format")
+        elsewhere = run.env_from or "MANYCPU_MODEL" in run.env or in_file
+        if not (run.model or elsewhere or any(word.startswith("--model") for word in run.args)):
+            fix = "Name a folder or a model there, or give --model_name_or_path in run.args"
+            yield Finding("run.model", "there is no base checkpoint", fix)
+    elif run.program == "image_classification" and data and not in_file:
+        if any(word.startswith(("--data", "--label")) for word in run.args):
+            return
+        try:
+            images.read(str(run.data), images.LABEL_PATTERN)
+        except BadInputError as error:
+            yield Finding("run.data", error.message, error.fix or "")
 
 
 def _data(ctx: RunContext) -> Findings:
     yield from _source(ctx.run.data, "run.data", ctx.base)
     yield from _source(ctx.run.model, "run.model", ctx.base)
-
-
-def _hub(ctx: RunContext) -> Findings:
-    """Find a data set of Hugging Face's Hub whose URL is that of a model."""
     protocol, _, name = (ctx.run.data or "").partition("://")
     if protocol == "hf" and not name.startswith(_OF_THE_HUB):
         message = f"{ctx.run.data} is a model on the Hub, not a data set"
@@ -183,7 +176,11 @@ def _source(url: str | None, field: str, base: Path) -> Findings:
                 yield Finding(field, message, "Name a file of it, or an archive")
         return
     if not source.exists():
-        fix = f"Give the path of a folder or file, or a URL{_on_the_hub(url, field, base)}"
+        fix = "Give the path of a folder or file, or a URL"
+        name = Path(url).relative_to(base).as_posix() if Path(url).is_relative_to(base) else ""
+        if _HUB_NAME.fullmatch(name):
+            kind, prefix = ("data set", "datasets/") if field == "run.data" else ("model", "")
+            fix += f"; a {kind} of the Hub is hf://{prefix}{name}"
         yield Finding(field, f"there is nothing at {url}", fix)
         return
     try:
@@ -196,80 +193,44 @@ def _source(url: str | None, field: str, base: Path) -> Findings:
         yield _unreadable(field, error)
 
 
-def _on_the_hub(path: str, field: str, base: Path) -> str:
-    """Suggest the URL of Hugging Face's Hub for a path that looks like a name there; empty: it does not."""
-    name = Path(path).relative_to(base).as_posix() if Path(path).is_relative_to(base) else ""
-    if not _HUB_NAME.fullmatch(name):
-        return ""
-    kind, prefix = ("data set", "datasets/") if field == "run.data" else ("model", "")
-    return f"; a {kind} of the Hub is hf://{prefix}{name}"
-
-
 def _unreadable(field: str, error: Exception, url: str | None = None) -> Finding:
     reason = without(str(error) or type(error).__name__, url)
     return Finding(field, f"not all of it can be read: {reason}", "See that it can, from here")
 
 
-def _squad(ctx: RunContext) -> Findings:
-    data = ctx.run.data
-    if ctx.run.program != "question_answering" or data is None or not Path(data).exists():
-        return
-    problems = squad.problems(Path(data))
-    if problems:
-        yield Finding("run.data", problems[0], "Give files in SQuAD v1.1 format")
-
-
-def _images(ctx: RunContext) -> Findings:
-    run = ctx.run
-    # The recipe checks these options itself.
-    told = any(word.startswith(("--data", "--label")) or word.endswith(".json") for word in run.args)
-    if run.program != "image_classification" or told or run.data is None or not Path(run.data).exists():
-        return
-    try:
-        images.read(run.data, images.LABEL_PATTERN)
-    except BadInputError as error:
-        yield Finding("run.data", error.message, error.fix or "")
-
-
-def _checkpoint(ctx: RunContext) -> Findings:
-    run = ctx.run
-    # The recipe also reads the model's name from its environment and from a file of options.
-    elsewhere = run.env_from or "MANYCPU_MODEL" in run.env
-    in_args = any(word.startswith("--model") or word.endswith(".json") for word in run.args)
-    if run.program == "question_answering" and not (run.model or elsewhere or in_args):
-        fix = "Name a folder or a model there, or give --model_name_or_path in run.args"
-        yield Finding("run.model", "there is no base checkpoint", fix)
-
-
 def _output(ctx: RunContext) -> Findings:
+    """Find what is wrong with the output as it is, also that it holds other files."""
     if ctx.output_in_cluster:  # `stage` checks it from inside the cluster
         return
     try:
-        yield from _present_output(ctx, ctx.output)
+        output = ctx.output
+        if output.is_file():
+            yield Finding("run.output", f"{ctx.destination} is a file", "Give a folder, or a URL of one")
+        elif output.local:
+            # An export to disk is complete or absent, so all other files are strangers.
+            for name in transfer.strangers(output, ctx.key)[:1]:
+                yield not_empty(ctx, name, output.read_text(REPORT))
+        elif output.exists():
+            names = [item.path for item in output.items()]
+            if finding := occupied(ctx, names, output.read_text(REPORT)):
+                yield finding
     except BadInputError as error:
         yield Finding("run.output", error.message, error.fix or "")
     except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types
         yield _unreadable("run.output", error, ctx.destination)
 
 
-def _own_folders(ctx: RunContext) -> Findings:
-    """Find an output or checkpoints in a folder where manycpu deletes files."""
+def _places(ctx: RunContext) -> Findings:
+    """Find an output or checkpoints where manycpu deletes files, or where the next run would stage them."""
     home = ctx.driver.home(ctx)
-    if home is None:
-        return
-    home = home.resolve()
-    with suppress(BadInputError):  # another check reports it
-        for field, path in (("output", ctx.output.local), ("checkpoints", ctx.run.checkpoints)):
+    own = [home.resolve() / name for name in OWN_FOLDERS] if home else []
+    with suppress(BadInputError):  # `_output` reports it
+        output = ctx.output.local
+        for field, path in (("output", output), ("checkpoints", ctx.run.checkpoints)):
             place = path and Path(path).resolve()
-            if place and (place == home or any(place.is_relative_to(home / name) for name in OWN_FOLDERS)):
+            if place and (place in {each.parent for each in own} or any(map(place.is_relative_to, own))):
                 message = f"{path} is where manycpu keeps its own, and deletes it"
                 yield Finding(f"run.{field}", message, "Give a folder elsewhere")
-
-
-def _output_in_data(ctx: RunContext) -> Findings:
-    """Check that the output is not in the data or the base model: the next run would stage its files."""
-    with suppress(BadInputError):  # reported by another check
-        output = ctx.output.local
         for field in ("data", "model"):
             source = getattr(ctx.run, field)
             if source is None or output is None or not Path(source).is_dir():
@@ -291,23 +252,14 @@ def _writable(ctx: RunContext) -> Findings:
     try:
         folder = ctx.output.local
         if folder is not None and folder.name and not folder.is_file():
-            _try_out(folder.resolve(), ctx.key)
+            # A partial export is a folder beside the output; its name is the longest of all.
+            token, folder = "0" * (transfer.DIGITS + 9), folder.resolve()
+            disk.try_out(folder.with_name(f".{folder.name}.{ctx.key}.{token}.partial"))
     except BadInputError:
-        return  # another check reports it
+        return  # `_output` reports it
     except OSError as error:
         fix = "Give a folder that can be made and written to"
         yield Finding("run.output", f"{ctx.destination} cannot be written: {error.strerror}", fix)
-
-
-def _try_out(output: Path, key: str) -> None:
-    """Make and delete the folders of an export.
-
-    Raises:
-        OSError: They cannot be made.
-    """
-    # A partial export is a folder beside the output; its name is the longest of all.
-    token = "0" * (transfer.DIGITS + 9)
-    disk.try_out(output.with_name(f".{output.name}.{key}.{token}.partial"))
 
 
 def _checkpoints(ctx: RunContext) -> Findings:
@@ -318,66 +270,24 @@ def _checkpoints(ctx: RunContext) -> Findings:
 
 
 def _placeholders(ctx: RunContext) -> Findings:
-    """Find placeholders in ``run.args`` whose field is not set."""
+    """Find placeholders in ``run.args`` that are misspelt, or whose field is not set.
+
+    Other words in braces belong to the program, as in JSON.
+    """
     if ctx.run.output is None and any("{output}" in argument for argument in ctx.run.args):
         message = "{output} is in them, and run.output is null: nothing that is written there is kept"
         yield Finding("run.args", message, "Give a folder in run.output to have it", fatal=False)
-    for word in _words_in_braces(ctx):
+    for word in dict.fromkeys(word for argument in ctx.run.args for word in _IN_BRACES.findall(argument)):
         if word in ("data", "model") and getattr(ctx.run, word) is None:
             message = f"{{{word}}} is in them, and there is no run.{word}"
             yield Finding("run.args", message, f"Give run.{word}, which it stands for")
-
-
-def _misspelt(ctx: RunContext) -> Findings:
-    """Find misspelt placeholders in ``run.args``; other words in braces belong to the program, as in JSON."""
-    for word in _words_in_braces(ctx):
         near = difflib.get_close_matches(word.strip().lower(), PLACEHOLDERS, 1, cutoff=_LIKE)
         if near and word != near[0] and word not in _WORDS_LIKE_PLACEHOLDERS:
             message = f"{{{word}}} is in them, and is no placeholder"
             yield Finding("run.args", message, f"Did you mean {{{near[0]}}}?")
 
 
-def _words_in_braces(ctx: RunContext) -> Iterable[str]:
-    return dict.fromkeys(word for argument in ctx.run.args for word in _IN_BRACES.findall(argument))
-
-
-def _tracking(ctx: RunContext) -> Findings:
-    yield from trackers.findings(ctx)
-
-
-def _present_output(ctx: RunContext, output: Location) -> Findings:
-    if output.is_file():
-        yield Finding("run.output", f"{ctx.destination} is a file", "Give a folder, or a URL of one")
-    elif output.local:
-        # An export to disk is complete or absent, so all other files are strangers.
-        strangers = transfer.strangers(output, ctx.key)[:1]
-        yield from (not_empty(ctx, name, output.read_text(REPORT)) for name in strangers)
-    elif output.exists():
-        finding = occupied(ctx, [item.path for item in output.items()], output.read_text(REPORT))
-        yield from [finding] if finding else []
-
-
-_CHECKS: tuple[Callable[[RunContext], Findings], ...] = (
-    _launch_kind,
-    _device,
-    _program,
-    _python,
-    _code,
-    _started_processes,
-    _imports,
-    _hogwild,
-    _data,
-    _hub,
-    _squad,
-    _images,
-    _checkpoint,
-    _output,
-    _own_folders,
-    _output_in_data,
-    _kept_nowhere,
-    _writable,
-    _checkpoints,
-    _placeholders,
-    _misspelt,
-    _tracking,
+_CHECKS: tuple[Callable[[RunContext], Iterable[Finding]], ...] = (
+    *(_program, _main_file, _code, _recipe, _data),
+    *(_output, _places, _writable, _checkpoints, _placeholders),
 )

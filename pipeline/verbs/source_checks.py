@@ -101,15 +101,12 @@ class _Program(NamedTuple):
         for body in (self.tree.body, *(function.body for function in self.functions.values())):
             calls = sorted(_calls(_executed(body, guarded=True)), key=lambda call: call.lineno)
             start = next((call for call in calls if self._name(call.func) in _STARTERS), None)
-            threads = next(
-                (
-                    call
-                    for call in calls
-                    if self._name(call.func) in _MAKE_THREADS
-                    or (isinstance(call.func, ast.Attribute) and call.func.attr == "backward")
-                ),
-                None,
+            makers = (
+                call
+                for call in calls
+                if self._name(call.func) in _MAKE_THREADS or getattr(call.func, "attr", "") == "backward"
             )
+            threads = next(makers, None)
             if start and threads and threads.lineno < start.lineno and self._method(start) == "fork":
                 return _Mistake(
                     start.lineno,
@@ -121,28 +118,31 @@ class _Program(NamedTuple):
 
     def too_many_threads(self, threads: int | None) -> _Mistake | None:
         """Find a statement that sets more threads than the CPU plan."""
-        for node in ast.walk(self.tree) if threads else ():
-            what, number = self._threads_set(node)
-            if threads and number > threads:
-                message = f"{what} wins over the CPU plan's {threads}: oversubscribed"
+        for node in ast.walk(self.tree):
+            value: ast.expr | None = None
+            if isinstance(node, ast.Call) and self._name(node.func) == _SET_THREADS:
+                value = next(iter(node.args), None)
+            elif isinstance(node, ast.Assign):  # os.environ["OMP_NUM_THREADS"] = ...
+                target = node.targets[0]
+                key = target.slice if isinstance(target, ast.Subscript) else None
+                value = node.value if _literal(key) == "OMP_NUM_THREADS" else None
+            text = str(_literal(value))
+            if threads and text.isdecimal() and int(text) > threads:
+                message = f"{ast.unparse(node)} wins over the CPU plan's {threads}: oversubscribed"
                 return _Mistake(getattr(node, "lineno", 1), message, "Leave it out to have the plan's")
         return None
 
     def uncounted(self, subprocesses: int, threads: int | None) -> _Mistake | None:
         """Find processes that ``run.subprocesses`` does not count: each would use all threads of its rank."""
-        sets_threads = any(self._name(call.func) == _SET_THREADS for call in _calls(ast.walk(self.tree)))
-        imported = [
-            name
-            for node in ast.walk(self.tree)
-            if isinstance(node, (ast.Import, ast.ImportFrom))
-            for name in (
-                [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            )
-        ]
+        calls, imported = _calls(ast.walk(self.tree)), []
+        for node in ast.walk(self.tree):
+            imported += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            imported += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         with_torch = any(name.split(".")[0] == "torch" for name in imported)
+        sets_threads = any(self._name(call.func) == _SET_THREADS for call in calls)
         if subprocesses > 1 or threads == 1 or sets_threads or not with_torch:
             return None
-        for call in _calls(ast.walk(self.tree)):
+        for call in calls:
             if self._name(call.func) in _STARTERS:
                 each = f"{threads} threads" if threads else "threads"
                 return _Mistake(
@@ -200,18 +200,6 @@ class _Program(NamedTuple):
             elif keyword and self._name(call.func) in _STARTERS:
                 methods.add(_literal(keyword))
         return methods.pop() if len(methods) == 1 else None
-
-    def _threads_set(self, node: ast.AST) -> tuple[str, int]:
-        """Return a statement that sets the number of threads, as text, and the number; 0: it sets none."""
-        value: ast.expr | None = None
-        if isinstance(node, ast.Call) and self._name(node.func) == _SET_THREADS:
-            value = next(iter(node.args), None)
-        elif isinstance(node, ast.Assign):  # os.environ["OMP_NUM_THREADS"] = ...
-            target = node.targets[0]
-            key = target.slice if isinstance(target, ast.Subscript) else None
-            value = node.value if _literal(key) == "OMP_NUM_THREADS" else None
-        text = str(_literal(value))
-        return (ast.unparse(node), int(text)) if text.isdecimal() else ("", 0)
 
 
 def _plain(name: str) -> str:

@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Iterable
 from contextlib import closing
 from typing import Any, Final
 
@@ -17,10 +16,11 @@ from manycpu.pipeline.spec.errors import (
 )
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState, Status
-from manycpu.pipeline.targets import Watch, program_imports
+from manycpu.pipeline.targets import Watch
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.targets.outcome import outcome
+from manycpu.pipeline.targets.program_code import hint
 from manycpu.pipeline.tracking.ending import tell_state
 
 __all__ = ["POLL", "conclude", "wait", "watch"]
@@ -64,7 +64,11 @@ def conclude(ctx: RunContext, handle: Handle, status: Status) -> None:
     """
     error = _error(ctx, status)
     try:
-        _record(ctx, handle, status, error)
+        seconds = ctx.driver.seconds(ctx, handle)
+        with ctx.ledger.update() as entry:
+            result: Result = "failed" if error else "done"
+            entry.ends[handle.attempt] = End(state=status.state, reason=status.in_short, seconds=seconds)
+            entry.verbs["wait"] = VerbRecord(seconds=seconds, result=result, error=error and str(error))
     except (ClusterError, OSError) as unrecorded:  # such as a full disk; the result stays
         _LOG.warning("how the training ended could not be recorded: %s", unrecorded)
     tell_state(ctx, handle, status)
@@ -72,32 +76,20 @@ def conclude(ctx: RunContext, handle: Handle, status: Status) -> None:
         raise error
 
 
-def _record(ctx: RunContext, handle: Handle, status: Status, error: ManycpuError | None) -> None:
-    seconds = ctx.driver.seconds(ctx, handle)
-    with ctx.ledger.update() as entry:
-        result: Result = "failed" if error else "done"
-        entry.ends[handle.attempt] = End(state=status.state, reason=status.in_short, seconds=seconds)
-        entry.verbs["wait"] = VerbRecord(seconds=seconds, result=result, error=error and str(error))
-
-
 def _error(ctx: RunContext, status: Status) -> ManycpuError | None:
     if status.state is RunState.SUCCEEDED:
         return None
-    kind, verb = _kind(status)
+    kind: type[ManycpuError] = TrainingFailedError
+    verb = "failed"
+    if status.state is RunState.CANCELLED:
+        kind, verb = CancelledError, "was cancelled"
+    elif status.budget is not None:
+        kind, verb = DeadlineError, "was ended"
     parts = [f"the training {verb}: {status.reason}", status.failure and str(status.failure)]
     lines = status.failure.last_lines if status.failure else ()
-    advice = program_imports.hint(ctx, lines) or _gpu_hint(lines)
+    advice = hint(ctx, lines)
+    if advice is None and any(message in line for line in lines for message in _WITHOUT_GPU):
+        advice = (
+            "Ranks have no GPU: have the program compute on torch.device('cpu'), without .cuda() and 'cuda'"
+        )
     return kind("\n".join(part for part in parts if part), field=status.budget, fix=advice)
-
-
-def _gpu_hint(lines: Iterable[str]) -> str | None:
-    """Say what to change in a program that failed because it needs a GPU; None: it failed otherwise."""
-    if not any(message in line for line in lines for message in _WITHOUT_GPU):
-        return None
-    return "Ranks have no GPU: have the program compute on torch.device('cpu'), without .cuda() and 'cuda'"
-
-
-def _kind(status: Status) -> tuple[type[ManycpuError], str]:
-    if status.state is RunState.CANCELLED:
-        return CancelledError, "was cancelled"
-    return (TrainingFailedError, "failed") if status.budget is None else (DeadlineError, "was ended")

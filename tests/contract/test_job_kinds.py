@@ -32,7 +32,7 @@ from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.targets.results import Built, Staged
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.cleanup import cleanup
-from manycpu.pipeline.verbs.launch import launch, objects
+from manycpu.pipeline.verbs.launch import launch
 from manycpu.pipeline.verbs.wait import watch
 
 BUILT = Built(code="/opt/manycpu/code", program=("train.py",), digest="0", image="registry.example/train:1")
@@ -82,7 +82,8 @@ def test_a_target_may_name_it_and_what_it_cannot_do_is_refused(server: ApiServer
 
 
 def test_its_companion_is_rendered_before_it(server: ApiServer, tmp_path: Path) -> None:
-    documents = list(yaml.safe_load_all(as_yaml(*objects(open_run(server, tmp_path)))))
+    ctx = open_run(server, tmp_path)
+    documents = list(yaml.safe_load_all(as_yaml(*ctx.driver.objects(ctx))))
     assert [one["kind"] for one in documents] == ["FitRuntime", "FitJob"]
 
 

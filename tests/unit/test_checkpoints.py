@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 
 from manycpu.pipeline.recipes import checkpoints
 from manycpu.pipeline.targets.open_run import open_context
-from manycpu.pipeline.verbs.launch import objects
 
 
 def checkpoint(folder: Path, step: int, *, sharded: bool = False) -> Path:
@@ -96,9 +95,9 @@ def test_runs_that_share_a_folder_have_their_checkpoints_apart(
 ) -> None:
     given = {"program": "-m x", "output": "out", "checkpoints": "points", "args": ["{checkpoints}"]}
     first, again, other = (open_context(given, target, key, base=tmp_path) for key in ("a", "a", "b"))
-    assert objects(first) == objects(again)
+    assert first.driver.objects(first) == again.driver.objects(again)
     for ctx in (first, other):
-        assert f"{ctx.run.checkpoints}/{ctx.name}" in str(objects(ctx))
+        assert f"{ctx.run.checkpoints}/{ctx.name}" in str(ctx.driver.objects(ctx))
 
 
 def test_checkpoints_of_other_runs_are_counted(tmp_path: Path) -> None:
