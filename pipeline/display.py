@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
-from types import TracebackType
 from typing import Any, Final, Self, TextIO
 
 from rich.console import Console
@@ -96,9 +95,7 @@ class Display:
         self._log.open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._log.close()
         self._bars.stop()
 
@@ -195,21 +192,30 @@ def summary(console: Console, report: Report, path: str) -> None:
         console.print(_table(("metric", "value"), [(name, _value(v)) for name, v in report.metrics.items()]))
     for line in _curve(report):
         console.print(line, markup=False, highlight=False)
-    console.print(f"{report.state}: {_escaped(_scale(report))}", markup=False, highlight=False)
+    scale = "no ranks met"
+    if report.world_size is not None:
+        used = f"backend {report.backend}" if report.backend else "which initialised no backend"
+        if devices := sum(rank.devices or 0 for rank in report.ranks):
+            used = f"{devices} devices of XLA"
+        scale = f"{report.world_size} ranks on {len(report.hosts)} host(s), {used}"
+    _print(console, f"{report.state}: {scale}")
     for leftover in report.left_behind:
-        console.print(f"left behind: {_escaped(leftover)}", style="red", markup=False)
+        _print(console, f"left behind: {leftover}", "red")
     if report.advice:
-        console.print(_escaped(report.advice), style="yellow", markup=False, highlight=False, soft_wrap=True)
+        _print(console, report.advice, "yellow")
     for name, place in report.trackers.items():
-        words = _escaped(place_in_words(name, place))
-        console.print(words, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"report: {_escaped(path)}", markup=False, highlight=False, soft_wrap=True)
+        _print(console, place_in_words(name, place))
+    _print(console, f"report: {path}")
+
+
+def _print(console: Console, text: str, style: str = "") -> None:
+    console.print(_escaped(text), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def failure(console: Console, report: Report) -> None:
     """Print why the run failed, if it did; control characters are escaped."""
     for line in (report.error or "").splitlines():
-        console.print(_escaped(line), style="red", markup=False, highlight=False, soft_wrap=True)
+        _print(console, line, "red")
 
 
 def _curve(report: Report) -> list[str]:
@@ -218,18 +224,12 @@ def _curve(report: Report) -> list[str]:
     lines = draw(series, *_CURVE_SIZE) if series else []
     if series is None or not lines:
         return []
-    first, last = _step(series.steps[0]), _step(series.steps[-1])
-    steps = f" from step {first} to {last}" if None not in series.steps else ""
+    steps = ""
+    if None not in series.steps:  # an integer may be larger than any float
+        ends = (series.steps[0], series.steps[-1])
+        first, last = (f"{step:g}" if isinstance(step, float) else str(step) for step in ends)
+        steps = f" from step {first} to {last}"
     return [*lines, f"loss {_value(series.values[0])} to {_value(series.values[-1])}{steps}"]
-
-
-def _scale(report: Report) -> str:
-    if report.world_size is None:
-        return "no ranks met"
-    used = f"backend {report.backend}" if report.backend else "which initialised no backend"
-    if devices := sum(rank.devices or 0 for rank in report.ranks):
-        used = f"{devices} devices of XLA"
-    return f"{report.world_size} ranks on {len(report.hosts)} host(s), {used}"
 
 
 def _table(head: tuple[str, ...], rows: list[Any]) -> Table:
@@ -244,10 +244,6 @@ def _value(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _step(step: float | None) -> str:
-    return f"{step:g}" if isinstance(step, float) else str(step)  # an integer may be larger than any float
-
-
 def _escaped(text: str) -> str:
     r"""Escape control characters and what a terminal cannot show.
 
@@ -258,16 +254,7 @@ def _escaped(text: str) -> str:
 
 
 def draw(series: Series, width: int, height: int) -> list[str]:
-    """Draw a curve in Braille dots over its steps, or over the order of its values if it has no steps.
-
-    Args:
-        series: The curve.
-        width: Characters of a line.
-        height: Lines.
-
-    Returns:
-        The lines, from the top; none if there are fewer than two points.
-    """
+    """Draw a curve in Braille dots over its steps, or over the order of its values if it has no steps."""
     steps = [step for step in series.steps if step is not None]
     ordinates = steps if len(steps) == len(series.steps) else series.index
     points = [point for point in zip(ordinates, series.values, strict=True) if _is_finite(*point)]

@@ -116,12 +116,7 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
 
 
 def compact(report: Report, limit: int = COMPACT) -> dict[str, Any]:
-    """Shrink a report to a size that a database accepts: fewer points of curves, shorter lists and texts.
-
-    Args:
-        report: The report.
-        limit: Bytes of JSON.
-    """
+    """Shrink a report to a size that a database accepts: fewer points of curves, shorter lists and texts."""
     everything = report.model_dump(mode="json", exclude_defaults=True, exclude={"series"})
     important = {name: report.metrics[name] for name in FIRST_METRICS if name in report.metrics}
     # The last metrics are cut first.

@@ -38,9 +38,6 @@ def parse_yaml(text: str) -> Any:
 
     >>> parse_yaml("{nnodes: 1:4, nproc_per_node: 2, at: 12:30:15.5}")
     {'nnodes': '1:4', 'nproc_per_node': 2, 'at': '12:30:15.5'}
-
-    Raises:
-        yaml.YAMLError: The text is not YAML, or a value in it cannot be read.
     """
     try:
         return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
@@ -91,14 +88,7 @@ def is_run_file(path: Path) -> bool:
 def read_mapping(path: Path, what: str, shape: str, mistaken: str | None = None) -> Mapping[str, Any]:
     """Read a YAML file whose content is a mapping.
 
-    Args:
-        path: The file.
-        what: The expected kind of file, for messages.
-        shape: Advice if the content is no mapping.
-        mistaken: Advice if the path shows that the user gave another kind of file.
-
-    Raises:
-        BadInputError: The file cannot be read, is not YAML, or its content is no mapping.
+    ``shape`` is advice if it is none; ``mistaken``, if the path shows that it is another kind of file.
     """
     try:
         content = parse_yaml(path.read_text())

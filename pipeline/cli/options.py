@@ -51,11 +51,7 @@ for _part, _models in _MODELS.items():
 
 
 class _PanelOption(click.Option):
-    """An option in a panel of the help, which shows the first clause of its text.
-
-    Args:
-        panel: Title of the panel.
-    """
+    """An option in a panel of the help, which shows the first clause of its text."""
 
     def __init__(self, *args: Any, panel: str, **attributes: Any) -> None:
         super().__init__(*args, **attributes)
@@ -70,11 +66,7 @@ class _PanelOption(click.Option):
 
 
 class _RunCommand(click.Command):
-    """A command for a run: its help has panels, and its options end at a script, whose words follow.
-
-    Args:
-        advanced: Titles of panels that only ``--help-all`` shows.
-    """
+    """A command for a run: its help has panels, and its options end at a script, whose words follow."""
 
     def __init__(self, *args: Any, advanced: tuple[str, ...], **attributes: Any) -> None:
         super().__init__(*args, **attributes)
@@ -224,15 +216,7 @@ def open_run(file: Path | None, options: Options, name: str) -> RunContext:
 
 
 def fields_of(file: Path | None, options: Options) -> dict[str, dict[str, Any]]:
-    """Read the fields of run and target from a file and from options, which win.
-
-    Args:
-        file: The run file; with a config of Accelerate, the script.
-        options: The command's other parameters.
-
-    Raises:
-        BadInputError: The file or an option cannot be read.
-    """
+    """Read the fields of run and target from a file, which may be a script, and from options, which win."""
     if config := options.get("accelerate_config"):
         return _fields_of_accelerate(config, file, options)
     if extra := [*(["-m"] if options.get("module") else []), *options.get("words", ())]:

@@ -14,16 +14,9 @@ __all__ = ["attempt_of", "attempt_status", "checkpoints_of", "goes_on", "join", 
 def join(ctx: RunContext, entry: Entry, role: str) -> None:
     """Record which task does a step of a run; until the first attempt, also the task's description of it.
 
+    ``role`` is the step that tasks with other fields must not share: ``prepare`` or ``train``.
     Tasks of one DAG run share a run if they have the same ``training``; then their fields must agree. A task
     that was edited continues its own run.
-
-    Args:
-        ctx: The run, as the task describes it.
-        entry: The ledger's entry, which is changed.
-        role: The step that tasks with different fields must not share: ``prepare`` or ``train``.
-
-    Raises:
-        ForeignRunError: Another task did this step first, with other fields.
     """
     if not ctx.task:
         return
@@ -65,12 +58,7 @@ def attempt_of(ctx: RunContext, staged: Staged, built: Built) -> Attempt:
 
 
 def checkpoints_of(ctx: RunContext, directory: object) -> str:
-    """Return the folder of a run's checkpoints on the nodes; below ``run.checkpoints``, each run has its own.
-
-    Args:
-        ctx: The run.
-        directory: The run's own folder on the nodes.
-    """
+    """Return the folder of checkpoints on the nodes; below ``run.checkpoints``, each run has its own."""
     return f"{ctx.run.checkpoints}/{ctx.name}" if ctx.run.checkpoints else f"{directory}/checkpoints"
 
 
@@ -86,11 +74,7 @@ def goes_on(status: Status, entry: Entry) -> bool:
 
 
 def attempt_status(ctx: RunContext, handle: Handle, entry: Entry) -> Status:
-    """Read the status of an attempt, judged by the fields it was started with; with who cancelled it.
-
-    Raises:
-        ClusterError: The cluster does not answer.
-    """
+    """Read the status of an attempt, judged by the fields it was started with; with who cancelled it."""
     started = as_started(ctx, entry, handle.attempt)
     return with_canceller(ctx.driver.status(started, handle, entry), handle, entry)
 

@@ -86,11 +86,7 @@ def reopen_all(
 
 
 def find(ctx: RunContext) -> RunContext:
-    """Return the run under the name that it began with: its fields, and so its name, may have been edited.
-
-    Raises:
-        ClusterError: The cluster does not answer.
-    """
+    """Return the run under the name that it began with: its fields, and so its name, may have been edited."""
     if ctx.ledger.exists():
         return ctx
     names = ctx.driver.names(ctx)

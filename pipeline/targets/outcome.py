@@ -8,13 +8,7 @@ __all__ = ["outcome"]
 
 
 def outcome(ctx: RunContext, status: Status, observed: Observed) -> Status:
-    """Return the final status: a failure with its first failed rank, a success only with the proof of scale.
-
-    Args:
-        ctx: The run, as the attempt was started.
-        status: The status that its launcher gives.
-        observed: What its ranks have reported.
-    """
+    """Return the final status: a failure with its first failed rank, a success with the proof of scale."""
     if status.state is RunState.FAILED:
         return status.model_copy(update={"failure": observed.failure or status.failure})
     if status.state is RunState.SUCCEEDED and (lack := _lacking_proof(ctx, observed)):

@@ -13,15 +13,7 @@ __all__ = ["claim", "not_empty", "occupied", "read_report", "release", "taken", 
 
 
 def claim(ctx: RunContext, holder: ProcessHandle | None = None) -> None:
-    """Claim the run's output, or renew the claim. A pod claims an output that only the cluster reaches.
-
-    Args:
-        ctx: The run.
-        holder: The process that runs all verbs of the run; None: several processes work in turn.
-
-    Raises:
-        BadInputError: Another run has claimed it, or it cannot be written.
-    """
+    """Claim the run's output, or renew the claim. A pod claims an output that only the cluster reaches."""
     if ctx.run.output is None or ctx.output_in_cluster:
         return
     try:
@@ -57,11 +49,7 @@ def read_report(ctx: RunContext) -> str | None:
 
 
 def write_report(ctx: RunContext, text: str) -> None:
-    """Write the output's report.json.
-
-    Raises:
-        BadInputError: The report.json there is another file, or belongs to another run that exported a model.
-    """
+    """Write the output's report.json."""
     before = ctx.output.read_text(run_report.REPORT)
     if not replaceable(before, ctx.key):
         raise_findings([not_empty(ctx, run_report.REPORT, before)])
@@ -77,13 +65,7 @@ def write_page(ctx: RunContext, text: str) -> None:
 
 
 def occupied(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding | None:
-    """Make a finding if the output has files that this run must not overwrite; None: it has none.
-
-    Args:
-        ctx: The run.
-        names: Files in the output; two of them are enough.
-        text: The content of report.json among them; None: there is none.
-    """
+    """Make a finding if the output has files (two names are enough) that this run must not overwrite."""
     before = run_report.parse(text)
     mine = before is not None and before.key == ctx.key
     only_a_failure = before is not None and replaceable(text, ctx.key) and len(names) == 1
@@ -91,13 +73,7 @@ def occupied(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding
 
 
 def not_empty(ctx: RunContext, name: str, text: str | None) -> Finding:
-    """Make the finding that the output has a file or an empty folder that this run did not write.
-
-    Args:
-        ctx: The run.
-        name: The file or folder.
-        text: The content of report.json in the output; None: there is none.
-    """
+    """Make the finding that the output has a file or an empty folder that this run did not write."""
     before = run_report.parse(text)
     if before is not None and not replaceable(text, ctx.key):
         return Finding(

@@ -46,11 +46,7 @@ Ignored = tuple[tuple[Path, GitIgnoreSpec], ...]
 
 
 def program_of(ctx: RunContext) -> tuple[Path | None, tuple[str, ...]]:
-    """Find the folder of the program's code, and the arguments of Python that run the program from there.
-
-    Raises:
-        BadInputError: ``run.code`` is not a folder around the program.
-    """
+    """Find the folder of the program's code, and the arguments of Python that run the program from there."""
     kind, name = program.parse(ctx.run.program)
     root = _code_folder(ctx.run, ctx.base)
     if ctx.run.code is not None and (fault := _fault(ctx, root, kind, name)):
@@ -149,16 +145,7 @@ class Code(NamedTuple):
 
 
 def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
-    """Select the files of a program's folder that are code.
-
-    Args:
-        ctx: The run.
-        root: The program's folder.
-        program: Arguments of Python that run the program from that folder.
-
-    Raises:
-        BadInputError: The files are too many or too large to be code, or do not include the program itself.
-    """
+    """Select the files of a program's folder that are code."""
     run = ctx.run
     named = (run.data, run.model, run.output, run.checkpoints, run.resume_from)
     excluded = {Path(path) for path in named if path and "://" not in path}
@@ -296,11 +283,7 @@ def _is_output(folder: Path) -> bool:
 
 
 def import_findings(ctx: RunContext) -> Iterator[Finding]:
-    """Yield a warning for each module that the program's main file imports and its code lacks.
-
-    Raises:
-        BadInputError: ``run.code`` is not a folder around the program.
-    """
+    """Yield a warning for each module that the program's main file imports and its code lacks."""
     file = main_file(ctx.run, ctx.base)
     if file is None:
         return
@@ -317,12 +300,7 @@ def import_findings(ctx: RunContext) -> Iterator[Finding]:
 
 
 def hint(ctx: RunContext, lines: Iterable[str]) -> str | None:
-    """Say how a failed program can find a module that is around its code; None: it missed no such module.
-
-    Args:
-        ctx: The run.
-        lines: The last lines of the rank that failed.
-    """
+    """Say how a failed program can find a module that is around its code; None: it missed no such module."""
     names = [match[1] for line in lines if (match := _MISSING.search(line))]
     try:
         found = _outside(ctx, names[-1]) if names else None

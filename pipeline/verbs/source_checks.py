@@ -37,14 +37,7 @@ _WRITES: Final = set("wax")
 
 
 def process_findings(source: str, name: str, subprocesses: int, threads: int | None) -> Iterator[Finding]:
-    """Find mistakes in how a program's main file starts processes, as warnings.
-
-    Args:
-        source: The text of the file; a file with a syntax error has no findings.
-        name: The name of the file, for the messages.
-        subprocesses: ``run.subprocesses``.
-        threads: Number of threads that the CPU plan gives each process; None: the node is unknown.
-    """
+    """Find mistakes in how a program's main file starts processes, as warnings."""
     try:
         program = _Program.parse(source)
     except (SyntaxError, ValueError, RecursionError):

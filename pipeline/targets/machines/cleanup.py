@@ -96,16 +96,7 @@ def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
 
 
 def remove_expired(ctx: MachineContext, now: float, end: Callable[[RunContext], bool]) -> list[Finding]:
-    """Delete other runs in the target's folder whose lease has expired.
-
-    Args:
-        ctx: The run that deletes the others.
-        now: Seconds since the epoch.
-        end: Whether such a run may be deleted; if not, it records for how long the run is kept.
-
-    Returns:
-        Warnings about what could not be deleted; they do not stop this run.
-    """
+    """Delete other runs in the target's folder whose lease has expired."""
     try:
         finish_removals(home_of(ctx) / "runs")
     except OSError as error:

@@ -113,12 +113,7 @@ def copy_folder(ctx: MachineContext, source: Path | None, folder: Path) -> None:
 
 
 def collect(ctx: MachineContext, folder: Path) -> None:
-    """Copy the files that the ranks wrote to a folder on each host to the same folder here.
-
-    Raises:
-        ExportError: Two hosts have different files of one name.
-        StageError: A copy differs from the source.
-    """
+    """Copy the files that the ranks wrote to a folder on each host to the same folder here."""
     for target, those in _present(ctx):
         ssh_copies.collect(target, those, folder)
 

@@ -34,11 +34,6 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
     """Start the next attempt, or attach to the present one if it runs or has succeeded; True: attached.
 
     The attempt is recorded before anything starts. The ledger's lock keeps other processes from launching.
-
-    Raises:
-        ForeignRunError: Another task trains this run, with other fields.
-        LaunchError: No MPI was found, a host cannot be reached, or the supervisor does not start.
-        UnseenError: This host cannot see whether the present attempt still runs.
     """
     with ctx.ledger.hold() as (entry, lock):
         join(ctx, entry, "train")
@@ -98,11 +93,7 @@ def _described(ctx: MachineContext, placement: Placement) -> list[dict[str, Any]
 
 
 def _place(ctx: MachineContext, staged: Staged, built: Built, attempt: int) -> Placement:
-    """Decide the paths of an attempt on its nodes.
-
-    Raises:
-        LaunchError: No usable MPI was found.
-    """
+    """Decide the paths of an attempt on its nodes."""
     folder = attempt_directory(ctx, attempt)
     common: dict[str, Any] = {
         "name": ctx.name,

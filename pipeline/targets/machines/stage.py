@@ -27,12 +27,7 @@ _DIGITS: Final = 16  # of the digest in the name of a code's folder
 
 
 def stage(ctx: MachineContext, sources: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
-    """Copy each source to the target's folder, named by its content, or use it in place.
-
-    Raises:
-        StageError: A source changed, cannot be read, or differs on a host; or the disk is full.
-        LaunchError: A host cannot be reached.
-    """
+    """Copy each source to the target's folder, named by its content, or use it in place."""
     return {name: _stage_one(ctx, name, url, progress) for name, url in sources.items()}
 
 
@@ -68,11 +63,7 @@ def _in_place(ctx: MachineContext, path: Path, manifest: Manifest, field: str) -
 
 
 def build(ctx: MachineContext) -> tuple[Built, bool]:
-    """Make a snapshot of the program's folder, or name the installed code; True: it existed before.
-
-    Raises:
-        BadInputError: The folder is too large to be code, or ignore files leave out the program.
-    """
+    """Make a snapshot of the program's folder, or name the installed code; True: it existed before."""
     root, arguments = program_of(ctx)
     if root is None:
         return Built(code=None, program=arguments, digest=installed_digest()), True

@@ -41,9 +41,6 @@ class ActivityLog:
     """Reads the log of an attempt once, block by block, and saves what its ranks have reported beside it.
 
     A later reader resumes from the saved offset.
-
-    Args:
-        directory: The attempt's folder.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -84,14 +81,7 @@ class ActivityLog:
 def status(
     ctx: MachineContext, handle: ProcessHandle, entry: Entry, activity: ActivityLog | None = None
 ) -> Status:
-    """Read the status of an attempt; a success needs the proof of scale.
-
-    Args:
-        ctx: The run, as the attempt was started.
-        handle: The attempt.
-        entry: The ledger's entry.
-        activity: The reader of its log; None: a new one, which resumes from the saved offset.
-    """
+    """Read the status of an attempt, and of its log through ``activity`` if given; a success needs proof."""
     observation = process.observe(handle)  # before the log: the end comes after the last line
     observed = activity.read_new() if activity else ActivityLog(Path(handle.directory)).read_all()
     facts = {"cancelled": handle.attempt in entry.cancelled, "met": observed.met}
@@ -132,11 +122,7 @@ class MachineWatch:
         return self._log.offset
 
     def look(self) -> tuple[list[RankLine], Status]:
-        """Read the lines since the last look, and the status. After a terminal status no more lines come.
-
-        Raises:
-            DeadlineError: The supervisor hangs: it has not ended the training after its deadline.
-        """
+        """Read the lines since the last look, and the status. After a terminal status no more lines come."""
         entry = self.ctx.ledger.read()
         current = with_canceller(status(self.ctx, self.handle, entry, self._activity), self.handle, entry)
         before = self._log.offset
