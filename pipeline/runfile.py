@@ -57,7 +57,11 @@ def read_run_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise _wrong_file(path, "a run file", is_script)  # some Python is also YAML
     for name in content:
         if name not in _PARTS:
-            fix = _fix_of_part(path, str(name))
+            fix = "A run file has the parts `run` and `target`"
+            if name in _ACCELERATE_KEYS:
+                fix = f"Give a config of Accelerate as --accelerate-config {path}, before the script"
+            elif name in TrainingRun.model_fields:
+                fix = f"Indent `{name}` below `run:`"
             raise BadInputError(f"{path} has a part {name!r}", field=str(name), fix=fix)
     return _part(path, content, "run"), _part(path, content, "target")
 
@@ -106,14 +110,6 @@ def read_mapping(path: Path, what: str, shape: str, mistaken: str | None = None)
 
 def _wrong_file(path: Path, what: str, mistaken: str | None) -> BadInputError:
     return BadInputError(f"{path} is not {what}", fix=mistaken or f"Give the path of {what}")
-
-
-def _fix_of_part(path: Path, name: str) -> str:
-    if name in _ACCELERATE_KEYS:
-        return f"Give a config of Accelerate as --accelerate-config {path}, before the script"
-    if name in TrainingRun.model_fields:
-        return f"Indent `{name}` below `run:`"
-    return "A run file has the parts `run` and `target`"
 
 
 def _part(path: Path, content: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -58,7 +58,6 @@ class _PanelOption(click.Option):
         self.panel = panel
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return the option and its help, as click asks for it."""
         record = super().get_help_record(ctx)
         if record is None or ctx.meta.get(_HELP_ALL):
             return record
@@ -84,12 +83,11 @@ class _RunCommand(click.Command):
         )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse options also behind arguments, unless a config of Accelerate and a script are given."""
+        # Options may follow arguments, unless a config of Accelerate and a script are given.
         ctx.allow_interspersed_args = all(word.partition("=")[0] != _CONFIG for word in args)
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the panels."""
         panels: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             if isinstance(param, click.Argument):
@@ -162,18 +160,16 @@ def _flag(part: str, name: str) -> str:
 
 def _choices(part: str, name: str) -> list[str]:
     """List the values that a field takes in all targets that have it; none if one takes any value."""
-    choices: list[str] = []
-    for model in _MODELS[part]:
-        if name in model.model_fields:
-            field = model.model_fields[name]
-            extra = field.json_schema_extra
-            # The schema lists the values if the type does not.
-            listed = extra.get("enum", ()) if isinstance(extra, dict) else ()
-            values = [str(value) for value in listed] or _literals(field.annotation)  # type: ignore[union-attr]
-            if not values:
-                return []
-            choices += values
-    return list(dict.fromkeys(choices))
+    choices: dict[str, None] = {}
+    for field in (model.model_fields[name] for model in _MODELS[part] if name in model.model_fields):
+        extra = field.json_schema_extra
+        # The schema lists the values if the type does not.
+        listed: Any = extra.get("enum", ()) if isinstance(extra, dict) else ()
+        values = [str(value) for value in listed] or _literals(field.annotation)
+        if not values:
+            return []
+        choices |= dict.fromkeys(values)
+    return list(choices)
 
 
 def _literals(kind: Any) -> list[str]:
@@ -208,8 +204,7 @@ def location_options(command: Command) -> Command:
 
 def open_run(file: Path | None, options: Options, name: str) -> RunContext:
     """Open the run that a file and options describe; ``name`` identifies it."""
-    parts = fields_of(file, options)
-    config = options.get("accelerate_config")
+    parts, config = fields_of(file, options), options.get("accelerate_config")
     base = file.parent if file and not config else Path.cwd()
     ctx = open_context(parts["run"], parts["target"], "cli", name, base=base)
     return replace(ctx, run_file=config or file)

@@ -49,8 +49,7 @@ def report(path: str | None, page: str | None) -> None:
             display.summary(console, whole, redacted(path))
             display.failure(console, whole)
         else:
-            file = _write(_beside(path) if page == _BESIDE else Path(page), as_html(fields))
-            click.echo(file)
+            click.echo(_write(_beside(path) if page == _BESIDE else Path(page), as_html(fields)))
     except ValidationError as error:
         wrong = ", ".join(dict.fromkeys(str(each["loc"][0]) for each in error.errors()))
         fix = "--html shows the fields that it has"

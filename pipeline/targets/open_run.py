@@ -47,7 +47,9 @@ def open_context(
     anchored = _anchored(completed, where, base)
     key = run_key(*identity)
     identified = {"name": run_name(anchored.label, key), "key": key, "base": base.absolute()}
-    return _context(anchored, _anchored_target(where, base), access, **identified)
+    paths = {name: getattr(where, name, None) for name in _PATHS}
+    where = where.model_copy(update={name: absolute(path, base) for name, path in paths.items() if path})
+    return _context(anchored, where, access, **identified)
 
 
 def reopen(
@@ -126,11 +128,6 @@ def _anchored(run: TrainingRun, target: TargetFields, base: Path) -> TrainingRun
     if program.parse(run.program).kind == "script":
         paths["program"] = absolute(run.program, base)
     return run.model_copy(update=paths)
-
-
-def _anchored_target(target: TargetFields, base: Path) -> TargetFields:
-    paths = {name: getattr(target, name, None) for name in _PATHS}
-    return target.model_copy(update={name: absolute(path, base) for name, path in paths.items() if path})
 
 
 def absolute(path: str | None, base: Path) -> str | None:

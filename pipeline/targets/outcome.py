@@ -18,20 +18,20 @@ def outcome(ctx: RunContext, status: Status, observed: Observed) -> Status:
 
 def _lacking_proof(ctx: RunContext, observed: Observed) -> str:
     """Explain what the proof of scale lacks; empty: nothing."""
-    low, high = (nodes * ctx.run.processes for nodes in ctx.run.nodes)
-    world = observed.world_size
+    run, world = ctx.run, observed.world_size
+    low, high = (nodes * run.processes for nodes in run.nodes)
     if world is None:
         return "no rank ever introduced itself, so nothing shows that the training ran as asked"
     if not low <= world <= high:
         return f"{low if low == high else f'{low} to {high}'} ranks were asked for, {world} met"
     if len(observed.ranks) != world:
         return f"{world} ranks met, but {len(observed.ranks)} introduced themselves"
-    if ctx.run.backend is not None and observed.backend not in (None, ctx.run.backend):
-        return f"backend {ctx.run.backend} was asked for, {observed.backend} was used"
+    if run.backend is not None and observed.backend not in (None, run.backend):
+        return f"backend {run.backend} was asked for, {observed.backend} was used"
     drives = {rank.devices for rank in observed.ranks}
-    if ctx.run.device == "xla" and drives != {ctx.run.nproc_per_node}:
-        return f"{ctx.run.nproc_per_node} devices of XLA were asked for, and the ranks drive {drives}"
-    return _lacking_spread(ctx, observed) or _lacking_end(ctx, observed) or _lacking_group(observed)
+    if run.device == "xla" and drives != {run.nproc_per_node}:
+        return f"{run.nproc_per_node} devices of XLA were asked for, and the ranks drive {drives}"
+    return _lacking_spread(ctx, observed) or _lacking_end(ctx, observed)
 
 
 def _lacking_spread(ctx: RunContext, observed: Observed) -> str:
@@ -44,31 +44,24 @@ def _lacking_spread(ctx: RunContext, observed: Observed) -> str:
     return ""
 
 
-def _lacking_group(observed: Observed) -> str:
-    """Explain that several ranks never initialised torch.distributed; empty: they did, or there is one rank.
-
-    A rank reports this itself, unless its program ends by ``os._exit``.
-    """
-    if observed.backend is not None or observed.world_size in (None, 1):
-        return ""
-    return (
-        f"{observed.world_size} ranks met, but none of them ever initialised torch.distributed: each trained "
-        "alone, or did so in another program that it started or became (os.exec). Make that one run.program, "
-        "or call torch.distributed.init_process_group in this one"
-    )
-
-
 def _lacking_end(ctx: RunContext, observed: Observed) -> str:
-    """Name ranks that failed, or whose end is unknown, although the launcher reports a success."""
+    """Name ranks that failed, whose end is unknown, or that formed no group, despite the launcher."""
+    success = f"the {ctx.target.launch} is called a success, but"
     failed = next((rank for rank in observed.ranks if rank.exit_code), None)
     if failed is not None and failed.exit_code is not None:
         who = f"rank {failed.rank} on {failed.hostname or failed.host}"
-        how = describe_exit(failed.exit_code)
-        return f"the {ctx.target.launch} is called a success, but {who} ended with {how}"
+        return f"{success} {who} ended with {describe_exit(failed.exit_code)}"
     silent = [rank.hostname or rank.host for rank in observed.ranks if rank.exit_code is None]
-    if ctx.target.vouches_for_ranks or not silent:
-        return ""
-    return (
-        f"the {ctx.target.launch} is called a success, but nothing shows how the ranks on "
-        f"{', '.join(dict.fromkeys(silent))} ended: their pods are gone, or were restarted since"
-    )
+    if silent and not ctx.target.vouches_for_ranks:
+        return (
+            f"{success} nothing shows how the ranks on {', '.join(dict.fromkeys(silent))} ended: "
+            "their pods are gone, or were restarted since"
+        )
+    if observed.backend is None and len(observed.ranks) > 1:
+        # A rank reports its backend itself, unless its program ends by `os._exit`.
+        return (
+            f"{observed.world_size} ranks met, but none of them ever initialised torch.distributed: each "
+            "trained alone, or did so in another program that it started or became (os.exec). Make that one "
+            "run.program, or call torch.distributed.init_process_group in this one"
+        )
+    return ""

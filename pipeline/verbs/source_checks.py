@@ -5,7 +5,7 @@ and processes that another module starts.
 """
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Final, NamedTuple
 
@@ -39,7 +39,7 @@ _WRITES: Final = set("wax")
 def process_findings(source: str, name: str, subprocesses: int, threads: int | None) -> Iterator[Finding]:
     """Find mistakes in how a program's main file starts processes, as warnings."""
     try:
-        program = _Program.parse(source)
+        program = _Program(source)
     except (SyntaxError, ValueError, RecursionError):
         return
     checks = (
@@ -52,27 +52,18 @@ def process_findings(source: str, name: str, subprocesses: int, threads: int | N
         yield Finding("run.program", f"{name}:{line}: {message}", fix, fatal=False)
 
 
-class _Mistake(NamedTuple):
-    line: int
-    message: str
-    fix: str
+_Mistake = tuple[int, str, str]
+"""Line, message and fix."""
 
 
-class _Program(NamedTuple):
-    tree: ast.Module
-    names: Mapping[str, str]
-    """Name in the file -> its full dotted name; torch.multiprocessing counts as multiprocessing."""
-    functions: Mapping[str, _Functions]
-
-    @classmethod
-    def parse(cls, source: str) -> "_Program":
-        tree = ast.parse(source)
-        functions = {node.name: node for node in tree.body if isinstance(node, _Functions)}
-        names: dict[str, str] = {}
-        program = cls(tree, names, functions)
-        for node in ast.walk(tree):  # breadth first: imports at the top of the file come before their uses
-            names.update(program._bound(node))
-        return program
+class _Program:
+    def __init__(self, source: str) -> None:
+        self.tree = ast.parse(source)
+        self.functions = {node.name: node for node in self.tree.body if isinstance(node, _Functions)}
+        self.names: dict[str, str] = {}
+        """Name in the file -> its full dotted name; torch.multiprocessing counts as multiprocessing."""
+        for node in ast.walk(self.tree):  # breadth first: imports at the top come before their uses
+            self.names.update(self._bound(node))
 
     def unguarded(self) -> _Mistake | None:
         """Find processes that an import of the file starts, by a method that imports the file again."""
@@ -81,10 +72,12 @@ class _Program(NamedTuple):
             if start is None or self._method(start) not in _IMPORT_AGAIN:
                 continue
             through = "" if start is call else f" ({ast.unparse(call.func)}(), in line {start.lineno})"
-            return _Mistake(
+            return (
                 call.lineno,
-                f"processes are started at module level{through}: under {self._method(start)} each of them "
-                "imports this file, and would start processes again",
+                (
+                    f"processes are started at module level{through}: under {self._method(start)} each of "
+                    "them imports this file, and would start processes again"
+                ),
                 'Put the call under `if __name__ == "__main__":`',
             )
         return None
@@ -101,10 +94,12 @@ class _Program(NamedTuple):
             )
             threads = next(makers, None)
             if start and threads and threads.lineno < start.lineno and self._method(start) == "fork":
-                return _Mistake(
+                return (
                     start.lineno,
-                    f"processes are forked after threads were started (line {threads.lineno}: "
-                    f"{ast.unparse(threads.func)}): a lock that one of them holds stays held in the fork",
+                    (
+                        f"processes are forked after threads were started (line {threads.lineno}: "
+                        f"{ast.unparse(threads.func)}): a lock that one of them holds stays held in the fork"
+                    ),
                     "Start the processes before, or by spawn",
                 )
         return None
@@ -122,7 +117,7 @@ class _Program(NamedTuple):
             text = str(_literal(value))
             if threads and text.isdecimal() and int(text) > threads:
                 message = f"{ast.unparse(node)} wins over the CPU plan's {threads}: oversubscribed"
-                return _Mistake(getattr(node, "lineno", 1), message, "Leave it out to have the plan's")
+                return (getattr(node, "lineno", 1), message, "Leave it out to have the plan's")
         return None
 
     def uncounted(self, subprocesses: int, threads: int | None) -> _Mistake | None:
@@ -138,7 +133,7 @@ class _Program(NamedTuple):
         for call in calls:
             if self._name(call.func) in _STARTERS:
                 each = f"{threads} threads" if threads else "threads"
-                return _Mistake(
+                return (
                     call.lineno,
                     f"processes are started, and run.subprocesses is 1: each takes the {each} of its rank",
                     "Set run.subprocesses to the number of processes that compute at a time",

@@ -57,15 +57,12 @@ def _attempts(ctx: MachineContext) -> list[Path]:
 
 def _stray_results(ctx: MachineContext) -> list[Path]:
     """List the working folders of attempts that succeeded and wrote files there instead of to the output."""
-    recorded = ctx.ledger.read().attempts
-    works = {
-        working_folder(attempt_directory(ctx, n)): ran.code for n, ran in recorded.items() if ran.fruitless
-    }
-    return [
-        work.parent
-        for work, code in works.items()
-        if code and work.is_dir() and transfer.strays(Path(code), work)
-    ]
+    found = []
+    for number, ran in ctx.ledger.read().attempts.items():
+        work = working_folder(attempt_directory(ctx, number))
+        if ran.fruitless and ran.code and work.is_dir() and transfer.strays(Path(ran.code), work):
+            found.append(work.parent)
+    return found
 
 
 def _children(folder: Path) -> list[Path]:

@@ -5,7 +5,7 @@ import importlib.util
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,18 +19,26 @@ from manycpu.pipeline.targets.machines.context import MachineContext, directory_
 
 __all__ = ["findings"]
 
-Findings = Iterator[Finding]
 
-
-def findings(ctx: MachineContext) -> Findings:
+def findings(ctx: MachineContext) -> Iterator[Finding]:
     """Run all checks of a run on machines; yields their findings."""
-    for check in _CHECKS:
-        yield from check(ctx)
-
-
-def _scale(ctx: MachineContext) -> Findings:
-    if not isinstance(ctx.target, Local):
+    if isinstance(ctx.target, Local):
+        yield from _scale(ctx)
+        yield from _environment(ctx)
+    yield from _mpirun(ctx)
+    resume = ctx.run.resume_from
+    if resume is not None and isinstance(ctx.target, Local) and not Path(resume).is_dir():
+        yield Finding("run.resume_from", f"there is no folder {resume}", "Give a checkpoint's folder")
+    try:
+        disk.try_out(directory_of(ctx))
+    except OSError as error:
+        fix = "Set target.directory, or $MANYCPU_HOME, to a folder that can be made and written to"
+        yield Finding("target.directory", f"{home_of(ctx)} cannot be written: {error.strerror}", fix)
         return
+    yield from _disk(ctx)
+
+
+def _scale(ctx: MachineContext) -> Iterator[Finding]:
     if ctx.run.nodes != (1, 1):
         yield Finding(
             "run.nnodes",
@@ -52,26 +60,19 @@ def _scale(ctx: MachineContext) -> Findings:
         )
 
 
-def _torch(ctx: MachineContext) -> Findings:
-    if isinstance(ctx.target, Local) and importlib.util.find_spec("torch") is None:
+def _environment(ctx: MachineContext) -> Iterator[Finding]:
+    """Check what this environment lacks; other hosts report a lack seconds after the launch."""
+    if importlib.util.find_spec("torch") is None:
         yield Finding("target.kind", "this environment has no torch", install("train"))
-
-
-def _xla(ctx: MachineContext) -> Findings:
-    """Check that this environment has torch_xla; other hosts report a lack of it seconds after the launch."""
-    here = ctx.run.device == "xla" and isinstance(ctx.target, Local)
-    if here and importlib.util.find_spec("torch_xla") is None:
+    if ctx.run.device == "xla" and importlib.util.find_spec("torch_xla") is None:
         fix = "Use an environment of requirements/xla-torch.txt and requirements/xla.txt: docs/xla.md"
         yield Finding("run.device", "'xla' was asked for, and this environment has no torch_xla", fix)
-
-
-def _backend(ctx: MachineContext) -> Findings:
-    """Check that this environment has oneCCL; other hosts report a lack of it seconds after the launch."""
-    if ctx.run.backend != "ccl" or not isinstance(ctx.target, Local):
+    if ctx.run.backend != "ccl":
         return
+    names = ("oneccl-devel", "oneccl-bind-pt", "torch-ccl")
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         yield Finding("run.backend", "oneCCL exists for Linux on x86_64 alone", "Set run.backend to 'gloo'")
-    elif not _has_distribution("oneccl-devel", "oneccl-bind-pt", "torch-ccl"):
+    elif not any(found for name in names for found in importlib.metadata.distributions(name=name)):
         yield Finding(
             "run.backend",
             "'ccl' was asked for, and this environment has no oneCCL",
@@ -79,42 +80,20 @@ def _backend(ctx: MachineContext) -> Findings:
         )
 
 
-def _has_distribution(*names: str) -> bool:
-    return any(next(iter(importlib.metadata.distributions(name=name)), None) for name in names)
-
-
-def _mpirun(ctx: MachineContext) -> Findings:
+def _mpirun(ctx: MachineContext) -> Iterator[Finding]:
     if ctx.target.launch != "mpirun":
         return
     try:
-        mpi.find(ctx.target.mpi)
+        found = mpi.find(ctx.target.mpi)
     except (BadInputError, LaunchError) as error:
         yield Finding(error.field or "target.mpi", error.message, error.fix or "Install Intel MPI: impi-rt")
-
-
-def _hosts(ctx: MachineContext) -> Findings:
-    if isinstance(ctx.target, BareMetal):
-        with suppress(BadInputError, LaunchError):  # `_mpirun` reports a missing MPI
-            yield from hosts.check(ctx.target, ctx.run, mpi.find(ctx.target.mpi), ctx.needs)
-
-
-def _resume(ctx: MachineContext) -> Findings:
-    resume = ctx.run.resume_from
-    if resume is not None and isinstance(ctx.target, Local) and not Path(resume).is_dir():
-        yield Finding("run.resume_from", f"there is no folder {resume}", "Give a checkpoint's folder")
-
-
-def _directory(ctx: MachineContext) -> Findings:
-    try:
-        disk.try_out(directory_of(ctx))
-    except OSError as error:
-        fix = "Set target.directory, or $MANYCPU_HOME, to a folder that can be made and written to"
-        yield Finding("target.directory", f"{home_of(ctx)} cannot be written: {error.strerror}", fix)
         return
-    yield from _disk(ctx)
+    if isinstance(ctx.target, BareMetal):
+        with suppress(BadInputError, LaunchError):
+            yield from hosts.check(ctx.target, ctx.run, found, ctx.needs)
 
 
-def _disk(ctx: MachineContext) -> Findings:
+def _disk(ctx: MachineContext) -> Iterator[Finding]:
     if ctx.target.stage == "in_place":
         return
     data = [url for url in (ctx.run.data, ctx.run.model) if url and Path(url).exists()]
@@ -130,15 +109,3 @@ def _disk(ctx: MachineContext) -> Findings:
             f"{home_of(ctx)} has {free >> 20} MiB free, and the data and the model take {needed >> 20} MiB",
             "Make room, run `manycpu clean`, or set target.directory to another disk",
         )
-
-
-_CHECKS: tuple[Callable[[MachineContext], Findings], ...] = (
-    _scale,
-    _torch,
-    _xla,
-    _backend,
-    _mpirun,
-    _hosts,
-    _resume,
-    _directory,
-)

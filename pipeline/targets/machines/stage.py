@@ -95,7 +95,7 @@ def _bring(
 
 
 def _in_use(ctx: MachineContext, folder: Path) -> bool:
-    """Whether a running training uses a folder, which therefore must not be overwritten."""
+    """Whether a running training uses a folder: then it must not be overwritten."""
     return any(_trains_on(other, folder) for other in ctx.driver.runs(ctx.target))
 
 
