@@ -99,7 +99,7 @@ def _beside(path: str) -> Path:
 def _write(file: Path, text: str) -> Path:
     """Write a page and return its path; an existing file is replaced only if it is such a page."""
     try:
-        if file.exists() and not is_page(file.read_text(errors="replace")):
+        if file.exists() and not (file.is_file() and is_page(file.read_text(errors="replace"))):
             raise BadInputError(f"{file} exists, and is no page of a report", fix="Give another FILE")
         file.write_text(text, encoding="utf-8")
     except OSError as error:

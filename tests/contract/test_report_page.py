@@ -243,5 +243,7 @@ def test_a_file_that_is_no_page_is_never_replaced(manycpu: Type, written: Path, 
     code, printed = manycpu("report", str(written), "--html", str(tmp_path / "notes.html"))
     assert (code, "no page of a report. Give another FILE." in printed) == (2, True)
     assert (tmp_path / "notes.html").read_text() == "mine"
+    code, printed = manycpu("report", str(written), "--html", "/dev/full")  # a read of it never ends
+    assert (code, "/dev/full exists, and is no page of a report" in printed) == (2, True)
     code, printed = manycpu("report", str(written), "--html", str(tmp_path / "none" / "x.html"))
     assert (code, "cannot be written: No such file or directory" in printed) == (2, True)
