@@ -77,7 +77,12 @@ def _state(ctx: RunContext, entry: Entry) -> tuple[str, str]:
         raise
     except (ManycpuError, OSError, ValueError) as error:
         return "unknown", str(error)
-    return (str(current.state), current.reason) if current else ("not launched", "")
+    if current is None:
+        return "not launched", ""
+    export = entry.verbs.get("export")
+    if current.state is RunState.SUCCEEDED and export is not None and export.result == "failed":
+        return str(RunState.FAILED), export.error or ""
+    return str(current.state), current.reason
 
 
 @click.command()

@@ -709,6 +709,16 @@ def test_a_run_that_another_version_left_is_no_obstacle_to_looking_at_the_others
     assert staging.ledger.exists()
 
 
+def test_a_run_whose_export_failed_has_failed(manycpu: Type, script: Script, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    body = f"import os\nopen(os.environ['MANYCPU_OUTPUT'] + '/model', 'w')\nopen({str(out)!r}, 'w')\n"
+    given = ["--program", script(body), "--output", str(out), "--nproc-per-node", "1"]
+    assert manycpu("run", *given, "--run-id", "x")[0] == 1
+    assert "succeeded" not in manycpu("status")[1]
+    code, printed = manycpu("status", "train")
+    assert (code, "failed" in printed, f"{out} was not written" in printed) == (0, True, True)
+
+
 def test_one_run_that_cannot_be_judged_hides_no_other(
     manycpu: Type, staging: RunContext, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
