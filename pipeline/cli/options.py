@@ -1,6 +1,7 @@
 """Options that several commands share: the fields of a run and its target, and where to look for runs."""
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ Command = Callable[..., Any]
 Options = Mapping[str, Any]
 """``run__field`` or ``target__field`` -> the given text, a tuple if the option may be repeated; and the
 parameters in ``_SCRIPT_PARAMETERS``."""
-Shape = Literal["value", "mapping", "list"]
+Shape = Literal["value", "mapping", "list", "words"]
 
 _CONFIG: Final = "--accelerate-config"
 _SCRIPT_PARAMETERS: Final = ("accelerate_config", "module", "words")
@@ -37,6 +38,7 @@ _SHAPES: Final[dict[Shape, tuple[str, str]]] = {
     "value": ("VALUE", ""),
     "mapping": ("NAME=VALUE", " May be repeated; a whole mapping in YAML replaces the file's."),
     "list": ("VALUE", " May be repeated."),
+    "words": ("VALUE", " May be repeated."),
 }
 _MODELS: Final[dict[str, tuple[type[BaseModel], ...]]] = {
     "run": (TrainingRun,),
@@ -183,7 +185,9 @@ def _shape(field: FieldInfo) -> Shape:
     if get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return "mapping"
     splits_words = any(isinstance(each, BeforeValidator) for each in field.metadata)
-    return "list" if get_origin(kind) is tuple and not splits_words else "value"
+    if get_origin(kind) is tuple:
+        return "words" if splits_words else "list"
+    return "value"
 
 
 run_id = click.option(
@@ -250,6 +254,12 @@ def _value(part: str, name: str, raw: str | tuple[str, ...], before: Any) -> Any
     field = f"{part}.{name}"
     if isinstance(raw, str):
         return _read(field, raw, "[")  # a brace begins a placeholder
+    if _shape(_FIELDS[part, name][1]) == "words":
+        read = [_read(field, text, "[") for text in raw]
+        try:
+            return [word for each in read for word in (shlex.split(each) if isinstance(each, str) else each)]
+        except ValueError as error:
+            raise BadInputError(f"{' '.join(raw)!r}: {error}", field=field) from error
     if _shape(_FIELDS[part, name][1]) == "list":
         read = [_read(field, text) for text in raw]
         return [each for item in read for each in (item if isinstance(item, list) else [item])]

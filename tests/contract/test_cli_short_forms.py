@@ -100,3 +100,12 @@ def test_arguments_may_begin_with_a_placeholder(manycpu: Type, script: Script, t
     assert argv[-2:] == ["--lr", "0.1"]
     assert "{" not in argv[-3]
     assert yaml.safe_load(manycpu("render", *given, "--args", "[a, b]")[1])["argv"][-2:] == ["a", "b"]
+
+
+def test_arguments_given_again_are_added(manycpu: Type, script: Script, tmp_path: Path) -> None:
+    given = ["--program", script(), "--output", str(tmp_path / "out"), "--nproc-per-node", "1"]
+    code, printed = manycpu("render", *given, "--args", "--lr '0 1'", "--args", "[-x, y z]", "--args", "-e 2")
+    assert code == 0, printed
+    assert yaml.safe_load(printed)["argv"][-6:] == ["--lr", "0 1", "-x", "y z", "-e", "2"]
+    code, printed = manycpu("render", *given, "--args", "-x", "--args", "it's")
+    assert (code, "run.args: " in printed) == (2, True)
