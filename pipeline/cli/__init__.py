@@ -7,7 +7,7 @@ from difflib import get_close_matches
 import click
 
 from manycpu.pipeline.cli import report_command, run_commands, spec_commands
-from manycpu.pipeline.spec.errors import ManycpuError
+from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
 
 __all__ = ["cli", "main"]
 
@@ -61,6 +61,11 @@ def main() -> None:
         click.echo(f"manycpu: {_with_notes(error, str(error))}", err=True)
         sys.exit(_EXIT_INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else error.exit_code)
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            click.echo(
+                f"manycpu: a path is too long: {error.strerror}: {str(error.filename)[:100]}...", err=True
+            )
+            sys.exit(BadInputError.exit_code)
         if error.errno not in _DISK_FULL:
             raise
         where = f" at {error.filename}" if error.filename else ""

@@ -709,6 +709,14 @@ def test_a_run_that_another_version_left_is_no_obstacle_to_looking_at_the_others
     assert staging.ledger.exists()
 
 
+@pytest.mark.parametrize(
+    "words", [("preflight", "--program", "LONG", "--output", "out"), ("status", "--directory", "LONG")]
+)
+def test_a_path_that_is_too_long_is_bad_input(manycpu: Type, words: tuple[str, ...]) -> None:
+    code, printed = manycpu(*(word.replace("LONG", "x" * 5000) for word in words))
+    assert (code, "is too long: File name too long" in printed) == (2, True)
+
+
 def test_a_run_whose_export_failed_has_failed(manycpu: Type, script: Script, tmp_path: Path) -> None:
     out = tmp_path / "out"
     body = f"import os\nopen(os.environ['MANYCPU_OUTPUT'] + '/model', 'w')\nopen({str(out)!r}, 'w')\n"
