@@ -18,8 +18,8 @@ from airflow.sdk.bases.decorator import DecoratedOperator, _TaskDecorator
 from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
 
 from manycpu.operators.base import RunOperator, fields_of
-from manycpu.operators.function_source import function_module
 from manycpu.operators.train import RETRY_DELAY, WholeRunOperator
+from manycpu.pipeline.functions.source import function_module
 from manycpu.pipeline.spec.errors import BadInputError
 
 if TYPE_CHECKING:

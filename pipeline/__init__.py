@@ -4,8 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from manycpu.pipeline.notebook.launch import launch
-    from manycpu.pipeline.notebook.launcher import notebook_launcher
+    from manycpu.pipeline.notebook.launch import launch, notebook_launcher
     from manycpu.pipeline.spec.errors import ManycpuError
     from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local, Target
     from manycpu.pipeline.spec.training_run import Resources, TrainingRun
@@ -33,7 +32,7 @@ _HOMES = {
     "Target": "spec.targets",
     "TrainingRun": "spec.training_run",
     "launch": "notebook.launch",
-    "notebook_launcher": "notebook.launcher",
+    "notebook_launcher": "notebook.launch",
     "train": "verbs.all_verbs",
 }
 

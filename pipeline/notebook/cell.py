@@ -1,18 +1,18 @@
 """Show a run in a notebook's cell: the lines of its ranks, and in Jupyter one block with a live curve."""
 
+import hashlib
 import html
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, Final, Self
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
 
 from rich.filesize import decimal
 
 from manycpu.pipeline.listeners import Paced, Silent
-from manycpu.pipeline.notebook.pickling import Returned
 from manycpu.pipeline.run_report import Report
-from manycpu.pipeline.spec.errors import Finding
+from manycpu.pipeline.spec.errors import Finding, ManycpuError
 from manycpu.pipeline.spec.event_types import (
     ErrorEvent,
     Event,
@@ -27,11 +27,10 @@ from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.observed import Series
 from manycpu.pipeline.spec.state import describe_exit
 
-__all__ = ["Block", "CellDisplay", "curve", "open_display"]
+__all__ = ["CellDisplay", "Returned", "block_of_cell", "curve"]
 
 _DRAW_INTERVAL_S: Final = 0.5
 _WIDTH, _HEIGHT = 480, 120  # pixels of the curve
-_STEP_NAMES: Final = {"wait": "training"}
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _CHAINED: Final = ("direct cause of the following exception:", "another exception occurred:")
 _LINE_CHARACTERS: Final = 2000
@@ -40,32 +39,82 @@ Failure = tuple[int, str, str]
 """A rank, its host, and its traceback."""
 
 
-@contextmanager
-def open_display() -> Iterator["CellDisplay"]:
-    """Show a run in Jupyter's cell, or as lines if this process runs in no notebook."""
-    display = CellDisplay(Block.of_cell())
-    try:
-        yield display
-    finally:
-        display.close()
+def block_of_cell() -> Any | None:
+    """Open a block in the cell that runs, and return IPython's handle of it; None outside notebooks."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    if shell is None or not hasattr(shell, "kernel"):
+        return None
+    from IPython.display import display
+
+    return display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+
+
+class Returned:
+    """What rank 0 of the current round returned: a value in an event, or in a file that the event names."""
+
+    def __init__(self) -> None:
+        self.result: ResultEvent | None = None
+        """The event of rank 0."""
+        self._content: bytes | None = None
+        self._read_error: Exception | None = None
+
+    def read(self, read: Callable[[str], bytes]) -> None:
+        """Read the file of the value by its name, if there is one; :meth:`value` raises what fails here."""
+        if self.result is None or self.result.sha256 is None:
+            return
+        try:
+            self._content = read(self.result.sha256)
+        except Exception as error:  # noqa: BLE001 - the model must be exported all the same
+            self._read_error = error
+
+    def value(self) -> Any:
+        """Return what rank 0 returned; unpickle a file only if its digest is the one of the event.
+
+        Raises:
+            ManycpuError: The value cannot travel, or did not arrive, as if the function ended the process.
+        """
+        import cloudpickle
+
+        match self.result:
+            case None:
+                raise ManycpuError(
+                    "the training succeeded, but nothing came back from the function",
+                    fix="It ends rank 0 itself, as sys.exit does: have it return",
+                )
+            case ResultEvent(message=str(why_not)):
+                raise ManycpuError(f"the training succeeded, but {why_not}")
+            case ResultEvent(sha256=None):
+                return self.result.value
+        failure = "the training succeeded, but what the function returned"
+        if self._content is None:
+            raise ManycpuError(f"{failure} could not be read: {self._read_error}")
+        if hashlib.sha256(self._content).hexdigest() != self.result.sha256:
+            raise ManycpuError(f"{failure} was changed since")
+        return cloudpickle.loads(self._content)
 
 
 class CellDisplay(Silent):
     """Shows a run, and keeps what rank 0 returned and how ranks failed.
 
     Args:
-        block: The block that is redrawn while the run continues; None to print lines only.
+        block: IPython's handle of a block that is drawn again while the run continues, with its step, loss
+            curve, throughput and time left; None to print lines only.
     """
 
-    def __init__(self, block: "Block | None") -> None:
+    def __init__(self, block: Any | None) -> None:
         self._block, self._paced = block, Paced(self._say_progress)
-        self._tails: dict[int, list[str]] = {}
         self.returned = Returned()
         """What rank 0 returned."""
+        self._tails: dict[int, list[str]] = {}
         self._meeting: str | None = None
         self._raised: set[int] = set()
         self._failures: list[Failure] = []
         self._warned: set[str] = set()
+        self._step, self._text, self._progress, self._metrics = "", "", "", ""
+        self._losses = Series()
+        self._share: float | None = None
+        self._drawn_at = 0.0
 
     def say(self, text: str) -> None:
         """Print a line of manycpu itself."""
@@ -79,20 +128,15 @@ class CellDisplay(Silent):
             self._warned.add(text)
             self.say(f"warning: {text}")
 
-    def close(self) -> None:
-        """Draw the block's last state."""
-        if self._block is not None:
-            self._block.close()
-
     def begin(self, verb: str) -> None:
         """Show the step of the run."""
-        if self._block is not None:
-            self._block.step(verb)
+        self._step, self._text, self._share = "training" if verb == "wait" else verb, "", None
+        self._draw()
 
     def progress(self, done: int, total: int) -> None:
         """Show how much of a transfer is done."""
-        if self._block is not None:
-            self._block.transfer(done, total)
+        self._text, self._share = f"{decimal(done)} of {decimal(total)}", done / total if total else None
+        self._draw()
 
     def finding(self, finding: Finding) -> None:
         """Print a warning of preflight."""
@@ -105,13 +149,13 @@ class CellDisplay(Silent):
         self.say(line.text if line.rank in (0, None) else str(line))
 
     def event(self, event: Event, line: RankLine) -> None:
-        """Redraw the block, print warnings, keep what is returned and how a rank ended."""
+        """Draw the block again, print warnings, keep what is returned and how a rank ended."""
         match event:
             case ProofEvent() if event.meeting != self._meeting:  # a restart: forget earlier failures
                 self._meeting, self._raised, self._failures = event.meeting, set(), []
-                self.returned.begin_round()
+                self.returned.result = None
             case ResultEvent() if line.rank == 0:
-                self.returned.take(event)
+                self.returned.result = event
             case ExitEvent() if event.code != 0 and line.rank is not None:
                 trace = "\n".join(self._tails.get(line.rank, ()))
                 self._failures.append((line.rank, event.host, trace or describe_exit(event.code)))
@@ -122,8 +166,8 @@ class CellDisplay(Silent):
                     self._keep(line.rank, event.message)
             case WarningEvent():
                 self.warn(event.message)
-            case ProgressEvent() | MetricsEvent() if self._block is not None:
-                self._block.move(event)
+            case ProgressEvent() | MetricsEvent():
+                self._move(event)
         if self._block is None:
             self._paced.event(event, line)
 
@@ -132,9 +176,13 @@ class CellDisplay(Silent):
         self._paced.flush()
 
     def report(self, written: Report, path: str) -> None:
-        """Show in the block how the run ended, and where its report is."""
-        if self._block is not None:
-            self._block.end(written, path)
+        """Show in the block how the run ended, and where its report is; :meth:`close` draws it."""
+        self._step, self._text, self._share = str(written.state), f"report: {path}", None
+
+    def close(self) -> None:
+        """Draw the block's last state."""
+        self._drawn_at = 0.0
+        self._draw()
 
     def failure(self) -> Failure | None:
         """Return the first rank that failed; of several, the first that raised; None if no rank failed.
@@ -155,44 +203,7 @@ class CellDisplay(Silent):
         if isinstance(event, (ProgressEvent, MetricsEvent)):
             self.say(event.sentence())
 
-
-class Block:
-    """A part of a cell's output that shows step, loss curve, throughput and time left.
-
-    Args:
-        handle: IPython's handle of a display that can be updated.
-    """
-
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
-        self._step, self._text, self._progress, self._metrics = "", "", "", ""
-        self._losses = Series()
-        self._share: float | None = None
-        self._drawn_at = 0.0
-
-    @classmethod
-    def of_cell(cls) -> Self | None:
-        """Open a block in the cell that runs; None if this process runs in no notebook."""
-        ipython = sys.modules.get("IPython")
-        shell = ipython.get_ipython() if ipython else None
-        if shell is None or not hasattr(shell, "kernel"):
-            return None
-        from IPython.display import display
-
-        return cls(display({"text/plain": ""}, raw=True, display_id=True))  # type: ignore[no-untyped-call]
-
-    def step(self, verb: str) -> None:
-        """Show the step of the run."""
-        self._step, self._text, self._share = _STEP_NAMES.get(verb, verb), "", None
-        self._draw()
-
-    def transfer(self, done: int, total: int) -> None:
-        """Show how much of a transfer is done."""
-        self._text, self._share = f"{decimal(done)} of {decimal(total)}", done / total if total else None
-        self._draw()
-
-    def move(self, event: ProgressEvent | MetricsEvent) -> None:
-        """Show the progress of the training, and add its loss to the curve."""
+    def _move(self, event: ProgressEvent | MetricsEvent) -> None:
         if isinstance(event, MetricsEvent):
             self._metrics = ", ".join(
                 f"{name} {v:.4g}" if isinstance(v, float) else f"{name} {v}"
@@ -205,25 +216,15 @@ class Block:
                 self._share = min(1.0, event.step / event.total_steps)
         self._draw()
 
-    def end(self, report: Report, path: str) -> None:
-        """Set how the run ended; :meth:`close` draws it."""
-        self._step, self._text, self._share = str(report.state), f"report: {path}", None
-
-    def close(self) -> None:
-        """Draw the block a last time."""
-        self._drawn_at = 0.0
-        self._draw()
-
     def _draw(self) -> None:
-        if time.monotonic() < self._drawn_at + _DRAW_INTERVAL_S:
+        if self._block is None or time.monotonic() < self._drawn_at + _DRAW_INTERVAL_S:
             return
         self._drawn_at = time.monotonic()
-        plain = " · ".join(filter(None, (self._step, self._text, self._progress, self._metrics)))
         head = " · ".join(filter(None, (self._step, self._text)))
-        rows = [html.escape(text) for text in (head, self._progress, self._metrics) if text]
+        rows = [text for text in (head, self._progress, self._metrics) if text]
         bar = "" if self._share is None else f'<progress value="{self._share:.4f}"></progress><br>'
-        drawn = f'<div class="manycpu">{curve(self._losses)}{bar}{"<br>".join(rows)}</div>'
-        self._handle.update({"text/plain": plain, "text/html": drawn}, raw=True)
+        drawn = f'<div class="manycpu">{curve(self._losses)}{bar}{"<br>".join(map(html.escape, rows))}</div>'
+        self._block.update({"text/plain": " · ".join(rows), "text/html": drawn}, raw=True)
 
 
 def curve(series: Series) -> str:

@@ -1,17 +1,21 @@
-"""launch: call a function on every rank of a run, and return what rank 0 returned."""
+"""Call a function on every rank of a run, and return what rank 0 returned; also by Accelerate's call."""
 
+import difflib
+import inspect
 import os
+import socket
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from manycpu.pipeline.node.function import versions
-from manycpu.pipeline.notebook import payload, travel
-from manycpu.pipeline.notebook.cell import CellDisplay, open_display
+from manycpu.pipeline.functions import pickled
+from manycpu.pipeline.functions.program import does_nothing, script_name
+from manycpu.pipeline.node.function import meet, versions
+from manycpu.pipeline.notebook.cell import CellDisplay, block_of_cell
 from manycpu.pipeline.runfile import read_run_file
 from manycpu.pipeline.spec.errors import (
     BadInputError,
@@ -22,16 +26,32 @@ from manycpu.pipeline.spec.errors import (
 )
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.targets import KINDS, Target, TargetFields
+from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.spec.words import is_true
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import absolute, find, open_context
 from manycpu.pipeline.verbs.all_verbs import new_run_id, run_all
 
-__all__ = ["AnyTarget", "launch"]
+__all__ = ["launch", "notebook_launcher"]
 
 AnyTarget = Target | Mapping[str, Any] | str | os.PathLike[str] | None
 _PROGRAM_FIELDS: Final = ("program", "code", "args")  # the function and its arguments replace these
 _PATH_FIELDS: Final = ("data", "model", "output")
 _MAX_PATH_WARNINGS: Final = 5
+_DEBUG_VARIABLE: Final = "ACCELERATE_DEBUG_MODE"
+_UNUSED_DEFAULTS: Final[Mapping[str, object]] = {
+    "use_port": "29500",
+    "rdzv_backend": "static",
+    "rdzv_endpoint": "",
+    "rdzv_conf": None,
+    "rdzv_id": "none",
+    "monitor_interval": 0.1,
+    "log_line_prefix_template": None,
+}
+"""Accelerate's arguments for its rendezvous, with its defaults: a run connects its processes itself."""
+_NOT_TRIED_OUT: Final = ("run_id", "data", "model", "output", "checkpoints", "resume_from")
+"""Fields that belong to the training, and not to the run that connects its ranks before it."""
+_DTYPES: Final = {"no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "bf16"}
 
 
 def launch(
@@ -70,10 +90,10 @@ def launch(
     here = Path.cwd()
     run_fields, target_fields, base = _read_target(target)
     run = _run_fields(run_fields, fields, here)
-    payload.check_call(function, args)
+    _check_call(function, args)
     name = run_id or new_run_id()
     with TemporaryDirectory(prefix="manycpu-function-") as folder:
-        script = Path(folder, payload.script_of(function))
+        script = Path(folder, script_name(function))
         script.touch()  # the run is validated before anything is pickled
         ctx = open_context(
             {**run, "program": str(script), "args": ()}, target_fields, "notebook", name, base=base
@@ -81,14 +101,14 @@ def launch(
         ctx = replace(find(ctx) if run_id else ctx, needs=versions())
         data = ctx.run.data if ctx.run.data and "://" not in ctx.run.data else None
         same_machine = ctx.target.is_this_machine
-        call = travel.Call(function, args)
-        payload.write(Path(folder), call, base=here, data=data, same_machine=same_machine)
-        with open_display() as display:
-            display.say(announcement(ctx))
-            if ctx.run.device == "xla" and (advice := travel.model_advice(call)):
+        call = pickled.Call(function, args)
+        pickled.write(Path(folder), call, base=here, data=data, same_machine=same_machine)
+        with closing(CellDisplay(block_of_cell())) as display:
+            display.say(_announcement(ctx))
+            if ctx.run.device == "xla" and (advice := pickled.model_advice(call)):
                 display.warn(advice)
             if not same_machine:
-                paths = payload.paths_of_here(call, here, data)
+                paths = pickled.paths_of_here(call, here, data)
                 for path, where in [*paths.items()][:_MAX_PATH_WARNINGS]:
                     display.warn(
                         f"{path!r} ({where}) is a path of this machine, which the nodes may not have: "
@@ -97,7 +117,116 @@ def launch(
             return _run(ctx, display)
 
 
-def announcement(ctx: RunContext) -> str:
+def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
+    function: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    num_processes: int | None = None,
+    mixed_precision: str | None = None,
+    use_port: str | int = "29500",
+    master_addr: str = "127.0.0.1",
+    node_rank: int = 0,
+    num_nodes: int | None = None,
+    rdzv_backend: str = "static",
+    rdzv_endpoint: str = "",
+    rdzv_conf: Mapping[str, Any] | None = None,
+    rdzv_id: str = "none",
+    max_restarts: int | None = None,
+    monitor_interval: float = 0.1,
+    log_line_prefix_template: str | None = None,
+    *,
+    target: AnyTarget = None,
+    timeouts: Mapping[str, int] | None = None,
+    **fields: Any,
+) -> Any:
+    """Call a training function on every process, as Accelerate's function of this name, on any target.
+
+    One call launches all nodes. The run connects the processes itself, so ``use_port``, ``rdzv_*``,
+    ``monitor_interval`` and ``log_line_prefix_template`` are accepted and not used.
+
+    Args:
+        function: The training function.
+        args: Its arguments.
+        num_processes: Processes on each node; None: as the run file says, else one for each socket of this
+            machine.
+        mixed_precision: ``no`` or ``bf16``: the default of ``Accelerator()``; ``fp16`` becomes ``bf16``,
+            since CPUs have no fp16. None: as the run file says, else ``no``.
+        use_port: Not used.
+        master_addr: This machine.
+        node_rank: 0: this call.
+        num_nodes: Nodes; None: as the run file says, else 1.
+        rdzv_backend: Not used.
+        rdzv_endpoint: Not used.
+        rdzv_conf: Not used.
+        rdzv_id: Not used.
+        max_restarts: How often failed processes are restarted; the function then begins again, and finds
+            its checkpoints in ``MANYCPU_CHECKPOINTS``. None: as the run file says, else 0.
+        monitor_interval: Not used.
+        log_line_prefix_template: Not used.
+        target: As in :func:`launch`; None: this machine.
+        timeouts: ``acknowledge``, ``queue``, ``start``, ``run``, ``stall`` -> seconds.
+        fields: More fields of the run: ``data``, ``output``, ``backend``, ``env``, ``resources``, ...
+
+    Returns:
+        What the function returned on rank 0.
+
+    Raises:
+        BadInputError: An argument is wrong, or something the function uses cannot travel; nothing was
+            started.
+        TrainingFailedError: The function raised on a rank: its traceback is the message.
+        ManycpuError: The run failed otherwise.
+    """
+    __tracebackhide__ = True
+    given = dict(locals())
+    _refuse_unknown(fields)
+    if not isinstance(timeouts or {}, Mapping):
+        fix = "Write it as {'start': 600}: acknowledge, queue, start, run or stall, and seconds"
+        raise BadInputError(f"given was {timeouts!r}", field="timeouts", fix=fix)
+    _refuse_other_nodes(node_rank, master_addr, num_nodes, target)
+    counts = {"nnodes": num_nodes, "nproc_per_node": num_processes, "max_restarts": max_restarts}
+    run = {
+        **{name: count for name, count in counts.items() if count is not None},
+        **_dtype(mixed_precision),
+        **{f"{name}_timeout": seconds for name, seconds in (timeouts or {}).items()},
+        **fields,
+    }
+    unused = [name for name, default in _UNUSED_DEFAULTS.items() if str(given[name]) != str(default)]
+    if unused:
+        _say(f"not needed, and left out: {', '.join(unused)}: the run connects its processes itself")
+    _check_call(function, args)
+    if is_true(os.environ.get(_DEBUG_VARIABLE, "")):
+        _try_out(target, {name: value for name, value in run.items() if name not in _NOT_TRIED_OUT})
+    return launch(function, *args, target=target, **run)
+
+
+def _check_call(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Check that a function can be called with its arguments, and that the call does its work.
+
+    Raises:
+        BadInputError: It is no function, takes other arguments, or is async or a generator.
+    """
+    if not callable(function):
+        fix = "Give the function itself: launch(training_loop, 1, 2)"
+        raise BadInputError(f"{function!r} cannot be called", field="function", fix=fix)
+    if not isinstance(args, tuple | list):
+        fix = "Write them as a tuple: args=(1, 2), or (1,)"
+        raise BadInputError(f"args are {args!r}", field="args", fix=fix)
+    name = getattr(function, "__name__", type(function).__name__)
+    if does_nothing(function):
+        fix = "Wrap it into a function that does the work"
+        message = f"{name} is async or yields: a call of it does nothing"
+        raise BadInputError(message, field="function", fix=fix)
+    try:
+        inspect.signature(function).bind(*args)
+    except ValueError:  # a builtin without a signature
+        return
+    except TypeError as error:
+        fix = "Give the function's arguments, as a tuple to notebook_launcher: args=(1,)"
+        given = f"with {len(args)} argument{'' if len(args) == 1 else 's'}"
+        message = f"{name} cannot be called {given}: {error}"
+        raise BadInputError(message, field="args", fix=fix) from None
+
+
+def _announcement(ctx: RunContext) -> str:
     """Return the line that Accelerate prints about the number of processes."""
     low, high = ctx.run.nodes
     each = ctx.run.nproc_per_node
@@ -169,3 +298,62 @@ def _run(ctx: RunContext, display: CellDisplay) -> Any:
         rank, host, trace = failure  # the whole traceback instead of its last lines
         raise TrainingFailedError(f"rank {rank} on {host} failed:\n\n{trace}", field=error.field) from None
     return display.returned.value()
+
+
+def _refuse_unknown(fields: Mapping[str, Any]) -> None:
+    own = [name for name in inspect.signature(notebook_launcher).parameters if name != "fields"]
+    known = {*own, *TrainingRun.model_fields, "run_id"}
+    for name in fields:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            whole = f"It takes {', '.join(own)}, and the fields of a run"
+            fix = f"Did you mean {near[0]!r}?" if near else whole
+            raise BadInputError("there is no such argument", field=name, fix=fix)
+
+
+def _refuse_other_nodes(node_rank: int, master_addr: str, num_nodes: int | None, target: AnyTarget) -> None:
+    one_call = "One call suffices: it starts every node itself. Leave it out, and name the nodes in target="
+    if node_rank != 0:
+        raise BadInputError(f"this would be node {node_rank}", field="node_rank", fix=one_call)
+    try:  # a socket can bind an address of this machine only
+        family, kind, _, _, place = socket.getaddrinfo(master_addr, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as bound:
+            bound.bind(place)
+    except OSError:
+        message = f"{master_addr} is not this machine"
+        raise BadInputError(message, field="master_addr", fix=one_call) from None
+    if num_nodes not in (None, 1) and target is None:
+        fix = "Say where they are: target='cluster.yaml', with the target baremetal or kubernetes in it"
+        raise BadInputError(f"{num_nodes} nodes were asked for, and no target", field="num_nodes", fix=fix)
+
+
+def _dtype(mixed_precision: str | None) -> dict[str, str]:
+    if mixed_precision is None:
+        return {}
+    asked = str(mixed_precision).lower()
+    if asked not in _DTYPES:
+        fix = "Take 'no' or 'bf16'"
+        raise BadInputError(f"CPUs train in no {mixed_precision!r}", field="mixed_precision", fix=fix)
+    if asked == "fp16":
+        _say("mixed_precision 'fp16' becomes 'bf16': CPUs have no fp16 to train in")
+    return {"dtype": _DTYPES[asked]}
+
+
+def _try_out(target: AnyTarget, run: Mapping[str, Any]) -> None:
+    """Connect all ranks once before the training, as Accelerate's debug mode does; raise why they cannot."""
+    _say(f"{_DEBUG_VARIABLE}: all ranks meet once before the training")
+    try:
+        seen = launch(meet, target=target, **run)
+    except BadInputError:
+        raise
+    except ManycpuError as error:
+        raise ManycpuError(
+            f"an issue was found when verifying the environment: {error}",
+            fix="The training was not started. Mend the environment of the ranks, and call again",
+        ) from None
+    hosts = ", ".join(seen["hosts"])
+    _say(f"{_DEBUG_VARIABLE}: {seen['world']} ranks on {hosts} added up their numbers by {seen['backend']}")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - as Accelerate does, into the cell

@@ -181,12 +181,12 @@ notebook_launcher(training_loop, num_processes=2)
     "versions": """
 import manycpu.pipeline.node.function as function
 found = function.versions
-import manycpu.pipeline.notebook.payload as payload
-payload.versions = lambda: found() | {"torch": "1.0", "Python": "3.4"}
+import manycpu.pipeline.functions.pickled as pickled
+pickled.versions = lambda: found() | {"torch": "1.0", "Python": "3.4"}
 try:
     launch(lambda: 1, nproc_per_node=1, env=light)
 finally:
-    payload.versions = found
+    pickled.versions = found
 """,
     "curve": """
 def training_loop():

@@ -15,7 +15,7 @@ from support.rank_launches import LIGHT
 from support.waiting import processes_of, until
 
 from manycpu.pipeline.node.function import _report
-from manycpu.pipeline.notebook.pickling import Returned
+from manycpu.pipeline.notebook.cell import Returned
 from manycpu.pipeline.pod.channel import Channel
 from manycpu.pipeline.spec.errors import ManycpuError
 from manycpu.pipeline.spec.event_types import ResultEvent, decode
@@ -107,7 +107,7 @@ def told(value: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -> Return
     event = decode(line)
     assert isinstance(event, ResultEvent)
     returned = Returned()
-    returned.take(event)
+    returned.result = event
     return returned
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from manycpu.operators.function_source import function_module
+from manycpu.pipeline.functions.source import function_module
 from manycpu.pipeline.spec.errors import BadInputError
 
 FILE = '''
@@ -449,7 +449,7 @@ def test_modules_of_the_dags_folder_go_along(tmp_path: Path, monkeypatch: pytest
         monkeypatch.delitem(sys.modules, name)
     (tmp_path / "ran").mkdir()
     module.write(tmp_path / "ran" / "program.py")
-    files = sorted(str(one.relative_to(tmp_path / "ran")) for one in (tmp_path / "ran").rglob("*.*"))
+    files = sorted(str(one.relative_to(tmp_path / "ran")) for one in (tmp_path / "ran").rglob("[!.]*.*"))
     of_the_package = [f"common_of_all/{name}" for name in ("__init__.py", "steps.py", "table.csv")]
     assert files == ["below_of_all.py", "beside_of_all.py", *of_the_package, "program.py"]
     assert executed(module.source, tmp_path / "ran") == '[1, 2, "yaml"]'

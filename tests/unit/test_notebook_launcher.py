@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from manycpu.pipeline.node.function import meet
-from manycpu.pipeline.notebook import launcher
+from manycpu.pipeline.notebook import launch as launching
 
 
 def test_the_meeting_of_debug_mode_is_a_run_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,10 +16,10 @@ def test_the_meeting_of_debug_mode_is_a_run_of_its_own(monkeypatch: pytest.Monke
         calls.append((function, fields))
         return {"world": 2, "hosts": ["a"], "backend": "gloo"}
 
-    monkeypatch.setattr(launcher, "launch", launch)
+    monkeypatch.setattr(launching, "launch", launch)
     monkeypatch.setenv("ACCELERATE_DEBUG_MODE", "1")
     places = {"output": "o", "checkpoints": "c", "resume_from": "r", "data": "d", "model": "m"}
     training: dict[str, Any] = {"run_id": "x", **places}
-    launcher.notebook_launcher(print, num_processes=2, backend="gloo", **training)
+    launching.notebook_launcher(print, num_processes=2, backend="gloo", **training)
     scale = {"target": None, "nproc_per_node": 2, "backend": "gloo"}
     assert calls == [(meet, scale), (print, {**scale, **training})]

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from manycpu.pipeline.functions import pickled
+from manycpu.pipeline.functions.pickled import Call, dumps, is_held
 from manycpu.pipeline.node import function as function_of_node
 from manycpu.pipeline.node.function import FUNCTION, NOTES
-from manycpu.pipeline.notebook import payload, travel
-from manycpu.pipeline.notebook.cell import curve
-from manycpu.pipeline.notebook.pickling import Returned, dumps, is_held
-from manycpu.pipeline.notebook.travel import Call
+from manycpu.pipeline.notebook.cell import Returned, curve
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
 from manycpu.pipeline.spec.event_types import ResultEvent, decode
 from manycpu.pipeline.spec.observed import Series
@@ -86,7 +85,7 @@ class Holder:
 
 
 def names(function: Any, *args: Any) -> set[str]:
-    return {variable.name for variable in Call(function, args).variables}
+    return {name for name, _ in Call(function, args).variables}
 
 
 def test_what_a_function_uses_goes_along_and_nothing_else(cell: dict[str, Any]) -> None:
@@ -101,15 +100,12 @@ def test_a_partial_and_a_method_take_what_they_hold(cell: dict[str, Any]) -> Non
     assert {"self", "Base (which Data uses)"} <= names(cell["Data"]().read)
 
 
-def test_a_lock_that_is_held_is_named_wherever_it_is() -> None:
+def test_a_lock_that_is_held_is_named_wherever_it_is(tmp_path: Path) -> None:
     held = threading.RLock()
     assert held.acquire()
-    inside = travel.Variable("settings", {"a": [1, {"b": held}]})
-    assert travel.culprit(inside, travel.in_any_part(travel.obstacle)) == (
-        "settings['a'][1]['b']",
-        "is a lock that is held",
-    )
-    assert travel.culprit(travel.Variable("numbers", [1, 2]), travel.obstacle) is None
+    call = Call(len, ([1, 2], {"a": [1, {"b": held}]}))
+    with pytest.raises(BadInputError, match=r"`args\[1\]\['a'\]\[1\]\['b'\]` is a lock that is held"):
+        pickled.write(tmp_path, call, base=tmp_path, data=None, same_machine=True)
 
 
 def test_what_an_object_leaves_behind_by_itself_is_no_reason_to_stay(
@@ -117,7 +113,7 @@ def test_what_an_object_leaves_behind_by_itself_is_no_reason_to_stay(
 ) -> None:
     log = logging.getLogger("travels")
     monkeypatch.setattr(log, "handlers", [logging.StreamHandler()])  # each has a lock
-    payload.write(tmp_path, Call(len, ([log, Reader()],)), base=tmp_path, data=None, same_machine=True)
+    pickled.write(tmp_path, Call(len, ([log, Reader()],)), base=tmp_path, data=None, same_machine=True)
     _, ((arrived, reader),) = pickle.loads((tmp_path / FUNCTION).read_bytes())  # noqa: S301 - our own
     assert arrived is log
     assert reader.lock.acquire(blocking=False)
@@ -144,7 +140,7 @@ def test_a_lock_that_is_free_is_made_anew(tmp_path: Path) -> None:
 
 def test_what_an_object_cannot_take_along_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"`args\[0\]\['held'\]\.lock` is a lock that is held"):
-        payload.write(tmp_path, Call(len, ({"held": Holder()},)), base=tmp_path, data=None, same_machine=True)
+        pickled.write(tmp_path, Call(len, ({"held": Holder()},)), base=tmp_path, data=None, same_machine=True)
 
 
 def test_modules_beside_the_notebook_go_along_with_what_they_import(
@@ -152,7 +148,7 @@ def test_modules_beside_the_notebook_go_along_with_what_they_import(
 ) -> None:
     folder = tmp_path / "program"
     folder.mkdir()
-    script = payload.write(folder, Call(cell["outer"]), base=tmp_path, data=None, same_machine=True)
+    script = pickled.write(folder, Call(cell["outer"]), base=tmp_path, data=None, same_machine=True)
     written = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     written.remove(".gitignore")
     assert written == {FUNCTION, NOTES, "outer-function.py", "mine.py", "deeper/__init__.py", "lazily.py"}
@@ -167,10 +163,10 @@ def test_paths_of_this_machine_are_named_unless_they_lead_to_the_data(
     base.mkdir()
     mine = str(tmp_path / "mine.py")
     call = Call(cell["loop"], ("data", "/tmp", ".."))  # noqa: S108 - on every node
-    found = payload.paths_of_here(call, base, None)
+    found = pickled.paths_of_here(call, base, None)
     assert set(found) == {"../images", mine}
     assert "root" in found["../images"]
-    staged = payload.paths_of_here(Call(cell["loop"]), base, str(tmp_path / "images"))
+    staged = pickled.paths_of_here(Call(cell["loop"]), base, str(tmp_path / "images"))
     assert set(staged) == {mine}
 
 
@@ -192,12 +188,12 @@ def test_what_the_function_returns_comes_back_whole_or_says_why_not(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MANYCPU_OUTPUT", str(tmp_path / "output"))
-    payload.write(tmp_path, Call(function, args), base=tmp_path, data=None, same_machine=True)
+    pickled.write(tmp_path, Call(function, args), base=tmp_path, data=None, same_machine=True)
     function_of_node.call(tmp_path)
     (event,) = map(decode, capsys.readouterr().out.splitlines())
     assert isinstance(event, ResultEvent)
     returned = Returned()
-    returned.take(event)
+    returned.result = event
     returned.read(lambda name: (tmp_path / RETURNED / name).read_bytes())
     if why_not is None:
         assert returned.value() == function(*args)
@@ -207,9 +203,9 @@ def test_what_the_function_returns_comes_back_whole_or_says_why_not(
 
 
 def test_too_much_to_take_along_is_named_by_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payload, "_MAX_BYTES", 1000)
+    monkeypatch.setattr(pickled, "_MAX_BYTES", 1000)
     with pytest.raises(BadInputError, match=r"args\[1\] \(2\.0 kB\)"):
-        payload.write(tmp_path, Call(len, (1, bytes(2000))), base=tmp_path, data=None, same_machine=True)
+        pickled.write(tmp_path, Call(len, (1, bytes(2000))), base=tmp_path, data=None, same_machine=True)
 
 
 def _series(*points: tuple[int, float]) -> Series:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
+from operator import itemgetter
 from types import CodeType, FunctionType, MappingProxyType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +23,7 @@ _METHOD_TYPES: Final = (FunctionType, classmethod, staticmethod, property)
 _MISSING: Final = object()
 
 
-def difference(name: str, now: Any, written: Any, names: Collection[str]) -> str | None:
+def difference(name: str, now: Any, written: Any, names: Collection[str | None]) -> str | None:
     """Describe the first part in which a value differs from what its source defines; None if there is none.
 
     Args:
@@ -36,7 +37,7 @@ def difference(name: str, now: Any, written: Any, names: Collection[str]) -> str
 
 
 class _Comparison:
-    def __init__(self, names: Collection[str]) -> None:
+    def __init__(self, names: Collection[str | None]) -> None:
         self._names = names
         self._seen: dict[tuple[int, int], Any] = {}
 
@@ -45,58 +46,70 @@ class _Comparison:
         if now is written or pair in self._seen or len(self._seen) > _MAX_PAIRS:
             return None
         self._seen[pair] = now, written  # kept alive, so that no other object takes their ids
-        if type(now) is not type(written) and self.compare("", type(now), type(written)) is not None:
-            return _difference_text(path, now, written)
-        mine, others = self._parts(now), self._parts(written)
-        if mine is None or others is None or _is_equal(now, written):
-            # Types without __eq__, such as locks, differ by identity only: that proves no change.
-            equality: Any = type(now).__eq__
-            same = equality is object.__eq__ or _is_equal(now, written)
-            return None if same else _difference_text(path, now, written)
-        if differing := [one for one in {**mine, **others} if (one in mine) != (one in others)]:
-            first = differing[0]
-            return _difference_text(path + first, mine.get(first, _MISSING), others.get(first, _MISSING))
+        mine, others = dict(self._parts(now)), dict(self._parts(written))
+        same = self._is_same(now, written, in_parts=bool(mine and others))
+        if same is not None:
+            return None if same else _text(path, now, written)
+        for part in {**mine, **others}:
+            if (part in mine) != (part in others):
+                return _text(path + part, mine.get(part, _MISSING), others.get(part, _MISSING))
         if [*mine] != [*others]:
             return f"{path} has another order"
-        found = (self.compare(path + each, value, others[each]) for each, value in mine.items())
+        found = (self.compare(path + part, value, others[part]) for part, value in mine.items())
         return next(filter(None, found), None)
 
-    def _parts(self, item: Any) -> dict[str, Any] | None:  # noqa: PLR0911 - one for each kind
-        """Return the parts of an item by their names; None if it has none."""
+    def _is_same(self, now: Any, written: Any, *, in_parts: bool) -> bool | None:
+        """Whether two values are the same as a whole; None if their parts must be compared."""
+        if type(now) is not type(written) and self.compare("", type(now), type(written)) is not None:
+            return False
+        if isinstance(now, (dict, list, tuple)):  # as a whole, 1, 1.0 and True would be equal in them
+            return None
+        if _is_equal(now, written):
+            return True
+        # Types without __eq__, such as locks, differ by identity only: that proves no change.
+        equality: Any = type(now).__eq__
+        return None if in_parts else equality is object.__eq__
+
+    def _parts(self, item: Any) -> Iterator[tuple[str, Any]]:
+        """Yield the parts of an item, each after its name; nothing if it has none."""
         match item:
             case CodeType():
-                return dict(_of_code(item))
+                yield from _of_code(item)
             case FunctionType():
-                return dict(_of_function(item))
+                yield from _of_function(item)
             case type():
+                yield from ((f" (base {place})", base) for place, base in enumerate(item.__bases__))
                 # Sorted: decorators add attributes in an order of their own.
-                return dict(sorted(self._of_class(item)))
+                for name, value in sorted(vars(item).items(), key=itemgetter(0)):
+                    if self._is_compared(name, value) and not isinstance(value, MemberDescriptorType):
+                        yield f".{name}", value
             case property():
-                return {"": (item.fget, item.fset, item.fdel)}
+                yield "", (item.fget, item.fset, item.fdel)
             case classmethod() | staticmethod():
-                return {"": item.__func__}
+                yield "", item.__func__
             case partial():
-                return {"": (item.func, item.args, item.keywords)}
-            case dict() | MappingProxyType():
-                return {
-                    f"[{_name(key) if callable(key) else repr(key)}]": value for key, value in item.items()
-                }
-            case list() | tuple():
-                return {f"[{place}]": value for place, value in enumerate(item)}
-            case set() | frozenset():
-                return {f"[{name}]": None for name in sorted(map(_name, item))}
-        return {f".{name}": value for name, value in _state(item) if self._is_compared(name, value)} or None
-
-    def _of_class(self, item: type) -> Iterator[tuple[str, Any]]:
-        yield from ((f" (base {place})", base) for place, base in enumerate(item.__bases__))
-        for name, value in vars(item).items():
-            if self._is_compared(name, value) and not isinstance(value, MemberDescriptorType):
-                yield f".{name}", value
+                yield "", (item.func, item.args, item.keywords)
+            case dict() | MappingProxyType() | list() | tuple() | set() | frozenset():
+                yield from _items(item)
+            case _:
+                state = _state(item)
+                yield from ((f".{name}", value) for name, value in state if self._is_compared(name, value))
 
     def _is_compared(self, name: str, value: Any) -> bool:
         if name.startswith("__") and name.endswith("__"):
             return isinstance(value, _METHOD_TYPES)
         return not name.startswith("_") or name in self._names
+
+
+def _items(container: Any) -> Iterator[tuple[str, Any]]:
+    match container:
+        case dict() | MappingProxyType():
+            for key, value in container.items():
+                yield f"[{_name(key) if callable(key) else repr(key)}]", value
+        case list() | tuple():
+            yield from ((f"[{place}]", value) for place, value in enumerate(container))
+        case _:
+            yield from ((f"[{name}]", None) for name in sorted(map(_name, container)))
 
 
 def _of_code(code: CodeType) -> Iterator[tuple[str, Any]]:
@@ -132,8 +145,6 @@ def _is_equal(now: Any, written: Any) -> bool:
     """Whether two objects compare as equal; arrays if all of their items do."""
     if isinstance(now, float) and now != now:  # noqa: PLR0124 - true of NaN only
         return repr(now) == repr(written)
-    if isinstance(now, (dict, list, tuple)):  # compared part by part: here 1, 1.0 and True would be equal
-        return False
     try:
         same = now == written
         return bool(same.all() if hasattr(same, "all") else same)
@@ -141,7 +152,7 @@ def _is_equal(now: Any, written: Any) -> bool:
         return False
 
 
-def _difference_text(path: str, now: Any, written: Any) -> str:
+def _text(path: str, now: Any, written: Any) -> str:
     return f"{path} is {_short(now)}, and is written as {_short(written)}"
 
 
@@ -151,9 +162,8 @@ def _short(value: Any) -> str:
     if isinstance(value, (FunctionType, type)):
         return f"another {_name(value)}"
     text = repr(value)
-    return (
-        text if len(text) <= _MAX_SHOWN_CHARACTERS and "\n" not in text else f"another {type(value).__name__}"
-    )
+    fits = len(text) <= _MAX_SHOWN_CHARACTERS and "\n" not in text
+    return text if fits else f"another {type(value).__name__}"
 
 
 def _name(item: Any) -> str:
