@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -19,11 +18,12 @@ from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
 
 from manycpu.operators.base import RunOperator, fields_of
 from manycpu.operators.train import RETRY_DELAY, WholeRunOperator
+from manycpu.pipeline.functions.program import script_name
 from manycpu.pipeline.functions.source import function_module
 from manycpu.pipeline.spec.errors import BadInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
 
     from airflow.sdk import Context
 
@@ -89,8 +89,6 @@ class FunctionOperator(DecoratedOperator, WholeRunOperator):
         # Made again, now that the whole file is executed: lines below the task's call may change something.
         module = function_module(self.python_callable, KNOWN_CONTEXT_KEYS)
         program = Path(ctx.run.program)
-        program.parent.mkdir(parents=True, exist_ok=True)
-        program.with_name(".gitignore").write_text("!*\n")  # a repository around the folder may ignore it
         module.write(program)
         try:
             return super().staged_and_built(ctx)
@@ -101,8 +99,7 @@ class FunctionOperator(DecoratedOperator, WholeRunOperator):
         from manycpu.pipeline.targets.context import home
 
         call = _Call(self.python_callable, tuple(self.op_args), dict(self.op_kwargs), self.run)
-        # No module can have this name: ranks look in its folder first when they import.
-        program = home() / "functions" / key / f"{self.python_callable.__name__}-function.py"
+        program = home() / "functions" / key / script_name(self.python_callable)
         return {**call.fields, "program": str(program), "args": [call.argument()]}, self.target
 
 
@@ -146,17 +143,22 @@ class _Call:
         places = [name for name in self.places if name in self._paths or name == "checkpoints"]
         arguments = {name: value for name, value in self._given.items() if name not in places}
         field = self.function.__name__
-        if key := _non_text_key(arguments):
+        for key in _non_text_keys(arguments):
             fix = f"Use texts as keys, and convert them inside the function. {_USE_A_FILE}"
-            what = (
-                f"its arguments are no JSON: a mapping has the key {key[0]!r}, which would arrive as a text"
-            )
+            what = f"its arguments are no JSON: a mapping has the key {key!r}, which would arrive as a text"
             raise BadInputError(what, field=field, fix=fix)
+
+        def converted(value: Any) -> Any:
+            if templates and hasattr(value, "resolve"):
+                return None
+            if isinstance(value, os.PathLike):
+                return os.fspath(value)
+            if isinstance(value, Sequence):  # the results of an expanded task
+                return list(value)
+            raise TypeError(f"there is a {type(value).__name__} among them")
+
         try:
-            text = json.dumps(
-                {"arguments": arguments, "places": places},
-                default=partial(_json_default, templates=templates),
-            )
+            text = json.dumps({"arguments": arguments, "places": places}, default=converted)
         except (TypeError, ValueError) as error:
             fix = f"Give numbers, texts, lists and mappings. {_USE_A_FILE}"
             raise BadInputError(f"its arguments are no JSON: {error}", field=field, fix=fix) from error
@@ -228,11 +230,7 @@ def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
 
 
 def _check(call: _Call, target: Any) -> None:
-    """Check what is known when the DAG file is read: the function, and fields without templates.
-
-    Raises:
-        BadInputError: The function cannot run in ranks, or a field without templates is wrong.
-    """
+    """Check what is known when the DAG file is read: the function, and fields without templates."""
     from manycpu.pipeline.spec.validation import read_run, read_target
 
     function_module(call.function, KNOWN_CONTEXT_KEYS)
@@ -258,22 +256,10 @@ def _has_templates(value: Any) -> bool:
     return any(map(_has_templates, value)) if isinstance(value, list | tuple) else hasattr(value, "resolve")
 
 
-def _non_text_key(value: Any) -> tuple[Any] | None:
-    """Find a key of a mapping that is no text; JSON would turn it into one, which may be a key already."""
+def _non_text_keys(value: Any) -> Iterator[Any]:
+    """Yield keys of mappings that are no texts: JSON would turn them into texts that may be keys too."""
     if isinstance(value, Mapping):
-        own = next(((key,) for key in value if not isinstance(key, str)), None)
-        return own or next(filter(None, map(_non_text_key, value.values())), None)
-    if isinstance(value, list | tuple):
-        return next(filter(None, map(_non_text_key, value)), None)
-    return None
-
-
-def _json_default(value: Any, *, templates: bool) -> Any:
-    """Convert values that JSON does not know: paths, results of expanded tasks, and templates to None."""
-    if templates and hasattr(value, "resolve"):
-        return None
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, Sequence):
-        return list(value)
-    raise TypeError(f"there is a {type(value).__name__} among them")
+        yield from (key for key in value if not isinstance(key, str))
+        value = [*value.values()]
+    for part in value if isinstance(value, list | tuple) else ():
+        yield from _non_text_keys(part)

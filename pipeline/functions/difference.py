@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-__all__ = ["difference"]
+__all__ = ["Comparison"]
 
 _MAX_PAIRS: Final = 10_000  # to compare; larger values are data rather than definitions
 _MAX_SHOWN_CHARACTERS: Final = 60  # of a value in a message
@@ -23,25 +23,20 @@ _METHOD_TYPES: Final = (FunctionType, classmethod, staticmethod, property)
 _MISSING: Final = object()
 
 
-def difference(name: str, now: Any, written: Any, names: Collection[str | None]) -> str | None:
-    """Describe the first part in which a value differs from what its source defines; None if there is none.
+class Comparison:
+    """Compares a value that a file has under a name with the value that its source defines.
 
     Args:
-        name: Name of the value.
-        now: The value that the file has under the name.
-        written: The value that the source defines under the name.
         names: The names that occur in the source. Private attributes with other names belong to libraries,
             and are not compared.
     """
-    return _Comparison(names).compare(name, now, written)
 
-
-class _Comparison:
     def __init__(self, names: Collection[str | None]) -> None:
         self._names = names
         self._seen: dict[tuple[int, int], Any] = {}
 
-    def compare(self, path: str, now: Any, written: Any) -> str | None:
+    def difference(self, path: str, now: Any, written: Any) -> str | None:
+        """Describe the first part that differs, after its place; None if there is none."""
         pair = id(now), id(written)
         if now is written or pair in self._seen or len(self._seen) > _MAX_PAIRS:
             return None
@@ -55,12 +50,12 @@ class _Comparison:
                 return _text(path + part, mine.get(part, _MISSING), others.get(part, _MISSING))
         if [*mine] != [*others]:
             return f"{path} has another order"
-        found = (self.compare(path + part, value, others[part]) for part, value in mine.items())
+        found = (self.difference(path + part, value, others[part]) for part, value in mine.items())
         return next(filter(None, found), None)
 
     def _is_same(self, now: Any, written: Any, *, in_parts: bool) -> bool | None:
         """Whether two values are the same as a whole; None if their parts must be compared."""
-        if type(now) is not type(written) and self.compare("", type(now), type(written)) is not None:
+        if type(now) is not type(written) and self.difference("", type(now), type(written)) is not None:
             return False
         if isinstance(now, (dict, list, tuple)):  # as a whole, 1, 1.0 and True would be equal in them
             return None

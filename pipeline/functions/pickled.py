@@ -293,7 +293,8 @@ def _culprit(name: str, value: Any, depth: int = _MAX_DEPTH) -> tuple[str, str] 
     except Exception as error:  # noqa: BLE001 - objects may raise anything
         if known := _obstacle(value):
             return name, known
-        inner = (_culprit(name + path, part, depth - 1) for path, part in _parts(value) if depth)
+        parts = _parts(value, attributes=True) if depth else ()
+        inner = (_culprit(name + path, part, depth - 1) for path, part in parts)
         return next(filter(None, inner), (name, f"cannot be pickled: {error}"))
     return None
 
@@ -301,21 +302,17 @@ def _culprit(name: str, value: Any, depth: int = _MAX_DEPTH) -> tuple[str, str] 
 def _places(name: str, value: Any, depth: int = _MAX_DEPTH) -> Iterator[tuple[str, Any]]:
     """Yield a value and, if it is a container, what is in it, each after its name."""
     yield name, value
-    for path, part in _items(value) if depth else ():
+    for path, part in _parts(value) if depth else ():
         yield from _places(name + path, part, depth - 1)
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    yield from _items(value)
-    if hasattr(value, "__dict__") and not isinstance(value, ModuleType):
-        yield from ((f".{name}", part) for name, part in vars(value).items())
-
-
-def _items(value: Any) -> Iterator[tuple[str, Any]]:
+def _parts(value: Any, *, attributes: bool = False) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         yield from ((f"[{key!r}]", part) for key, part in [*value.items()][:_MAX_ITEMS])
     elif isinstance(value, (list, tuple)):
         yield from ((f"[{place}]", part) for place, part in enumerate(value[:_MAX_ITEMS]))
+    if attributes and hasattr(value, "__dict__") and not isinstance(value, ModuleType):
+        yield from ((f".{name}", part) for name, part in vars(value).items())
 
 
 def model_advice(call: Call) -> str | None:

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from manycpu.pipeline.functions.difference import difference
+from manycpu.pipeline.functions.difference import Comparison
 from manycpu.pipeline.functions.program import does_nothing, globals_of, operands, write_program
 from manycpu.pipeline.spec.errors import BadInputError
 
@@ -81,8 +81,8 @@ def function_module(function: Callable[..., Any], foreign: Collection[str] = ())
     tree, node = _parsed(function)
     node.decorator_list = []
     pieces = _Pieces(function, tree, node)
-    future = [one for one in tree.body if _is_future(one)]
-    body = [*future, *sorted(pieces.found(), key=_place), node]
+    found = {id(one): one for ones in pieces.used.values() for one in ones}.values()
+    body = [*pieces.future, *sorted(found, key=_place), node]
     _check_unchanged(function, pieces.used, body)
     source = "\n\n".join(map(ast.unparse, body)) + "\n\n" + _CALL.format(name=node.name)
     return FunctionModule(source, frozenset(pieces.modules), _roots(function))
@@ -129,7 +129,7 @@ def _check_unchanged(
         if pieces and not isinstance(pieces[0], _Import) and name in function.__globals__
     }
     for name, value in (now | {function.__name__: function}).items():
-        if found := difference(name, value, again[name], names):
+        if found := Comparison(names).difference(name, value, again[name]):
             subject = "it" if value is function else f"it uses `{name}`, which"
             raise _refusal(function, f"{subject} is changed after its definition ({found})", _ONCE)
 
@@ -152,7 +152,7 @@ def _objections(function: Callable[..., Any], foreign: Collection[str]) -> Itera
     for name, parameter in inspect.signature(function).parameters.items():
         if name in foreign and parameter.default in (parameter.empty, None):
             fix = f'Rename the parameter, and pass a template to it, such as day="{{{{ {name} }}}}"'
-            yield f"ranks know nothing of Airflow's context, such as `{name}`", fix
+            yield f"ranks have no values of Airflow's context, such as `{name}`", fix
 
 
 def _parsed(function: Callable[..., Any]) -> tuple[ast.Module, ast.FunctionDef]:
@@ -176,7 +176,9 @@ class _Pieces:
 
     def __init__(self, function: Callable[..., Any], tree: ast.Module, node: ast.FunctionDef) -> None:
         self._function, self._tree = function, tree
-        self._future = [one for one in tree.body if _is_future(one)]
+        self.future = [
+            one for one in tree.body if isinstance(one, ast.ImportFrom) and one.module == "__future__"
+        ]
         self._bound: dict[str, list[ast.stmt]] = {}
         for statement in tree.body:
             for name in operands(_compiled(statement), "STORE_NAME", "STORE_GLOBAL"):
@@ -185,10 +187,6 @@ class _Pieces:
         self.used: dict[str, list[ast.stmt]] = {node.name: []}
         self._add_used_by(node, function)
 
-    def found(self) -> Collection[ast.stmt]:
-        """Return all statements, each once."""
-        return {id(one): one for ones in self.used.values() for one in ones}.values()
-
     def _add_used_by(self, piece: ast.stmt, value: Any = None) -> None:
         """Add the statements that a statement uses, and those that they use in turn."""
         self._write_values(piece, value)
@@ -196,7 +194,7 @@ class _Pieces:
             if isinstance(one, _Import):
                 for alias in one.names:
                     self._imported(_name_of(alias), one)
-        for name in sorted(globals_of(_compiled(*self._future, piece))):
+        for name in sorted(globals_of(_compiled(*self.future, piece))):
             if name not in self.used and (name in self._bound or name not in _BUILTIN_NAMES):
                 self.used[name] = self._definitions(name)
                 for one in self.used[name]:
@@ -321,10 +319,6 @@ def _compiled(*pieces: ast.stmt) -> CodeType:
     return compile(ast.Module([*pieces], type_ignores=[]), "<piece>", "exec", dont_inherit=True)
 
 
-def _is_future(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
-
-
 def _name_of(alias: ast.alias) -> str:
     """Return the name that an import binds."""
     return alias.asname or alias.name.partition(".")[0]
@@ -340,13 +334,11 @@ def _is_constant(statement: ast.Assign | ast.AnnAssign) -> bool:
 
 def _may_vary(value: ast.expr) -> bool:
     """Whether an expression may have another value each time: it has a call, or an item of an attribute."""
-    match value:
-        case ast.Lambda():
-            return False
-        case ast.Subscript(value=ast.Attribute()):
-            return True
+    if isinstance(value, ast.Lambda):
+        return False
+    has_item = isinstance(value, ast.Subscript) and isinstance(value.value, ast.Attribute)
     parts = (part for part in ast.iter_child_nodes(value) if isinstance(part, ast.expr))
-    return isinstance(value, _VARYING_NODES) or any(map(_may_vary, parts))
+    return has_item or isinstance(value, _VARYING_NODES) or any(map(_may_vary, parts))
 
 
 def _literal_of(value: Any, written: ast.expr) -> ast.expr | None:
@@ -364,10 +356,7 @@ def _literal_of(value: Any, written: ast.expr) -> ast.expr | None:
 def _line_of_change(tree: ast.Module, name: str, *, imported: bool = False) -> int | None:
     """Find the first top-level line that changes the value of a name in place; None if there is none.
 
-    Args:
-        tree: The file.
-        name: The name.
-        imported: Whether it is imported: then only attributes that are set count.
+    Of an imported name only attributes that are set count.
     """
 
     def changes(node: ast.stmt | ast.expr) -> bool:

@@ -117,7 +117,6 @@ class CellDisplay(Silent):
         self._drawn_at = 0.0
 
     def say(self, text: str) -> None:
-        """Print a line of manycpu itself."""
         with suppress(OSError):  # a closed terminal or a full disk must not lose what the function returns
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
@@ -129,17 +128,14 @@ class CellDisplay(Silent):
             self.say(f"warning: {text}")
 
     def begin(self, verb: str) -> None:
-        """Show the step of the run."""
         self._step, self._text, self._share = "training" if verb == "wait" else verb, "", None
         self._draw()
 
     def progress(self, done: int, total: int) -> None:
-        """Show how much of a transfer is done."""
         self._text, self._share = f"{decimal(done)} of {decimal(total)}", done / total if total else None
         self._draw()
 
     def finding(self, finding: Finding) -> None:
-        """Print a warning of preflight."""
         self.warn(str(finding))
 
     def line(self, line: RankLine) -> None:
@@ -172,7 +168,6 @@ class CellDisplay(Silent):
             self._paced.event(event, line)
 
     def flush(self) -> None:
-        """Print the last progress if there is no block."""
         self._paced.flush()
 
     def report(self, written: Report, path: str) -> None:

@@ -235,7 +235,7 @@ def test_what_cannot_be_taken_along_is_refused_by_name(
 def test_parameters_of_airflows_context_are_refused_unless_they_are_given(tmp_path: Path) -> None:
     text = "def fit(lr, ds): return 1\ndef other(lr, ds='today'): return 1\n"
     module = imported(text, tmp_path)
-    assert "ranks know nothing of Airflow's context, such as `ds`" in refused(module.fit, ("ds", "ti"))
+    assert "ranks have no values of Airflow's context, such as `ds`" in refused(module.fit, ("ds", "ti"))
     assert function_module(module.other, ("ds", "ti")).source
 
 
@@ -252,7 +252,7 @@ def test_parameters_of_airflows_context_are_refused_unless_they_are_given(tmp_pa
     ],
 )
 def test_what_is_changed_after_its_definition_is_refused(change: str, tmp_path: Path) -> None:
-    """The ranks would have it as it is written down, without notice."""
+    """The ranks would have it as the source says, without a message."""
     text = f"TABLE = {{'a': 1}}\nclass Kept:\n    x = 1\ndef fit():\n    return TABLE, Kept\n{change}\n"
     assert "is changed after its definition (" in refused(imported(text, tmp_path).fit)
 
@@ -453,6 +453,13 @@ def test_modules_of_the_dags_folder_go_along(tmp_path: Path, monkeypatch: pytest
     of_the_package = [f"common_of_all/{name}" for name in ("__init__.py", "steps.py", "table.csv")]
     assert files == ["below_of_all.py", "beside_of_all.py", *of_the_package, "program.py"]
     assert executed(module.source, tmp_path / "ran") == '[1, 2, "yaml"]'
+
+
+def test_one_statement_may_import_several_modules_of_a_package(tmp_path: Path) -> None:
+    text = "import xml.dom, json, xml.sax\ndef fit():\n    return [xml.dom.__name__, xml.sax.__name__]\n"
+    source = function_module(imported(text, tmp_path).fit).source
+    assert executed(source, tmp_path) == ["xml.dom", "xml.sax"]
+    assert "json" not in source
 
 
 def test_what_only_looks_at_a_constant_changes_nothing(tmp_path: Path) -> None:

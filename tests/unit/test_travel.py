@@ -119,7 +119,7 @@ def test_what_an_object_leaves_behind_by_itself_is_no_reason_to_stay(
     assert reader.lock.acquire(blocking=False)
 
 
-def test_a_lock_that_is_free_is_made_anew(tmp_path: Path) -> None:
+def test_a_free_lock_is_replaced_by_a_new_one(tmp_path: Path) -> None:
     """As a forked process has one of its own; also one of the package filelock, which was used before."""
     of_files = FileLock(tmp_path / "x.lock", timeout=3)
     with of_files:
