@@ -82,15 +82,14 @@ def function_module(function: Callable[..., Any], foreign: Collection[str] = ())
     node.decorator_list = []
     pieces = _Pieces(function, tree, node)
     found = {id(one): one for ones in pieces.used.values() for one in ones}.values()
-    body = [*pieces.future, *sorted(found, key=_place), node]
+    # Imports first, each kind as in the file.
+    ordered = sorted(
+        found, key=lambda one: (not isinstance(one, _Import), one.lineno, one.col_offset, ast.unparse(one))
+    )
+    body = [*pieces.future, *ordered, node]
     _check_unchanged(function, pieces.used, body)
     source = "\n\n".join(map(ast.unparse, body)) + "\n\n" + _CALL.format(name=node.name)
     return FunctionModule(source, frozenset(pieces.modules), _roots(function))
-
-
-def _place(piece: ast.stmt) -> tuple[bool, int, int, str]:
-    """Return by what statements are ordered: imports first, each kind as in the file."""
-    return not isinstance(piece, _Import), piece.lineno, piece.col_offset, ast.unparse(piece)
 
 
 def _roots(function: Callable[..., Any]) -> list[Path]:
@@ -211,11 +210,13 @@ class _Pieces:
             match one:
                 case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                     self._write_values(one, members.get(one.name))
-                case ast.Assign(targets=[target, *_]) | ast.AnnAssign(target=target):
-                    known = isinstance(target, ast.Name) and target.id in members and one.value
-                    if known and _may_vary(known) and not self._describes_a_field(known):
-                        one.value = _literal_of(members[target.id], known) or known
-                case ast.Pass() | ast.Expr(value=ast.Constant()):
+                case (
+                    ast.Assign(targets=[ast.Name(id=name), *_], value=ast.expr() as given)
+                    | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as given)
+                ) if name in members and _may_vary(given):
+                    if not self._describes_a_field(given):
+                        one.value = _literal_of(members[name], given) or given
+                case ast.Assign() | ast.AnnAssign() | ast.Pass() | ast.Expr(value=ast.Constant()):
                     pass
                 case _:
                     what = f"has a statement in it that defines nothing (line {one.lineno})"
