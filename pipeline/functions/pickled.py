@@ -20,6 +20,7 @@ from rich.filesize import decimal
 from manycpu.pipeline.functions.program import (
     code_objects,
     globals_of,
+    item_name,
     operands,
     script_name,
     write_program,
@@ -79,7 +80,7 @@ class Call:
             seen.add(id(item))
             for name, value in _used_by(item):
                 found.append((f"{name} (which {user} uses)" if user else name, value))
-                waiting.append((_item_name(value) if callable(value) else name, value))
+                waiting.append((item_name(value) if callable(value) else name, value))
         # Each value once, by the first name that was found.
         return [*{id(value): (name, value) for name, value in reversed(found)}.values()][::-1]
 
@@ -130,7 +131,7 @@ def _used_by(item: Any) -> Iterator[tuple[str, Any]]:
         case MethodType():
             yield from (("self", item.__self__), (item.__name__, item.__func__))
         case partial():
-            yield _item_name(item.func), item.func
+            yield item_name(item.func), item.func
             yield from ((f"args[{place}]", value) for place, value in enumerate(item.args))
             yield from item.keywords.items()
         case FunctionType() if _is_of_the_notebook(item):
@@ -152,11 +153,6 @@ def _used_by(item: Any) -> Iterator[tuple[str, Any]]:
 def _is_of_the_notebook(item: FunctionType | type) -> bool:
     """Whether a function or class travels by value: it is in no module that ranks can import."""
     return item.__module__ == "__main__" or item.__module__ not in sys.modules
-
-
-def _item_name(item: Any) -> str:
-    """Return the name of a function or class, or that of the class of any other value."""
-    return str(getattr(item, "__name__", type(item).__name__))
 
 
 def _modules(call: Call) -> Iterator[str]:

@@ -11,7 +11,15 @@ from typing import Any, Final
 
 from manycpu.pipeline.spec.program import copy_files
 
-__all__ = ["code_objects", "does_nothing", "globals_of", "operands", "script_name", "write_program"]
+__all__ = [
+    "code_objects",
+    "does_nothing",
+    "globals_of",
+    "item_name",
+    "operands",
+    "script_name",
+    "write_program",
+]
 
 _LOOKUPS: Final = (
     *("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"),
@@ -49,13 +57,22 @@ def does_nothing(function: Callable[..., Any]) -> bool:
     return any(is_kind(function) for is_kind in kinds)
 
 
+def item_name(item: Any) -> str:
+    """Return the name of a function or class, or that of the class of any other value.
+
+    >>> item_name(len), item_name(3)
+    ('len', 'int')
+    """
+    return str(getattr(item, "__name__", type(item).__name__))
+
+
 def script_name(function: Callable[..., Any]) -> str:
     """Return the name of a function's script, which hides no module: ranks import from its folder first.
 
     >>> script_name(print), script_name(lambda: None)
     ('print-function.py', 'a-function.py')
     """
-    name = str(getattr(function, "__name__", type(function).__name__))
+    name = item_name(function)
     return f"{name if name.isidentifier() else 'a'}-function.py"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from manycpu.pipeline.functions.difference import Comparison
-from manycpu.pipeline.functions.program import does_nothing, globals_of, operands, write_program
+from manycpu.pipeline.functions.program import does_nothing, globals_of, item_name, operands, write_program
 from manycpu.pipeline.spec.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -312,8 +312,8 @@ class _Pieces:
 
 
 def _refusal(function: Callable[..., Any], what: str, fix: str) -> BadInputError:
-    name = getattr(function, "__name__", type(function).__name__)
-    return BadInputError(f"{what}, so that it cannot run in the ranks of a training", field=name, fix=fix)
+    message = f"{what}, so that it cannot run in the ranks of a training"
+    return BadInputError(message, field=item_name(function), fix=fix)
 
 
 def _compiled(*pieces: ast.stmt) -> CodeType:

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from manycpu.pipeline.functions import pickled
-from manycpu.pipeline.functions.program import does_nothing, script_name
+from manycpu.pipeline.functions.program import does_nothing, item_name, script_name
 from manycpu.pipeline.node.function import meet, versions
 from manycpu.pipeline.notebook.cell import CellDisplay, block_of_cell
 from manycpu.pipeline.runfile import read_run_file
@@ -210,7 +210,7 @@ def _check_call(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     if not isinstance(args, tuple | list):
         fix = "Write them as a tuple: args=(1, 2), or (1,)"
         raise BadInputError(f"args are {args!r}", field="args", fix=fix)
-    name = getattr(function, "__name__", type(function).__name__)
+    name = item_name(function)
     if does_nothing(function):
         fix = "Wrap it into a function that does the work"
         message = f"{name} is async or yields: a call of it does nothing"
