@@ -26,7 +26,7 @@ from manycpu.pipeline.functions.program import (
     write_program,
 )
 from manycpu.pipeline.node.function import FUNCTION, NOTES, versions
-from manycpu.pipeline.spec import xla
+from manycpu.pipeline.functions import xla
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.extras import require
 
