@@ -23,14 +23,7 @@ _TAR: Final = "application/vnd.oci.image.layer.v1.tar"
 
 
 class Archive:
-    """An archive with one image.
-
-    Args:
-        file: The archive.
-
-    Raises:
-        BuildError: It is no such archive, or its image is not for linux/amd64.
-    """
+    """An archive with one image."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -80,12 +73,6 @@ class Archive:
 
 def write(file: Path, name: str, image: Image, contents: Iterable[Content]) -> None:
     """Write an archive atomically.
-
-    Args:
-        file: The archive.
-        name: The image's name, with its tag.
-        image: The image.
-        contents: Its layers.
 
     Raises:
         BuildError: The content of a layer does not match its digest.

@@ -45,11 +45,7 @@ def amount(quantity: str) -> Decimal:
 
 
 def connect(connection: str | None = None) -> client.ApiClient:
-    """Make a client: from a kubeconfig, else the pod's own account, else $KUBECONFIG or ~/.kube/config.
-
-    Raises:
-        ClusterError: There is none, or it cannot be read.
-    """
+    """Make a client: from a kubeconfig, else the pod's own account, else $KUBECONFIG or ~/.kube/config."""
     try:
         if connection is not None:
             return config.new_client_from_config(str(Path(connection).expanduser()))
@@ -68,12 +64,7 @@ def connect(connection: str | None = None) -> client.ApiClient:
 
 
 class Cluster:
-    """One namespace, as one account may see it.
-
-    Args:
-        connect: Makes a client; called again when credentials were renewed.
-        namespace: The namespace.
-    """
+    """One namespace, as one account may see it; when credentials were renewed, ``connect`` is called again."""
 
     def __init__(self, connect: Connect, namespace: str) -> None:
         self.connect, self.namespace = connect, namespace
@@ -125,11 +116,7 @@ class Cluster:
         return [{**item, "kind": kind} for item in answer.get("items", [])]
 
     def create(self, manifest: KubeObject, *, dry_run: bool = False) -> KubeObject:
-        """Create an object, or return the existing one of its name: names belong to one run.
-
-        Raises:
-            ClusterError: The cluster refuses it.
-        """
+        """Create an object, or return the existing one of its name: names belong to one run."""
         kind, name = kind_of(manifest), manifest["metadata"]["name"]
         query = {"dryRun": "All"} if dry_run else {}
         with suppress(ConflictError):
@@ -140,12 +127,6 @@ class Cluster:
 
     def patch(self, kind: str, name: str, body: KubeObject, *, deadline: float = DEADLINE) -> KubeObject:
         """Change an object by a JSON merge patch; a uid and a resourceVersion in it must be current.
-
-        Args:
-            kind: Its kind.
-            name: Its name.
-            body: The patch.
-            deadline: Seconds of retries.
 
         Raises:
             ConflictError: The uid or the resourceVersion is not current.
@@ -200,18 +181,7 @@ class Cluster:
         body: KubeObject | None = None,
         deadline: float = DEADLINE,
     ) -> KubeObject:
-        """Call the API; retry transient errors.
-
-        Args:
-            method: The HTTP method.
-            path: The path on the API server.
-            query: The query's parameters.
-            body: The body, sent as JSON.
-            deadline: Seconds of retries.
-
-        Raises:
-            ClusterError: The cluster refuses the call, or does not answer in time.
-        """
+        """Call the API; retry transient errors."""
         answer: KubeObject = json.loads(self._ask(method, path, dict(query or {}), body, deadline))
         return answer
 

@@ -67,12 +67,7 @@ class LogPart(NamedTuple):
 
 
 class ClusterWatch:
-    """One namespace, as one account may see it, in an event loop.
-
-    Args:
-        connect: Makes a client with fresh credentials; called on a thread.
-        namespace: The namespace.
-    """
+    """One namespace, as one account may see it, in an event loop; ``connect`` is called on a thread."""
 
     def __init__(self, connect: Connect, namespace: str) -> None:
         self._stream, self._namespace = ClusterStream(connect), namespace

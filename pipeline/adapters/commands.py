@@ -35,18 +35,7 @@ def run(
     cwd: str | Path | None = None,
     input: bytes | None = None,  # noqa: A002 - the name that subprocess gives it
 ) -> Completed:
-    """Run a command to its end.
-
-    Args:
-        argv: The program and its arguments; no shell is involved.
-        timeout: Seconds after which it is killed.
-        env: Its whole environment; default: that of this process.
-        cwd: Its working folder.
-        input: Its stdin.
-
-    Raises:
-        LaunchError: There is no such program, or it timed out.
-    """
+    """Run a command to its end, with the whole environment ``env``; after ``timeout`` seconds it is killed."""
     try:
         done = subprocess.run(
             list(argv),

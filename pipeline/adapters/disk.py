@@ -50,11 +50,7 @@ def try_out(folder: Path) -> None:
 
 
 def remove(folder: str, tick: Callable[[], None]) -> None:
-    """Delete a folder and all below it, without following links; ``tick`` is called for each entry.
-
-    Raises:
-        OSError: Something could not be deleted.
-    """
+    """Delete a folder and all below it, without following links; ``tick`` is called for each entry."""
     with os.scandir(folder) as entries:
         for entry in entries:
             tick()
@@ -66,11 +62,7 @@ def remove(folder: str, tick: Callable[[], None]) -> None:
 
 
 def copy(source: Path, folder: Path) -> None:
-    """Copy a folder, and make all of the copy writable for its owner.
-
-    Raises:
-        OSError: It cannot be read, or the disk is full.
-    """
+    """Copy a folder, and make all of the copy writable for its owner."""
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.copytree(source, partial, symlinks=True)
     for path in (partial, *partial.rglob("*")):
@@ -81,10 +73,6 @@ def copy(source: Path, folder: Path) -> None:
 
 def clone(source: int, file: int) -> bool:
     """Make an empty file share the blocks of another (copy on write).
-
-    Args:
-        source: Descriptor of the other file.
-        file: Descriptor of the empty file.
 
     Returns:
         Whether it does; False: the file system cannot, or the files are on two file systems.
@@ -97,11 +85,7 @@ def clone(source: int, file: int) -> bool:
 
 
 def sync(folder: Path) -> None:
-    """Flush everything below a folder to disk, with one call however many files there are.
-
-    Raises:
-        OSError: The disk did not take it.
-    """
+    """Flush everything below a folder to disk, with one call however many files there are."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         if _syncfs is None:

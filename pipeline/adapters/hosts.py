@@ -58,9 +58,6 @@ def parse_hostfile(text: str) -> tuple[Host, ...]:
 
     >>> parse_hostfile("node-a\nnode-b:2  # big\n")
     (Host(name='node-a', slots=None), Host(name='node-b', slots=2))
-
-    Raises:
-        BadInputError: A line cannot be read, a host is named twice, or there is none.
     """
     hosts: dict[str, Host] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -109,11 +106,7 @@ class _Inspected(NamedTuple):
 
 
 def chosen(target: BareMetal, run: TrainingRun) -> tuple[Host, ...]:
-    """Read the hostfile, and select as many hosts as the run has nodes: the first ones.
-
-    Raises:
-        BadInputError: The file cannot be read, or has too few hosts, or slots.
-    """
+    """Read the hostfile, and select as many hosts as the run has nodes: the first ones."""
     try:
         hosts = parse_hostfile(Path(target.hostfile).read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -143,14 +136,7 @@ def chosen(target: BareMetal, run: TrainingRun) -> tuple[Host, ...]:
 def check(
     target: BareMetal, run: TrainingRun, mpi: Mpi | None, needs: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """Check Python, manycpu, torch, cores and MPI of every host.
-
-    Args:
-        target: The hosts.
-        run: The run.
-        mpi: The MPI that starts the ranks.
-        needs: Package -> version that the hosts must have.
-    """
+    """Check Python, manycpu, torch, cores and MPI of every host; ``needs`` maps packages to their versions."""
     try:
         hosts = chosen(target, run)
     except BadInputError as error:

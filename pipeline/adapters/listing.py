@@ -49,10 +49,6 @@ class Rows(Collection[Row], Generic[Row]):
     """A list of rows of a path, a size, a text and a flag, in about 40 bytes each beside their texts.
 
     Fields end with NUL, which no path has. Names of files that are not UTF-8 are as in :func:`os.fsdecode`.
-
-    Args:
-        kind: The NamedTuple that a row is.
-        rows: The first rows.
     """
 
     def __init__(self, kind: Callable[[str, int, str, bool], Row], rows: Iterable[Row] = ()) -> None:
@@ -76,11 +72,7 @@ class Rows(Collection[Row], Generic[Row]):
         return rows
 
     def append(self, row: Row) -> None:
-        """Add a row.
-
-        Raises:
-            ValueError: It has a NUL.
-        """
+        """Add a row."""
         path, size, text, flag = row
         line = f"{path}\0{size}\0{text}\0{'x' if flag else ''}\0".encode(errors="surrogateescape")
         if line.count(b"\0") != _FIELDS:
@@ -123,14 +115,8 @@ def item_of(path: str, status: os.stat_result) -> Item:
 def below(folder: str, left_out: LeftOut | None = None, *, follow: bool = True) -> Iterator[Item]:
     """List the files below a folder on disk, sorted by path.
 
-    Args:
-        folder: The folder.
-        left_out: Called for what is no file or folder; None: that is an error.
-        follow: Whether to list the targets of links in their place; if not, links are no files.
-
-    Raises:
-        OddFileError: Something is no file or folder.
-        OSError: A folder cannot be read.
+    Without ``left_out``, what is no file or folder is an OddFileError. With ``follow``, the targets of links are
+    listed in their place; without, links are no files.
     """
     return _Walk(left_out or _refuse, follow).below(folder, "", ())
 

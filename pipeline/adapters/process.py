@@ -67,9 +67,6 @@ def start(manifest: Mapping[str, Any], directory: Path, job: Job, lock: int) -> 
         job: The attempt and its budgets.
         lock: A file descriptor that holds the ledger's lock. The starter inherits it, so no other process
             starts this run before the handle is on disk, even if this process is killed in between.
-
-    Raises:
-        LaunchError: The supervisor did not come up.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for file, text in manifest["files"].items():
@@ -153,9 +150,6 @@ def end_leftovers(handle: ProcessHandle) -> None:
 
     They are known by their output, which no other attempt has. A rank may ignore the SIGTERM that its
     launcher gets when the supervisor dies.
-
-    Raises:
-        LaunchError: One does not end.
     """
     output = f"{handle.directory}/output"
 
@@ -180,11 +174,7 @@ def unseen_error(handle: ProcessHandle, unseen: str) -> UnseenError:
 
 
 def declare_gone(handle: ProcessHandle) -> None:
-    """Write the exit record of a process whose host or container is gone for good, as a person confirms.
-
-    Raises:
-        LaunchError: It lives.
-    """
+    """Write the exit record of a process whose host or container is gone for good, as a person confirms."""
     if is_alive(handle):
         raise LaunchError(
             f"process {handle.pid} of run {handle.run} lives on this host",

@@ -40,11 +40,7 @@ class Repository:
         self._push = (f"repository:{name}:pull,push",)
 
     def digest(self, version: str) -> str | None:
-        """Look up the digest of a tag or a digest; None: the registry has no such image.
-
-        Raises:
-            RegistryError: The registry refuses the call.
-        """
+        """Look up the digest of a tag or a digest; None: the registry has no such image."""
         answer = self._ask("HEAD", f"manifests/{version}", self._pull, fine=(_NOT_FOUND,), headers=_ACCEPTED)
         if answer.status_code == _NOT_FOUND:
             return None
@@ -52,12 +48,7 @@ class Repository:
         return digest or sha256(self._manifest(version).content)
 
     def pull(self, version: str) -> Image:
-        """Read an image's manifest and config; of an image for several platforms those for linux/amd64.
-
-        Raises:
-            BuildError: It is not for linux/amd64.
-            RegistryError: There is no such image, or its content does not match its digest.
-        """
+        """Read an image's manifest and config; of an image for several platforms those for linux/amd64."""
         answer = self._manifest(version)
         name = f"{self.connection.host}/{self.name}:{version}"
         if answer.headers.get("Content-Type", "").partition(";")[0] in INDEXES:
@@ -93,11 +84,7 @@ class Repository:
         return answer.status_code == _CREATED
 
     def push(self, content: Content) -> None:
-        """Push a blob, unless the repository has it; a broken upload starts again.
-
-        Raises:
-            RegistryError: The registry refuses it, or its content does not match its digest.
-        """
+        """Push a blob, unless the repository has it; a broken upload starts again."""
         if self.has(content.digest):
             return
         retrying = Retrying(
@@ -109,11 +96,7 @@ class Repository:
         retrying(self._send, content)
 
     def push_image(self, image: Image, tag: str) -> str:
-        """Push a manifest, after the blobs that it names; returns the digest.
-
-        Raises:
-            RegistryError: The registry refuses it, or stores it under another digest.
-        """
+        """Push a manifest, after the blobs that it names; returns the digest."""
         headers = {"Content-Type": image.media_type}
         body = image.manifest_bytes
         answer = self._ask("PUT", f"manifests/{tag}", self._push, data=body, headers=headers)
@@ -123,11 +106,7 @@ class Repository:
         return image.digest
 
     def check_push(self) -> None:
-        """Check that pushes are allowed: begin an upload, and cancel it.
-
-        Raises:
-            RegistryError: They are not.
-        """
+        """Check that pushes are allowed: begin an upload, and cancel it."""
         self._cancel(self._ask("POST", "blobs/uploads/", self._push))
 
     def _send(self, content: Content) -> None:

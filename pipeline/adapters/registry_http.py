@@ -77,10 +77,6 @@ class Connection:
             fine: Statuses that are no errors, beside those below 400.
             patient: Whether to retry.
             options: Options of requests, such as the body, in bytes since it may be sent twice.
-
-        Raises:
-            TransientError: The registry is away or overloaded.
-            RegistryError: The registry refuses the call.
         """
         retrying = Retrying(
             retry=retry_if_exception_type(TransientError),

@@ -53,11 +53,7 @@ def docker_folder() -> Path:
 
 
 def docker_config(path: str | None = None) -> dict[str, Any]:
-    """Read docker's config.json: the one given, $DOCKER_CONFIG's or ~/.docker's; empty: there is none.
-
-    Raises:
-        BadInputError: The one given does not exist, or it is no JSON.
-    """
+    """Read docker's config.json: the one given, $DOCKER_CONFIG's or ~/.docker's; empty: there is none."""
     file = Path(path).expanduser() if path else docker_folder() / "config.json"
     try:
         config: dict[str, Any] = json.loads(file.read_text())
@@ -87,11 +83,7 @@ def from_config(config: Mapping[str, Any], registry: str) -> Login | None:
 
 
 def from_secret(secret: Mapping[str, Any], registry: str) -> Login | None:
-    """Find a registry's login in a Secret of type kubernetes.io/dockerconfigjson.
-
-    Raises:
-        BadInputError: It is no such Secret.
-    """
+    """Find a registry's login in a Secret of type kubernetes.io/dockerconfigjson."""
     name = secret.get("metadata", {}).get("name")
     try:
         config = json.loads(base64.b64decode(secret["data"][".dockerconfigjson"]))
@@ -171,9 +163,6 @@ def write_docker_settings(folder: Path, auths: Mapping[str, Any]) -> None:
     Args:
         folder: The folder, which does not exist yet.
         auths: Logins as in config.json; they win over the user's logins and credential helpers.
-
-    Raises:
-        BadInputError: The user's config.json cannot be read.
     """
     folder.mkdir()
     users = docker_folder()

@@ -71,11 +71,7 @@ def run(
     timeout: float = _COMMAND_TIMEOUT_S,
     input: bytes | None = None,  # noqa: A002 - the name that subprocess gives it
 ) -> commands.Completed:
-    """Run a command on a host; returns its exit code and its output.
-
-    Raises:
-        LaunchError: The host cannot be reached, or the command timed out.
-    """
+    """Run a command on a host; returns its exit code and its output."""
     done = commands.run(command(target, host, argv), timeout=timeout, input=input)
     if done.code == _UNREACHED:
         raise LaunchError(
@@ -100,18 +96,7 @@ def script(
     variables: Mapping[str, str | Path],
     timeout: float = _COMMAND_TIMEOUT_S,
 ) -> commands.Completed:
-    """Run a shell script on a host; if it succeeds, ``out`` is its output without banners.
-
-    Args:
-        target: The hosts.
-        host: The host.
-        text: The script.
-        variables: Its shell variables.
-        timeout: Seconds after which it is ended.
-
-    Raises:
-        LaunchError: The host cannot be reached, or the script timed out.
-    """
+    """Run a shell script on a host; if it succeeds, ``out`` is its output without banners."""
     given = "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in variables.items())
     marked = f"{given}printf {shlex.quote(BEGIN)}\n(\n{text}\n) && printf {shlex.quote(_END)}"
     done = run(target, host, ["sh", "-c", marked], timeout=timeout)
@@ -129,11 +114,7 @@ def script_or_raise(
     variables: Mapping[str, str | Path],
     timeout: float = _COMMAND_TIMEOUT_S,
 ) -> str:
-    """Run a shell script on a host, and return its output.
-
-    Raises:
-        LaunchError: It failed, or the host cannot be reached.
-    """
+    """Run a shell script on a host, and return its output."""
     done = script(target, host, text, variables, timeout)
     if done.code:
         named = ", ".join(f"{name.lower()} {value}" for name, value in variables.items())
@@ -145,20 +126,12 @@ def script_or_raise(
 
 
 def make_folder(target: BareMetal, hosts: Sequence[Host], folder: Path) -> None:
-    """Make a folder on every host.
-
-    Raises:
-        LaunchError: A host cannot be reached, or cannot make the folder.
-    """
+    """Make a folder on every host."""
     at_all(hosts, lambda host: script_or_raise(target, host, 'mkdir -p "$FOLDER"', {"FOLDER": folder}))
 
 
 def copy_folder(target: BareMetal, hosts: Sequence[Host], source: Path, folder: Path) -> None:
-    """Copy a folder within every host, unless the copy exists: hosts may share folders.
-
-    Raises:
-        LaunchError: A host cannot be reached, or cannot copy the folder.
-    """
+    """Copy a folder within every host, unless the copy exists: hosts may share folders."""
 
     def copy(host: Host) -> None:
         names: dict[str, str | Path] = {

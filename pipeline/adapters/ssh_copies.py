@@ -123,12 +123,6 @@ def deliver(
     copy. More files, such as bytecode, are no difference. A folder that differs is replaced, unless it is in
     use.
 
-    Args:
-        target: The hosts.
-        hosts: The hosts that need the folder.
-        delivery: The folder.
-        in_use: Whether a run of this machine trains on the folder.
-
     Raises:
         StageError: A copy failed, or differs from the source; it is not moved into place then.
         LaunchError: A host cannot be reached.
@@ -177,11 +171,7 @@ def _send(target: BareMetal, host: Host, delivery: Delivery, seen: str) -> bool:
 def hosts_without(
     target: BareMetal, hosts: Sequence[Host], place: Path, files: Mapping[str, str]
 ) -> list[str]:
-    """Name the hosts on which a file or folder, with the targets of its links, differs from this machine.
-
-    Raises:
-        LaunchError: A host cannot be reached.
-    """
+    """Name the hosts on which a file or folder, with the targets of its links, differs from this machine."""
     expected = _expected(files)
 
     def differs(host: Host) -> bool:

@@ -42,14 +42,7 @@ _SIGNALS: Final = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 class ExitRecord:
-    """The exit record of an attempt; its space on the disk is reserved at the start.
-
-    Args:
-        directory: The attempt's folder.
-
-    Raises:
-        OSError: The disk is full already.
-    """
+    """The exit record of an attempt; its space on the disk is reserved at the start."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / process.EXIT
@@ -92,10 +85,6 @@ class LogCopy:
 
     A line that cannot be written is dropped; before the next one that can be, a warning has their count.
     Events on which the end of the run depends are kept, and written first.
-
-    Args:
-        source: The reading end of the pipe.
-        log: The file, open for appending.
     """
 
     def __init__(self, source: int, log: int) -> None:

@@ -58,10 +58,6 @@ def silence(address: str) -> str | None:
 def name_champion(key: str, sha256: str) -> str | None:
     """Give the alias ``champion`` to the version that a run has registered in the model registry.
 
-    Args:
-        key: The run's key.
-        sha256: Digest of the model that it exported.
-
     Returns:
         Name and version; None: nothing is tracked, or the run has not registered that model.
 
@@ -86,11 +82,7 @@ class _Run(NamedTuple):
 
 
 class MlflowTracker:
-    """Records each attempt as a run of MLflow, which every process finds by its tags.
-
-    Args:
-        address: Address of the server, as in MLFLOW_TRACKING_URI.
-    """
+    """Records each attempt as a run of MLflow, which every process finds by its tags."""
 
     def __init__(self, address: str) -> None:
         for name, value in _QUIET.items():

@@ -24,9 +24,6 @@ class TensorBoardTracker:
     """Writes each attempt into its own folder, ``<run>/<began>-<attempt>``.
 
     Every process writes its own file there, and does not repeat values of another file.
-
-    Args:
-        root: The folder for ``tensorboard --logdir``.
     """
 
     def __init__(self, root: Path) -> None:
@@ -47,11 +44,7 @@ class TensorBoardTracker:
         )
 
     def end(self, tracked: Tracked, ending: Ending) -> None:
-        """Write the missed points, and a text with parameters and tags.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Write the missed points, and a text with parameters and tags."""
         self.send(tracked, ending.points)
         if ending.final:
             self._file(tracked).write([(_text(_ABOUT, _table(tracked, ending)), 0, ending.time)])
