@@ -17,9 +17,7 @@ from manycpu.pipeline.spec.image import INDEXES, OCI, Image, check_platform, cho
 
 __all__ = ["Archive", "write"]
 
-_LAYOUT: Final = b'{"imageLayoutVersion":"1.0.0"}'
-_CONFIG: Final = "application/vnd.oci.image.config.v1+json"
-_TAR: Final = "application/vnd.oci.image.layer.v1.tar"
+_MEDIA_TYPE: Final = "application/vnd.oci.image."
 
 
 class Archive:
@@ -58,8 +56,9 @@ class Archive:
             if tar.getmember(path).isfile():  # a repeated layer is a link the second time
                 self._places[digest] = path
             size = tar.getmember(self._places[digest]).size
-            layers.append({"mediaType": _TAR, "digest": digest, "size": size})
-        described = {"mediaType": _CONFIG, "digest": sha256(config), "size": len(config)}
+            layers.append({"mediaType": f"{_MEDIA_TYPE}layer.v1.tar", "digest": digest, "size": size})
+        kind = f"{_MEDIA_TYPE}config.v1+json"
+        described = {"mediaType": kind, "digest": sha256(config), "size": len(config)}
         manifest = {"schemaVersion": 2, "mediaType": OCI, "config": described, "layers": layers}
         return Image(json.dumps(manifest).encode(), config)
 
@@ -86,7 +85,7 @@ def write(file: Path, name: str, image: Image, contents: Iterable[Content]) -> N
     }
     index = {"schemaVersion": 2, "manifests": [entry]}
     small = {
-        "oci-layout": _LAYOUT,
+        "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
         "index.json": json.dumps(index).encode(),
         _path(image.digest): image.manifest_bytes,
         _path(image.manifest["config"]["digest"]): image.config_bytes,
@@ -96,18 +95,14 @@ def write(file: Path, name: str, image: Image, contents: Iterable[Content]) -> N
             for path, text in small.items():
                 tar.addfile(_info(path, len(text)), io.BytesIO(text))
             for content in {item.digest: item for item in contents}.values():
-                _add(tar, content)
+                with content.open() as stream:
+                    verified = _Verified(stream)
+                    tar.addfile(_info(_path(content.digest), content.size), verified)
+                if f"sha256:{verified.digest.hexdigest()}" != content.digest:
+                    raise BuildError(f"what was read of {content.digest} is something else")
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _add(tar: tarfile.TarFile, content: Content) -> None:
-    with content.open() as stream:
-        verified = _Verified(stream)
-        tar.addfile(_info(_path(content.digest), content.size), verified)
-    if f"sha256:{verified.digest.hexdigest()}" != content.digest:
-        raise BuildError(f"what was read of {content.digest} is something else")
 
 
 class _Verified:

@@ -64,7 +64,7 @@ def connect(connection: str | None = None) -> client.ApiClient:
 
 
 class Cluster:
-    """One namespace, as one account may see it; when credentials were renewed, ``connect`` is called again."""
+    """One namespace, as one account may see it; ``connect`` is called again for renewed credentials."""
 
     def __init__(self, connect: Connect, namespace: str) -> None:
         self.connect, self.namespace = connect, namespace
@@ -157,17 +157,11 @@ class Cluster:
 
     def allowed(self, verb: str, resource: str, *, group: str = "", subresource: str = "") -> bool:
         """Ask whether this account may do something in this namespace."""
-        attributes = {
-            "namespace": self.namespace,
-            "verb": verb,
-            "group": group,
-            "resource": resource,
-            "subresource": subresource,
-        }
+        attributes = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
         body = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": attributes},
+            "spec": {"resourceAttributes": {**attributes, "subresource": subresource}},
         }
         review = self.call("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=body)
         return bool(review["status"]["allowed"])
@@ -197,8 +191,15 @@ class Cluster:
         self, method: str, path: str, query: dict[str, str], body: KubeObject | None, deadline: float
     ) -> bytes:
         began = time.monotonic()
+
+        def may_pass(error: BaseException) -> bool:
+            if not isinstance(error, client.ApiException):
+                return isinstance(error, urllib3.exceptions.HTTPError)
+            in_grace = time.monotonic() - began < _UNAUTHORIZED_GRACE_S
+            return error.status in _TRANSIENT or (error.status == _UNAUTHORIZED and in_grace)
+
         retrying = Retrying(
-            retry=retry_if_exception(lambda error: self._may_pass(error, time.monotonic() - began)),
+            retry=retry_if_exception(may_pass),
             stop=stop_after_delay(deadline),
             wait=wait_exponential_jitter(multiplier=0.2, max=5.0),
             before_sleep=self._between_tries,
@@ -226,14 +227,6 @@ class Cluster:
             self._ahead = parsedate_to_datetime(response.headers["Date"]).timestamp() + 0.5 - time.time()
         return bytes(response.data)
 
-    @staticmethod
-    def _may_pass(error: BaseException, seconds: float) -> bool:
-        if isinstance(error, client.ApiException):
-            return error.status in _TRANSIENT or (
-                error.status == _UNAUTHORIZED and seconds < _UNAUTHORIZED_GRACE_S
-            )
-        return isinstance(error, urllib3.exceptions.HTTPError)
-
     def _between_tries(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         if isinstance(error, client.ApiException) and error.status == _UNAUTHORIZED:
@@ -257,13 +250,12 @@ def _explained(error: Exception, method: str, path: str) -> ClusterError:
     except (KeyError, TypeError, ValueError):
         reason = f"{error.status} {error.reason}"
     message = f"{method} {path}: {reason}"
-    if _NO_WEBHOOK in message:
+    if "failed calling webhook" in message:  # the words of API servers
         fix = "A webhook of the cluster does not answer: see that its operator runs, and run again"
         return ClusterError(message, field="target.connection", fix=fix, status=error.status)
     return ClusterError.of_status(error.status, message, fix=_FIXES.get(error.status))
 
 
-_NO_WEBHOOK = "failed calling webhook"  # the words of API servers
 _FIXES = {
     401: "The cluster does not accept the credentials: see target.connection",
     403: "Give this account the Role of docs/kubernetes.md there (`manycpu preflight` names what is missing)",

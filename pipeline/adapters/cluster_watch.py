@@ -23,11 +23,8 @@ from manycpu.pipeline.spec.kube_object import KubeObject
 __all__ = ["FAILURES", "Backoff", "Changes", "ClusterWatch", "LogPart", "NoLogError", "shared"]
 
 RELIST: Final = 240  # seconds after which a watch starts again, from a list
-_SILENCE: Final = (
-    100.0  # seconds without a byte, bookmarks included, after which a connection is presumed dead
-)
-_UNMARKED: Final = frozenset({"Event"})
-"""Kinds that the API server does not cache: their watches get no bookmarks."""
+_SILENCE: Final = 100.0  # seconds without a byte, not even a bookmark: the connection is presumed dead
+_UNMARKED: Final = frozenset({"Event"})  # not cached by the API server: their watches get no bookmarks
 _BROKEN: Final = (aiohttp.ClientError, OSError, TimeoutError)
 _PAGE: Final = 500  # objects of a list in one answer
 _LINE_LIMIT_BYTES: Final = 1 << 18  # of a log's line
@@ -98,7 +95,9 @@ class ClusterWatch:
             while True:
                 yield await _next(queue, tasks)
         finally:
-            await _end(tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def changes(self, kind: str, query: Mapping[str, str]) -> AsyncGenerator[Changes]:
         """Yield all objects of a kind, then what changes; all of them again after every break, for ever."""
@@ -253,9 +252,3 @@ async def _next(queue: "asyncio.Queue[Changes]", tasks: "list[asyncio.Task[None]
         raise RuntimeError("a watch ended, which none should")
     finally:
         getting.cancel()
-
-
-async def _end(tasks: "list[asyncio.Task[None]]") -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

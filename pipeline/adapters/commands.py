@@ -35,7 +35,7 @@ def run(
     cwd: str | Path | None = None,
     input: bytes | None = None,  # noqa: A002 - the name that subprocess gives it
 ) -> Completed:
-    """Run a command to its end, with the whole environment ``env``; after ``timeout`` seconds it is killed."""
+    """Run a command to its end, or kill it after ``timeout`` seconds; ``env`` is its whole environment."""
     try:
         done = subprocess.run(
             list(argv),
@@ -51,9 +51,7 @@ def run(
     except OSError as error:
         raise LaunchError(f"{argv[0]!r} cannot be run: {error.strerror or error}") from error
     except subprocess.TimeoutExpired as error:
-        printed = error.stdout or ""
-        text = printed.decode(errors="replace") if isinstance(printed, bytes) else printed
-        output = text.strip()[-2000:]
+        output = bytes(error.stdout or b"").decode(errors="replace").strip()[-2000:]
         raise LaunchError(
             f"{' '.join(argv)!r} did not end within {timeout:g} s; it said: {output}"
         ) from error
@@ -82,9 +80,8 @@ def follow(
         )
     except OSError as error:
         raise LaunchError(f"{argv[0]!r} cannot be run: {error.strerror or error}") from error
-    timer = threading.Timer(
-        timeout, _kill_tree, [process]
-    )  # it only kills: a second waiter would get no exit code
+    # It only kills: a second waiter would get no exit code.
+    timer = threading.Timer(timeout, _kill_tree, [process])
     began = time.monotonic()
     timer.start()
     try:

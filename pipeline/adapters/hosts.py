@@ -26,7 +26,6 @@ _HOSTFILE_LINE = re.compile(
     r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.%a-z]+\])"
     r"(?::(?P<count>\S*)|(?P<words>(?:\s+\S+=\S*)*))"
 )
-_HOSTFILE_WORDS = {"slots", "max_slots", "max-slots"}
 _TIMEOUT_S: Final = 60.0
 # Runs on the host, by its own Python, from stdin: so it works on hosts without manycpu, and reports that.
 _PROBE: Final = """
@@ -78,25 +77,18 @@ def parse_hostfile(text: str) -> tuple[Host, ...]:
 
 
 def _parse_host(words: str, number: int) -> Host:
+    def bad(what: str) -> BadInputError:
+        return BadInputError(f"line {number} {what}", field=_HOSTFILE_FIELD, fix=_HOSTFILE_SHAPE)
+
     match = _HOSTFILE_LINE.fullmatch(words)
     if match is None:
-        raise BadInputError(
-            f"line {number} cannot be read: {words!r}", field=_HOSTFILE_FIELD, fix=_HOSTFILE_SHAPE
-        )
+        raise bad(f"cannot be read: {words!r}")
     settings = dict(setting.split("=", 1) for setting in (match["words"] or "").split())
-    if unknown := settings.keys() - _HOSTFILE_WORDS:
-        raise BadInputError(
-            f"line {number} says {min(unknown)!r}, which is no setting of a host",
-            field=_HOSTFILE_FIELD,
-            fix=_HOSTFILE_SHAPE,
-        )
+    if unknown := settings.keys() - {"slots", "max_slots", "max-slots"}:
+        raise bad(f"says {min(unknown)!r}, which is no setting of a host")
     count = match["count"] if match["count"] is not None else settings.get("slots")
     if count is not None and not re.fullmatch(r"[1-9][0-9]{0,5}", count):
-        raise BadInputError(
-            f"line {number} gives the host {match['name']!r} {count!r} processes",
-            field=_HOSTFILE_FIELD,
-            fix=_HOSTFILE_SHAPE,
-        )
+        raise bad(f"gives the host {match['name']!r} {count!r} processes")
     return Host(match["name"].strip("[]"), int(count) if count else None)
 
 
@@ -113,7 +105,7 @@ def chosen(target: BareMetal, run: TrainingRun) -> tuple[Host, ...]:
         reason = error.strerror if isinstance(error, OSError) else error
         raise BadInputError(
             f"{target.hostfile} cannot be read: {reason}",
-            field="target.hostfile",
+            field=_HOSTFILE_FIELD,
             fix="Give a hostfile's path",
         ) from error
     nodes = run.nodes[1]
@@ -136,12 +128,19 @@ def chosen(target: BareMetal, run: TrainingRun) -> tuple[Host, ...]:
 def check(
     target: BareMetal, run: TrainingRun, mpi: Mpi | None, needs: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """Check Python, manycpu, torch, cores and MPI of every host; ``needs`` maps packages to their versions."""
+    """Check Python, manycpu, torch, cores and MPI of every host, and the packages' versions in ``needs``."""
     try:
         hosts = chosen(target, run)
     except BadInputError as error:
         return [_finding(error)]
-    results = ssh.at_all(hosts, lambda host: _inspect(target, host, mpi))
+
+    def inspect(host: Host) -> _Inspected | Finding:
+        try:
+            return _Inspected(host, _probe(target, host, [mpi.mpirun] if mpi else []))
+        except ManycpuError as error:
+            return _finding(error)
+
+    results = ssh.at_all(hosts, inspect)
     problems = [result for result in results if isinstance(result, Finding)]
     inspected = [result for result in results if isinstance(result, _Inspected)]
     problems += [finding for each in inspected for finding in _check_host(target, run, each)]
@@ -175,13 +174,6 @@ def placement(target: BareMetal, run: TrainingRun) -> dict[str, Any]:
 def python_of(target: BareMetal) -> str:
     """Return the path of Python on every host: the target's, or this one's."""
     return target.python or sys.executable
-
-
-def _inspect(target: BareMetal, host: Host, mpi: Mpi | None) -> _Inspected | Finding:
-    try:
-        return _Inspected(host, _probe(target, host, [mpi.mpirun] if mpi else []))
-    except ManycpuError as error:
-        return _finding(error)
 
 
 def _probe(target: BareMetal, host: Host, files: Sequence[str]) -> dict[str, Any]:

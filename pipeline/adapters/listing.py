@@ -115,8 +115,8 @@ def item_of(path: str, status: os.stat_result) -> Item:
 def below(folder: str, left_out: LeftOut | None = None, *, follow: bool = True) -> Iterator[Item]:
     """List the files below a folder on disk, sorted by path.
 
-    Without ``left_out``, what is no file or folder is an OddFileError. With ``follow``, the targets of links are
-    listed in their place; without, links are no files.
+    Without ``left_out``, what is no file or folder is an OddFileError. ``follow`` lists the targets of links
+    in their place; without it, links are no files.
     """
     return _Walk(left_out or _refuse, follow).below(folder, "", ())
 

@@ -32,15 +32,19 @@ def locked(path: Path) -> Iterator[int]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
-        with _opened(path) as file:
+        try:
+            file = path.open("a")
+        except PermissionError:  # to lock a file of another user, read permission is enough
+            file = path.open()
+        with file:
             last_sign, since = 0, time.monotonic()
             while not _try_flock(file):
                 if (sign := os.fstat(file.fileno()).st_mtime_ns) != last_sign:
                     last_sign, since = sign, time.monotonic()
                 elif time.monotonic() - since > _SILENCE_TIMEOUT_S:
-                    silence = f"{_SILENCE_TIMEOUT_S:g} s"
                     raise DeadlineError(
-                        f"another process holds the lock {path}, and has not got on for {silence}",
+                        f"another process holds the lock {path}, and has not got on for "
+                        f"{_SILENCE_TIMEOUT_S:g} s",
                         fix=f"See which: fuser {path}; end it where it hangs, and run again",
                     )
                 time.sleep(_POLL_INTERVAL_S)
@@ -62,20 +66,10 @@ def signs(descriptor: int) -> Callable[[], None]:
         nonlocal last
         if time.monotonic() - last >= _SIGN_INTERVAL_S:
             last = time.monotonic()
-            with suppress(
-                PermissionError
-            ):  # another user's file: waiting processes then time out after ten minutes
+            with suppress(PermissionError):  # another user's file: the others then time out
                 os.utime(descriptor)
 
     return sign
-
-
-def _opened(path: Path) -> IO[str]:
-    """Open a lock's file; to lock a file of another user, read permission is enough."""
-    try:
-        return path.open("a")
-    except PermissionError:
-        return path.open()
 
 
 def _try_flock(file: IO[str]) -> bool:

@@ -71,8 +71,7 @@ def start(manifest: Mapping[str, Any], directory: Path, job: Job, lock: int) -> 
     directory.mkdir(parents=True, exist_ok=True)
     for file, text in manifest["files"].items():
         (directory / file).write_text(text)
-    command = {"argv": manifest["argv"], "cwd": manifest["cwd"], **job._asdict()}
-    write_json(directory / COMMAND, command)
+    write_json(directory / COMMAND, {"argv": manifest["argv"], "cwd": manifest["cwd"], **job._asdict()})
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(_PRIVATE_PREFIXES)}
     try:
         with (directory / LOG).open("ab") as log:
@@ -307,22 +306,14 @@ def _start_ticks(pid: int | str) -> int | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError) as error:
-        if _exists(int(pid)):
+        with suppress(ProcessLookupError):  # not psutil.pid_exists, which reads /proc too
+            with suppress(PermissionError):
+                os.kill(int(pid), 0)
             raise _HiddenError from error
         return None
     # The name in parentheses may hold anything; the third field follows the last one.
     state, *fields = text.rpartition(b")")[2].split()
     return None if state in (b"Z", b"X") else int(fields[18])
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _machine() -> str | None:

@@ -138,25 +138,23 @@ class Connection:
                 f"registry {self.host} sends to {realm or 'nowhere'} for tokens, which is no https URL",
                 field="target.registry",
             )
-        response = self._fetch(realm, challenge.get("service", self.host), scopes)
-        if not response.ok:
-            raise self._refused(response, "token")
-        body = response.json()
-        return str(body.get("token") or body.get("access_token"))
-
-    def _fetch(self, realm: str, service: str, scopes: Scopes) -> requests.Response:
-        login = self._login
+        login, service = self._login, challenge.get("service", self.host)
         common: dict[str, Any] = {"timeout": _TIMEOUT, "verify": self._verify}
         try:
             if login and login.identity_token:
                 form = {"grant_type": "refresh_token", "service": service, "client_id": "manycpu"}
                 form |= {"scope": " ".join(scopes), "refresh_token": login.identity_token}
-                return self._session.post(realm, data=form, auth=_ANONYMOUS, **common)
-            query = [("service", service), *(("scope", scope) for scope in scopes)]
-            auth = (login.username, login.password) if login else _ANONYMOUS
-            return self._session.get(realm, params=query, auth=auth, **common)
+                response = self._session.post(realm, data=form, auth=_ANONYMOUS, **common)
+            else:
+                query = [("service", service), *(("scope", scope) for scope in scopes)]
+                auth = (login.username, login.password) if login else _ANONYMOUS
+                response = self._session.get(realm, params=query, auth=auth, **common)
         except (requests.ConnectionError, requests.Timeout) as error:
             raise self._away(error) from error
+        if not response.ok:
+            raise self._refused(response, "token")
+        body = response.json()
+        return str(body.get("token") or body.get("access_token"))
 
     def _refused(self, response: requests.Response, method: str) -> RegistryError:
         status = response.status_code

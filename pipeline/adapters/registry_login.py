@@ -22,8 +22,7 @@ __all__ = [
 ]
 
 _DOCKER_HUB: Final = ("docker.io", "index.docker.io", "registry-1.docker.io")
-_HELPER_SECONDS: Final = 30
-_FALSE: Final = ("0", "f", "false")
+_HELPER_TIMEOUT_S: Final = 30
 _BUILDX_TIMEOUT_S: Final = 60
 
 
@@ -57,12 +56,15 @@ def docker_config(path: str | None = None) -> dict[str, Any]:
     file = Path(path).expanduser() if path else docker_folder() / "config.json"
     try:
         config: dict[str, Any] = json.loads(file.read_text())
-    except FileNotFoundError:
-        if path is None:
-            return {}
-        raise _unreadable(file, "there is no such file") from None
     except (OSError, ValueError) as error:
-        raise _unreadable(file, str(error)) from error
+        is_missing = isinstance(error, FileNotFoundError)
+        if is_missing and path is None:
+            return {}
+        raise BadInputError(
+            f"docker's config {file} cannot be read: {'there is no such file' if is_missing else error}",
+            field="target.registry_connection",
+            fix="Give the path of a config.json as `docker login` writes it",
+        ) from (None if is_missing else error)
     return config
 
 
@@ -121,7 +123,7 @@ def _login(entry: Mapping[str, str], key: str) -> Login | None:
 def _from_helper(helper: str, key: str) -> Login | None:
     command = [f"docker-credential-{helper}", "get"]
     try:
-        done = commands.run(command, timeout=_HELPER_SECONDS, input=key.encode())
+        done = commands.run(command, timeout=_HELPER_TIMEOUT_S, input=key.encode())
     except LaunchError as error:
         raise BadInputError(
             f"docker's credential helper for {key}: {error.message}",
@@ -136,21 +138,13 @@ def _from_helper(helper: str, key: str) -> Login | None:
     return Login(credentials["Username"], credentials["Secret"])
 
 
-def _unreadable(file: Path, why: str) -> BadInputError:
-    return BadInputError(
-        f"docker's config {file} cannot be read: {why}",
-        field="target.registry_connection",
-        fix="Give the path of a config.json as `docker login` writes it",
-    )
-
-
 def has_buildkit() -> bool:
     """Whether docker builds with BuildKit, which $DOCKER_BUILDKIT may forbid.
 
     Raises:
         LaunchError: There is no docker.
     """
-    if os.environ.get("DOCKER_BUILDKIT", "").lower() in _FALSE:
+    if os.environ.get("DOCKER_BUILDKIT", "").lower() in ("0", "f", "false"):
         return False
     # With BuildKit requested, a docker that lacks its component buildx fails at once.
     environ = {**os.environ, "DOCKER_BUILDKIT": "1"}
@@ -169,8 +163,7 @@ def write_docker_settings(folder: Path, auths: Mapping[str, Any]) -> None:
     for entry in users.iterdir() if users.is_dir() else ():
         (folder / entry.name).symlink_to(entry.resolve())
     config = docker_config()
-    no_helper = dict.fromkeys(auths, "")
     config["auths"] = {**config.get("auths", {}), **auths}
-    config["credHelpers"] = {**config.get("credHelpers", {}), **no_helper}
+    config["credHelpers"] = {**config.get("credHelpers", {}), **dict.fromkeys(auths, "")}
     (folder / "config.json").unlink(missing_ok=True)
     (folder / "config.json").write_text(json.dumps(config))

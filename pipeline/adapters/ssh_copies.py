@@ -94,11 +94,6 @@ class Delivery(NamedTuple):
     """The run's folder, ``<home>/runs/<run>``, which its clean-up deletes on every host."""
 
     @property
-    def expected(self) -> Listing:
-        """The listing of a host that has the folder."""
-        return _expected(self.files)
-
-    @property
     def names(self) -> dict[str, str | Path]:
         """The variables of the scripts."""
         use = f"{self.folder.parent.name}/{self.folder.name}"
@@ -127,7 +122,7 @@ def deliver(
         StageError: A copy failed, or differs from the source; it is not moved into place then.
         LaunchError: A host cannot be reached.
     """
-    folder, expected = delivery.folder, delivery.expected
+    folder, expected = delivery.folder, _expected(delivery.files)
 
     def bring(host: Host) -> Delivered:
         for _ in range(_TRIES):
@@ -162,7 +157,7 @@ def _send(target: BareMetal, host: Host, delivery: Delivery, seen: str) -> bool:
         listed.flush()
         pack = ["tar", "-C", str(delivery.folder), "--null", "--no-recursion", "-T", listed.name, "-cf", "-"]
         _stream(pack, ssh.command(target, host, ["sh", "-c", unpack]), host.name)
-    if _listing(target, host, partial) != delivery.expected:
+    if _listing(target, host, partial) != _expected(delivery.files):
         raise StageError(f"what arrived of {delivery.folder} on host {host.name} is not what was sent")
     placed = ssh.script_or_raise(target, host, _PLACE, delivery.names | {"PARTIAL": partial, "SEEN": seen})
     return placed == "placed"

@@ -81,7 +81,10 @@ class Location:
         if url.startswith("hf://"):
             require("helper", field, "a URL of the Hub")
         try:
-            fs, root = fsspec.core.url_to_fs(url) if is_remote(url) else _on_disk(url)
+            if is_remote(url):
+                fs, root = fsspec.core.url_to_fs(url)
+            else:  # a path on disk, in which "::" chains no protocols
+                fs, root = LocalFileSystem(), fsspec.core.strip_protocol(url)
         except Exception as error:
             # Every protocol of fsspec has its own errors.
             fix = "Install the package that fsspec names, mend the URL, or use another protocol"
@@ -258,11 +261,6 @@ class Location:
             # Some protocols list folders as files with a slash at the end; these are no empty folders.
             if path[-1] != "/" and claimed_by(name) is None:
                 yield _described(name, info)
-
-
-def _on_disk(path: str) -> tuple[LocalFileSystem, str]:
-    """Open a path on disk, in which ``::`` chains no protocols."""
-    return LocalFileSystem(), fsspec.core.strip_protocol(path)
 
 
 _VERSIONS: Final = ("ETag", "etag", "blob_id", "mtime", "Content-MD5", "Digest", "Last-Modified")

@@ -57,12 +57,8 @@ class ExitRecord:
         Raises:
             OSError: The disk was full for a day, or the folder is gone.
         """
-        record = {
-            "code": code,
-            "reason": reason[:_REASON_CHARACTERS],
-            "started": started,
-            "ended": time.time(),
-        }
+        reason = reason[:_REASON_CHARACTERS]
+        record = {"code": code, "reason": reason, "started": started, "ended": time.time()}
         until, pause = time.monotonic() + _RECORD_TIMEOUT_S, 0.1
         while True:
             try:
@@ -182,19 +178,14 @@ def main(directory: str) -> None:
     command = json.loads((Path(directory) / process.COMMAND).read_text())
     handle = process.handle_of_this_process(Path(directory), command["run"], command["attempt"])
     process.write_json(Path(directory) / process.HANDLE, handle.model_dump())
-    _close_all_but(announce)
+    # Close every inherited file, such as the one with the ledger's lock, but not the log (1 and 2).
+    inherited = Path("/proc/self/fd")
+    numbers = [int(each.name) for each in inherited.iterdir()] if inherited.exists() else [1023]
+    os.closerange(3, announce)
+    os.closerange(announce + 1, max(announce, *numbers) + 1)
     os.write(announce, b"1")
     os.close(announce)
     supervise(Path(directory), record)
-
-
-def _close_all_but(announce: int) -> None:
-    """Close every inherited file, such as the one with the ledger's lock, but not the log (1 and 2)."""
-    inherited = Path("/proc/self/fd")
-    numbers = [int(each.name) for each in inherited.iterdir()] if inherited.exists() else [1023]
-    last = max(announce, *numbers) + 1
-    os.closerange(3, announce)
-    os.closerange(announce + 1, last)
 
 
 def supervise(directory: Path, record: ExitRecord) -> None:
@@ -319,10 +310,8 @@ def _reap(awaited: int | None) -> int | None:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        return
 
 
 def _begin() -> None:

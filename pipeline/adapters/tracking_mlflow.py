@@ -166,10 +166,12 @@ class MlflowTracker:
         return self._found[identity].id
 
     def _describe(self, run: str, params: Mapping[str, str]) -> None:
+        from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
 
         try:
-            self._client.log_batch(run, params=_params(params))
+            cut = [Param(_named(name), value[:_LONGEST_PARAM]) for name, value in params.items()]
+            self._client.log_batch(run, params=cut)
         except MlflowException:
             if not self._client.get_run(run).data.params:  # else another process has logged them
                 raise
@@ -236,12 +238,6 @@ def _tags(tracked: Tracked) -> dict[str, str]:
         "manycpu.began": f"{tracked.began:.3f}",
         "manycpu.attempt": str(tracked.attempt),
     }
-
-
-def _params(params: Mapping[str, str]) -> list[Any]:
-    from mlflow.entities import Param
-
-    return [Param(_named(name), value[:_LONGEST_PARAM]) for name, value in params.items()]
 
 
 def _named(name: str) -> str:

@@ -77,6 +77,7 @@ class _File:
         """Append the values, each with step and time, that no file has yet."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         new = {key: each for each in values if (key := _key(*each)) not in self._known}
         if not new:
@@ -90,19 +91,13 @@ class _File:
         name = f"{time.time():017.6f}.{socket.gethostname()}.{secrets.token_hex(4)}"
         new_path = self._folder / f"events.out.tfevents.{name}"
         path, self._path = self._path or new_path, None  # after a failure, which may write half, another file
-        _append(path, [*first, *events])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            writer = RecordWriter(file)
+            for event in [*first, *events]:
+                writer.write(event.SerializeToString())
         self._path = path
         self._known |= new.keys()
-
-
-def _append(path: Path, events: Iterable[Any]) -> None:
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        writer = RecordWriter(file)
-        for event in events:
-            writer.write(event.SerializeToString())
 
 
 def _key(value: Any, step: int, when: float) -> Key:
