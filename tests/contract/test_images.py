@@ -9,8 +9,7 @@ from support import registry_server
 from support.registry_images import files, pull, push_base
 from support.registry_server import PASSWORD, USER
 
-from manycpu.pipeline.adapters.registry import Repository
-from manycpu.pipeline.adapters.registry_http import Connection
+from manycpu.pipeline.adapters.registry import Connection, Repository
 from manycpu.pipeline.adapters.registry_login import Login
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
 from manycpu.pipeline.spec.image import Reference

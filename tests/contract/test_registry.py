@@ -12,8 +12,7 @@ from support import registry_server
 from support.registry_server import PASSWORD, USER, Tokens
 
 from manycpu.pipeline.adapters import registry
-from manycpu.pipeline.adapters.registry import Repository, of_blob, of_bytes
-from manycpu.pipeline.adapters.registry_http import Connection
+from manycpu.pipeline.adapters.registry import Connection, Repository, of_blob, of_bytes
 from manycpu.pipeline.adapters.registry_login import Login
 from manycpu.pipeline.spec.errors import BuildError, RegistryError
 from manycpu.pipeline.spec.image import OCI, Change, Image, Layer, sha256

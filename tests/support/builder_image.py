@@ -23,8 +23,7 @@ from cluster.modules import Module
 from cluster.registry import Layer
 from cluster.settings import cache
 
-from manycpu.pipeline.adapters.registry import Repository, of_bytes
-from manycpu.pipeline.adapters.registry_http import Connection
+from manycpu.pipeline.adapters.registry import Connection, Repository, of_bytes
 from manycpu.pipeline.spec.image import Image as Made
 from manycpu.pipeline.spec.image import Reference, sha256
 

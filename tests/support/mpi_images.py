@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from manycpu.pipeline.adapters.registry import Repository, of_bytes
-from manycpu.pipeline.adapters.registry_http import Connection
+from manycpu.pipeline.adapters.registry import Connection, Repository, of_bytes
 from manycpu.pipeline.spec.image import Change, Reference
 from manycpu.pipeline.targets.kubernetes.image.layers import Tree
 

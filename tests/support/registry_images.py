@@ -6,8 +6,7 @@ import json
 import tarfile
 from pathlib import Path
 
-from manycpu.pipeline.adapters.registry import Repository, of_bytes
-from manycpu.pipeline.adapters.registry_http import Connection
+from manycpu.pipeline.adapters.registry import Connection, Repository, of_bytes
 from manycpu.pipeline.adapters.registry_login import Login
 from manycpu.pipeline.spec.image import OCI, Change, Image, Layer, Reference, sha256
 

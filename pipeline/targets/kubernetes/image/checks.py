@@ -10,8 +10,7 @@ from typing import Final
 import yaml
 
 from manycpu.pipeline.adapters.cluster import Cluster
-from manycpu.pipeline.adapters.registry import Repository
-from manycpu.pipeline.adapters.registry_http import Connection
+from manycpu.pipeline.adapters.registry import Connection, Repository
 from manycpu.pipeline.adapters.registry_login import from_secret
 from manycpu.pipeline.spec.errors import (
     ClusterError,

@@ -5,8 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from manycpu.pipeline.adapters import registry_login
-from manycpu.pipeline.adapters.registry import Repository
-from manycpu.pipeline.adapters.registry_http import DEADLINE, Connection
+from manycpu.pipeline.adapters.registry import DEADLINE, Connection, Repository
 from manycpu.pipeline.adapters.registry_login import Login
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.image import Reference
