@@ -72,10 +72,9 @@ def copy(source: Path, folder: Path) -> None:
 
 
 def clone(source: int, file: int) -> bool:
-    """Make an empty file share the blocks of another (copy on write).
+    """Make an empty file share the blocks of another (copy on write), both by their descriptors.
 
-    Returns:
-        Whether it does; False: the file system cannot, or the files are on two file systems.
+    Returns False if the file system cannot, or if the files are on two file systems.
     """
     try:
         fcntl.ioctl(file, _FICLONE, source)

@@ -43,7 +43,7 @@ def locked(path: Path) -> Iterator[int]:
                     last_sign, since = sign, time.monotonic()
                 elif time.monotonic() - since > _SILENCE_TIMEOUT_S:
                     raise DeadlineError(
-                        f"another process holds the lock {path}, and has not got on for "
+                        f"another process holds the lock {path}, and has made no progress for "
                         f"{_SILENCE_TIMEOUT_S:g} s",
                         fix=f"See which: fuser {path}; end it where it hangs, and run again",
                     )

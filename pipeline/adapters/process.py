@@ -40,22 +40,17 @@ LOG, EXIT, HANDLE, COMMAND = "log", "exit.json", "handle.json", "command.json"
 _PRIVATE_PREFIXES = ("AIRFLOW_", "AIRFLOW__", "_AIRFLOW_")
 _START_TIMEOUT_S = 60
 
-# PID namespace of the machine itself; a container has another one, and some systems have no namespaces.
-_INITIAL_NAMESPACES = (None, "pid:[4026531836]")
-
 
 class Job(NamedTuple):
-    """The attempt that a supervisor runs, and its budgets."""
+    """The attempt of a run that a supervisor runs, and its budgets in seconds."""
 
     run: str
-    """Name of the run."""
     attempt: int
     run_timeout: float
-    """Seconds that the training may take."""
     start_timeout: float
-    """Seconds until the first line of a rank."""
+    """Until the first line of a rank."""
     stall_timeout: float | None
-    """Seconds without output after which the training is ended; None: never."""
+    """Without output; None: no limit."""
 
 
 def start(manifest: Mapping[str, Any], directory: Path, job: Job, lock: int) -> ProcessHandle:
@@ -179,9 +174,8 @@ def declare_gone(handle: ProcessHandle) -> None:
             f"process {handle.pid} of run {handle.run} lives on this host",
             fix=f"End it: manycpu cancel {handle.run}",
         )
-    ended = time.time()
-    record = {"code": -signal.SIGKILL, "reason": "cancelled", "started": handle.start_time, "ended": ended}
-    write_json(Path(handle.directory) / EXIT, record)
+    times = {"started": handle.start_time, "ended": time.time()}
+    write_json(Path(handle.directory) / EXIT, {"code": -signal.SIGKILL, "reason": "cancelled", **times})
 
 
 def boot_id() -> str:
@@ -265,8 +259,9 @@ def _look(handle: ProcessHandle) -> tuple[bool | None, str]:
     if handle.pid_namespace not in (None, namespace):
         return None, f"it was started in another container (PID namespace) of host {host}"
     if handle.boot_id != boot_id():
-        restarted = handle.machine is not None and handle.machine == _machine()
-        if restarted and namespace in _INITIAL_NAMESPACES:
+        # The machine's own PID namespace: a container has another one, and some systems have none.
+        is_machine = namespace in (None, "pid:[4026531836]")
+        if is_machine and handle.machine is not None and handle.machine == _machine():
             return False, ""
         return None, f"host {host} was restarted since, or is another of that name"
     return _look_here(handle)

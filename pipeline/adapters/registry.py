@@ -26,11 +26,11 @@ Scopes = tuple[str, ...]
 
 DEADLINE: Final = 60.0  # seconds of retries
 _TIMEOUT: Final = (5.0, 60.0)  # seconds to connect, and between two packets
-_HOSTS: Final = {"docker.io": "registry-1.docker.io", "index.docker.io": "registry-1.docker.io"}
 _CHALLENGE: Final = re.compile(r'(\w+)="([^"]*)"')
 CHUNK: Final = 32 << 20
 """Bytes of a part: larger blobs are sent in several parts."""
 _ACCEPTED: Final = {"Accept": ", ".join((OCI, DOCKER, *INDEXES))}
+_BYTES: Final = {"Content-Type": "application/octet-stream"}
 _CONFIG_LIMIT_BYTES: Final = 8 << 20
 _CREATED, _BEGUN = 201, 202
 _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _NOT_ALLOWED = 401, 403, 404, 405
@@ -57,10 +57,8 @@ class Connection:
         deadline: float = DEADLINE,
     ) -> None:
         self.host, self.deadline = host, deadline
-        self._address = _HOSTS.get(host, host)
-        self.plain = plain
-        self._login = login
-        self._basic = False
+        self._address = "registry-1.docker.io" if host in ("docker.io", "index.docker.io") else host
+        self.plain, self._login, self._basic = plain, login, False
         self._tokens: dict[Scopes, str] = {}
         # Passed with each call: REQUESTS_CA_BUNDLE would win over that of the session.
         self._verify = ca or True
@@ -239,8 +237,7 @@ class Repository:
         answer = self._ask("HEAD", f"manifests/{version}", self._pull, fine=(_NOT_FOUND,), headers=_ACCEPTED)
         if answer.status_code == _NOT_FOUND:
             return None
-        digest = answer.headers.get("Docker-Content-Digest")
-        return digest or sha256(self._manifest(version).content)
+        return answer.headers.get("Docker-Content-Digest") or sha256(self._manifest(version).content)
 
     def pull(self, version: str) -> Image:
         """Read an image's manifest and config; of an image for several platforms those for linux/amd64."""
@@ -286,8 +283,7 @@ class Repository:
 
     def push_image(self, image: Image, tag: str) -> str:
         """Push a manifest, after the blobs that it names; returns the digest."""
-        headers = {"Content-Type": image.media_type}
-        body = image.manifest_bytes
+        headers, body = {"Content-Type": image.media_type}, image.manifest_bytes
         answer = self._ask("PUT", f"manifests/{tag}", self._push, data=body, headers=headers)
         digest = answer.headers.get("Docker-Content-Digest", image.digest)
         if digest != image.digest:
@@ -310,17 +306,13 @@ class Repository:
                 body = _read(stream, min(CHUNK, content.size - sent))
         if sent:
             place, body = self._send_part(place, body, sent), b""
-        headers = {"Content-Type": "application/octet-stream"}
-        options: dict[str, Any] = {"params": {"digest": content.digest}, "data": body, "headers": headers}
-        self._ask("PUT", place, self._push, patient=False, **options)
+        query = {"digest": content.digest}
+        self._ask("PUT", place, self._push, params=query, data=body, headers=_BYTES, patient=False)
 
     def _send_part(self, place: str, body: bytes, start: int) -> str:
         if not body:
             raise TransientError("what was to be pushed ended too early", field="target.registry")
-        headers = {
-            "Content-Type": "application/octet-stream",
-            "Content-Range": f"{start}-{start + len(body) - 1}",
-        }
+        headers = {**_BYTES, "Content-Range": f"{start}-{start + len(body) - 1}"}
         return self._place(self._ask("PATCH", place, self._push, data=body, headers=headers, patient=False))
 
     def _cancel(self, begun: requests.Response) -> None:

@@ -134,11 +134,8 @@ def copy_folder(target: BareMetal, hosts: Sequence[Host], source: Path, folder: 
     """Copy a folder within every host, unless the copy exists: hosts may share folders."""
 
     def copy(host: Host) -> None:
-        names: dict[str, str | Path] = {
-            "SOURCE": source,
-            "FOLDER": folder,
-            "PARTIAL": f"{folder}.{host.name}.partial",
-        }
+        partial = f"{folder}.{host.name}.partial"
+        names: dict[str, str | Path] = {"SOURCE": source, "FOLDER": folder, "PARTIAL": partial}
         script_or_raise(target, host, _COPY_FOLDER, names, COPY_TIMEOUT)
 
     at_all(hosts, copy)

@@ -193,21 +193,20 @@ def collect(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]
         StageError: A copy failed, or differs from the source.
         LaunchError: A host cannot be reached.
     """
-    all_listings = dict(
-        zip(hosts, ssh.at_all(hosts, lambda host: _listing(target, host, folder, _FOLLOWED)), strict=True)
-    )
-    for host, listing in all_listings.items():
+    found = ssh.at_all(hosts, lambda host: _listing(target, host, folder, _FOLLOWED))
+    listings: dict[Host, Listing] = {}
+    for host, listing in zip(hosts, found, strict=True):
         if listing is None:
-            what = f"host {host.name} has no folder {folder}, or not all of it can be read there"
-            raise ExportError(what, field="run.output")
+            message = f"host {host.name} has no folder {folder}, or not all of it can be read there"
+            raise ExportError(message, field="run.output")
         for path in [path for path, content in listing.items() if content.startswith("->")]:
             del listing[path]
             _LOG.warning("%s in %s on host %s leads nowhere, and is left out", path, folder, host.name)
+        if listing:
+            listings[host] = listing
     local = _local_listing(folder)
-    listings = {host: listing for host, listing in all_listings.items() if listing}
-    _refuse_conflicts(
-        {"this machine": local} | {f"host {h.name}": each for h, each in listings.items()}, folder
-    )
+    by_machine = {"this machine": local} | {f"host {host.name}": each for host, each in listings.items()}
+    _refuse_conflicts(by_machine, folder)
     brought = []
     for host, listing in listings.items():
         if missing := listing.keys() - local.keys():
@@ -253,11 +252,11 @@ def _bring(target: BareMetal, host: Host, folder: Path, listing: Listing, missin
 
 def _local_listing(folder: Path) -> Listing:
     """List a folder of this machine as :func:`collect` does on hosts, without broken links."""
-    files = [item.path for item in below(str(folder), lambda *_: None) if not item.is_folder]
     listing = {}
-    for path in files:
-        with open_file(str(folder / path)) as file:
-            listing[path] = hashlib.file_digest(file, "sha256").hexdigest()
+    for item in below(str(folder), lambda *_: None):
+        if not item.is_folder:
+            with open_file(str(folder / item.path)) as file:
+                listing[item.path] = hashlib.file_digest(file, "sha256").hexdigest()
     return listing
 
 

@@ -90,10 +90,8 @@ class LogCopy:
         self._dropped = 0
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._copy, daemon=True)
-        self.received = 0
-        """Bytes that were read so far, written or not."""
-        self.spoken = False
-        """Whether a rank has written a line."""
+        self.received = 0  # bytes so far, written or not
+        self.spoken = False  # whether a rank has written a line
         os.set_blocking(source, False)
         self._thread.start()
 
@@ -167,7 +165,10 @@ class LogCopy:
 
 
 def main(directory: str) -> None:
-    """Fork, so that the starter has no child to reap; the parent ends once others can find the child."""
+    """Run the command of ``command.json`` to its end in a child, and write the exit record.
+
+    The parent ends once others can find the child, so the starter has no child to reap.
+    """
     ready, announce = os.pipe()
     if os.fork():
         os.close(announce)
@@ -185,12 +186,6 @@ def main(directory: str) -> None:
     os.closerange(announce + 1, max(announce, *numbers) + 1)
     os.write(announce, b"1")
     os.close(announce)
-    supervise(Path(directory), record)
-
-
-def supervise(directory: Path, record: ExitRecord) -> None:
-    """Run the command of ``command.json`` to its end, and write the exit record."""
-    command = json.loads((directory / process.COMMAND).read_text())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, exit codes of children are lost
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     kernel.adopt_orphans()
@@ -276,9 +271,8 @@ def end_tree(pid: int | None = None, code: int | None = None) -> int:
         if time.monotonic() > until:
             pids = ", ".join(str(orphan.pid) for orphan in living)
             with suppress(OSError):  # such as a full disk: the record must still be written
-                sys.stdout.write(
-                    f"manycpu: killed, and still there: {pids}; what they wait for does not answer\n"
-                )
+                text = f"manycpu: killed, and still there: {pids}; what they wait for does not answer"
+                sys.stdout.write(f"{text}\n")
                 sys.stdout.flush()
             break
     return -signal.SIGKILL if code is None else code

@@ -15,7 +15,6 @@ __all__ = ["TensorBoardTracker"]
 
 _HEADER: Final = struct.Struct("<QI")  # length of a record, and its checksum
 _CHECKSUM: Final = 4  # bytes after it
-_VERSION: Final = "brain.Event:2"
 _ABOUT: Final = "run/text_summary"
 Key = tuple[str, int, float]
 
@@ -82,15 +81,14 @@ class _File:
         new = {key: each for each in values if (key := _key(*each)) not in self._known}
         if not new:
             return
-        first = [Event(wall_time=time.time(), file_version=_VERSION)] if self._path is None else []
+        first = [Event(wall_time=time.time(), file_version="brain.Event:2")] if self._path is None else []
         events = [
             Event(wall_time=when, step=step, summary=Summary(value=[value]))
             for value, step, when in new.values()
         ]
         # TensorBoard reads files in the order of their names; others may begin one in the same second.
-        name = f"{time.time():017.6f}.{socket.gethostname()}.{secrets.token_hex(4)}"
-        new_path = self._folder / f"events.out.tfevents.{name}"
-        path, self._path = self._path or new_path, None  # after a failure, which may write half, another file
+        name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{secrets.token_hex(4)}"
+        path, self._path = self._path or self._folder / name, None  # a failed write needs another file
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             writer = RecordWriter(file)
@@ -118,22 +116,17 @@ def _text(tag: str, text: str) -> Any:
 
 
 def _keys(path: Path) -> Iterator[Key]:
+    """Read the identities of a file's values; its last record may be cut off."""
     from tensorboard.compat.proto.event_pb2 import Event
 
-    for record in _records(path):
-        event = Event.FromString(record)
-        yield from (_key(value, event.step, event.wall_time) for value in event.summary.value)
-
-
-def _records(path: Path) -> Iterator[bytes]:
-    """Read the records of a file; the last one may be cut off."""
     with path.open("rb") as file:
         while len(head := file.read(_HEADER.size)) == _HEADER.size:
             length = _HEADER.unpack(head)[0]
             body = file.read(length + _CHECKSUM)
             if len(body) < length + _CHECKSUM:
                 return
-            yield body[:length]
+            event = Event.FromString(body[:length])
+            yield from (_key(value, event.step, event.wall_time) for value in event.summary.value)
 
 
 def _table(tracked: Tracked, ending: Ending) -> str:
