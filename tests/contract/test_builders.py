@@ -22,10 +22,10 @@ from manycpu.pipeline.display import Display
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
 from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.targets.context import Access
+from manycpu.pipeline.targets.kubernetes.build import save_image
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.image import base_image
 from manycpu.pipeline.targets.kubernetes.image.checks import check_images
-from manycpu.pipeline.targets.kubernetes.image.image_archive import save
 from manycpu.pipeline.targets.kubernetes.image.registries import registries
 from manycpu.pipeline.targets.open_run import open_context
 
@@ -197,7 +197,7 @@ def test_what_is_built_here_needs_no_registry_to_be_saved(
 ) -> None:
     _configure(LOGIN.as_config(host))
     ctx = context(registry=None, helper_image=f"http://{host}/base:1", build_args={"WORD": "saved"})
-    name = save(ctx, tmp_path / "image.tar")
+    name = save_image(ctx, tmp_path / "image.tar")
     assert name.startswith("manycpu.local/train:")
     assert Archive(tmp_path / "image.tar").image.labels["word"] == "saved"
 

@@ -17,8 +17,8 @@ from support.waiting import until
 from manycpu.pipeline.adapters.archive import Archive
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
 from manycpu.pipeline.targets.kubernetes import build
+from manycpu.pipeline.targets.kubernetes.build import save_image
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
-from manycpu.pipeline.targets.kubernetes.image.image_archive import save
 from manycpu.pipeline.targets.open_run import open_context
 
 
@@ -42,7 +42,7 @@ def context(folder: Path, **target: object) -> ClusterContext:
 
 def test_an_archive_has_all_that_the_image_needs(frozen: str, tmp_path: Path) -> None:
     file = tmp_path / "image.tar"
-    name = save(context(tmp_path, image=f"http://{frozen}/base:1"), file)
+    name = save_image(context(tmp_path, image=f"http://{frozen}/base:1"), file)
     image = Archive(file).image
     assert len(image.layers) == 3
     with tarfile.open(file) as tar:
@@ -54,13 +54,13 @@ def test_an_archive_has_all_that_the_image_needs(frozen: str, tmp_path: Path) ->
 
 
 def test_a_saved_image_is_known_by_its_tag_on_the_nodes(frozen: str, tmp_path: Path) -> None:
-    name = save(context(tmp_path, image=f"http://{frozen}/base:1"), tmp_path / "image.tar")
+    name = save_image(context(tmp_path, image=f"http://{frozen}/base:1"), tmp_path / "image.tar")
     built, reused = build.build(context(tmp_path, image=name, pull_policy="Never"))
     assert (built.image, reused) == (name, True)
 
 
 def test_containerd_loads_an_archive(frozen: str, tmp_path: Path) -> None:
-    name = save(context(tmp_path, image=f"http://{frozen}/base:1"), tmp_path / "image.tar")
+    name = save_image(context(tmp_path, image=f"http://{frozen}/base:1"), tmp_path / "image.tar")
     with containerd(tmp_path) as ctr:
         ctr("images", "import", "--no-unpack", str(tmp_path / "image.tar"))
         assert ctr("images", "ls", "-q").split() == [name]
@@ -99,7 +99,7 @@ address = "{folder}/c.sock"
 
 def test_what_only_a_pod_could_build_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"^target\.builder: .*not into a file"):
-        save(context(tmp_path), tmp_path / "image.tar")
+        save_image(context(tmp_path), tmp_path / "image.tar")
     assert not list(tmp_path.glob("*image.tar*"))
 
 

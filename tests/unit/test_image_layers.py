@@ -15,8 +15,7 @@ from manycpu.pipeline.spec.errors import BuildError
 from manycpu.pipeline.spec.image import sha256
 from manycpu.pipeline.spec.placement import CODE, LIB
 from manycpu.pipeline.targets.kubernetes.image import layers
-from manycpu.pipeline.targets.kubernetes.image.append_layers import tag_of
-from manycpu.pipeline.targets.kubernetes.image.layers import Tree
+from manycpu.pipeline.targets.kubernetes.image.layers import Tree, tag_of
 
 
 @pytest.fixture

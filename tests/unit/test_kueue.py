@@ -16,7 +16,7 @@ from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Attem
 from manycpu.pipeline.targets.kubernetes.following.diagnosis import endings, losses, pending
 from manycpu.pipeline.targets.kubernetes.following.judgement import budgets, phase
 from manycpu.pipeline.targets.kubernetes.following.kueue import by_job, look_once, place, waits_for
-from manycpu.pipeline.targets.kubernetes.queue_checks import check_queue
+from manycpu.pipeline.targets.kubernetes.preflight import check_queue
 
 RUN = TrainingRun.model_validate(
     {"program": "a.py", "output": "o", "nnodes": 2, "queue_timeout": 1000, "run_timeout": 5000}

@@ -1,20 +1,29 @@
-"""Build on Kubernetes: the code becomes a layer of the training image, which pods name by digest."""
+"""Build on Kubernetes: the code becomes a layer of the training image, which is pushed or saved to a file."""
 
 import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from manycpu.pipeline.adapters.archive import write as write_archive
+from manycpu.pipeline.adapters.registry import Content, of_blob, of_bytes
+from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.image import Image, Reference
 from manycpu.pipeline.spec.placement import CODE
-from manycpu.pipeline.targets.kubernetes.image import images, layers
+from manycpu.pipeline.targets.kubernetes.image import base_image, images, layers
+from manycpu.pipeline.targets.kubernetes.image.builders import PODS
+from manycpu.pipeline.targets.kubernetes.image.registries import Registries, registries
 from manycpu.pipeline.targets.program_code import code_of, installed_digest, program_of
 from manycpu.pipeline.targets.results import Built
 
 if TYPE_CHECKING:
     from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
-__all__ = ["build", "code_tree"]
+__all__ = ["build", "code_tree", "save_image"]
 
 _log = logging.getLogger(__name__)
+_HERE = Reference("manycpu.local", "train")
 
 
 def build(ctx: "ClusterContext") -> tuple[Built, bool]:
@@ -25,22 +34,52 @@ def build(ctx: "ClusterContext") -> tuple[Built, bool]:
         BadInputError: The folder contains more than code; or there is no registry to push to, and the image
             does not contain this code.
     """
-    root, arguments = program_of(ctx)
-    if root is None:
-        image, reused = images.train(ctx, None)
-        return Built(code=None, program=arguments, digest=installed_digest(), image=image), reused
-    tree = code_tree(ctx, root, arguments)
+    root, program = program_of(ctx)
+    tree = code_tree(ctx, root, program) if root else None
     image, reused = images.train(ctx, tree)
-    return Built(code=CODE, program=arguments, digest=tree.digest, image=image), reused
+    digest = tree.digest if tree else installed_digest()
+    return Built(code=CODE if tree else None, program=program, digest=digest, image=image), reused
 
 
 def code_tree(ctx: "ClusterContext", root: Path, program: tuple[str, ...]) -> layers.Tree:
-    """Pack the code of a program's folder.
-
-    Raises:
-        BadInputError: The folder contains more than code.
-        BuildError: A file of it cannot be read.
-    """
+    """Pack the code of a program's folder."""
     code = code_of(ctx, root, program)
     _log.info("the code: %s", code)
     return layers.code(code.location)
+
+
+def save_image(ctx: "ClusterContext", archive: Path) -> str:
+    """Write the training image, with manycpu and the code, as an OCI archive; return the image's name.
+
+    This is for clusters without a registry: nodes load the file, and pods name its tag.
+
+    Raises:
+        BadInputError: The target's builder is a pod, which can only push to a registry.
+        BuildError: The image cannot be built.
+    """
+    root, program = program_of(ctx)
+    trees = [layers.library(), *([code_tree(ctx, root, program)] if root else [])]
+    with registries(ctx) as opened, _base(ctx, opened) as (base, contents):
+        new = images.change(trees)
+        name = str(_HERE.at(layers.tag_of(base.digest, trees)))
+        mine = [of_bytes(layer.content, layer.digest) for layer in new.layers]
+        write_archive(archive, name, base.changed(new), [*contents, *mine])
+    return name
+
+
+@contextmanager
+def _base(ctx: "ClusterContext", opened: Registries) -> Iterator[tuple[Image, Sequence[Content]]]:
+    """Open the image with Python and the packages: the user's, or one that is built on this machine."""
+    if reference := base_image.finished_image(ctx, "train"):
+        source = opened.repository(reference)
+        image = source.pull(reference.version)
+        yield image, [of_blob(source, layer) for layer in image.layers]
+        return
+    if ctx.target.builder in PODS:
+        raise BadInputError(
+            "what a pod builds goes to a registry, not into a file",
+            field="target.builder",
+            fix="Set target.builder to buildah or docker, or name an image in target.image",
+        )
+    with base_image.archived(ctx, base_image.plan(ctx, "train", _HERE), opened) as built:
+        yield built.image, [built.content(layer) for layer in built.image.layers]

@@ -1,4 +1,4 @@
-"""Delete what a run created on Kubernetes: objects that its ledger owns, and a folder on the volume."""
+"""Cancel a training, and delete what a run created: objects that its ledger owns, a folder on the volume."""
 
 import logging
 import random
@@ -8,28 +8,63 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.ledger import CLEANUP
-from manycpu.pipeline.ledger.configmap import ConfigMapLedger, expired
-from manycpu.pipeline.spec.errors import Finding, ManycpuError, RunGoneError
+from manycpu.pipeline.ledger.configmap import expired
+from manycpu.pipeline.spec.errors import Finding, LaunchError, ManycpuError, RunGoneError
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.kubernetes import run_secret
-from manycpu.pipeline.targets.kubernetes.cancel import cancel
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of, directory_of
-from manycpu.pipeline.targets.kubernetes.deletion import present, wait_until_gone
+from manycpu.pipeline.targets.kubernetes.deletion import is_companion, present, wait_until_gone
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import attempt_state
+from manycpu.pipeline.targets.kubernetes.launch import has_ended, present_handle
 from manycpu.pipeline.targets.kubernetes.output_report import remove_forgotten
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import helper
 from manycpu.pipeline.targets.open_run import reopen
 from manycpu.pipeline.transfer import TransferError
 
-__all__ = ["keep_results", "remove", "remove_expired"]
+__all__ = ["cancel", "keep_results", "remove", "remove_expired"]
 
 _LOG = logging.getLogger(__name__)
-_TIMEOUT = 120.0  # seconds within which the run's objects must be gone
-_OTHERS = 30.0  # seconds that a run waits for the removal of all expired runs
+_CANCEL_TIMEOUT_S = 90.0  # the grace period of pods is 30 s
+_GONE_TIMEOUT_S = 120.0  # for the run's objects
+_EXPIRED_TIMEOUT_S = 30.0  # that a run waits for the removal of all expired runs
 _LAST = ("ConfigMap", "PersistentVolumeClaim")  # the ledger; Kubernetes deletes its claim after it
+
+
+def cancel(ctx: ClusterContext, by: str, attempt: int | None) -> bool:
+    """Record who cancels the present attempt, delete its job, and wait until its pods are gone.
+
+    Args:
+        ctx: The run.
+        by: Who cancels it.
+        attempt: The attempt to cancel; None: the present one.
+
+    Returns:
+        False: this attempt has ended, or is not the present one.
+
+    Raises:
+        LaunchError: The pods do not end in time.
+        ClusterError: The cluster does not answer.
+    """
+    with ctx.ledger.update() as entry:
+        if attempt is not None and entry.attempt != attempt:
+            return False
+        handle = present_handle(ctx, entry)
+        if handle is None or attempt_state(entry, handle).succeeded or has_ended(ctx, handle):
+            return False
+        entry.cancelled.setdefault(entry.attempt, by)
+    cluster_of(ctx).delete(JOB_KINDS[handle.launch].kind, handle.name, uid=handle.uid)
+    attempt_labels = labels(ctx.name, attempt=str(handle.attempt))
+    undeleted = wait_until_gone(ctx, attempt_labels, _CANCEL_TIMEOUT_S, but=is_companion)
+    if undeleted:
+        raise LaunchError(
+            f"{', '.join(undeleted)} is still there {_CANCEL_TIMEOUT_S:g} s after the run was cancelled",
+            fix="See why it stays with `kubectl describe`; its node may be lost",
+        )
+    return True
 
 
 def keep_results(ctx: ClusterContext, seconds: float | None) -> list[str]:
@@ -50,21 +85,19 @@ def keep_results(ctx: ClusterContext, seconds: float | None) -> list[str]:
     ctx.ledger.keep(seconds)
     run_secret.remove(ctx)
     uid = ctx.ledger.uid()
-    undeleted = _remove_elsewhere(ctx)
-    _remove_objects(ctx, uid)
-    stays = partial(_stays, uid)
-    for name in undeleted + wait_until_gone(ctx, labels(ctx.name), _TIMEOUT, but=stays):
+    undeleted = _remove_objects(ctx, uid)
+    undeleted += wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S, but=partial(_stays, uid))
+    for name in undeleted:
         _LOG.warning("%s is not deleted: it goes with what is kept of the run", name)
     where = f"claim {ctx.target.namespace}/{claim_of(ctx)}"
     return [f"{folder}/{result} of {where}" for result in results]
 
 
 def _trim(ctx: ClusterContext) -> tuple[str, list[str]]:
-    """Delete the run's files on the volume, except output and checkpoints.
+    """Delete the run's files on the volume, except output and checkpoints; all stay if it cannot be read.
 
     Returns:
-        A folder, and the paths below it that are kept. If the volume cannot be read, the run's whole folder
-        is kept.
+        A folder, and the paths below it that are kept.
     """
     folder = directory_of(ctx)
     claim = cluster_of(ctx).get("PersistentVolumeClaim", claim_of(ctx))
@@ -90,25 +123,50 @@ def remove(ctx: ClusterContext) -> list[str]:
     ledger = cluster_of(ctx).get("ConfigMap", ctx.name)
     if ledger is None or is_being_deleted(ledger):
         # An earlier try has deleted the ledger; Kubernetes deletes what it owns.
-        return wait_until_gone(ctx, labels(ctx.name), _TIMEOUT)
+        return wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S)
     uid = ctx.ledger.uid()
+    undeleted = _begin_removal(ctx, uid)
     another = partial(_is_of_another, uid)
-    return _begin_removal(ctx, uid) + wait_until_gone(ctx, labels(ctx.name), _TIMEOUT, but=another)
+    return undeleted + wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S, but=another)
 
 
 def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
     """Delete what the run owns, and its ledger last; return what could not be deleted."""
-    undeleted = _remove_elsewhere(ctx)
-    _remove_objects(ctx, uid)
-    undeleted += _remove_folder(ctx)
+    undeleted = _remove_objects(ctx, uid)
+    # A claim that was made for the run is deleted with its ledger; the user's claim has a folder of the run.
+    if not ctx.target.makes_claim and ctx.ledger.read().attempt > 0:
+        try:
+            with helper(ctx, "cleanup", claim_of(ctx), lambda *_: None) as pod:
+                pod.ask("remove", folder=directory_of(ctx))
+        except (TransferError, ManycpuError) as error:
+            where = f"claim {ctx.target.namespace}/{claim_of(ctx)}"
+            undeleted.append(f"{directory_of(ctx)} on {where}: {error}")
     ctx.ledger.remove()
     return undeleted
 
 
-def _remove_objects(ctx: ClusterContext, uid: str) -> None:
+def _remove_objects(ctx: ClusterContext, uid: str) -> list[str]:
+    """Delete the run's objects, also in other namespaces, where owner references do not work.
+
+    Returns:
+        What in other namespaces could not be deleted.
+    """
+    undeleted = []
+    for name in ctx.ledger.read().elsewhere:
+        namespace, kind, item_name = name.split("/")
+        try:
+            cluster = cluster_of(ctx).in_namespace(namespace)
+            cluster.delete(kind, item_name)
+            item = cluster.get(kind, item_name)
+        except ManycpuError as error:
+            undeleted.append(f"{name}: {error}")
+            continue
+        if item is not None and not is_being_deleted(item):
+            undeleted.append(name)
     for item in present(ctx, labels(ctx.name)):
         if not _stays(uid, item):
             cluster_of(ctx).delete(item["kind"], item["metadata"]["name"], uid=item["metadata"]["uid"])
+    return undeleted
 
 
 def _stays(uid: str, item: KubeObject) -> bool:
@@ -137,9 +195,9 @@ def remove_expired(ctx: ClusterContext, now: float, end: Callable[[RunContext], 
     troubles: list[Finding] = []
     work = threading.Thread(target=_remove_all, args=(ctx, now, end, troubles), daemon=True)
     work.start()
-    work.join(_OTHERS)
+    work.join(_EXPIRED_TIMEOUT_S)
     if work.is_alive():
-        troubles.append(_trouble(f"the removal of older runs takes more than {_OTHERS:g} s"))
+        troubles.append(_trouble(f"the removal of older runs takes more than {_EXPIRED_TIMEOUT_S:g} s"))
     return troubles[:]
 
 
@@ -154,8 +212,15 @@ def _remove_all(
         return
     random.shuffle(ledgers)  # a slow removal must not delay the same runs every time
     for ledger in ledgers:
+        if ledger.name == ctx.name and not ledger.is_taken:
+            continue  # this run resumes it
+        undeleted = []
         try:
-            undeleted = _remove_one(ctx, ledger, now, end)
+            other = cast("ClusterContext", reopen(ledger.read(), access=ctx.access))
+            cancel(other, CLEANUP, None)  # it has no follower, so no time budget ends it
+            # take() returns false if another process has renewed the lease since the list.
+            if end(other) and ledger.take(now):
+                undeleted = _begin_removal(other, other.ledger.uid())
         except RunGoneError:
             continue  # another process has removed it
         except ManycpuError as error:
@@ -165,56 +230,6 @@ def _remove_all(
         ]
 
 
-def _remove_one(
-    ctx: ClusterContext, ledger: ConfigMapLedger, now: float, end: Callable[[RunContext], bool]
-) -> list[str]:
-    if ledger.name == ctx.name and not ledger.is_taken:
-        return []  # this run resumes it
-    other = cast("ClusterContext", reopen(ledger.read(), access=ctx.access))
-    cancel(other, CLEANUP, None)  # it has no follower, so no time budget ends it
-    # take() returns false if another process has renewed the lease since the list.
-    return _begin_removal(other, other.ledger.uid()) if end(other) and ledger.take(now) else []
-
-
 def _trouble(message: str) -> Finding:
     fix = "The next run tries again; `manycpu clean` does so now"
     return Finding("target.namespace", message, fix, fatal=False)
-
-
-def _remove_folder(ctx: ClusterContext) -> list[str]:
-    """Delete the run's folder on the user's claim; return what could not be deleted.
-
-    A claim that was made for the run is deleted with its ledger.
-    """
-    if ctx.target.makes_claim or ctx.ledger.read().attempt == 0:
-        return []
-    try:
-        with helper(ctx, "cleanup", claim_of(ctx), lambda *_: None) as pod:
-            pod.ask("remove", folder=directory_of(ctx))
-    except (TransferError, ManycpuError) as error:
-        return [f"{directory_of(ctx)} on claim {ctx.target.namespace}/{claim_of(ctx)}: {error}"]
-    return []
-
-
-def _remove_elsewhere(ctx: ClusterContext) -> list[str]:
-    """Delete the run's objects in other namespaces, where owner references do not work.
-
-    Returns:
-        What could not be deleted.
-    """
-    return [item for name in ctx.ledger.read().elsewhere for item in _remove_there(ctx, name)]
-
-
-def _remove_there(ctx: ClusterContext, name: str) -> list[str]:
-    namespace, kind, item = name.split("/")
-    try:
-        cluster = cluster_of(ctx).in_namespace(namespace)
-        cluster.delete(kind, item)
-        return [name] if cluster.get(kind, item) and not _goes(cluster, kind, item) else []
-    except ManycpuError as error:
-        return [f"{name}: {error}"]
-
-
-def _goes(cluster: Cluster, kind: str, name: str) -> bool:
-    item = cluster.get(kind, name)
-    return item is None or is_being_deleted(item)

@@ -11,7 +11,7 @@ from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_
 
 __all__ = ["is_companion", "kinds", "named", "present", "wait_until_gone"]
 
-_EVERY = 0.25  # seconds between two polls
+_POLL_INTERVAL_S = 0.25
 
 
 def kinds() -> list[str]:
@@ -48,7 +48,7 @@ def wait_until_gone(
     retrying = Retrying(
         retry=retry_if_result(bool),
         stop=stop_after_delay(timeout),
-        wait=wait_fixed(_EVERY),
+        wait=wait_fixed(_POLL_INTERVAL_S),
         retry_error_callback=lambda state: state.outcome.result() if state.outcome else [],
     )
     names: list[str] = retrying(undeleted)
@@ -57,22 +57,15 @@ def wait_until_gone(
 
 def present(ctx: ClusterContext, selector: Mapping[str, str]) -> list[KubeObject]:
     """List the objects with these labels, of all launch kinds: earlier attempts may have had another kind."""
-    return [item for kind in kinds() for item in _list(ctx, kind, selector)]
-
-
-def _list(ctx: ClusterContext, kind: str, selector: Mapping[str, str]) -> list[KubeObject]:
-    try:
-        return cluster_of(ctx).list(kind, selector)
-    except (ForbiddenError, NotFoundError):
-        # The cluster may lack the operators of other launch kinds, and the account the rights to them.
-        if _is_of_another_launch(ctx, kind):
-            return []
-        raise
-
-
-def _is_of_another_launch(ctx: ClusterContext, kind: str) -> bool:
-    own = JOB_KINDS[ctx.target.launch]
-    return kind in resources() and resources()[kind] not in (own.resource, *own.companions)
+    own, items = JOB_KINDS[ctx.target.launch], list[KubeObject]()
+    for kind in kinds():
+        try:
+            items += cluster_of(ctx).list(kind, selector)
+        except (ForbiddenError, NotFoundError):
+            # The cluster may lack the operators of other launch kinds, and the account the rights to them.
+            if kind not in resources() or resources()[kind] in (own.resource, *own.companions):
+                raise
+    return items
 
 
 def named(ctx: ClusterContext, items: Iterable[KubeObject]) -> list[str]:

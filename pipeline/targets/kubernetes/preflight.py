@@ -4,14 +4,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import yaml
 
 from manycpu.pipeline.adapters.cluster import amount
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.launchers.pod_spec import TPU
-from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding, NotFoundError
+from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding, ForbiddenError, NotFoundError
 from manycpu.pipeline.spec.job_kinds import (
     JOB_KINDS,
     LOCAL_QUEUE,
@@ -26,11 +26,11 @@ from manycpu.pipeline.spec.targets import OWN_RUNTIME, Kubernetes
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of
 from manycpu.pipeline.targets.kubernetes.image.checks import check_images
 from manycpu.pipeline.targets.kubernetes.launch import objects
-from manycpu.pipeline.targets.kubernetes.queue_checks import check_queue
 
 __all__ = [
     "RIGHTS",
     "Right",
+    "check_queue",
     "findings",
     "granted",
     "missing_rights",
@@ -232,7 +232,12 @@ def _resources(ctx: ClusterContext) -> Findings:
 
 def _allocatable(ctx: ClusterContext) -> Findings:
     """Compare the requests of a pod with what nodes can allocate, if this account may list nodes."""
-    nodes = _nodes(ctx)
+    selector = ",".join(f"{key}={value}" for key, value in ctx.target.node_selector.items())
+    try:
+        query = {"labelSelector": selector} if selector else {}
+        nodes = cluster_of(ctx).call("GET", "/api/v1/nodes", query=query, deadline=15)["items"]
+    except ClusterError:
+        return
     requests = {"cpu": str(ctx.run.resources.cpu or 0), "memory": ctx.run.resources.memory or "0"}
     requests |= {TPU: str(ctx.run.nproc_per_node)} if ctx.run.device == "xla" else {}
     for resource, request in requests.items():
@@ -244,16 +249,6 @@ def _allocatable(ctx: ClusterContext) -> Findings:
                 f"{most:f}",
                 "Ask for less",
             )
-
-
-def _nodes(ctx: ClusterContext) -> list[dict[str, Any]]:
-    selector = ",".join(f"{key}={value}" for key, value in ctx.target.node_selector.items())
-    try:
-        query = {"labelSelector": selector} if selector else {}
-        nodes = cluster_of(ctx).call("GET", "/api/v1/nodes", query=query, deadline=15)
-    except ClusterError:
-        return []
-    return list(nodes["items"])
 
 
 def _admission(ctx: ClusterContext) -> Findings:
@@ -305,6 +300,47 @@ def _quota(ctx: ClusterContext) -> Findings:
                     f"{quota['metadata']['name']!r}: {name} has {free:f} left",
                     "Ask for less, or wait until others are done",
                 )
+
+
+def check_queue(ctx: ClusterContext) -> Findings:
+    """Check that the LocalQueue exists and admits jobs, and that the priority exists."""
+    if (name := ctx.target.queue) is None:
+        if ctx.target.queue_priority is not None:
+            fix = "Set target.queue, or leave target.queue_priority out"
+            yield Finding("target.queue_priority", "it is of a queue, and target.queue is left out", fix)
+        return
+    try:
+        path = cluster_of(ctx).path(LOCAL_QUEUE.kind)
+    except NotFoundError:
+        yield Finding("target.queue", "the cluster has no Kueue", "Install it, or leave target.queue out")
+        return
+    queue = cluster_of(ctx).get(LOCAL_QUEUE.kind, name)
+    if queue is None:
+        where = f"in namespace {ctx.target.namespace}"
+        fix = f"Name one that `kubectl -n {ctx.target.namespace} get localqueues` lists"
+        yield Finding("target.queue", f"there is no LocalQueue {name!r} {where}", fix)
+    else:
+        for one in (queue.get("status") or {}).get("conditions") or ():
+            if one["type"] == "Active" and one["status"] == "False":
+                why = f"{one.get('message', '')} ({one['reason']})".strip()
+                text = f"LocalQueue {name!r} admits nothing at present: {why}"
+                fix = "The run waits until it admits jobs again: ask who looks after the queue"
+                yield Finding("target.queue", text, fix, fatal=False)
+    yield from _queue_priority(ctx, path.partition("/namespaces/")[0])
+
+
+def _queue_priority(ctx: ClusterContext, group: str) -> Findings:
+    if (name := ctx.target.queue_priority) is None:
+        return
+    try:
+        cluster_of(ctx).call("GET", f"{group}/workloadpriorityclasses/{name}")
+    except NotFoundError:
+        fix = "Name one that `kubectl get workloadpriorityclasses` lists"
+        yield Finding("target.queue_priority", f"there is no WorkloadPriorityClass {name!r}", fix)
+    except ForbiddenError:  # these objects belong to the cluster: few accounts may read them
+        text = f"whether there is a WorkloadPriorityClass {name!r} could not be seen: this account may not"
+        fix = "See that its name is right: Kueue lets no job wait with one that is not there"
+        yield Finding("target.queue_priority", text, fix, fatal=False)
 
 
 _CHECKS: tuple[Callable[[ClusterContext], Findings], ...] = (

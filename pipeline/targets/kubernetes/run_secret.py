@@ -12,8 +12,8 @@ from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_
 
 __all__ = ["provide", "remove"]
 
-_GOING = 60.0  # seconds within which an outdated Secret must be deleted
-_EVERY = 0.25  # seconds between two tries
+_DELETION_TIMEOUT_S = 60.0  # of an outdated Secret
+_POLL_INTERVAL_S = 0.25
 
 
 def provide(ctx: ClusterContext) -> None:
@@ -40,8 +40,8 @@ def provide(ctx: ClusterContext) -> None:
     }
     retrying = Retrying(
         retry=retry_if_result(lambda present: present.get("data") != data or is_being_deleted(present)),
-        stop=stop_after_delay(_GOING),
-        wait=wait_fixed(_EVERY),
+        stop=stop_after_delay(_DELETION_TIMEOUT_S),
+        wait=wait_fixed(_POLL_INTERVAL_S),
         before_sleep=lambda _: remove(ctx),  # manycpu has no right to change a Secret
         retry_error_callback=lambda _: None,
     )

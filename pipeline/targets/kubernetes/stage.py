@@ -66,26 +66,20 @@ def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
         if is_remote(url):
             done = pod.ask("fetch", url=url, folder=folder, field=field)
             return Copied(done["path"], done["sha256"], done["reused"])
-        return _push(pod, Location.of(url, field), folder)
+        source = Location.of(url, field)
+        done = pod.run("receive", lambda channel: client.push(channel, source, folder))
+        path = PurePosixPath(done["path"])
+        if source.is_file():
+            path /= source.root.rsplit("/", 1)[-1]
+        return Copied(str(path), done["sha256"], done["reused"])
     except RunGoneError:
         raise
     except (TransferError, OSError) as error:
+        reason = "changed" if isinstance(error, TransferError) else "unreadable"
+        if isinstance(error, RemoteError):
+            reason = error.reason
         text = without(f"{url} was not staged: {error}", url)
-        raise StageError(text, field=field, fix=_fix(error)) from error
-
-
-def _push(pod: Helper, source: Location, folder: str) -> Copied:
-    done = pod.run("receive", lambda channel: client.push(channel, source, folder))
-    path = PurePosixPath(done["path"])
-    if source.is_file():
-        path /= source.root.rsplit("/", 1)[-1]
-    return Copied(str(path), done["sha256"], done["reused"])
-
-
-def _fix(error: Exception) -> str:
-    if isinstance(error, RemoteError):
-        return _FIXES[error.reason]
-    return _FIXES["changed" if isinstance(error, TransferError) else "unreadable"]
+        raise StageError(text, field=field, fix=_FIXES[reason]) from error
 
 
 _FIXES = {
@@ -94,7 +88,7 @@ _FIXES = {
     "full": "Make room on the claim, or name a larger one in target.claim or target.claim_size",
     "forbidden": "Let user 1000 of the pods write there: see fsGroup of the claim's storage class",
     "memory": "Put the files into fewer, larger ones (archives, shards)",
-    "stuck": "See that the claim's volume answers, and run again: it goes on from there",
+    "stuck": "See that the claim's volume answers, and run again: the copy resumes",
     "image": "See that target.helper_image has Python 3.11 or later and manycpu's dependencies",
     "output": "See that the pods can write to it: run.env_from names the secrets that they are given",
     "other": "See that the pods can read it: run.env_from names the secrets that they are given",

@@ -1,20 +1,37 @@
-"""Find or build the image under a run's own layers: the user's finished image, or one from a Dockerfile."""
+"""Find or build the image under a run's own layers: the user's finished image, or one from a Dockerfile.
 
+A program on the worker, buildah or docker, writes an archive that manycpu pushes; a pod pushes by itself.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-from manycpu.pipeline.spec.errors import BadInputError, BuildError, RegistryError
+from manycpu.pipeline.adapters.archive import Archive
+from manycpu.pipeline.adapters.commands import follow, run
+from manycpu.pipeline.adapters.registry import of_bytes
+from manycpu.pipeline.spec.errors import BadInputError, BuildError, LaunchError, RegistryError
 from manycpu.pipeline.spec.image import Reference
-from manycpu.pipeline.targets.kubernetes.image import builder_pod, builder_worker
-from manycpu.pipeline.targets.kubernetes.image.build_inputs import Build, Recipe, Stage, log, recipe
-from manycpu.pipeline.targets.kubernetes.image.builders import PODS
+from manycpu.pipeline.targets.kubernetes.image import builder_pod
+from manycpu.pipeline.targets.kubernetes.image.build_inputs import (
+    TIMEOUT,
+    Build,
+    LastLines,
+    Stage,
+    log,
+    recipe,
+)
+from manycpu.pipeline.targets.kubernetes.image.builders import PODS, WORKERS, Place, access
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries, own_repository, registries
 
 if TYPE_CHECKING:
     from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
-__all__ = ["finished_image", "image", "plan"]
+__all__ = ["archived", "finished_image", "image", "plan"]
 
-_LOOK: Final = 5.0  # seconds to look up the digest of a Dockerfile's base image
+_LOOK_TIMEOUT_S: Final = 5.0  # to look up the digest of a Dockerfile's base image
 
 
 def finished_image(ctx: "ClusterContext", stage: Stage) -> Reference | None:
@@ -47,8 +64,8 @@ def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
     repository = opened.repository(ours)
     if repository.digest(build.reference.version) is None:
         log.info("building %s", build.reference)
-        where = builder_pod if ctx.target.builder in PODS else builder_worker
-        where.build(ctx, build, opened)
+        make = builder_pod.build if ctx.target.builder in PODS else _build_here
+        make(ctx, build, opened)
         if repository.digest(build.reference.version) is None:
             raise BuildError(
                 f"{build.reference} was built, and the registry does not have it", field="target.builder"
@@ -58,15 +75,8 @@ def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
 
 def plan(ctx: "ClusterContext", stage: Stage, ours: Reference) -> Build:
     """Plan the build of an image, named by the hash of its inputs."""
-    inputs = recipe(ctx, stage)
-    digests = _digests(ctx, inputs)
-    return Build(inputs, ours.at(inputs.tag(digests)), all(digests.get(base) for base in inputs.bases))
-
-
-def _digests(ctx: "ClusterContext", inputs: Recipe) -> dict[str, str]:
-    """Look up the current digests of the Dockerfile's base images; skip registries that do not answer."""
-    digests = {}
-    with registries(ctx, _LOOK) as opened:
+    inputs, digests = recipe(ctx, stage), dict[str, str]()
+    with registries(ctx, _LOOK_TIMEOUT_S) as opened:
         for base in inputs.bases:
             reference = Reference.parse(base, "target.build_args")
             try:
@@ -75,4 +85,42 @@ def _digests(ctx: "ClusterContext", inputs: Recipe) -> dict[str, str]:
                 )
             except RegistryError as error:
                 log.warning("whether %s has changed cannot be seen from here: %s", base, error.message)
-    return digests
+    return Build(inputs, ours.at(inputs.tag(digests)), all(digests.get(base) for base in inputs.bases))
+
+
+def _build_here(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None:
+    """Build an image with a program on this machine, and push it."""
+    with archived(ctx, image_build, opened) as archive:
+        image, target = archive.image, opened.repository(image_build.reference)
+        for layer in image.layers:
+            target.push(archive.content(layer))
+        target.push(of_bytes(image.config_bytes, image.manifest["config"]["digest"]))
+        target.push_image(image, image_build.reference.version)
+
+
+@contextmanager
+def archived(ctx: "ClusterContext", image_build: Build, opened: Registries) -> Iterator[Archive]:
+    """Build an image with a program on this machine, and open the archive with it.
+
+    Raises:
+        BadInputError: The builder does not support the Dockerfile.
+        BuildError: The build failed; the message has its last lines.
+    """
+    program, lines = ctx.target.builder, LastLines()
+    # Only this user can read the folder, which has the registries' logins.
+    with TemporaryDirectory(prefix="manycpu-build-") as folder, image_build.recipe.folder() as context:
+        for name, content in access(ctx, image_build, opened).items():
+            Path(folder, name).write_text(content)
+        place = Place(f"localhost/manycpu:{image_build.reference.tag}", context, Path(folder))
+        try:
+            WORKERS[program].check(image_build.recipe)
+            commands, env = WORKERS[program].commands(image_build, place)
+            for command in commands:
+                if code := follow(command, lines, timeout=TIMEOUT, env=env):
+                    raise lines.failed(image_build, f"{command[0]} {command[1]} ended with {code}")
+        except LaunchError as error:
+            raise lines.failed(image_build, error.message) from error
+        finally:
+            with suppress(LaunchError):
+                run([program, "rmi", "--force", place.name], timeout=60)
+        yield Archive(place.archive)

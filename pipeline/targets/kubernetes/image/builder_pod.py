@@ -18,10 +18,9 @@ from manycpu.pipeline.spec.image import Change, Reference
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
-from manycpu.pipeline.targets.kubernetes.image.append_layers import append
 from manycpu.pipeline.targets.kubernetes.image.build_inputs import TIMEOUT, Build, LastLines
 from manycpu.pipeline.targets.kubernetes.image.builders import ACCESS, CONTEXT, PODS, access
-from manycpu.pipeline.targets.kubernetes.image.layers import tree
+from manycpu.pipeline.targets.kubernetes.image.layers import append, tree
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries, own_repository
 from manycpu.pipeline.targets.kubernetes.pod_status import containers, reasons
 

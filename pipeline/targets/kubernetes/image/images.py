@@ -12,9 +12,8 @@ from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.image import Change, Reference
 from manycpu.pipeline.spec.placement import CODE, LIB
 from manycpu.pipeline.targets.kubernetes.image import base_image
-from manycpu.pipeline.targets.kubernetes.image.append_layers import append
 from manycpu.pipeline.targets.kubernetes.image.build_inputs import Stage
-from manycpu.pipeline.targets.kubernetes.image.layers import Tree, library
+from manycpu.pipeline.targets.kubernetes.image.layers import Tree, append, library
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries, own_repository, registries
 
 if TYPE_CHECKING:

@@ -1,26 +1,32 @@
-"""The layers that every run appends to its base image: manycpu itself, and the program's code."""
+"""The layers that every run appends to its base image: manycpu itself, and the program's code.
+
+Only blobs that the registry lacks are pushed.
+"""
 
 import gzip
 import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from manycpu.pipeline.adapters.registry import Repository, of_blob, of_bytes
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.launchers.pod_spec import UID
 from manycpu.pipeline.spec.errors import BuildError
-from manycpu.pipeline.spec.image import Layer
+from manycpu.pipeline.spec.image import Change, Image, Layer, Reference
 from manycpu.pipeline.spec.placement import CODE, LIB
+from manycpu.pipeline.targets.kubernetes.image.registries import Registries
 
-__all__ = ["Tree", "code", "library", "tree"]
+__all__ = ["Tree", "append", "code", "library", "tag_of", "tree"]
 
 _PACKAGE: Final = Path(__file__).resolve().parents[3]
 _EXECUTABLE, _PLAIN = 0o755, 0o644
+_DIGITS: Final = 12  # of a digest, in a tag
 
 
 @dataclass(frozen=True)
@@ -75,8 +81,14 @@ def tree(files: Iterable[tuple[str, Path]], what: str, field: str | None) -> Tre
         with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
             for name, path in sorted(files):
                 _add_folders(tar, name.lstrip("/"), folders)
-                if not name.endswith("/"):
-                    _add(tar, name.lstrip("/"), path)
+                if name.endswith("/"):
+                    continue
+                info = tarfile.TarInfo(name.lstrip("/"))
+                with path.open("rb") as file:
+                    status = os.fstat(file.fileno())
+                    info.size = status.st_size
+                    info.mode = _EXECUTABLE if status.st_mode & 0o100 else _PLAIN
+                    tar.addfile(_owned(info), file)
     except OSError as error:
         raise BuildError(f"the code cannot be read: {error}", field=field) from error
     return Tree(stream.getvalue(), f"manycpu: {what}")
@@ -94,16 +106,67 @@ def _add_folders(tar: tarfile.TarFile, name: str, added: set[str]) -> None:
             tar.addfile(_owned(info))
 
 
-def _add(tar: tarfile.TarFile, name: str, path: Path) -> None:
-    info = tarfile.TarInfo(name)
-    with path.open("rb") as file:
-        status = os.fstat(file.fileno())
-        info.size = status.st_size
-        info.mode = _EXECUTABLE if status.st_mode & 0o100 else _PLAIN
-        tar.addfile(_owned(info), file)
-
-
 def _owned(info: tarfile.TarInfo) -> tarfile.TarInfo:
     if f"/{info.name}/".startswith(f"{CODE}/"):
         info.uid = info.gid = UID
     return info
+
+
+def append(
+    base: Reference,
+    ours: Reference,
+    trees: Sequence[Tree],
+    change: Callable[[], Change],
+    opened: Registries,
+) -> tuple[str, bool]:
+    """Append trees to an image, and push the result unless the registry has it.
+
+    Args:
+        base: The image.
+        ours: The repository to push to.
+        trees: The files to append; their digests are part of the result's tag.
+        change: Builds the layers and settings to append; called only if the registry lacks the result.
+        opened: The run's registries.
+
+    Returns:
+        The result's name by digest, and whether the registry had it already.
+
+    Raises:
+        RegistryError: A registry refuses a call.
+    """
+    source, target = opened.repository(base), opened.repository(ours)
+    image = source.pull(base.version)
+    tag = tag_of(image.digest, trees)
+    if digest := target.digest(tag):
+        return str(ours.at(digest)), True
+    if (base.registry, base.repository) != (ours.registry, ours.repository):
+        _copy_base(image, source, target)
+    new = change()
+    for layer in new.layers:
+        target.push(of_bytes(layer.content, layer.digest))
+    return str(ours.at(_push(target, image.changed(new), tag))), False
+
+
+def tag_of(base: str, trees: Sequence[Tree]) -> str:
+    """Build a tag from the first digits of the digests of a base image and of the trees on it."""
+    parts = (base.removeprefix("sha256:"), *(tree.digest for tree in trees))
+    return "-".join(part[:_DIGITS] for part in parts)
+
+
+def _copy_base(image: Image, source: Repository, target: Repository) -> None:
+    """Copy the whole base image to the run's repository; its own tag is pushed last."""
+    tag = f"base-{image.digest.removeprefix('sha256:')[:_DIGITS]}"
+    if target.digest(tag):
+        return
+    same = source.connection is target.connection
+    for layer in image.layers:
+        digest = layer["digest"]
+        if target.has(digest) or (same and target.mount(digest, source.name)):
+            continue
+        target.push(of_blob(source, layer))
+    _push(target, image, tag)
+
+
+def _push(target: Repository, image: Image, tag: str) -> str:
+    target.push(of_bytes(image.config_bytes, image.manifest["config"]["digest"]))
+    return target.push_image(image, tag)
