@@ -27,9 +27,9 @@ from manycpu.pipeline.targets.kubernetes.pod_status import containers, reasons
 __all__ = ["build", "manifest"]
 
 _LARGEST: Final = 512 << 20
-_START: Final = 600.0  # seconds within which the pod must start
-_HOPELESS: Final = 60.0  # seconds for which a pod may be stuck at its start or its deletion
-_LOOK: Final = 1.0  # seconds between two polls
+_START_TIMEOUT_S: Final = 600.0
+_STUCK_TIMEOUT_S: Final = 60.0  # for which a pod may be stuck at its start or its deletion
+_POLL_INTERVAL_S: Final = 1.0
 
 
 def build(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None:
@@ -137,7 +137,8 @@ def _temporary_objects(
         with ctx.ledger.update() as entry:
             entry.elsewhere |= dict.fromkeys(names, "build")
         for item in manifests:
-            _replace(cluster, item)
+            _delete(cluster, item)  # one of the same name, from an earlier try
+            cluster.create(item)
         yield
     finally:
         gone = [name for name, item in reversed(names.items()) if _delete(cluster, item)]
@@ -146,20 +147,14 @@ def _temporary_objects(
                 entry.elsewhere.pop(name, None)
 
 
-def _replace(cluster: Cluster, item: KubeObject) -> None:
-    """Create an object, after deleting one of the same name from an earlier try."""
-    _delete(cluster, item)
-    cluster.create(item)
-
-
 def _delete(cluster: Cluster, item: KubeObject) -> bool:
     """Delete an object and wait until it is gone; False: it remains, and the run's cleanup deletes it."""
-    until = time.monotonic() + _HOPELESS
+    until = time.monotonic() + _STUCK_TIMEOUT_S
     with suppress(ClusterError):
         while cluster.delete(item["kind"], item["metadata"]["name"], grace=0):
             if time.monotonic() > until:
                 return False
-            time.sleep(_LOOK / 4)
+            time.sleep(_POLL_INTERVAL_S / 4)
         return True
     return False
 
@@ -173,30 +168,23 @@ def _wait(cluster: Cluster, name: str, image_build: Build) -> None:
             raise lines.failed(image_build, f"somebody deleted pod {cluster.namespace}/{name}")
         phase = pod["status"].get("phase", "Pending")
         if phase == "Pending":
-            _check_start(pod, lines, image_build, time.monotonic() - began)
+            why, seconds = reasons(pod), time.monotonic() - began
+            if seconds > _START_TIMEOUT_S or (
+                seconds > _STUCK_TIMEOUT_S and any(reason.stuck for reason in why)
+            ):
+                texts = "; ".join(reason.text for reason in why)
+                raise lines.failed(image_build, f"its pod does not start: {texts}")
         else:
-            shown = _pass_on_log(cluster, name, lines, shown)
+            with suppress(ClusterError):  # the container has not started, or the pod is deleted
+                log_lines = cluster.log(name).splitlines()
+                for line in log_lines[shown:]:
+                    lines(line)
+                shown = len(log_lines)
         if phase == "Succeeded":
             return
-        if phase == "Failed" or time.monotonic() - began > TIMEOUT + _START:
+        if phase == "Failed" or time.monotonic() - began > TIMEOUT + _START_TIMEOUT_S:
             raise lines.failed(image_build, f"pod {cluster.namespace}/{name} {_end(pod)}")
-        time.sleep(_LOOK)
-
-
-def _pass_on_log(cluster: Cluster, name: str, lines: LastLines, shown: int) -> int:
-    try:
-        log_lines = cluster.log(name).splitlines()
-    except ClusterError:  # the container has not started, or the pod is deleted
-        return shown
-    for line in log_lines[shown:]:
-        lines(line)
-    return len(log_lines)
-
-
-def _check_start(pod: KubeObject, lines: LastLines, image_build: Build, seconds: float) -> None:
-    why = reasons(pod)
-    if seconds > _START or (seconds > _HOPELESS and any(reason.stuck for reason in why)):
-        raise lines.failed(image_build, f"its pod does not start: {'; '.join(reason.text for reason in why)}")
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def _end(pod: KubeObject) -> str:

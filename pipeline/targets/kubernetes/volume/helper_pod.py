@@ -28,7 +28,6 @@ from manycpu.pipeline.spec.errors import (
 from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels, secret_name
 from manycpu.pipeline.spec.placement import LIB
-from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes import run_secret
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 from manycpu.pipeline.targets.kubernetes.image import images
@@ -42,11 +41,11 @@ __all__ = ["CONTAINER", "Helper", "helper", "manifest", "out_of_memory"]
 IDLE: Final = 600  # seconds without a command after which a pod ends by itself
 LIFE: Final = 604_800  # seconds after which Kubernetes ends a pod
 STALL: Final = 300.0  # seconds without progress, from the first break, after which a command fails
-_FORBIDDEN: Final = 15.0  # seconds: grace period for RBAC after the API server starts
-_LOOK: Final = 0.25  # seconds between two polls of the pod, and before the first retry
-_SEE: Final = 2.0  # seconds between two checks that the run's ledger and claim exist
+_FORBIDDEN_TIMEOUT_S: Final = 15.0  # grace period for RBAC after the API server starts
+_POLL_INTERVAL_S: Final = 0.25  # between two polls of the pod, and before the first retry
+_CHECK_INTERVAL_S: Final = 2.0  # between two checks that the run's ledger and claim exist
 _ASKED: Final = "manycpu/asked"  # annotation: digest of the requested spec
-_PATIENCE: Final = 8  # polls: the node's cache may lack a new secret
+_SECRET_POLLS: Final = 8  # the node's cache may lack a new secret
 
 
 def manifest(
@@ -54,11 +53,15 @@ def manifest(
 ) -> KubeObject:
     """Build the manifest of a helper pod: the claim and the run's secrets, no privileges, no API token."""
     run, target = ctx.run, ctx.target
+    # The first process compiles the modules to this folder; commands then start in a fifth of the time.
+    compiled = {"PYTHONPYCACHEPREFIX": f"{HOME}/bytecode"}
+    # The ranks' variables, such as the Hub's address and proxies, are also the pod's.
+    env = {"HOME": HOME, **compiled, **run.env, "PYTHONPATH": LIB}
     container: KubeObject = {
         "name": CONTAINER,
         "image": image,
         "command": [*PROGRAM, "idle", str(IDLE)],
-        "env": env_list(_environment(run), secret_name(ctx.name), optional=True),
+        "env": env_list(env, secret_name(ctx.name), optional=True),
         "envFrom": [{"secretRef": {"name": secret}} for secret in run.env_from],
         "resources": {
             "requests": {"cpu": "100m", "memory": "256Mi"},
@@ -80,13 +83,6 @@ def manifest(
         "ownerReferences": owners,
     }
     return one_off_pod(named, spec, LIFE)
-
-
-def _environment(run: TrainingRun) -> dict[str, str]:
-    """Build the pod's environment: it has the ranks' variables, such as the Hub's address and proxies."""
-    # The first process compiles the modules to this folder; commands then start in a fifth of the time.
-    compiled = {"PYTHONPYCACHEPREFIX": f"{HOME}/bytecode"}
-    return {"HOME": HOME, **compiled, **run.env, "PYTHONPATH": LIB}
 
 
 @contextmanager
@@ -159,7 +155,7 @@ class Helper:
             ClusterError: The cluster refuses the call.
             RunGoneError: The run was deleted meanwhile.
         """
-        self._best, broken, pause = 0, None, _LOOK
+        self._best, broken, pause = 0, None, _POLL_INTERVAL_S
         while True:
             self._moved = False
             try:
@@ -171,13 +167,13 @@ class Helper:
                 if not self._moved:
                     self._way.doubt()
                 if broken is None or self._moved:
-                    broken, pause = time.monotonic(), _LOOK
-                if isinstance(error, ForbiddenError) and time.monotonic() - broken > _FORBIDDEN:
+                    broken, pause = time.monotonic(), _POLL_INTERVAL_S
+                if isinstance(error, ForbiddenError) and time.monotonic() - broken > _FORBIDDEN_TIMEOUT_S:
                     raise
                 if time.monotonic() - broken > STALL:
                     raise DeadlineError(
                         f"pod {self.name} was lost again and again; {STALL:g} s without progress: {error}",
-                        fix="See that the cluster is well, and run again: it goes on from there",
+                        fix="See that the cluster is well, and run again: the copy resumes",
                     ) from error
             time.sleep(pause)
             pause = min(2 * pause, 10.0)
@@ -213,7 +209,7 @@ class Helper:
         Raises:
             RunGoneError: The run's ledger or its claim was deleted.
         """
-        if not self._owned or time.monotonic() - self._checked < _SEE:
+        if not self._owned or time.monotonic() - self._checked < _CHECK_INTERVAL_S:
             return
         self._checked = time.monotonic()
         self._ctx.ledger.uid()
@@ -233,8 +229,14 @@ class Helper:
             why = reasons(pod)
             secret = next((reason.missing_secret for reason in why if reason.missing_secret), None)
             lacking = lacking + 1 if secret else 0
-            if secret and lacking > _PATIENCE:
-                raise self._lacks(secret)
+            if secret and lacking > _SECRET_POLLS:
+                namespace = self._ctx.target.namespace
+                raise BadInputError(
+                    f"pod {self.name} cannot start: there is no secret {secret!r} in namespace {namespace}",
+                    field="run.env_from",
+                    fix=f"Create it: kubectl -n {namespace} create secret generic {secret} "
+                    "--from-literal=NAME=value",
+                )
             hopeless = any(reason.fatal for reason in why)
             if hopeless or time.monotonic() > deadline:
                 raise DeadlineError(
@@ -242,13 +244,15 @@ class Helper:
                     field="target.helper_image" if hopeless else "run.start_timeout",
                     fix=f"kubectl -n {self._ctx.target.namespace} describe pod {self.name}",
                 )
-            time.sleep(_LOOK)
+            time.sleep(_POLL_INTERVAL_S)
 
     def _get_or_recreate(self) -> KubeObject:
         pod = self._cluster.get("Pod", self.name)
         if pod is None:
             return self._cluster.create(self._manifest)
-        self._see_memory(pod)
+        if out_of_memory(pod):  # the next pod would be, too
+            self._cluster.delete("Pod", self.name, uid=pod["metadata"]["uid"], grace=0)
+            raise RemoteError(f"pod {self.name} ran out of memory: it may use {MEMORY}", "memory")
         ended = pod["status"].get("phase") in {"Succeeded", "Failed"}
         if (ended or not self._is_alike(pod)) and not is_being_deleted(pod):
             self._cluster.delete("Pod", self.name, uid=pod["metadata"]["uid"], grace=0)
@@ -259,23 +263,10 @@ class Helper:
         asked = self._manifest["metadata"]["annotations"][_ASKED]
         return bool(pod["metadata"].get("annotations", {}).get(_ASKED) == asked)
 
-    def _see_memory(self, pod: KubeObject | None) -> None:
-        """Raise an error if a pod ran out of memory: the next pod would too."""
-        if pod is None or not out_of_memory(pod):
-            return
-        self._cluster.delete("Pod", self.name, uid=pod["metadata"]["uid"], grace=0)
-        raise RemoteError(f"pod {self.name} ran out of memory: it may use {MEMORY}", "memory")
-
-    def _lacks(self, secret: str) -> BadInputError:
-        namespace = self._ctx.target.namespace
-        return BadInputError(
-            f"pod {self.name} cannot start: there is no secret {secret!r} in namespace {namespace}",
-            field="run.env_from",
-            fix=f"Create it: kubectl -n {namespace} create secret generic {secret} --from-literal=NAME=value",
-        )
-
     def _why(self, pod: KubeObject, why: list[PodReason]) -> str:
-        texts = [reason.text for reason in why] or [_replaced(pod)]
+        phase = str(pod["status"].get("phase", "Pending"))
+        texts = [reason.text for reason in why]
+        texts = texts or ["it is being replaced" if is_being_deleted(pod) else phase]
         events = self._cluster.list("Event", fields=f"involvedObject.name={self.name}")
         warnings = [event["message"] for event in events if event.get("type") == "Warning"]
         return "; ".join(dict.fromkeys([*texts, *warnings[-3:]]))
@@ -283,10 +274,6 @@ class Helper:
 
 def _runs(pod: KubeObject) -> bool:
     return pod.get("status", {}).get("phase") == "Running" and not is_being_deleted(pod)
-
-
-def _replaced(pod: KubeObject) -> str:
-    return "it is being replaced" if is_being_deleted(pod) else str(pod["status"].get("phase", "Pending"))
 
 
 def out_of_memory(pod: KubeObject) -> bool:
