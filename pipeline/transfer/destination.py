@@ -122,11 +122,7 @@ def _rename(partial: Path, destination: Path) -> bool:
 
 
 def _finish_earlier_try(before: Path, destination: Path, key: str) -> None:
-    """Finish or undo a replacement that an earlier, killed try began.
-
-    Raises:
-        TransferError: The destination holds files of others: they and the earlier export both stay.
-    """
+    """Finish or undo a replacement that an earlier, killed try began."""
     if not before.exists():
         return
     if destination.is_file():
@@ -154,11 +150,7 @@ def _both(before: Path, destination: Path) -> TransferError:
 
 
 def _remove(before: Path, key: str) -> None:
-    """Delete an earlier export file by file; files that it did not write stay.
-
-    Raises:
-        TransferError: Something else is there.
-    """
+    """Delete an earlier export file by file; files that it did not write stay."""
     location = Location.of(str(before), "run.output")
     export, page = earlier(location, key), [output.PAGE] if has_page(location) else []
     for file in export.manifest.files if export else ():

@@ -108,11 +108,7 @@ def save(
 
 
 def _completed(partial: Path, manifest: Manifest, key: str) -> Manifest:
-    """Write the manifest into a copy, and rename a report.json of the program's own.
-
-    Raises:
-        TakenOverError: Another export of the same run has taken the copy over.
-    """
+    """Write the manifest into a copy, and rename a report.json of the program's own."""
     taken = _top_names(manifest)
     try:
         if REPORT in taken:
@@ -145,11 +141,7 @@ def _in_output(manifest: Manifest, name: str) -> Manifest:
 
 
 def _delete_outdated(destination: Location, manifest: Manifest, key: str, tick: Tick) -> None:
-    """Delete files of an earlier export that this one does not contain, its manifest last.
-
-    Raises:
-        TransferError: The destination holds what the run did not write.
-    """
+    """Delete files of an earlier export that this one does not contain, its manifest last."""
     same = {(file.path, file.sha256) for file in manifest.files}
     refuse(set(strangers(destination, key)) - {path for path, _ in same})
     before = earlier(destination, key)
@@ -163,11 +155,7 @@ def _delete_outdated(destination: Location, manifest: Manifest, key: str, tick: 
 
 
 def _upload(origin: Location, destination: Location, file: File, named: File, tick: Tick) -> None:
-    """Upload a file, unless a complete copy exists.
-
-    Raises:
-        TransferError: It reads back differently, or there is another file of that name.
-    """
+    """Upload a file, unless a complete copy exists."""
     if _is_uploaded(origin, destination, file, named, tick):
         return
     destination.fs.makedirs(f"{destination.root}/{named.path}".rsplit("/", 1)[0], exist_ok=True)
@@ -181,11 +169,7 @@ def _upload(origin: Location, destination: Location, file: File, named: File, ti
 
 
 def _is_uploaded(origin: Location, destination: Location, file: File, named: File, tick: Tick) -> bool:
-    """Whether a complete copy of a file exists; a beginning of it is from a broken upload of this run.
-
-    Raises:
-        TransferError: There is another file of that name.
-    """
+    """Whether a complete copy of a file exists; a beginning of it is from a broken upload of this run."""
     destination.fs.invalidate_cache()
     if not destination.has(named.path):
         return False

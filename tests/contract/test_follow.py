@@ -390,7 +390,7 @@ def test_status_and_wait_say_the_same_of_a_success_without_its_proof(
     healthy(server)
     ends(server)
     following = Following(server, tmp_path, nnodes=2)
-    assert story(following).reason == "nobody has read its log to the end yet"
+    assert story(following).reason == "its log has not been read to the end yet"
     seen = asyncio.run(following.run(*picture(server)))
     believed = outcome(following.ctx, seen, following.recorder.state.observed)
     assert story(following) == believed

@@ -46,7 +46,7 @@ __all__ = ["has_ended", "launch", "objects", "observe", "place", "present_handle
 
 _LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
-_HEARD = 60.0  # seconds within which an operator that has just started knows new objects
+_COMPANION_TIMEOUT_S = 60.0  # an operator that has just started knows new objects by then
 _ENDED_TIMEOUT = 120.0  # seconds within which the pods of an earlier attempt must be gone
 
 
@@ -65,7 +65,7 @@ def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle
         RunGoneError: The run was deleted meanwhile.
     """
     _settle(ctx)
-    handle, attempt = _next_attempt(ctx, attempt_of(ctx, staged, built))
+    handle, attempt = _claiming(_record_attempt, ctx, attempt_of(ctx, staged, built))
     if handle is not None:
         return handle, True
     _end_earlier(ctx, attempt)
@@ -85,7 +85,7 @@ def _create(ctx: ClusterContext, manifests: list[KubeObject]) -> KubeObject:
     # The operator checks the companions to which the job refers, and its cache may be stale.
     retrying = Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, LaunchError) and "not found" in str(error)),
-        stop=stop_after_delay(_HEARD if companions else 0),
+        stop=stop_after_delay(_COMPANION_TIMEOUT_S if companions else 0),
         wait=wait_random(0.2, 0.6),
         reraise=True,
     )
@@ -133,7 +133,7 @@ def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
     job_status = judgement.concluded(entry, handle, job_status)
     if job_status.state is not RunState.SUCCEEDED:
         return job_status
-    return Status(state=job_status.state, reason="nobody has read its log to the end yet")
+    return Status(state=job_status.state, reason="its log has not been read to the end yet")
 
 
 def has_ended(ctx: ClusterContext, handle: JobHandle) -> bool:
@@ -258,11 +258,6 @@ def _settle(ctx: ClusterContext) -> None:
         )
 
 
-def _next_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | None, int]:
-    """Return the handle and number of the attempt to attach to, or record the next: None and its number."""
-    return _claiming(_record_attempt, ctx, described)
-
-
 def _claiming(act: Callable[..., Result], *arguments: object) -> Result:
     """Retry an update of the ledger if another process changed it at the same time."""
     retrying = Retrying(
@@ -275,6 +270,7 @@ def _claiming(act: Callable[..., Result], *arguments: object) -> Result:
 
 
 def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | None, int]:
+    """Return the handle and number of the attempt to attach to, or record the next: None and its number."""
     with ctx.ledger.claim() as entry:
         join(ctx, entry, "train")
         present = present_handle(ctx, entry)

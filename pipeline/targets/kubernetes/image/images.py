@@ -77,7 +77,7 @@ def _finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree], ope
         f"{base} does not have this manycpu {version('manycpu')} with the present code in it, and there is "
         "no registry to push it to",
         field="target.registry",
-        fix="Name a registry that takes pushes, or make the image anew with `manycpu image`",
+        fix="Name a registry that takes pushes, or build the image again with `manycpu image`",
     )
 
 

@@ -204,11 +204,7 @@ class Helper:
         self._progress(done, total)
 
     def _see_run(self) -> None:
-        """Check at intervals that the run still exists: otherwise its pod is useless, or cannot start.
-
-        Raises:
-            RunGoneError: The run's ledger or its claim was deleted.
-        """
+        """Check at intervals that the run still exists: otherwise its pod is useless, or cannot start."""
         if not self._owned or time.monotonic() - self._checked < _CHECK_INTERVAL_S:
             return
         self._checked = time.monotonic()
