@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from rich.filesize import decimal
 
+from manycpu.pipeline.functions import xla
 from manycpu.pipeline.functions.program import (
     code_objects,
     globals_of,
@@ -26,7 +27,6 @@ from manycpu.pipeline.functions.program import (
     write_program,
 )
 from manycpu.pipeline.node.function import FUNCTION, NOTES, versions
-from manycpu.pipeline.functions import xla
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.extras import require
 

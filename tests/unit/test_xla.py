@@ -9,13 +9,13 @@ from support.golden import differences, golden
 from support.job_manifests import container, objects, place, pod, run, target, variables
 
 from manycpu.pipeline.cli.spec_commands import as_yaml
+from manycpu.pipeline.functions.xla import model_advice
 from manycpu.pipeline.launchers import device_refusals
 from manycpu.pipeline.launchers.environment import environment
 from manycpu.pipeline.launchers.pod_spec import TPU_LABELS
 from manycpu.pipeline.node import accelerate_world
 from manycpu.pipeline.node.world import read_requested
 from manycpu.pipeline.node.xla import Compiled, Steps
-from manycpu.pipeline.notebook.xla import model_advice
 from manycpu.pipeline.observed import observe
 from manycpu.pipeline.spec.events import encode
 from manycpu.pipeline.spec.state import RunState, Status
