@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import urllib3
+import yaml
 from kubernetes import client, config
 from kubernetes.utils import parse_quantity
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
@@ -30,6 +31,8 @@ Connect = Callable[[], client.ApiClient]
 """Makes a client with fresh credentials."""
 
 _LOG: Final = logging.getLogger(__name__)
+_NO_KUBECONFIG: Final = (AttributeError, LookupError, TypeError, yaml.YAMLError)
+"""Errors of the client if a file has another content."""
 DEADLINE: Final = 60.0  # seconds of retries
 _UNAUTHORIZED_GRACE_S: Final = 15.0  # in which a token that was just renewed may be refused
 _TIMEOUT: Final = (5.0, 30.0)  # seconds to connect and to read, for each try
@@ -55,9 +58,10 @@ def connect(connection: str | None = None) -> client.ApiClient:
         except config.ConfigException:  # not in a pod
             return config.new_client_from_config()
         return client.ApiClient(settings)
-    except (config.ConfigException, OSError, ValueError) as error:
+    except (config.ConfigException, OSError, ValueError, *_NO_KUBECONFIG) as error:
+        what = "this is no kubeconfig: " if isinstance(error, _NO_KUBECONFIG) else ""
         raise ClusterError(
-            f"no cluster can be reached: {error}",
+            f"no cluster can be reached: {what}{error}",
             field="target.connection",
             fix="Give the path of a kubeconfig in target.connection, or set KUBECONFIG",
         ) from error

@@ -26,7 +26,7 @@ __all__ = [
     "public",
 ]
 
-AMOUNT_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
+AMOUNT_PATTERN: Final = r"^[0-9]{1,15}(\.[0-9]{1,15})?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
 """An amount of memory or storage, as Kubernetes writes it."""
 _TRUE: Final = {"1", "on", "t", "true", "y", "yes"}
 _BINARY: Final = ("", "Ki", "Mi", "Gi", "Ti")

@@ -27,15 +27,15 @@ INSTEAD: Final = {
 }
 """Word -> what to write instead."""
 CODE_MAXIMUM: Final = {
-    "whoever": 11,
-    "nobody": 51,
-    "anew": 13,
-    "is told": 15,
+    "whoever": 0,
+    "nobody": 17,
+    "anew": 4,
+    "is told": 1,
     "has heard": 0,
-    "goes on": 20,
-    "of ours": 2,
+    "goes on": 0,
+    "of ours": 1,
     "let be": 0,
-    "what is there": 5,
+    "what is there": 0,
     "for want of": 0,
 }
 PAGES: Final = ("*.md", ".github/**", "docs/**")

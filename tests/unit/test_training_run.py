@@ -190,3 +190,8 @@ def test_what_is_no_mapping_is_refused_by_name(read: Callable[[Any], object], gi
     field = "run" if read is read_run else "target"
     with pytest.raises(BadInputError, match=rf"^{field}: a mapping is needed; given was a .*dictionary"):
         read(given)
+
+
+def test_an_amount_that_no_number_holds_is_refused_with_its_field() -> None:
+    with pytest.raises(BadInputError, match=r"run\.resources\.memory: an amount is needed, such as 8Gi"):
+        read_run({"program": "a.py", "output": "o", "resources": {"memory": "9" * 400}})
