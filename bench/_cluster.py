@@ -14,8 +14,6 @@ from cluster.space import Space
 
 from bench._measure import SkippedError
 
-__all__ = ["namespace", "target"]
-
 
 @contextmanager
 def namespace(prefix: str) -> Iterator[tuple[Cluster, Space]]:

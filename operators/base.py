@@ -31,18 +31,6 @@ if TYPE_CHECKING:
     from manycpu.pipeline import Target, TrainingRun
     from manycpu.pipeline.targets.context import Access, RunContext
 
-__all__ = [
-    "RunOperator",
-    "TrainingLink",
-    "access_of",
-    "airflow_instance",
-    "demand_instance",
-    "explained",
-    "fields_of",
-    "require_begun",
-    "tab_of",
-]
-
 _UNQUOTED = ":+"  # Airflow leaves them unquoted, and marks the open tab by comparing addresses
 _LOOPBACK = ("://localhost", "://127.0.0.1", "://0.0.0.0", "://[::1]")
 # Endings of host names that are known within one network only.

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from manycpu.pipeline.targets.context import RunContext
 
-__all__ = ["FunctionOperator", "manycpu_task"]
-
 PLACES: Final = ("data", "model", "output", "checkpoints")
 """Parameters of a function that are fields of the run: the function gets their paths on its node."""
 _OPERATOR_OPTIONS: Final = (

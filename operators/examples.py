@@ -4,8 +4,6 @@ import os
 import shlex
 from typing import Any
 
-__all__ = ["example_run", "form_defaults"]
-
 
 def example_run(name: str) -> dict[str, Any]:
     """Return the fields of a run that fine-tunes in a minute on two cores; each DAG run has its own output.

@@ -27,19 +27,6 @@ if TYPE_CHECKING:
     from manycpu.pipeline.spec.state import Status
     from manycpu.pipeline.targets.context import RunContext
 
-__all__ = [
-    "ENDED_BY_A_PERSON",
-    "ENDED_FOR_GOOD",
-    "PRESUMED_DEAD",
-    "DeferralTimer",
-    "Live",
-    "keep_refusal",
-    "keep_report",
-    "listeners",
-    "place_of",
-    "state_of",
-]
-
 ENDED_FOR_GOOD: Final = frozenset({"failed", "success", "removed", "skipped"})
 """States that a person sets and after which no further try follows."""
 ENDED_BY_A_PERSON: Final = ENDED_FOR_GOOD | {"restarting"}

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from manycpu.pipeline.targets.kubernetes.following.follower import Follower
     from manycpu.pipeline.targets.kubernetes.following.shared_view import ObjectStore
 
-__all__ = ["JobTrigger"]
-
 _RETRY_INTERVAL_S = 5.0  # between tries to reach a cluster that does not answer
 _RETRY_TIMEOUT_S = 3600.0
 _PAGE_CHECK_INTERVAL_S = 1.0

@@ -20,8 +20,6 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-__all__ = ["DAGS", "configure", "demo", "end_session", "home", "instance", "perform", "settings", "ui"]
-
 DAGS = Path(__file__).resolve().parents[1] / "dags"
 _END_TIMEOUT_S = 10.0  # for Airflow to end by itself after SIGTERM
 _LINE_LIMIT_BYTES = 1 << 20  # a line of Airflow's log may hold a whole traceback
@@ -131,6 +129,7 @@ def perform(conf: Mapping[str, Any], home: Path, console: Console) -> int:
     """
     from manycpu.pipeline import display, run_report
     from manycpu.pipeline.adapters.storage import Location
+    from manycpu.pipeline.spec.output import REPORT
 
     configure(home, AIRFLOW__LOGGING__JSON_LOGS="True")
     log = home / "demo.log"
@@ -141,12 +140,12 @@ def perform(conf: Mapping[str, Any], home: Path, console: Console) -> int:
         _clean_up_runs()
         return _INTERRUPTED
     output = conf["output"]
-    written = run_report.parse(Location.of(output, "run.output").read_text(run_report.REPORT))
+    written = run_report.parse(Location.of(output, "run.output").read_text(REPORT))
     if written is None:
         _clean_up_runs()
         console.out(f"the DAG run ended without a report; see {log}", highlight=False)
         return code or 1
-    display.summary(console, written, f"{output}/{run_report.REPORT}")
+    display.summary(console, written, f"{output}/{REPORT}")
     return code
 
 

@@ -17,8 +17,6 @@ from manycpu.pipeline.spec.naming import run_name
 from manycpu.pipeline.spec.targets import Target
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["read_params", "training_params"]
-
 _KIND = "target_kind"
 # Keywords with the same meaning in JSON schema and in Airflow's form.
 _SHARED_KEYWORDS = (

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from manycpu.pipeline import Target, TrainingRun
 
-__all__ = ["TrainingPipeline", "training_pipeline"]
-
 
 @attrs.define(repr=False)
 class TrainingPipeline(TaskGroup):

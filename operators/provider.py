@@ -2,8 +2,6 @@
 
 from typing import Any
 
-__all__ = ["get_provider_info"]
-
 _NAME = "manycpu"
 _LIVE_SECONDS = (
     "Minimum seconds between two updates of a training's page while it runs: each is an XCom of its task. "

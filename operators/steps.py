@@ -25,19 +25,6 @@ if TYPE_CHECKING:
     from manycpu.pipeline.targets.context import RunContext
     from manycpu.pipeline.verbs.export import Exported
 
-__all__ = [
-    "BuildImageOperator",
-    "CleanupOperator",
-    "ExportModelOperator",
-    "PrepareOperator",
-    "ReportOperator",
-    "StageDatasetOperator",
-    "clean_up_and_log",
-    "prepare_run",
-    "set_asset_extra",
-    "worker_disk_findings",
-]
-
 _FAILED_STATES = frozenset({"failed", "upstream_failed"})
 _POD_PER_TASK = "KubernetesExecutor"  # the pod's disk is deleted with it
 _MANY_MACHINES = ("CeleryExecutor", "EdgeExecutor")

@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from manycpu.pipeline.targets import Watch
     from manycpu.pipeline.targets.context import RunContext
 
-__all__ = ["RETRY_DELAY", "TrainOperator", "WholeRunOperator"]
-
 RETRY_DELAY = timedelta(seconds=10)
 SETTLE_S = 8.0  # by then the scheduler has surely noticed that the worker has left a deferred task
 _DEADLINE_SLACK = timedelta(minutes=2)  # the trigger keeps the deadline; Airflow does so this much later

@@ -32,8 +32,6 @@ from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.wait import POLL, watch
 
-__all__ = ["FollowingTrigger", "TrainingTrigger"]
-
 _RENEWALS = ThreadPoolExecutor(2, thread_name_prefix="renew")
 """Threads for lease renewals only: they block while an API server is away, and must not block the rest."""
 

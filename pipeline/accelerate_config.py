@@ -9,8 +9,6 @@ from manycpu.pipeline.runfile import read_mapping
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.words import is_true
 
-__all__ = ["Translation", "read_accelerate_config", "translate"]
-
 Fields = Mapping[str, Any]
 
 _CPU_TYPES: Final = ("NO", "MULTI_CPU")

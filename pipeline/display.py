@@ -33,8 +33,6 @@ from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.observed import Series
 from manycpu.pipeline.spec.tracking import place_in_words
 
-__all__ = ["Display", "draw", "failure", "lossy", "spark", "summary"]
-
 _ONLY_IN_SUMMARY: Final = (BackendEvent, ExitEvent, MetricsEvent, PaceEvent)
 _SPARK_WIDTH: Final = 16  # characters of the curve beside a bar
 _CURVE_SIZE: Final = (60, 6)  # characters and lines of the curve in a summary

@@ -26,8 +26,6 @@ from manycpu.pipeline.spec.event_types import (
 )
 from manycpu.pipeline.spec.events import RankLine
 
-__all__ = ["Guarded", "Paced", "RankListener", "ReadableLog", "RunListener", "Silent", "flush", "tell"]
-
 _LOG = logging.getLogger(__name__)
 
 _PROGRESS_INTERVAL_S: Final = 10.0

@@ -26,8 +26,6 @@ from manycpu.pipeline.spec.events import RETURN_LIMIT, RankLine, is_shallow, spl
 from manycpu.pipeline.spec.observed import FIRST_METRICS, Observed, Pace, Progress, Rank, Series, values_of
 from manycpu.pipeline.spec.state import RankFailure
 
-__all__ = ["Observer", "believe", "observe"]
-
 _TAIL_LINES: Final = 20
 _LINE_CHARACTERS: Final = 2000
 _MAX_WARNINGS: Final = 200

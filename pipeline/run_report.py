@@ -11,11 +11,8 @@ from pydantic import BaseModel, Field
 from manycpu.pipeline.ledger import Entry, VerbRecord
 from manycpu.pipeline.spec.credentials import redacted_description, redacted_fields, without
 from manycpu.pipeline.spec.observed import FIRST_METRICS, SERIES_LIMIT, Observed, Progress, Rank, Series
-from manycpu.pipeline.spec.output import REPORT
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.tracking import Place
-
-__all__ = ["COMPACT", "REPORT", "Report", "as_json", "compact", "draft", "parse"]
 
 COMPACT: Final = 64_000
 """Largest size of a compact report, in bytes of JSON."""

@@ -11,8 +11,6 @@ from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.targets import KINDS
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["is_run_file", "parse_yaml", "read_mapping", "read_run_file"]
-
 _PARTS = ("run", "target")
 _ACCELERATE_KEYS = ("compute_environment", "distributed_type")
 _SUFFIXES = (".yaml", ".yml")

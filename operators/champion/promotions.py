@@ -21,8 +21,6 @@ from manycpu.pipeline.spec.errors import ManycpuError
 from manycpu.pipeline.spec.output import manifests
 from manycpu.pipeline.transfer import Hashing, Manifest, save, scan
 
-__all__ = ["Candidate", "Champion", "SupersededError", "champion", "discard", "promote"]
-
 _PROMOTION_FILE: Final = re.compile(r"[0-9]{6,}\.json")
 
 

@@ -20,20 +20,6 @@ from manycpu.operators.champion.promotions import promote as make_champion
 from manycpu.operators.champion.versions import PARTS, newest, read_version, write_version
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
 
-__all__ = [
-    "begin",
-    "choose",
-    "compare",
-    "conclude",
-    "describe",
-    "new_version",
-    "path_of",
-    "promote",
-    "rates",
-    "road",
-    "tidy",
-]
-
 _LOG: Final = logging.getLogger(__name__)
 _MAX_DECIMALS: Final = 4  # of a percentage
 Fields = dict[str, Any]
@@ -91,7 +77,8 @@ def describe(rate: float, output: str, training: str, ti: Any = None) -> Fields:
     Returns rate, training, and either ``error``, or ``path``, ``sha256``, ``accuracy`` and ``metrics``.
     """
     from manycpu.pipeline.adapters.storage import Location
-    from manycpu.pipeline.run_report import REPORT, parse
+    from manycpu.pipeline.run_report import parse
+    from manycpu.pipeline.spec.output import REPORT
 
     about = {"rate": rate, "training": training, "map_index": ti.map_index}
     report = parse(Location.of(output, "run.output").read_text(REPORT))

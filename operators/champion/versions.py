@@ -9,8 +9,6 @@ from typing import Final, NamedTuple
 
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["PARTS", "Version", "newest", "read_version", "write_version"]
-
 PARTS: Final = ("train", "holdout", "unlabelled")
 _SEED: Final = 0
 # Numbers of rows that are the same in every version, and never among those to train on.

@@ -12,8 +12,6 @@ from starlette.types import Scope
 
 from manycpu import pipeline
 
-__all__ = ["files_app"]
-
 # Not the machine's own table of types: browsers refuse a module of another type than JavaScript.
 _TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _FOLDERS: Final = {

@@ -15,8 +15,6 @@ from manycpu.pipeline.adapters.registry import Content
 from manycpu.pipeline.spec.errors import BuildError
 from manycpu.pipeline.spec.image import INDEXES, OCI, Image, check_platform, choose, sha256
 
-__all__ = ["Archive", "write"]
-
 _MEDIA_TYPE: Final = "application/vnd.oci.image."
 
 

@@ -25,8 +25,6 @@ from manycpu.pipeline.spec.errors import ClusterError, ConflictError, NotFoundEr
 from manycpu.pipeline.spec.job_kinds import TRAINJOB, kind_of, resource_of
 from manycpu.pipeline.spec.kube_object import KubeObject
 
-__all__ = ["Cluster", "Connect", "amount", "connect"]
-
 Connect = Callable[[], client.ApiClient]
 """Makes a client with fresh credentials."""
 

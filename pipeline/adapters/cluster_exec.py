@@ -19,8 +19,6 @@ from websocket import (
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.spec.errors import ClusterError
 
-__all__ = ["Exec", "start"]
-
 _STDIN, _STDOUT, _STDERR, _STATUS = range(4)
 _PROTOCOLS: Final = f"{ws_client.V5_CHANNEL_PROTOCOL},{ws_client.V4_CHANNEL_PROTOCOL}"
 _OPEN_TIMEOUT_S: Final = 30.0

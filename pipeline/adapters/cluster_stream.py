@@ -18,8 +18,6 @@ from urllib3.util import make_headers, parse_url
 from manycpu.pipeline.adapters.cluster import Connect
 from manycpu.pipeline.spec.errors import ClusterError, UnauthorizedError
 
-__all__ = ["ClusterStream", "Lines"]
-
 _CONNECT_TIMEOUT_S: Final = 5.0
 _FIRST_ERROR_STATUS: Final = 400
 _PROXIES: Final = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy")

@@ -20,8 +20,6 @@ from manycpu.pipeline.spec.errors import ClusterError, InvalidError, NotFoundErr
 from manycpu.pipeline.spec.job_kinds import resource_of
 from manycpu.pipeline.spec.kube_object import KubeObject
 
-__all__ = ["FAILURES", "Backoff", "Changes", "ClusterWatch", "LogPart", "NoLogError", "shared"]
-
 RELIST: Final = 240  # seconds after which a watch starts again, from a list
 _SILENCE: Final = 100.0  # seconds without a byte, not even a bookmark: the connection is presumed dead
 _UNMARKED: Final = frozenset({"Event"})  # not cached by the API server: their watches get no bookmarks

@@ -14,8 +14,6 @@ import psutil
 
 from manycpu.pipeline.spec.errors import LaunchError
 
-__all__ = ["END_TIMEOUT", "Completed", "end", "follow", "run"]
-
 END_TIMEOUT: Final = 10.0
 """Seconds for killed processes to be gone."""
 

@@ -11,9 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["clone", "copy", "free", "may_hold_files", "remove", "start_writing", "sync", "try_out"]
-
-
 _TRIAL_PREFIX = ".manycpu."  # of the name of a trial's folder
 _TRIAL_STALE_S = 600.0  # a trial takes milliseconds
 

@@ -17,8 +17,6 @@ from manycpu.pipeline.spec.targets import BareMetal
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.spec.words import public
 
-__all__ = ["check", "chosen", "parse_hostfile", "placement"]
-
 _HOSTFILE_FIELD = "target.hostfile"
 _HOSTFILE_SHAPE = "Write a host on each line: `name`, `name:processes` or `name slots=processes`"
 # A name must not begin with a dash, which ssh would read as an option.

@@ -13,8 +13,6 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-__all__ = ["Item", "LeftOut", "OddFileError", "Rows", "below", "item_of", "leads_out", "regular"]
-
 _FIELDS: Final = 4
 _ROW: Final = re.compile(rb"([^\0]*)\0" * _FIELDS)
 LeftOut = Callable[[str, str], None]

@@ -12,8 +12,6 @@ from typing import IO, Final
 
 from manycpu.pipeline.spec.errors import DeadlineError
 
-__all__ = ["leased", "locked", "signs"]
-
 BEAT: Final = 5.0  # seconds between two heartbeats of a lease's holder
 STALE: Final = 30.0  # seconds without a heartbeat after which a lease is stale
 _SILENCE_TIMEOUT_S: Final = 600.0  # to wait for a lock after the last sign of life of its holder

@@ -13,8 +13,6 @@ from manycpu.pipeline.spec.errors import BadInputError, LaunchError, ManycpuErro
 from manycpu.pipeline.spec.placement import Mpi
 from manycpu.pipeline.spec.targets import Family
 
-__all__ = ["find"]
-
 _FIELD: Final = "target.mpi"
 _FIX: Final = (
     "Install Intel MPI, which needs no root (pip install 'manycpu[mpi]'), or Open MPI or MPICH, or set "

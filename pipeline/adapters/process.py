@@ -21,20 +21,6 @@ from manycpu.pipeline.spec import kernel
 from manycpu.pipeline.spec.errors import LaunchError, UnseenError
 from manycpu.pipeline.spec.handle import ProcessHandle
 
-__all__ = [
-    "Job",
-    "LogFollower",
-    "boot_id",
-    "cancel",
-    "declare_gone",
-    "end_leftovers",
-    "is_alive",
-    "is_this_process",
-    "observe",
-    "start",
-    "unseen_error",
-]
-
 LOG, EXIT, HANDLE, COMMAND = "log", "exit.json", "handle.json", "command.json"
 # Airflow's own settings, which may hold secrets and are not passed to a training.
 _PRIVATE_PREFIXES = ("AIRFLOW_", "AIRFLOW__", "_AIRFLOW_")

@@ -19,8 +19,6 @@ from manycpu.pipeline.adapters.registry_login import Login
 from manycpu.pipeline.spec.errors import RegistryError, TransientError
 from manycpu.pipeline.spec.image import DOCKER, INDEXES, OCI, Image, check_platform, choose, sha256
 
-__all__ = ["Connection", "Content", "Repository", "of_blob", "of_bytes"]
-
 Scopes = tuple[str, ...]
 """Scopes of a token, such as ``("repository:ml/train:pull,push",)``."""
 

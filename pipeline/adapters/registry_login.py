@@ -11,16 +11,6 @@ from typing import Any, Final
 from manycpu.pipeline.adapters import commands
 from manycpu.pipeline.spec.errors import BadInputError, LaunchError
 
-__all__ = [
-    "Login",
-    "docker_config",
-    "docker_folder",
-    "from_config",
-    "from_secret",
-    "has_buildkit",
-    "write_docker_settings",
-]
-
 _DOCKER_HUB: Final = ("docker.io", "index.docker.io", "registry-1.docker.io")
 _HELPER_TIMEOUT_S: Final = 30
 _BUILDX_TIMEOUT_S: Final = 60

@@ -17,21 +17,6 @@ from manycpu.pipeline.spec.errors import LaunchError
 from manycpu.pipeline.spec.placement import Host
 from manycpu.pipeline.spec.targets import BareMetal
 
-__all__ = [
-    "BEGIN",
-    "COPY_TIMEOUT",
-    "at_all",
-    "command",
-    "copy_folder",
-    "holding_files",
-    "keep_only",
-    "make_folder",
-    "remove_folder",
-    "run",
-    "script",
-    "script_or_raise",
-]
-
 _CONNECT_TIMEOUT_S: Final = 10
 _COMMAND_TIMEOUT_S: Final = 60.0  # of a short command, with a slow login
 COPY_TIMEOUT: Final = 3600.0

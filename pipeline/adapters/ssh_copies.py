@@ -29,8 +29,6 @@ from manycpu.pipeline.spec.placement import Host
 from manycpu.pipeline.spec.targets import BareMetal
 from manycpu.pipeline.spec.words import first_of
 
-__all__ = ["Delivered", "Delivery", "collect", "deliver", "hosts_without"]
-
 _LOG: Final = logging.getLogger(__name__)
 _TRIES: Final = 5  # other runs may deliver the same folder first
 _END_TIMEOUT_S: Final = 60.0  # of a process whose output is read to the end

@@ -29,8 +29,6 @@ from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.extras import require
 from manycpu.pipeline.spec.output import claimed_by, partial_name
 
-__all__ = ["Block", "Location", "Reading", "blocks", "is_remote", "open_file", "protocols"]
-
 _BLOCK_BYTES = 1 << 18
 Block = bytes | memoryview
 

@@ -23,8 +23,6 @@ from manycpu.pipeline.adapters import process
 from manycpu.pipeline.spec import events, kernel
 from manycpu.pipeline.spec.event_types import decode
 
-__all__ = ["ExitRecord", "LogCopy", "main"]
-
 _BLOCK_BYTES: Final = 1 << 16
 _LINE_LIMIT_BYTES: Final = 1 << 20  # of a line that is kept in one piece
 _DECISIVE_EVENTS: Final = events.RESERVED - {"start", "pace"}  # the end of a run depends on these

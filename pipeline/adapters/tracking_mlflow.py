@@ -15,8 +15,6 @@ from manycpu.pipeline.adapters.storage import is_remote
 from manycpu.pipeline.spec.credentials import HIDDEN, redacted
 from manycpu.pipeline.spec.tracking import Ending, Place, Point, Tracked
 
-__all__ = ["MlflowTracker", "name_champion", "silence"]
-
 _CONNECT_TIMEOUT_S: Final = 5.0
 _PORTS: Final = {"http": 80, "https": 443}
 _QUIET: Final = {

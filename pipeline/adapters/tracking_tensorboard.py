@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from manycpu.pipeline.spec.tracking import Ending, Place, Point, Tracked
 
-__all__ = ["TensorBoardTracker"]
-
 _HEADER: Final = struct.Struct("<QI")  # length of a record, and its checksum
 _CHECKSUM: Final = 4  # bytes after it
 _ABOUT: Final = "run/text_summary"

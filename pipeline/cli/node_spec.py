@@ -12,8 +12,6 @@ from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import Cpu, Machine, numbers
 from manycpu.pipeline.spec.words import parse_memory
 
-__all__ = ["EXAMPLE", "describe"]
-
 EXAMPLE: Final = "sockets=2,cores=56,threads=2,memory=512Gi"
 
 

@@ -20,8 +20,6 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import open_context
 
-__all__ = ["Command", "command", "fields", "fields_of", "location_options", "open_run", "run_id"]
-
 Command = Callable[..., Any]
 Options = Mapping[str, Any]
 """``run__field`` or ``target__field`` -> the given text, a tuple if the option may be repeated; and the

@@ -17,8 +17,6 @@ from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.output import PAGE, REPORT, fields_of, is_page
 from manycpu.pipeline.verbs.report import newest_report
 
-__all__ = ["report"]
-
 _BESIDE = "beside"  # value of --html without FILE
 
 

@@ -27,8 +27,6 @@ from manycpu.pipeline.verbs.cancel import cancel as end_run
 from manycpu.pipeline.verbs.cancel import declare_gone, withhold
 from manycpu.pipeline.verbs.cleanup import Remains, cleanup, remains
 
-__all__ = ["COMMANDS"]
-
 _CANCEL = "manycpu cancel"  # who ended the run, in its ledger
 Location = dict[str, str | None]
 """What ``location_options`` gave: directory, namespace and connection."""

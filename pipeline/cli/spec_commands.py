@@ -24,8 +24,6 @@ from manycpu.pipeline.targets.program_code import main_file
 from manycpu.pipeline.verbs import all_verbs, preflight
 from manycpu.pipeline.verbs.source_checks import process_findings
 
-__all__ = ["COMMANDS", "as_yaml"]
-
 
 @options.command()
 @options.fields

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-__all__ = ["Comparison"]
-
 _MAX_PAIRS: Final = 10_000  # to compare; larger values are data rather than definitions
 _MAX_SHOWN_CHARACTERS: Final = 60  # of a value in a message
 _CODE_FIELDS: Final = (

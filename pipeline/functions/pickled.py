@@ -30,8 +30,6 @@ from manycpu.pipeline.node.function import FUNCTION, NOTES, versions
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.extras import require
 
-__all__ = ["Call", "dumps", "is_held", "model_advice", "paths_of_here", "write"]
-
 _MAX_BYTES: Final = 90 << 20  # of a function; a run accepts no more for its code
 _MAX_DEPTH: Final = 3  # of containers and attributes that are searched
 _MAX_ITEMS: Final = 1000  # of a container that are searched

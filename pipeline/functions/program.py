@@ -11,16 +11,6 @@ from typing import Any, Final
 
 from manycpu.pipeline.spec.program import copy_files
 
-__all__ = [
-    "code_objects",
-    "does_nothing",
-    "globals_of",
-    "item_name",
-    "operands",
-    "script_name",
-    "write_program",
-]
-
 _LOOKUPS: Final = (
     *("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"),
     *("STORE_GLOBAL", "DELETE_GLOBAL"),

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from types import CodeType
 
-__all__ = ["FunctionModule", "function_module"]
-
 _ARGUMENT: Final = "give it as an argument"
 _ONCE: Final = f"Define it once, with its final value, or {_ARGUMENT}"
 _CALL: Final = """

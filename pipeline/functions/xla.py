@@ -6,8 +6,6 @@ from collections.abc import Collection
 from textwrap import dedent
 from typing import Final
 
-__all__ = ["model_advice"]
-
 _MODEL: Final = re.compile(r"[A-Z]\w*(?:Model|For[A-Z]\w*)(?:Head)?|Sequential")
 _OTHERS: Final = re.compile(r"DataCollator|Tokenizer|Processor|Config|Arguments|Output")
 _MAKERS: Final = ("create_model", "from_pretrained", "from_config")

@@ -7,8 +7,6 @@ from manycpu.pipeline.spec.exit_records import FOLDER
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["PLACEHOLDERS", "arguments", "environment", "node_command"]
-
 PLACEHOLDERS: Final = ("data", "model", "output", "checkpoints")
 """Words in braces in a program's arguments that are replaced by paths of the placement."""
 

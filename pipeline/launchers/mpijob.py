@@ -20,8 +20,6 @@ from manycpu.pipeline.spec.targets import DEFAULT_MPI, BareMetal, Family, Kubern
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.spec.words import format_cores
 
-__all__ = ["KEYS", "PORT", "UNSUPPORTED", "await_workers", "launcher", "objects", "ranks", "state", "worker"]
-
 UNSUPPORTED = {
     "elastic": "an MPIJob has a fixed number of nodes; target.launch 'pytorchjob' takes a range",
     "target.runtime": "a runtime is of Trainer; target.launch 'trainjob' has one",

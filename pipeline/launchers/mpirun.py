@@ -13,8 +13,6 @@ from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.targets import BareMetal, Local
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["UNSUPPORTED", "objects"]
-
 UNSUPPORTED = {
     "env_from": "secrets by name exist on Kubernetes only; set the variable in the worker's environment",
     "resources.memory": "memory cannot be limited by mpirun",

@@ -7,22 +7,6 @@ from manycpu.pipeline.spec.credentials import is_secret
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.targets import Kubernetes
 
-__all__ = [
-    "HOME",
-    "TPU",
-    "TPU_LABELS",
-    "UID",
-    "Ranks",
-    "env_list",
-    "literal",
-    "node_selector",
-    "on_nodes",
-    "one_off_pod",
-    "pod_spec",
-    "security_context",
-    "unprivileged",
-]
-
 UID: Final = 1000
 HOME: Final = "/tmp"  # noqa: S108 - inside a pod, with one user
 TPU: Final = "google.com/tpu"  # the resource of GKE's nodes with TPUs

@@ -28,23 +28,6 @@ from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.spec.words import format_cores, half_of_memory
 
-__all__ = [
-    "USER",
-    "add_volumes",
-    "container",
-    "metadata",
-    "rank_resources",
-    "rank_template",
-    "rank_variables",
-    "resources",
-    "restart_policy",
-    "run_policy",
-    "template",
-    "with_end",
-    "with_fields",
-    "with_library",
-]
-
 USER: Final = "manycpu"
 # For images that lack this user: ssh and Python's getpass look up its name.
 PASSWD: Final = f"root:x:0:0::/root:/bin/sh\n{USER}:x:{UID}:{UID}::{HOME}:/bin/sh\n"

@@ -19,8 +19,6 @@ from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["UNSUPPORTED", "objects", "ranks", "state", "template"]
-
 UNSUPPORTED = {
     "target.mpi": "a PyTorchJob's ranks are started by torchrun; target.launch 'mpijob' has an MPI",
     "target.runtime": "a runtime is of Trainer; target.launch 'trainjob' has one",

@@ -7,8 +7,6 @@ from manycpu.pipeline.spec.job_kinds import FAILED, JobKind
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.state import RunState, Status, describe_exit
 
-__all__ = ["container_state", "job_state", "process_state"]
-
 
 def job_state(kind: JobKind, job: KubeObject | None) -> Status:
     """Derive a job's state from its conditions, for every kind of job."""

@@ -7,8 +7,6 @@ from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.targets import Local
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["UNSUPPORTED", "objects"]
-
 UNSUPPORTED = {
     "env_from": "secrets by name exist on Kubernetes only; set them where the worker starts",
     "resources.memory": "memory cannot be limited by torchrun",

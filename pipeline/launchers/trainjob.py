@@ -23,8 +23,6 @@ from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.targets import DEFAULT_RUNTIME, OWN_RUNTIME, Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["UNSUPPORTED", "objects", "ranks", "state"]
-
 UNSUPPORTED = {
     "elastic": "a TrainJob has a fixed number of nodes; target.launch 'pytorchjob' takes a range",
     "target.restart_policy": "a TrainJob has a new pod in the place of one that failed",

@@ -18,8 +18,6 @@ from manycpu.pipeline.spec.errors import ConflictError, NotFoundError, RunGoneEr
 from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels
 
-__all__ = ["ConfigMapLedger", "expired", "ledgers", "names"]
-
 _MAPPINGS = ("attempts", "cancelled", "digests", "elsewhere", "tasks", "verbs")
 _LEDGER = {"manycpu/part": "ledger"}
 _DELETION_TIMEOUT_S = 120.0  # for the ledger of an earlier run that is being deleted

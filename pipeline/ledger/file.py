@@ -12,8 +12,6 @@ from manycpu.pipeline.ledger.base import LEASE_S, Entry, Lease, Ledger
 from manycpu.pipeline.spec.credentials import secrets_in
 from manycpu.pipeline.spec.errors import ForeignRunError, LedgerError, RunGoneError
 
-__all__ = ["FileLedger", "finish_removals", "ledgers"]
-
 _REMOVED = ".removed"
 
 

@@ -13,8 +13,6 @@ from manycpu.pipeline.node.world import Rank
 from manycpu.pipeline.spec.exit_records import EXIT_NOT_TOGETHER
 from manycpu.pipeline.spec.words import is_true
 
-__all__ = ["check", "prepare", "prepare_devices", "set_backend", "widen_fp16"]
-
 _USE_CPU: Final = "ACCELERATE_USE_CPU"
 
 

@@ -20,8 +20,6 @@ from manycpu.pipeline.node.emit import NodeExit, say, warn
 from manycpu.pipeline.node.world import AUTO
 from manycpu.pipeline.spec.exit_records import EXIT_BACKEND, EXIT_PROOF
 
-__all__ = ["BACKENDS", "UnavailableError", "awaited", "lacking", "require", "was_initialised", "wrap"]
-
 _INITIALISED: Final = mmap.mmap(-1, 1)  # a flag in memory that the script's forks share
 
 

@@ -21,8 +21,6 @@ from manycpu.pipeline.spec.cpu_plan import CpuRequest, pinned
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.words import counted
 
-__all__ = ["Share", "folder_of_user", "held", "pin", "plan", "preload", "take"]
-
 _LOCK_TIMEOUT_S: Final = 30.0  # others hold the folder's lock for milliseconds, unless they are frozen
 _POLL_INTERVAL_S: Final = 0.02
 held: Final[list[int]] = []

@@ -12,8 +12,6 @@ from typing import Any, Final
 
 from manycpu.pipeline.spec import events
 
-__all__ = ["NodeExit", "keep", "say", "say_in_parts", "warn"]
-
 _MESSAGE_LIMIT = 3000  # characters of JSON; the other fields of the line need some room too
 _PART_LIMIT: Final = 3500  # characters of JSON, of one part of a long text
 _FILES: Final[list[int]] = []

@@ -19,8 +19,6 @@ from manycpu.pipeline.spec.events import is_plain, is_shallow
 from manycpu.pipeline.spec.output import RETURNED
 from manycpu.pipeline.spec.words import first_of, public
 
-__all__ = ["FUNCTION", "LARGEST", "NOTES", "call", "define", "meet", "versions"]
-
 NOTES: Final = "function.json"
 FUNCTION: Final = "function.pkl"
 LARGEST: Final = 64 << 20

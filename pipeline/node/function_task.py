@@ -19,8 +19,6 @@ from manycpu.pipeline.node.emit import NodeExit, say_in_parts
 from manycpu.pipeline.spec.events import RETURN_LIMIT, is_shallow
 from manycpu.pipeline.spec.exit_records import EXIT_RETURNED
 
-__all__ = ["call"]
-
 
 def call(function: Callable[..., Any]) -> None:
     """Call a function with the arguments of the task; rank 0 reports what it returns.

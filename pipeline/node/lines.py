@@ -25,8 +25,6 @@ from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.credentials import HIDDEN, SHORTEST, secrets_in
 from manycpu.pipeline.spec.events import LINE_LIMIT, PREFIX, RESERVED
 
-__all__ = ["HiddenSecrets", "Lines", "OrphanedError", "PipeWriter", "pieces"]
-
 _MARK: Final = PREFIX.encode()
 _NO_MARK: Final = b"::manycpu: : "
 _PENDING_LIMIT: Final = 1 << 20  # bytes; a longer line without an end is cut, so that memory stays bounded

@@ -18,8 +18,6 @@ from typing import Final
 from manycpu.pipeline.node import cpus
 from manycpu.pipeline.node.world import LAUNCHER, Rank
 
-__all__ = ["fork_ranks", "open_meeting_point"]
-
 GRACE = 30.0  # seconds that the other ranks have to end by themselves, as under torchrun
 _ENDING: Final = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 _SIGNALS: Final = _ENDING | {signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD}

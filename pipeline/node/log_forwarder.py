@@ -22,8 +22,6 @@ from typing import Any, Final, NamedTuple, NoReturn
 from manycpu.pipeline.node.lines import HiddenSecrets, Lines, OrphanedError, PipeWriter, pieces
 from manycpu.pipeline.spec import events, exit_records, kernel
 
-__all__ = ["die_with_parent", "forward_logs"]
-
 _FORWARDED: Final = (
     signal.SIGTERM,
     signal.SIGINT,

@@ -23,8 +23,6 @@ from typing import Any, Final
 
 from manycpu.pipeline.node.emit import say, warn
 
-__all__ = ["metrics", "progress", "report_trainer_files"]
-
 _STEP: Final[list[int | None]] = []
 """The step of the last progress report."""
 _REPORTED: Final[set[str]] = set()

@@ -19,8 +19,6 @@ from manycpu.pipeline.spec.cpu_plan import CpuPlan
 from manycpu.pipeline.spec.exit_records import EXIT_PROOF
 from manycpu.pipeline.spec.kernel import address_towards, interface_of
 
-__all__ = ["Meeting", "choose_interface", "meet"]
-
 # Rank 0 serves the store. It is kept until the process ends, because the script meets there too (env://).
 _STORES: list[Store] = []
 _READ_TIMEOUT: Final = timedelta(seconds=10)  # for the other ranks to read the records: it takes milliseconds

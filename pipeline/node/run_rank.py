@@ -14,8 +14,6 @@ from manycpu.pipeline.spec.exit_records import EXIT_NOT_TOGETHER, EXIT_PROOF
 if TYPE_CHECKING:
     from manycpu.pipeline.node.xla import Devices
 
-__all__ = ["run"]
-
 _FINISHED: Final = "all ranks had finished before some of them were lost: the program does not run again"
 
 

@@ -25,8 +25,6 @@ from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.node.emit import NodeExit, say, warn
 
-__all__ = ["Program", "execute", "translate", "translated", "warn_of_forks"]
-
 _OWN_FOLDER: Final = str(Path(__file__).parent)
 _NO_SUCH_FILE: Final = 2  # as Python exits
 # The script's globals are kept until the process ends, as Python does: threads may still use them.

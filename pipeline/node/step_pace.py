@@ -19,8 +19,6 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from manycpu.pipeline.node.emit import say
 
-__all__ = ["StepPace", "set_samples_per_step", "watch"]
-
 _REPORT_INTERVAL_S: Final = 10.0  # at least
 _SAMPLES: Final[list[int]] = []  # of a step; empty or 0: not known
 _WAIT_TIMES: Final = ("avg_backward_comm_time", "avg_backward_compute_comm_overlap_time")  # in nanoseconds

@@ -6,8 +6,6 @@ from typing import Any, Final, NamedTuple
 from manycpu.pipeline.node.emit import NodeExit
 from manycpu.pipeline.spec.exit_records import EXIT_PROOF
 
-__all__ = ["ALONE", "AUTO", "LAUNCHER", "Rank", "RankError", "RequestedWorld", "read_rank", "read_requested"]
-
 LAUNCHER: Final = "MANYCPU_LAUNCHER"
 """Variable with the launcher's name for messages, where its other variables are those of another launcher."""
 AUTO: Final = "auto"

@@ -18,8 +18,6 @@ from manycpu.pipeline.node import metrics
 from manycpu.pipeline.node.emit import NodeExit, say, warn
 from manycpu.pipeline.spec.exit_records import EXIT_BACKEND, EXIT_NOT_TOGETHER, EXIT_PROOF
 
-__all__ = ["Compiled", "Devices", "Steps", "take"]
-
 Shapes = tuple[tuple[int, ...], ...]
 _MISSING: Final = (
     "run.device: 'xla' is not available: this environment has no torch_xla. Install "

@@ -27,8 +27,6 @@ from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.observed import Series
 from manycpu.pipeline.spec.state import describe_exit
 
-__all__ = ["CellDisplay", "Returned", "block_of_cell", "curve"]
-
 _DRAW_INTERVAL_S: Final = 0.5
 _WIDTH, _HEIGHT = 480, 120  # pixels of the curve
 _TRACEBACK: Final = "Traceback (most recent call last):"

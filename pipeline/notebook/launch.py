@@ -32,8 +32,6 @@ from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import absolute, find, open_context
 from manycpu.pipeline.verbs.all_verbs import new_run_id, run_all
 
-__all__ = ["launch", "notebook_launcher"]
-
 AnyTarget = Target | Mapping[str, Any] | str | os.PathLike[str] | None
 _PROGRAM_FIELDS: Final = ("program", "code", "args")  # the function and its arguments replace these
 _PATH_FIELDS: Final = ("data", "model", "output")

@@ -19,8 +19,6 @@ from typing import Any, Final, Protocol, Self
 from manycpu.pipeline.adapters.storage import Block
 from manycpu.pipeline.transfer import Progress, TransferError
 
-__all__ = ["Channel", "Content", "LostError", "Message", "Reader", "RemoteError", "SilentError", "Writer"]
-
 BEAT: Final = 5.0  # seconds between heartbeats
 SILENCE: Final = 60.0  # seconds without a frame after which the other end is presumed dead
 STUCK: Final = 900.0  # seconds without progress after which an end gives up its own work

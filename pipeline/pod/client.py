@@ -10,8 +10,6 @@ from manycpu.pipeline.pod.channel import Channel, Message
 from manycpu.pipeline.pod.stream import Incoming, pour, say_rows, take_rows, take_starts
 from manycpu.pipeline.transfer import File, Manifest, Progress
 
-__all__ = ["ask", "publish", "pull", "push"]
-
 
 def push(channel: Channel, source: Location, folder: str) -> Message:
     """Send a folder to the volume; returns its ``path``, and whether it existed (``reused``).

@@ -21,8 +21,6 @@ from manycpu.pipeline.pod.stream import Incoming, pour, say_rows, take_rows, tak
 from manycpu.pipeline.spec.exit_records import finished_round
 from manycpu.pipeline.transfer import Lock, Manifest, Progress
 
-__all__ = ["COMMANDS", "answer"]
-
 _PROGRESS_INTERVAL_S: Final = 0.5
 
 

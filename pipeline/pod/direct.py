@@ -22,8 +22,6 @@ from typing import BinaryIO, Final, Protocol
 
 from manycpu.pipeline.pod.channel import Content, Reader, Writer
 
-__all__ = ["ANSWER_TIMEOUT_S", "PORT", "Streams", "accept", "choose", "connect", "make_identity", "offer"]
-
 PORT: Final = 23457
 """The port of a pod; if it is in use, the pod chooses another."""
 CONNECT: Final = 3.0  # seconds to connect

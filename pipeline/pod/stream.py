@@ -13,8 +13,6 @@ from manycpu.pipeline.adapters.storage import Block, Reading
 from manycpu.pipeline.pod.channel import Channel, LostError, Message
 from manycpu.pipeline.transfer import Hashing, TransferError
 
-__all__ = ["Incoming", "pour", "say_rows", "take_rows", "take_starts"]
-
 _DIGEST_BYTES: Final = 32
 _BLOCK_BYTES: Final = 1 << 18
 Row = TypeVar("Row", bound=tuple[Any, ...])

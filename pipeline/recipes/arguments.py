@@ -11,8 +11,6 @@ from transformers import HfArgumentParser
 
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["Parser", "check_least", "folders", "has_option", "option", "translate", "words"]
-
 _RENAMED: Final = {
     "adafactor": ("--optim", "adafactor"),
     "evaluate_during_training": ("--eval_strategy", "steps"),

@@ -13,8 +13,6 @@ from safetensors import SafetensorError, safe_open
 from manycpu.pipeline.recipes.reporting import say
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["fault", "latest_first", "newest", "of_others", "resume_point", "step"]
-
 _NAME: Final = re.compile(r"checkpoint-(\d+)")
 
 

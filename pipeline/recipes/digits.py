@@ -16,8 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from manycpu.pipeline.node.metrics import metrics, progress
 
-__all__ = ["evaluate", "fit", "predict"]
-
 _STEPS: Final = 100
 _REPORT_INTERVAL: Final = 20  # steps
 _VALIDATION_SHARE: Final = 5  # every fifth row compares candidates, and is not trained on

@@ -12,8 +12,6 @@ from manycpu.pipeline.node.metrics import progress
 from manycpu.pipeline.node.step_pace import set_samples_per_step
 from manycpu.pipeline.spec.machine import bf16_warning, processor_flags
 
-__all__ = ["Pace", "say", "say_notes", "write_results"]
-
 
 class Pace:
     """Measures a training's speed from its start, or from the step that it resumed from.

@@ -20,8 +20,6 @@ from manycpu.pipeline.node.metrics import metrics
 from manycpu.pipeline.recipes.arguments import option
 from manycpu.pipeline.recipes.reporting import Pace, say
 
-__all__ = ["CpuTrainer", "CpuTrainingOptions", "misfit", "usable", "why_no_ipex"]
-
 _REPLACED: Final = (
     "torch itself has bf16 autocast, fused AdamW and torch.compile, which are as fast (docs/speed.md)"
 )

@@ -11,8 +11,6 @@ from typing import Final, NamedTuple
 from manycpu.pipeline.spec.machine import Cpu, Machine, bf16_warning
 from manycpu.pipeline.spec.words import counted, format_bytes
 
-__all__ = ["THREAD_VARIABLES", "CpuPlan", "CpuRequest", "Row", "pinned", "plan", "processor_ranges", "shm_of"]
-
 # What OpenMP, MKL, OpenBLAS, numexpr and Rayon (tokenizers) read to size their thread pools.
 THREAD_VARIABLES: Final = (
     "OMP_NUM_THREADS",

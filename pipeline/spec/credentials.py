@@ -13,19 +13,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-__all__ = [
-    "HIDDEN",
-    "SHORTEST",
-    "is_secret",
-    "redacted",
-    "redacted_description",
-    "redacted_fields",
-    "redacted_options",
-    "secret_variables",
-    "secrets_in",
-    "without",
-]
-
 HIDDEN: Final = "***"
 SHORTEST: Final = 5
 """Least characters of a secret that is searched for in other texts: a shorter one would match anywhere."""

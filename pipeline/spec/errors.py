@@ -6,35 +6,6 @@ from typing import Any, ClassVar, Self
 
 from manycpu.pipeline.spec.credentials import redacted
 
-__all__ = [
-    "BadInputError",
-    "BuildError",
-    "CancelledError",
-    "ClusterError",
-    "ConflictError",
-    "DeadlineError",
-    "ExportError",
-    "Finding",
-    "ForbiddenError",
-    "ForeignRunError",
-    "HttpError",
-    "InvalidError",
-    "LaunchError",
-    "LedgerError",
-    "LeftBehindError",
-    "ManycpuError",
-    "NotFoundError",
-    "RegistryError",
-    "RegistryUnauthorizedError",
-    "RunGoneError",
-    "StageError",
-    "TrainingFailedError",
-    "TransientError",
-    "UnauthorizedError",
-    "UnseenError",
-    "as_error",
-]
-
 
 class ManycpuError(Exception):
     """The base of all errors: what was asked, what was observed, what to do next; credentials are hidden.

@@ -19,26 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from manycpu.pipeline.spec.events import PREFIX, RankLine, is_shallow
 
-__all__ = [
-    "EVENTS",
-    "BackendEvent",
-    "ErrorEvent",
-    "Event",
-    "ExitEvent",
-    "FinishedEvent",
-    "MetricsEvent",
-    "OwnEvent",
-    "PaceEvent",
-    "ProgressEvent",
-    "ProofEvent",
-    "ResultEvent",
-    "ReturnedEvent",
-    "StartEvent",
-    "WarningEvent",
-    "decode",
-    "readable",
-]
-
 _LARGEST: Final = (1 << 63) - 1
 
 Whole = Annotated[int, Field(ge=-_LARGEST, le=_LARGEST)]

@@ -17,21 +17,6 @@ import os
 import re
 from typing import Any, NamedTuple
 
-__all__ = [
-    "LINE_LIMIT",
-    "PREFIX",
-    "RESERVED",
-    "RETURN_LIMIT",
-    "RankLine",
-    "encode",
-    "is_plain",
-    "is_shallow",
-    "join",
-    "missing_lines",
-    "new_signature",
-    "split",
-]
-
 PREFIX = "::manycpu:: "
 LINE_LIMIT = 4096
 RESERVED = frozenset(

@@ -12,17 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = [
-    "EXIT_BACKEND",
-    "EXIT_CODES",
-    "EXIT_NOT_TOGETHER",
-    "EXIT_PROOF",
-    "EXIT_RETURNED",
-    "FOLDER",
-    "finished_round",
-    "write",
-]
-
 EXIT_NOT_TOGETHER: Final = 86
 EXIT_PROOF: Final = 87
 EXIT_BACKEND: Final = 88

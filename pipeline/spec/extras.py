@@ -6,8 +6,6 @@ from typing import Final
 
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["install", "require"]
-
 _MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "helper": ("huggingface_hub",),
     "kubernetes": ("cryptography", "kubernetes", "kubernetes_asyncio", "requests", "tenacity", "websocket"),

@@ -4,8 +4,6 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-__all__ = ["Handle", "JobHandle", "ProcessHandle", "read_handle"]
-
 
 class ProcessHandle(BaseModel):
     """A supervised training on this machine (or started from it, for ``baremetal``)."""

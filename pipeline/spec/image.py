@@ -10,8 +10,6 @@ from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
 
-__all__ = ["Change", "Image", "Layer", "Reference", "base_images", "choose", "needs_buildkit", "sha256"]
-
 INDEXES: Final = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",

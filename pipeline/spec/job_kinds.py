@@ -11,28 +11,6 @@ from typing import Any, Final, Literal, NamedTuple
 
 from manycpu.pipeline.spec.kube_object import KubeObject
 
-__all__ = [
-    "CORE_KINDS",
-    "FAILED",
-    "JOB_KINDS",
-    "JOB_UID_LABEL",
-    "LOCAL_QUEUE",
-    "MPIJOB",
-    "PRIORITY_LABEL",
-    "PYTORCHJOB",
-    "QUEUE_LABEL",
-    "TRAINING_RUNTIME",
-    "TRAINJOB",
-    "VISIBILITY",
-    "WORKLOAD",
-    "ApiResource",
-    "JobKind",
-    "Role",
-    "kind_of",
-    "resource_of",
-    "resources",
-]
-
 Role = Literal["rank", "launcher"]
 """What a pod is in its job; the value of the label ``manycpu/role`` on its template."""
 FAILED: Final = "Failed"

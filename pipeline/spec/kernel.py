@@ -7,15 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-__all__ = [
-    "address_towards",
-    "adopt_orphans",
-    "boot_id",
-    "end_with_parent",
-    "interface_of",
-    "pid_namespace",
-]
-
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 

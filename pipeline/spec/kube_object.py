@@ -3,8 +3,6 @@
 from datetime import datetime
 from typing import Any
 
-__all__ = ["KubeObject", "condition", "epoch", "is_being_deleted"]
-
 KubeObject = dict[str, Any]
 
 

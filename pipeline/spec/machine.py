@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-__all__ = ["Cpu", "Machine", "bf16_warning", "numbers", "preload_libraries", "processor_flags"]
-
 _BF16_FLAGS: Final = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 """Flags of x86-64 and of ARM, as Linux names them."""
 _BF16_FACTORS: Final = {"avx512f": "about 4 times", "avx2": "about 36 times"}

@@ -5,8 +5,6 @@ import re
 
 from manycpu.pipeline.spec.kube_object import KubeObject
 
-__all__ = ["attempt_key", "key_of", "label", "labels", "run_key", "run_name", "secret_name"]
-
 _KEY_LENGTH = 10
 _NAME_LENGTH = 40  # leaves room for what operators append, within the 63 characters of a DNS label
 

@@ -17,18 +17,6 @@ from pydantic import BaseModel, Field, model_validator
 from manycpu.pipeline.spec.event_types import Event, MetricsEvent, PaceEvent, ProgressEvent
 from manycpu.pipeline.spec.state import RankFailure
 
-__all__ = [
-    "FIRST_METRICS",
-    "SERIES_LIMIT",
-    "Observed",
-    "Pace",
-    "Progress",
-    "Rank",
-    "Series",
-    "is_finite",
-    "values_of",
-]
-
 SERIES_LIMIT: Final = 300
 """Points that a curve keeps."""
 FIRST_METRICS: Final = ("loss", "learning_rate", "samples_per_second")

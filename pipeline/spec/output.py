@@ -11,24 +11,6 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import count, takewhile
 from typing import Any, Final
 
-__all__ = [
-    "MANIFEST",
-    "PAGE",
-    "PAGE_BEGINS",
-    "PARTIALS",
-    "REPORT",
-    "RETURNED",
-    "claim_name",
-    "claimed_by",
-    "fields_of",
-    "is_page",
-    "manifest_name",
-    "manifests",
-    "partial_name",
-    "programs_report",
-    "replaceable",
-]
-
 RETURNED: Final = "returned"
 """Folder beside the output, for the return value of a notebook's function."""
 MANIFEST: Final = "manifest.json"

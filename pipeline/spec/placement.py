@@ -7,8 +7,6 @@ from pydantic import BaseModel, ConfigDict
 from manycpu.pipeline.spec.naming import secret_name
 from manycpu.pipeline.spec.targets import Family
 
-__all__ = ["CODE", "LIB", "Host", "Mpi", "Placement"]
-
 CODE: Final = "/opt/manycpu/code"
 """Where images have the snapshot of the code."""
 LIB: Final = "/opt/manycpu/lib"

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-__all__ = ["AUTO", "RECIPES", "Program", "copy_files", "files_of", "imports_of", "parse"]
-
 AUTO: Final = "auto"
 """Value of ``run.code`` that means: find the project around the program."""
 RECIPES = {

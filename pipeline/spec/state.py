@@ -6,8 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 from manycpu.pipeline.spec.exit_records import EXIT_CODES
 
-__all__ = ["RankFailure", "RunState", "Status"]
-
 _SHORT_CHARACTERS = 500
 
 

@@ -14,19 +14,6 @@ from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.training_run import TrainingRun, in_section, passable, words
 from manycpu.pipeline.spec.words import AMOUNT_PATTERN
 
-__all__ = [
-    "DEFAULT_MPI",
-    "DEFAULT_RUNTIME",
-    "KINDS",
-    "OWN_RUNTIME",
-    "BareMetal",
-    "Family",
-    "Kubernetes",
-    "Local",
-    "Target",
-    "TargetFields",
-]
-
 FOLDER_PATTERN: Final = r"^/.*[^/]$"
 NAME_PATTERN: Final = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
 """Name of an object of Kubernetes."""

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-__all__ = ["Ending", "Place", "Point", "Tracked", "Tracker", "TrackerName", "place_in_words"]
-
 TrackerName = Literal["tensorboard", "mlflow"]
 Place = Mapping[str, str]
 """Where people find an attempt, without credentials: kind of address, such as ``link`` -> its value."""

@@ -21,8 +21,6 @@ from manycpu.pipeline.spec.credentials import redacted_options
 from manycpu.pipeline.spec.tracking import TrackerName
 from manycpu.pipeline.spec.words import AMOUNT_PATTERN, parse_memory
 
-__all__ = ["Resources", "TrainingRun"]
-
 Backend = Literal["ccl", "gloo", "mpi"]
 Seconds = Annotated[int, Field(ge=1, le=10**11)]  # 3,000 years: what times can be computed with
 LABEL_PATTERN: Final = r"^[a-z]([a-z0-9-]*[a-z0-9])?$"

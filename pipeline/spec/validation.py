@@ -14,8 +14,6 @@ from manycpu.pipeline.spec.targets import FOLDER_PATTERN, KINDS, NAME_PATTERN, T
 from manycpu.pipeline.spec.training_run import LABEL_PATTERN, TrainingRun
 from manycpu.pipeline.spec.words import AMOUNT_PATTERN
 
-__all__ = ["read_run", "read_target"]
-
 _TARGETS: TypeAdapter[Target] = TypeAdapter(Target)
 PATTERN_HINTS: Final = {
     AMOUNT_PATTERN: "an amount is needed, such as 8Gi or 500M",

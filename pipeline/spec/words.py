@@ -14,18 +14,6 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = [
-    "AMOUNT_PATTERN",
-    "counted",
-    "first_of",
-    "format_bytes",
-    "format_cores",
-    "half_of_memory",
-    "is_true",
-    "parse_memory",
-    "public",
-]
-
 AMOUNT_PATTERN: Final = r"^[0-9]{1,15}(\.[0-9]{1,15})?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
 """An amount of memory or storage, as Kubernetes writes it."""
 _TRUE: Final = {"1", "on", "t", "true", "y", "yes"}

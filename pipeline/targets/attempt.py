@@ -8,8 +8,6 @@ from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.targets.results import Built, Staged
 
-__all__ = ["attempt_of", "attempt_status", "checkpoints_of", "goes_on", "join", "with_canceller"]
-
 
 def join(ctx: RunContext, entry: Entry, role: str) -> None:
     """Record which task does a step of a run; until the first attempt, also the task's description of it.

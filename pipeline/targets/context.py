@@ -22,8 +22,6 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 if TYPE_CHECKING:
     from manycpu.pipeline.targets import Driver
 
-__all__ = ["OWN_FOLDERS", "WAY", "Access", "RunContext", "home"]
-
 OWN_FOLDERS = ("runs", "data", "model", "code", "functions")
 """Subfolders of a target's folder in which manycpu deletes what no run needs any more."""
 WAY = ("connection", "directory")

@@ -17,8 +17,6 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.spec.validation import read_run, read_target
 from manycpu.pipeline.targets.context import WAY, Access, RunContext
 
-__all__ = ["absolute", "as_started", "find", "open_context", "reopen", "reopen_all"]
-
 _LOG = logging.getLogger(__name__)
 
 _PATHS = ("directory", "hostfile", "dockerfile", "context", "registry_ca")

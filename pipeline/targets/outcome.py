@@ -4,8 +4,6 @@ from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status, describe_exit
 from manycpu.pipeline.targets.context import RunContext
 
-__all__ = ["outcome"]
-
 
 def outcome(ctx: RunContext, status: Status, observed: Observed) -> Status:
     """Return the final status: a failure with its first failed rank, a success with the proof of scale."""

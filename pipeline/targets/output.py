@@ -6,10 +6,8 @@ from manycpu.pipeline import run_report, transfer
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import BadInputError, Finding, raise_findings
 from manycpu.pipeline.spec.handle import ProcessHandle
-from manycpu.pipeline.spec.output import PAGE, replaceable
+from manycpu.pipeline.spec.output import PAGE, REPORT, replaceable
 from manycpu.pipeline.targets.context import RunContext
-
-__all__ = ["claim", "not_empty", "occupied", "read_report", "release", "taken", "write_page", "write_report"]
 
 
 def claim(ctx: RunContext, holder: ProcessHandle | None = None) -> None:
@@ -45,15 +43,15 @@ def taken(ctx: RunContext, other: str, fix: str) -> Finding:
 
 def read_report(ctx: RunContext) -> str | None:
     """Read the output's report.json; None: there is none."""
-    return ctx.output.read_text(run_report.REPORT)
+    return ctx.output.read_text(REPORT)
 
 
 def write_report(ctx: RunContext, text: str) -> None:
     """Write the output's report.json."""
-    before = ctx.output.read_text(run_report.REPORT)
+    before = ctx.output.read_text(REPORT)
     if not replaceable(before, ctx.key):
-        raise_findings([not_empty(ctx, run_report.REPORT, before)])
-    ctx.output.write_text(run_report.REPORT, text)
+        raise_findings([not_empty(ctx, REPORT, before)])
+    ctx.output.write_text(REPORT, text)
 
 
 def write_page(ctx: RunContext, text: str) -> None:

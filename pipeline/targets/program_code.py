@@ -21,18 +21,6 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.transfer import Manifest
 
-__all__ = [
-    "Code",
-    "code_of",
-    "has_module",
-    "hint",
-    "import_findings",
-    "installed",
-    "installed_digest",
-    "main_file",
-    "program_of",
-]
-
 _PROJECT = (".git", "pyproject.toml")
 _MAX_BYTES, _MAX_FILES = 100 << 20, 10_000
 _NOT_CODE = {"__pycache__", "node_modules", "venv", "env", "site-packages"}

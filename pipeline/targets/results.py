@@ -4,8 +4,6 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Built", "Copied", "Staged"]
-
 
 class Copied(NamedTuple):
     """A staged source: its path on every node, the digest of its manifest, and whether the copy existed."""

@@ -24,8 +24,6 @@ from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.tracking.trackers import TRACKERS, open_tracker, tracked
 
-__all__ = ["Delivery", "ending_of", "tell_champion", "tell_end", "tell_state"]
-
 _LOG = logging.getLogger(__name__)
 _DRAFT_TIMEOUT_S: Final = 10.0  # for the end of an attempt, which the end of the run sends again
 _END_TIMEOUT_S: Final = 30.0

@@ -17,8 +17,6 @@ from manycpu.pipeline.spec.tracking import Point, Tracked, Tracker, place_in_wor
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.tracking.trackers import TRACKERS, open_tracker, points_of, tracked
 
-__all__ = ["listeners"]
-
 _LOG = logging.getLogger(__name__)
 _BATCH_INTERVAL_S: Final = 3.0
 _RETRY_INTERVAL_S: Final = 15.0  # after a batch that failed

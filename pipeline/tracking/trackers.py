@@ -18,8 +18,6 @@ from manycpu.pipeline.spec.observed import is_finite, values_of
 from manycpu.pipeline.spec.tracking import Point, Tracked, Tracker
 from manycpu.pipeline.targets.context import RunContext, home
 
-__all__ = ["TRACKERS", "Kind", "findings", "open_tracker", "points_of", "tracked"]
-
 _FIELD: Final = "run.tracking"
 
 

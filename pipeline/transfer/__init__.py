@@ -1,11 +1,11 @@
 """Verified copies: a manifest with sha256, resume after a break, atomic rename. Used by stage and export."""
 
+from manycpu.pipeline.spec.output import MANIFEST
 from manycpu.pipeline.transfer.claims import Claimant, ClaimedError, claim, release
 from manycpu.pipeline.transfer.destination import earlier, has_page, strangers
 from manycpu.pipeline.transfer.fetch import InUseError, Lock, Stored, discard, fetch, staged, store, strays
 from manycpu.pipeline.transfer.manifest import (
     DIGITS,
-    MANIFEST,
     File,
     Hashing,
     Manifest,

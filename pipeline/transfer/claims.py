@@ -24,8 +24,6 @@ from manycpu.pipeline.spec.output import claim_name, claimed_by
 from manycpu.pipeline.transfer.manifest import TransferError
 from manycpu.pipeline.transfer.partial import TakenOverError
 
-__all__ = ["Claim", "Claimant", "ClaimedError", "Holding", "claim", "claimed", "release"]
-
 log = logging.getLogger(__name__)
 
 _EXPORT_LEASE_S: Final = 86_400.0  # that an export may take between two files

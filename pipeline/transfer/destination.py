@@ -12,8 +12,6 @@ from manycpu.pipeline.spec import output
 from manycpu.pipeline.spec.words import first_of
 from manycpu.pipeline.transfer.manifest import Manifest, Tick, TransferError
 
-__all__ = ["Earlier", "changed", "earlier", "has_page", "put", "refuse", "signed", "strangers"]
-
 
 class Earlier(NamedTuple):
     """An earlier export of the same run: its manifest and the name of that."""

@@ -28,8 +28,6 @@ from manycpu.pipeline.transfer.manifest import (
 )
 from manycpu.pipeline.transfer.partial import Source, TakenOverError, copy, drop
 
-__all__ = ["InUseError", "Lock", "Stored", "discard", "fetch", "staged", "store", "strays"]
-
 Lock = Callable[[Path], AbstractContextManager[int | None]]
 """Yields a descriptor for :func:`signs`; None: the lock gives its signs of life by itself."""
 log = logging.getLogger(__name__)

@@ -12,24 +12,6 @@ from typing import Any, NamedTuple
 from manycpu.pipeline.adapters.listing import Item, Rows, below, item_of, leads_out
 from manycpu.pipeline.adapters.storage import Block, Location, Reading, blocks
 from manycpu.pipeline.spec.credentials import redacted
-from manycpu.pipeline.spec.output import MANIFEST
-
-__all__ = [
-    "DIGITS",
-    "MANIFEST",
-    "File",
-    "Hashing",
-    "Manifest",
-    "Progress",
-    "Tick",
-    "TransferError",
-    "Verdict",
-    "identity",
-    "read_lines",
-    "scan",
-    "verify",
-    "write_lines",
-]
 
 DIGITS = 16
 """Digits of a digest in the name of a folder."""

@@ -18,8 +18,6 @@ from manycpu.pipeline.adapters.listing import Item, Rows
 from manycpu.pipeline.adapters.storage import Block, Location, Reading, open_file
 from manycpu.pipeline.transfer.manifest import DIGITS, File, Manifest, Progress, Tick, TransferError, verify
 
-__all__ = ["Copied", "Journal", "Source", "TakenOverError", "copy", "drop"]
-
 _STRETCH: Final = 8 << 20  # bytes between two times that the written part is read back
 _BLOCK_BYTES: Final = 1 << 18  # read back at once: fits into a core's cache
 _LARGE_BYTES: Final = 1 << 20  # a file of this size is worth a try to clone it

@@ -13,8 +13,6 @@ from manycpu.pipeline.transfer.destination import changed, earlier, put, refuse,
 from manycpu.pipeline.transfer.manifest import File, Hashing, Manifest, Progress, Tick, TransferError, scan
 from manycpu.pipeline.transfer.partial import Source, TakenOverError, copy
 
-__all__ = ["publish", "save", "written"]
-
 log = logging.getLogger(__name__)
 
 

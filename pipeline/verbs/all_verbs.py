@@ -30,8 +30,6 @@ from manycpu.pipeline.verbs.report import read_report, remember, report_path
 from manycpu.pipeline.verbs.stage import stage
 from manycpu.pipeline.verbs.wait import conclude, wait
 
-__all__ = ["new_run_id", "run_all", "train"]
-
 _LOG = logging.getLogger(__name__)
 
 

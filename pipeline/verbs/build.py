@@ -4,8 +4,6 @@ from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.program_code import installed_digest
 from manycpu.pipeline.targets.results import Built
 
-__all__ = ["build", "built_from"]
-
 _DIGITS = 10
 
 

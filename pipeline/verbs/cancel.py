@@ -4,8 +4,6 @@ from manycpu.pipeline.adapters import process
 from manycpu.pipeline.spec.errors import CancelledError
 from manycpu.pipeline.targets.context import RunContext
 
-__all__ = ["cancel", "declare_gone", "heed", "withhold"]
-
 
 def cancel(ctx: RunContext, by: str, attempt: int | None = None) -> bool:
     """End the present attempt and record who did so; does nothing if nothing runs.

@@ -24,8 +24,6 @@ from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.export import seen, unseen
 from manycpu.pipeline.verbs.report import read_report, report_path, write_report
 
-__all__ = ["Remains", "cleanup", "end_expired", "only_cleanup_is_left", "remains"]
-
 _VERBS = ("prepare", "stage", "build", "launch", "wait", "export")
 
 

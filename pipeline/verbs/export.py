@@ -19,8 +19,6 @@ from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.transfer import Manifest
 from manycpu.pipeline.verbs.report import write_report
 
-__all__ = ["Exported", "export", "seen", "unseen"]
-
 _LOG = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 

@@ -11,8 +11,6 @@ from manycpu.pipeline.targets.output import claim
 from manycpu.pipeline.targets.results import Built, Staged
 from manycpu.pipeline.verbs.cancel import cancel, heed
 
-__all__ = ["edited", "launch"]
-
 # Fields that take effect at once, also for an attempt that was started with other values.
 _NOT_OF_AN_ATTEMPT = frozenset({"run.output", "run.keep", "run.keep_for", "target.connection"})
 

@@ -16,11 +16,11 @@ from manycpu.pipeline.launchers import device_refusals, refusals
 from manycpu.pipeline.launchers.environment import PLACEHOLDERS
 from manycpu.pipeline.recipes.image_classification import images
 from manycpu.pipeline.recipes.question_answering import squad
-from manycpu.pipeline.run_report import REPORT
 from manycpu.pipeline.spec import cpu_plan, program
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import BadInputError, Finding
 from manycpu.pipeline.spec.machine import Machine
+from manycpu.pipeline.spec.output import REPORT
 from manycpu.pipeline.targets.context import OWN_FOLDERS, RunContext
 from manycpu.pipeline.targets.output import not_empty, occupied
 from manycpu.pipeline.targets.program_code import (
@@ -33,8 +33,6 @@ from manycpu.pipeline.targets.program_code import (
 )
 from manycpu.pipeline.tracking import trackers
 from manycpu.pipeline.verbs.source_checks import process_findings, relative_writes
-
-__all__ = ["preflight"]
 
 Findings = Iterator[Finding]
 _IN_BRACES = re.compile(r"(?<![{$])\{(\s*\w+\s*)\}(?!\})")

@@ -10,8 +10,6 @@ from manycpu.pipeline.targets.output import claim, release
 from manycpu.pipeline.verbs.cleanup import end_expired
 from manycpu.pipeline.verbs.preflight import preflight
 
-__all__ = ["prepare"]
-
 
 def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Finding]:
     """Run preflight, remove expired runs, claim the output, and create the ledger.

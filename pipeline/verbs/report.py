@@ -16,12 +16,10 @@ from manycpu.pipeline.spec.errors import (
     ManycpuError,
     TrainingFailedError,
 )
-from manycpu.pipeline.spec.output import fields_of
+from manycpu.pipeline.spec.output import REPORT, fields_of
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets.context import RunContext, home
 from manycpu.pipeline.targets.output import release, write_page
-
-__all__ = ["conclude", "newest_report", "read_report", "remember", "report_path", "write_report"]
 
 _LOG = logging.getLogger(__name__)
 _NEWEST = "reports/newest"
@@ -32,7 +30,7 @@ _ERRORS: dict[RunState, type[ManycpuError]] = {RunState.CANCELLED: CancelledErro
 def report_path(ctx: RunContext) -> str:
     """Return the path of report.json, or its URL without credentials."""
     root = redacted(ctx.destination) if is_remote(ctx.destination) else ctx.output.root
-    return f"{root.rstrip('/')}/{run_report.REPORT}"
+    return f"{root.rstrip('/')}/{REPORT}"
 
 
 def write_report(ctx: RunContext, report: Report) -> None:
@@ -47,7 +45,7 @@ def write_report(ctx: RunContext, report: Report) -> None:
     text = run_report.as_json(report)
     has_page = report.state.terminal and not ctx.output_in_cluster and ctx.output.local is not None
     try:
-        is_first = has_page and fields_of(ctx.output.read_text(run_report.REPORT)).get("key") != ctx.key
+        is_first = has_page and fields_of(ctx.output.read_text(REPORT)).get("key") != ctx.key
         if has_page and not is_first:
             _write_page(ctx, report)
         ctx.driver.write_report(ctx, text)

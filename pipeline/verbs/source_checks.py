@@ -11,8 +11,6 @@ from typing import Final, NamedTuple
 
 from manycpu.pipeline.spec.errors import Finding
 
-__all__ = ["Written", "process_findings", "relative_writes"]
-
 _STARTERS: Final = {
     "multiprocessing.Pool",
     "multiprocessing.Process",

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.results import Staged
 
-__all__ = ["stage", "staged_from"]
-
 Progress = Callable[[int, int], None]
 
 

@@ -23,8 +23,6 @@ from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.targets.program_code import hint
 from manycpu.pipeline.tracking.ending import tell_state
 
-__all__ = ["POLL", "conclude", "wait", "watch"]
-
 _LOG = logging.getLogger(__name__)
 POLL = 0.5  # seconds between two looks at a training
 

@@ -22,17 +22,6 @@ from cluster.faults import Faults
 from cluster.space import Space
 from kubernetes import client
 
-__all__ = [
-    "builds",
-    "cluster",
-    "faults",
-    "namespace",
-    "pytest_configure",
-    "pytest_runtest_makereport",
-    "second",
-    "turn",
-]
-
 MIN_NODES = 2
 SKIP = "MANYCPU_SKIP_CLUSTER"
 """Environment variable: 1 skips all tests that need a cluster."""

@@ -165,5 +165,7 @@ def test_a_pod_s_own_account_comes_before_the_users_kubeconfig(
 @pytest.mark.parametrize("content", ["- a\n", "clusters: 3\ncontexts: []\n", "a: [b\n"])
 def test_a_file_that_is_no_kubeconfig_is_named_as_the_cause(content: str, tmp_path: Path) -> None:
     (tmp_path / "config").write_text(content)
-    with pytest.raises(ClusterError, match="^target.connection: no cluster can be reached: this is no kubec"):
+    with pytest.raises(
+        ClusterError, match=r"^target\.connection: no cluster can be reached: this is no kubec"
+    ):
         connect(str(tmp_path / "config"))

@@ -13,9 +13,10 @@ from support.volume_shell import shell, sums
 
 from manycpu.pipeline import train
 from manycpu.pipeline.listeners import Silent
-from manycpu.pipeline.run_report import REPORT, Report
+from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import CancelledError, TrainingFailedError
 from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.spec.output import REPORT
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.targets import driver_of
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes

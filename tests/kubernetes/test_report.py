@@ -15,8 +15,9 @@ from support.cluster_runs import DAG
 from support.volume_shell import no_pod_is_left, quiet, shell
 
 from manycpu.pipeline import train, transfer
-from manycpu.pipeline.run_report import REPORT, Report
+from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import ExportError, TrainingFailedError
+from manycpu.pipeline.spec.output import REPORT
 from manycpu.pipeline.targets.kubernetes import cleanup
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod

@@ -15,7 +15,7 @@ from cluster.space import Space
 from support.registry_images import files, pull
 
 from manycpu.pipeline.cli import cli
-from manycpu.pipeline.run_report import REPORT
+from manycpu.pipeline.spec.output import REPORT
 from manycpu.pipeline.targets.kubernetes.deletion import kinds
 
 pytestmark = pytest.mark.pod_security("restricted")

@@ -20,9 +20,9 @@ from support.volume_shell import no_pod_is_left, pods, quiet, shell, sums, sums_
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.pod.channel import RemoteError
-from manycpu.pipeline.run_report import REPORT
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, DeadlineError, StageError
 from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.output import REPORT
 from manycpu.pipeline.targets.kubernetes import export, launch, stage
 from manycpu.pipeline.targets.kubernetes.context import (
     ClusterContext,

@@ -5,8 +5,6 @@ from typing import Any
 from support.standalone_airflow import Airflow
 from support.waiting import until
 
-__all__ = ["asked"]
-
 _SETTLED = "TaskInstance Finished: dag_id={}, task_id={}, run_id={},"
 
 

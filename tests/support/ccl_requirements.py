@@ -3,8 +3,6 @@
 from manycpu.pipeline.node.backends import UnavailableError
 from manycpu.pipeline.node.ccl import build
 
-__all__ = ["missing"]
-
 
 def missing() -> str:
     """Return what this machine lacks for the backend ccl; empty if it lacks nothing."""

@@ -6,8 +6,6 @@ from manycpu.operators.champion.promotions import Candidate
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.transfer import Hashing, save
 
-__all__ = ["trained"]
-
 
 def trained(folder: Path, name: str, files: dict[str, str] | None = None) -> Candidate:
     """Create the exported model of a training and its report; return the candidate."""

@@ -11,9 +11,9 @@ from support.mpi_images import with_mpi
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
-from manycpu.pipeline.run_report import REPORT, Report
+from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.naming import labels
-from manycpu.pipeline.spec.output import PAGE
+from manycpu.pipeline.spec.output import PAGE, REPORT
 from manycpu.pipeline.targets.kubernetes.deletion import kinds
 
 Fields = dict[str, Any]

@@ -4,8 +4,6 @@ from typing import Any
 
 from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
 
-__all__ = ["DenyingAuthManager"]
-
 
 class DenyingAuthManager(SimpleAuthManager):
     """Auth manager whose user ``outsider`` has access to every DAG except ``hidden``."""

@@ -13,8 +13,6 @@ from support.web_server import served
 from manycpu.pipeline import page as page_package
 from manycpu.pipeline.page import as_html
 
-__all__ = ["Open", "mount", "mounted", "shown", "update"]
-
 Open = Callable[..., Page]
 WIDE = (1280, 900)
 

@@ -4,8 +4,6 @@ from manycpu.pipeline.listeners import Silent
 from manycpu.pipeline.spec.event_types import Event
 from manycpu.pipeline.spec.events import RankLine
 
-__all__ = ["EventCollector"]
-
 
 class EventCollector(Silent):
     """Collects lines, and events with their ranks."""

@@ -16,8 +16,6 @@ from support.web_server import served
 
 from manycpu.pipeline.spec.job_kinds import CORE_KINDS, resource_of, resources
 
-__all__ = ["ApiServer", "running"]
-
 Object = dict[str, Any]
 _REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _NAMESPACE = "/namespaces/ml/"

@@ -4,8 +4,6 @@ from pathlib import Path
 
 from manycpu.pipeline.adapters.storage import Location
 
-__all__ = ["contents", "location"]
-
 
 def location(path: Path) -> Location:
     return Location.of(str(path), "run.data")

@@ -11,8 +11,6 @@ from typing import Any, Final
 
 import pytest
 
-__all__ = ["as_json", "differences", "golden"]
-
 _FOLDER: Final = Path(__file__).parents[1] / "unit" / "golden"
 
 

@@ -15,8 +15,6 @@ from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import Channel
 from manycpu.pipeline.transfer import Manifest
 
-__all__ = ["LARGE", "helper_here", "pod", "pull", "push"]
-
 LARGE = 8 << 20
 """Bytes of the largest file of the fixture `source`."""
 

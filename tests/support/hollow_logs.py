@@ -26,8 +26,6 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-__all__ = ["Logs", "Ranks", "logs"]
-
 PAUSE = 0.05  # seconds between two checks for new lines
 _RANK = re.compile(r"-worker-(\d+)$")
 

@@ -5,8 +5,6 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["SIZE", "idx", "write_bars"]
-
 SIZE = 28
 _DARK, _BRIGHT = bytes(SIZE), bytes([255]) * SIZE
 

@@ -9,23 +9,6 @@ from manycpu.pipeline.spec.placement import CODE, Placement
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = [
-    "MANY_FIELDS",
-    "OWNER",
-    "annotation",
-    "command",
-    "container",
-    "fields_named",
-    "manifest",
-    "objects",
-    "place",
-    "pod",
-    "run",
-    "target",
-    "templates",
-    "variables",
-]
-
 OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "train-0123456789", "uid": "0b1c"}
 MANY_FIELDS: KubeObject = {
     "node_selector": {"pool": "training"},

@@ -7,8 +7,6 @@ from support.fake_api_server import ApiServer, Object
 
 from manycpu.pipeline.spec import events
 
-__all__ = ["NO_ROOM", "line", "meet", "now", "refused", "up"]
-
 NO_ROOM = "0/2 nodes are available: 2 Insufficient cpu."
 
 

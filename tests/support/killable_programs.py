@@ -9,8 +9,6 @@ from weakref import WeakSet
 
 import psutil
 
-__all__ = ["Program", "end_programs", "take_signals"]
-
 _END = 300  # seconds until a killed process has ended
 
 

@@ -6,8 +6,6 @@ from manycpu.pipeline.spec.targets import Local
 from manycpu.pipeline.targets import driver_of
 from manycpu.pipeline.targets.context import RunContext
 
-__all__ = ["on_this_machine"]
-
 
 def on_this_machine(home: Path) -> list[RunContext]:
     """Find the runs of a target's folder, oldest first."""

@@ -5,8 +5,6 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["HOSTILE", "large_report", "odd_report", "usual_report"]
-
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 _BEGAN = 1763856000.0
 Report = dict[str, Any]

@@ -11,8 +11,6 @@ from typing import Any
 import requests
 from support.waiting import until
 
-__all__ = ["MlflowServer"]
-
 _QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONPATH": ""}
 
 

@@ -12,8 +12,6 @@ from manycpu.pipeline.adapters.registry import Connection, Repository, of_bytes
 from manycpu.pipeline.spec.image import Change, Reference
 from manycpu.pipeline.targets.kubernetes.image.layers import Tree
 
-__all__ = ["with_mpi"]
-
 PACKAGES: Final = {
     "mpich": ("mpich",),
     "openmpi": ("openmpi-bin", "openmpi-common", "libopenmpi", "libprrte", "libpmix"),

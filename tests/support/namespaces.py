@@ -11,8 +11,6 @@ from typing import Final
 
 from support.killable_programs import Program
 
-__all__ = ["CONTAINER", "HOST", "SmallDisk", "missing", "small_disk", "step_clock", "with_clock"]
-
 CONTAINER: Final = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 """Prefix of a command that sees only its own processes, as in a second container of this host."""
 HOST: Final = ["unshare", "--uts", "sh", "-ec", 'hostname elsewhere; exec "$@"', "sh"]

@@ -10,8 +10,6 @@ from typing import Any, Final
 import nbformat
 from nbclient import NotebookClient
 
-__all__ = ["Cell", "executed", "executed_by_name"]
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 _EMPTY: Final = {"metadata": {}, "nbformat": 4, "nbformat_minor": 4}
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")

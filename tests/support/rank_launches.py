@@ -22,21 +22,6 @@ from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.targets import Local
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = [
-    "LAUNCHERS",
-    "LIGHT",
-    "LIMIT",
-    "MPIRUNS",
-    "PLAIN",
-    "Ended",
-    "alone",
-    "by_hand",
-    "execute",
-    "launch",
-    "light_torchrun",
-    "manifest_of",
-]
-
 MPIRUNS = {"intel": f"{sys.prefix}/bin/mpirun", "openmpi": "mpirun.openmpi", "mpich": "mpirun.mpich"}
 LAUNCHERS = ["processes", "torchrun", *MPIRUNS]
 LIGHT = {"PYTHONPATH": str(Path(__file__).parents[1] / "scripts" / "light_torch")}

@@ -10,8 +10,6 @@ from manycpu.pipeline.adapters.registry import Connection, Repository, of_bytes
 from manycpu.pipeline.adapters.registry_login import Login
 from manycpu.pipeline.spec.image import OCI, Change, Image, Layer, Reference, sha256
 
-__all__ = ["files", "pull", "push_base"]
-
 
 def push_base(
     host: str,

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["shared_folder"]
-
 
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -12,8 +12,6 @@ from typing import Any, Final
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-__all__ = ["STAGES", "stage_of"]
-
 STAGES: Final[dict[str, tuple[str, ...]]] = {
     "lint": ("lint",),
     "unit": ("unit",),

@@ -20,8 +20,6 @@ from support.waiting import processes_of, until
 
 from manycpu.operators import local_airflow
 
-__all__ = ["Airflow", "airflow", "guarded_airflow"]
-
 _START = 600  # seconds: ten times as long as on a busy machine of two cores
 _TESTS = Path(__file__).parents[1]
 _DAGS = {"manycpu": local_airflow.DAGS, "tiny": _TESTS / "e2e" / "dags", "shown": _TESTS / "ui" / "dags"}

@@ -5,8 +5,6 @@ from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import urlsplit
 
-__all__ = ["TabFiles"]
-
 _ROOT = Path(__file__).parents[2]
 _STATIC, _PIPELINE = _ROOT / "operators" / "plugin" / "static", _ROOT / "pipeline"
 

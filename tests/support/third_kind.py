@@ -20,8 +20,6 @@ from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["FITJOB", "operate", "rank_template", "register"]
-
 RUNTIME = ApiResource("FitRuntime", "fit.example", "v1alpha1", "fitruntimes")
 FITJOB = JobKind(
     resource=ApiResource("FitJob", "fit.example", "v1alpha1", "fitjobs"),

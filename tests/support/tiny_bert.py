@@ -5,8 +5,6 @@ import string
 from pathlib import Path
 from typing import Any
 
-__all__ = ["NAMES", "run", "tiny_checkpoint", "tiny_data", "tiny_env", "tiny_tokenizer"]
-
 _WORDS = ("a", "and", "bridge", "drew", "in", "of", "old", "plans", "river", "the", "town", "who", "year")
 NAMES = ("mira", "odo", "pell", "rusk", "tano", "vex")
 

@@ -1,7 +1,5 @@
 """Training scripts for tests."""
 
-__all__ = ["ALL_REDUCE", "goes_on"]
-
 ALL_REDUCE = """
 import os, torch, torch.distributed as dist
 dist.init_process_group()

@@ -8,8 +8,6 @@ from support.browser import Page
 from support.standalone_airflow import Airflow
 from support.waiting import until
 
-__all__ = ["Tab"]
-
 
 class Tab:
     """The tab of a DAG run or of a DAG in a browser, as a logged-in user sees it."""

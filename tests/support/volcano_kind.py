@@ -22,8 +22,6 @@ from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["VOLCANOJOB", "operate", "register"]
-
 VOLCANOJOB = JobKind(
     resource=ApiResource("Job", "batch.volcano.sh", "v1alpha1", "jobs", alias="VolcanoJob"),
     operator="Volcano",

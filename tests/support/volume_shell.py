@@ -12,8 +12,6 @@ from cluster.space import Space
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod
 
-__all__ = ["no_pod_is_left", "pods", "quiet", "shell", "sums", "sums_here"]
-
 
 def quiet(*_: int) -> None:
     return

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["processes_of", "until"]
-
 
 def until(condition: Callable[[], object], timeout: float = 300) -> None:
     """Wait until a condition is true; fail after `timeout` seconds, which are enough for a slow machine."""

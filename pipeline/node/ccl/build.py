@@ -22,18 +22,6 @@ import torch
 
 from manycpu.pipeline.node.backends import UnavailableError
 
-__all__ = [
-    "Compiler",
-    "OneCcl",
-    "built",
-    "find_compiler",
-    "find_library",
-    "find_oneccl",
-    "folder_of",
-    "is_to_be_built",
-    "load",
-]
-
 NAME: Final = "manycpu_ccl"
 SOURCE: Final = Path(__file__).with_name("source")
 _COMPILE_LIMIT_S: Final = 600.0  # enough on a busy machine

@@ -13,8 +13,6 @@ from manycpu.pipeline.node.ccl import build
 from manycpu.pipeline.node.world import Rank, read_rank
 from manycpu.pipeline.spec.kernel import address_towards, interface_of
 
-__all__ = ["address", "apply", "settings"]
-
 _FIXED: Final = {
     # oneCCL starts no threads: the backend's one thread drives it.
     "CCL_WORKER_OFFLOAD": "0",

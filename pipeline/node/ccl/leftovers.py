@@ -14,8 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-__all__ = ["claim", "release", "sweep"]
-
 _SHARED: Final = Path("/dev/shm")  # noqa: S108 - where libfabric puts them
 _NAME: Final = re.compile(r"(\d+):\d+:\d+")  # the process, and its endpoint
 _MARK: Final = stat.S_ISVTX  # the kernel ignores it on a file, and only the owner can set it

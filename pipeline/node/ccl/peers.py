@@ -20,8 +20,6 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from manycpu.pipeline.node.emit import warn
 from manycpu.pipeline.spec import kernel
 
-__all__ = ["Peers", "connect", "share"]
-
 _KEY = "peers"
 _WELCOME = b"+"
 _RETRY_INTERVAL_S = 0.05

@@ -17,8 +17,6 @@ from typing import Final, NamedTuple
 
 from manycpu.pipeline.node.backends import UnavailableError
 
-__all__ = ["Binding", "find", "fits", "matching_version", "use"]
-
 _LAST_TORCH: Final = (2, 8)
 _PACKAGES: Final = (  # name of the package, name of its module
     ("oneccl-bind-pt", "oneccl_bindings_for_pytorch"),

@@ -17,8 +17,6 @@ import torch.nn.functional as F  # noqa: N812 - the field's name
 
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["Array", "Images", "find", "load", "read"]
-
 _SIZE: Final = 28  # pixels of an image's side, which the network is made for
 _CLASSES: Final = 10
 # As LeCun's page names them, or as some copies do (train-images.idx3-ubyte), also compressed.

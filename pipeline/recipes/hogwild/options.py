@@ -9,8 +9,6 @@ from typing import Final, NoReturn
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import Machine
 
-__all__ = ["Options", "parse", "threads"]
-
 _COUNTS: Final = ("average_every", "batch_size", "epochs", "log_interval", "num_processes", "test_batch_size")
 _DEVICES: Final = ("cuda", "mps")  # options that are accepted and ignored
 

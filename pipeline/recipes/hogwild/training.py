@@ -22,8 +22,6 @@ from manycpu.pipeline.recipes.hogwild.workers import TENSORS, Job, Net, Workers
 from manycpu.pipeline.recipes.reporting import say, say_notes, write_results
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["run"]
-
 _MODEL: Final = "MNIST_hogwild.pt"  # the name and the content that PyTorch's example gives it
 _SHARED: Final = Path("/dev/shm")  # noqa: S108 - where shared memory is
 

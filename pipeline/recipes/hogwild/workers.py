@@ -24,8 +24,6 @@ from manycpu.pipeline.recipes.hogwild.images import Images
 from manycpu.pipeline.recipes.hogwild.options import Options
 from manycpu.pipeline.spec import kernel
 
-__all__ = ["TENSORS", "DiedError", "Job", "Net", "Report", "Workers"]
-
 TENSORS: Final = (4, 2)
 """Shape of a process's tensors: as many reports may be on their way, each of a batch's loss and accuracy."""
 _HINTS: Final[dict[int, str]] = {

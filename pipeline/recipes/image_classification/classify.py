@@ -10,8 +10,6 @@ import torch
 
 from manycpu.pipeline.recipes.image_classification import model
 
-__all__ = ["Classifier", "Guess"]
-
 
 class Guess(NamedTuple):
     """The likeliest class of an image, and how likely it is, 0 to 1."""

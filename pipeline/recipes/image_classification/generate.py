@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-__all__ = ["main"]
-
 _SIZE = 32
 _MAX_VALUE = 16
 """Greatest value of a pixel in scikit-learn's digits."""

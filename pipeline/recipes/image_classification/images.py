@@ -10,8 +10,6 @@ from typing import Final, NamedTuple
 
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["LABEL_PATTERN", "Labelled", "Split", "broken", "check_sizes", "read", "split"]
-
 LABEL_PATTERN: Final = r"^(.*)_\d+\.jpg$"
 """Finds the class in a file's name, as in Accelerate's tutorial."""
 _SUFFIXES: Final = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})

@@ -14,8 +14,6 @@ from torchvision.transforms import Compose, Resize, ToTensor  # type: ignore[imp
 from manycpu.pipeline.recipes.image_classification.options import ImageOptions
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["create", "evaluation_transform", "normalization", "pixels", "write"]
-
 _DEFAULT = "resnet50d"
 _WEIGHTS = (".safetensors", ".bin", ".pth")
 _ALTERNATIVES = (

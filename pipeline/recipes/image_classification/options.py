@@ -9,8 +9,6 @@ from manycpu.pipeline.recipes.arguments import option
 from manycpu.pipeline.recipes.image_classification.images import LABEL_PATTERN
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["ImageOptions", "Options", "parse"]
-
 _COUNTS = ("batch_size", "checkpoints_total_limit", "image_size", "logging_steps", "num_epochs")
 
 

@@ -31,8 +31,6 @@ from manycpu.pipeline.recipes.image_classification.options import ImageOptions, 
 from manycpu.pipeline.recipes.reporting import Pace, say, say_notes, write_results
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["loader_processes", "run"]
-
 _MAX_WORKERS = 4
 """Processes that load images, as in Accelerate's tutorial."""
 _THREADS_PER_WORKER = 4

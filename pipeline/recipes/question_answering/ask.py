@@ -13,8 +13,6 @@ from manycpu.pipeline.recipes.question_answering.features import Shape, build, u
 from manycpu.pipeline.recipes.question_answering.scoring import Answer, Limits, answers
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["Reader"]
-
 
 class Reader:
     """A trained model that answers questions about texts.

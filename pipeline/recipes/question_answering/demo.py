@@ -8,8 +8,6 @@ from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.extras import install
 from manycpu.pipeline.spec.machine import bf16_warning, processor_flags
 
-__all__ = ["ARGS", "DATA", "demo_run"]
-
 DATA = Path(__file__).parent / "demo_data"
 """A data set in SQuAD's format, made by ``generate``."""
 

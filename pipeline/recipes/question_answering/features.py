@@ -11,8 +11,6 @@ from transformers import BatchEncoding, PretrainedConfig, PreTrainedTokenizerBas
 
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["NOWHERE", "NO_OFFSET", "Shape", "build", "label", "usable_length"]
-
 NO_OFFSET = (-1, -1)
 """Offsets of tokens that are not of the context."""
 NOWHERE = 0

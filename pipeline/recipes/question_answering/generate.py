@@ -16,8 +16,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["SPLITS", "Names", "data_set", "main", "subjects"]
-
 T = TypeVar("T")
 
 SPLITS = {"train": 720, "validation": 75}

@@ -25,8 +25,6 @@ from manycpu.pipeline.recipes.question_answering import squad
 from manycpu.pipeline.recipes.question_answering.options import DataOptions, ModelOptions
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["load_model", "read_data"]
-
 _SCHEMA = datasets.Features(
     {
         "id": datasets.Value("string"),

@@ -8,8 +8,6 @@ from manycpu.pipeline.recipes import arguments
 from manycpu.pipeline.recipes.arguments import Parser, has_option, option, translate
 from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, usable
 
-__all__ = ["DataOptions", "ModelOptions", "Options", "parse"]
-
 _COUNTS = (
     *("max_answer_length", "max_seq_length", "n_best_size", "preprocessing_num_workers"),
     *("max_train_samples", "max_eval_samples", "max_predict_samples"),

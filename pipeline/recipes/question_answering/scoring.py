@@ -28,8 +28,6 @@ if TYPE_CHECKING:  # asking a model questions needs no datasets
     from transformers import EvalPrediction
     from transformers.trainer_utils import PredictionOutput
 
-__all__ = ["Answer", "Limits", "Scorer", "Scores", "answers", "candidates", "exact_match", "f1", "score"]
-
 Scores = npt.NDArray[np.floating[Any]]
 
 _ARTICLES: Final = re.compile(r"\b(a|an|the)\b")

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["SPLITS", "Question", "load", "problems", "splits"]
-
 SPLITS = {"train": ("train",), "validation": ("dev", "val", "eval"), "test": ("test",)}
 """Split -> how the names of its files begin."""
 _SUFFIXES = (".json", ".parquet")

@@ -21,8 +21,6 @@ from manycpu.pipeline.recipes.reporting import say, say_notes, write_results
 from manycpu.pipeline.recipes.trainer import CpuTrainer
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["run"]
-
 _MAX_EVALUATION_SHARE: Final = 0.1
 """Evaluate before training where that costs at most this share of the training."""
 _FORWARD_SHARE: Final = 1 / 3  # of a training step: the backward pass costs about twice the forward pass

@@ -20,8 +20,6 @@ from manycpu.pipeline.targets.results import Built
 if TYPE_CHECKING:
     from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
-__all__ = ["build", "code_tree", "save_image"]
-
 _log = logging.getLogger(__name__)
 _HERE = Reference("manycpu.local", "train")
 

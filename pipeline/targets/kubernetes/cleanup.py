@@ -25,8 +25,6 @@ from manycpu.pipeline.targets.kubernetes.volume.helper_pod import helper
 from manycpu.pipeline.targets.open_run import reopen
 from manycpu.pipeline.transfer import TransferError
 
-__all__ = ["cancel", "keep_results", "remove", "remove_expired"]
-
 _LOG = logging.getLogger(__name__)
 _CANCEL_TIMEOUT_S = 90.0  # the grace period of pods is 30 s
 _GONE_TIMEOUT_S = 120.0  # for the run's objects

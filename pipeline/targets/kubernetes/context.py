@@ -11,16 +11,6 @@ from manycpu.pipeline.ledger.configmap import ConfigMapLedger
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.targets.context import Access, RunContext
 
-__all__ = [
-    "ClusterContext",
-    "attempt_directory",
-    "claim_of",
-    "cluster_of",
-    "directory_of",
-    "is_on_kubernetes",
-    "sharing",
-]
-
 ClusterContext: TypeAlias = RunContext[Kubernetes, ConfigMapLedger]
 
 

@@ -9,8 +9,6 @@ from manycpu.pipeline.spec.job_kinds import JOB_KINDS, resources
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 
-__all__ = ["is_companion", "kinds", "named", "present", "wait_until_gone"]
-
 _POLL_INTERVAL_S = 0.25
 
 

@@ -28,8 +28,6 @@ from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import attem
 from manycpu.pipeline.targets.kubernetes.wait import JobWatch
 from manycpu.pipeline.targets.open_run import reopen_all
 
-__all__ = ["KubernetesDriver"]
-
 
 class KubernetesDriver(Driver[ClusterContext, JobHandle]):
     """The driver of Kubernetes: a ConfigMap owns what a run creates, and a Kubeflow job is the training."""

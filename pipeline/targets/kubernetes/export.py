@@ -16,8 +16,6 @@ from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper, helper
 from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.transfer import Manifest, Progress, TransferError
 
-__all__ = ["export", "model_of", "read_returned"]
-
 
 def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manifest:
     """Copy what the program wrote to the output; the manifest has no files if the program wrote none.

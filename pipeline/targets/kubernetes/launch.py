@@ -42,8 +42,6 @@ from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.targets.program_code import program_of
 from manycpu.pipeline.targets.results import Built, Staged
 
-__all__ = ["has_ended", "launch", "objects", "observe", "place", "present_handle", "status"]
-
 _LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
 _COMPANION_TIMEOUT_S = 60.0  # an operator that has just started knows new objects by then

@@ -10,11 +10,10 @@ from typing import Final
 from manycpu.pipeline import run_report
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.spec.errors import raise_findings
+from manycpu.pipeline.spec.output import REPORT
 from manycpu.pipeline.targets import output
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper, helper
-
-__all__ = ["claim", "put", "read_report", "release", "remove_forgotten", "write_report"]
 
 _VERB: Final = "report"
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
@@ -62,7 +61,7 @@ def put(ctx: ClusterContext, pod: Helper, text: str) -> None:
         BadInputError: The output has files that the run did not write.
         RemoteError: The output cannot be read or written.
     """
-    where = {"url": ctx.destination, "name": run_report.REPORT}
+    where = {"url": ctx.destination, "name": REPORT}
     answer = pod.ask("read", **where)
     finding = output.occupied(ctx, answer["names"], answer["text"])
     raise_findings([finding] if finding else [])
@@ -74,7 +73,7 @@ def read_report(ctx: ClusterContext) -> str | None:
     if not ctx.output_in_cluster:
         return output.read_report(ctx)
     with _pod(ctx) as pod:
-        text: str | None = pod.ask("read", url=ctx.destination, name=run_report.REPORT)["text"]
+        text: str | None = pod.ask("read", url=ctx.destination, name=REPORT)["text"]
         return text
 
 

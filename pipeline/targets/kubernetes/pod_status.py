@@ -7,17 +7,6 @@ from typing import Final, Literal, NamedTuple
 
 from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
 
-__all__ = [
-    "Container",
-    "PodReason",
-    "claims_of",
-    "containers",
-    "ended",
-    "reasons",
-    "scheduled",
-    "unschedulable",
-]
-
 _NEVER: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 """Reasons why a container waits that never pass by themselves."""
 _IMAGE: Final = frozenset({*_NEVER, "ErrImagePull", "ImagePullBackOff", "ImageInspectError"})

@@ -27,18 +27,6 @@ from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of
 from manycpu.pipeline.targets.kubernetes.image.checks import check_images
 from manycpu.pipeline.targets.kubernetes.launch import objects
 
-__all__ = [
-    "RIGHTS",
-    "Right",
-    "check_queue",
-    "findings",
-    "granted",
-    "missing_rights",
-    "rights",
-    "rights_to",
-    "without_echoes",
-]
-
 Findings = Iterator[Finding]
 Right = tuple[str, str, str]
 """A verb, an API group, and a resource with its subresource."""

@@ -10,8 +10,6 @@ from manycpu.pipeline.spec.kube_object import is_being_deleted
 from manycpu.pipeline.spec.naming import labels, secret_name
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 
-__all__ = ["provide", "remove"]
-
 _DELETION_TIMEOUT_S = 60.0  # of an outdated Secret
 _POLL_INTERVAL_S = 0.25
 

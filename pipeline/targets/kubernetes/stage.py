@@ -18,8 +18,6 @@ from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper, helper
 from manycpu.pipeline.targets.results import Copied
 from manycpu.pipeline.transfer import Progress, TransferError
 
-__all__ = ["stage"]
-
 
 def stage(ctx: ClusterContext, sources: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
     """Copy each source to the claim, into a folder that is named by its content.

@@ -15,8 +15,6 @@ from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder, Cursor
 from manycpu.pipeline.targets.kubernetes.following.follower import Follower, batches, selections
 
-__all__ = ["JobWatch"]
-
 _RECORDING = 10.0  # seconds for the last write to the ledger
 _CLOSING = 0.1  # seconds; the transport does not report when TLS is closed
 

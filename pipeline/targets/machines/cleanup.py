@@ -21,8 +21,6 @@ from manycpu.pipeline.targets.machines.context import (
 )
 from manycpu.pipeline.targets.machines.wait import ACTIVITY
 
-__all__ = ["keep_results", "remove", "remove_expired"]
-
 _OF_THE_RUN = frozenset({"ledger.json", "lease.json", "uses"})
 # The end of an attempt and what its ranks reported: the next attempt and the report need them.
 _OF_AN_ATTEMPT = frozenset({process.HANDLE, process.EXIT, ACTIVITY})

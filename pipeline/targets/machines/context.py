@@ -9,15 +9,6 @@ from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.spec.targets import BareMetal, Local
 from manycpu.pipeline.targets.context import RunContext, home
 
-__all__ = [
-    "MachineContext",
-    "attempt_directory",
-    "directory_of",
-    "home_of",
-    "is_on_machines",
-    "working_folder",
-]
-
 MachineContext: TypeAlias = RunContext[Local | BareMetal, FileLedger]
 
 

@@ -26,8 +26,6 @@ from manycpu.pipeline.targets.open_run import as_started, reopen_all
 from manycpu.pipeline.targets.results import Built, Copied, Staged
 from manycpu.pipeline.transfer import Manifest, Progress
 
-__all__ = ["MachineDriver"]
-
 
 class MachineDriver(Driver[MachineContext, ProcessHandle]):
     """Works on runs whose state is a folder, and whose training is a supervised process."""

@@ -16,19 +16,6 @@ from manycpu.pipeline.spec.targets import BareMetal
 from manycpu.pipeline.spec.validation import read_target
 from manycpu.pipeline.targets.machines.context import MachineContext, directory_of
 
-__all__ = [
-    "collect",
-    "copy_folder",
-    "deliver",
-    "holding_files",
-    "hosts_without",
-    "keep_only",
-    "make_folder",
-    "names",
-    "remove_folder",
-    "strays",
-]
-
 _LOG: Final = logging.getLogger(__name__)
 Places = list[tuple[BareMetal, tuple[Host, ...]]]
 

@@ -27,8 +27,6 @@ from manycpu.pipeline.targets.machines.context import (
 from manycpu.pipeline.targets.program_code import program_of
 from manycpu.pipeline.targets.results import Built, Staged
 
-__all__ = ["launch", "objects", "present_handle"]
-
 
 def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHandle, bool]:
     """Start the next attempt, or attach to the present one if it runs or has succeeded; True: attached.

@@ -17,8 +17,6 @@ from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.targets import BareMetal, Local
 from manycpu.pipeline.targets.machines.context import MachineContext, directory_of, home_of
 
-__all__ = ["findings"]
-
 
 def findings(ctx: MachineContext) -> Iterator[Finding]:
     """Run all checks of a run on machines; yields their findings."""

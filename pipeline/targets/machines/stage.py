@@ -20,8 +20,6 @@ from manycpu.pipeline.targets.program_code import code_of, installed_digest, pro
 from manycpu.pipeline.targets.results import Built, Copied
 from manycpu.pipeline.transfer import Manifest, Progress, Stored
 
-__all__ = ["build", "stage"]
-
 _LOG: Final = logging.getLogger(__name__)
 _DIGITS: Final = 16  # of the digest in the name of a code's folder
 

@@ -21,8 +21,6 @@ from manycpu.pipeline.targets.attempt import with_canceller
 from manycpu.pipeline.targets.machines.context import MachineContext
 from manycpu.pipeline.targets.outcome import outcome
 
-__all__ = ["ACTIVITY", "ActivityLog", "MachineWatch", "status"]
-
 ACTIVITY: Final = "heard.json"
 _SAVE_EVERY_BYTES: Final = 4 << 20  # of the log; after a kill, at most so many are read again
 _BLOCK_BYTES: Final = 1 << 20  # of the log that one look reads

@@ -20,22 +20,6 @@ from manycpu.pipeline.spec.observed import Observed, Series
 from manycpu.pipeline.spec.state import RankFailure, RunState, Status
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
-__all__ = [
-    "LIMIT",
-    "TAIL",
-    "WIDTH",
-    "AttemptRecorder",
-    "AttemptState",
-    "Cursor",
-    "Line",
-    "LogBatch",
-    "RankActivity",
-    "attempt_state",
-    "least",
-    "pack",
-    "unpack",
-]
-
 Fields = dict[str, Any]
 LIMIT: Final = 400_000  # characters of the packed state
 _PLAIN: Final = 32_000  # characters of JSON: a larger state is packed

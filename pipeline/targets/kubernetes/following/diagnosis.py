@@ -14,19 +14,6 @@ from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
 )
 from manycpu.pipeline.targets.kubernetes.pod_status import Container, PodReason, containers, reasons
 
-__all__ = [
-    "Ending",
-    "Reason",
-    "crashes",
-    "endings",
-    "exit_code",
-    "explain",
-    "hopeless",
-    "losses",
-    "pending",
-    "restarts",
-]
-
 _REFUSED: Final = frozenset(
     {
         *("FailedCreate", "FailedCreatePod"),

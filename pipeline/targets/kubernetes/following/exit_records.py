@@ -15,8 +15,6 @@ from manycpu.pipeline.targets.kubernetes.following.judgement import ends
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import helper
 from manycpu.pipeline.transfer import TransferError
 
-__all__ = ["UNREADABLE", "are_needed", "judged", "read", "unread"]
-
 _START: Final = 300  # seconds for the helper pod to start: its node may be unreachable
 _LATE: Final = (None, "run.run_timeout", "run.stall_timeout")  # budgets that count while ranks work
 UNREADABLE: Final = (ManycpuError, TransferError)

@@ -45,8 +45,6 @@ from manycpu.pipeline.targets.kubernetes.following.logs import LogReaders, RateL
 from manycpu.pipeline.targets.kubernetes.following.turn_taking import LauncherRelease, TurnTaking
 from manycpu.pipeline.targets.kubernetes.launch import observe
 
-__all__ = ["Follower", "Notes", "batches", "selections"]
-
 LINES_PER_SECOND: Final = 1000
 _FIRST_NOTE_DELAY_S: Final = 5.0  # before the first note on why a job waits
 _NOTE_INTERVAL_S: Final = 10.0  # minimum between two notes on why a job waits

@@ -11,13 +11,6 @@ from manycpu.pipeline.spec.naming import attempt_key, label
 from manycpu.pipeline.targets.kubernetes.following.turns import Note, has_given_back, note_of
 from manycpu.pipeline.targets.kubernetes.pod_status import Container, containers, scheduled
 
-__all__ = [
-    "JobSnapshot",
-    "event_time",
-    "remembered",
-    "role",
-]
-
 Params = ParamSpec("Params")
 Value = TypeVar("Value")
 

@@ -22,21 +22,6 @@ from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
 )
 from manycpu.pipeline.targets.kubernetes.pod_status import ended, scheduled
 
-__all__ = [
-    "Budget",
-    "budgets",
-    "complete",
-    "concluded",
-    "ended_at",
-    "ends",
-    "judge",
-    "look",
-    "note_ends",
-    "phase",
-    "settled",
-    "to_be_ended",
-]
-
 
 class Budget(NamedTuple):
     """A time budget that counts at present."""

@@ -14,8 +14,6 @@ from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
 from manycpu.pipeline.targets.kubernetes.following.shared_view import Selections, SharedView
 
-__all__ = ["QueueWaiting", "by_job", "job_uid", "look_once", "place", "waits_for"]
-
 # Kueue's words for a flavor whose quota is too small, or, with "unused", used by other jobs.
 _LACKING: Final = re.compile(r"insufficient (unused )?quota for \S+ in flavor ([^\s,]+)")
 _PLACES_INTERVAL_S: Final = 10.0  # between two requests for the positions in a queue

@@ -16,8 +16,6 @@ from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Line,
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot, role
 from manycpu.pipeline.targets.kubernetes.pod_status import Container, containers
 
-__all__ = ["LogCursor", "LogReader", "LogReaders", "RateLimiter", "Stamped", "parse", "placed"]
-
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
 _NANO = 1_000_000_000
 _NOTHING = ((), 0, 0, 0)

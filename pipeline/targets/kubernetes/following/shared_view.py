@@ -10,8 +10,6 @@ from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.adapters.cluster_watch import FAILURES, Changes, ClusterWatch
 from manycpu.pipeline.spec.kube_object import KubeObject
 
-__all__ = ["RETRY_INTERVAL_S", "ObjectStore", "Selections", "SharedView"]
-
 _log = logging.getLogger(__name__)
 RETRY_INTERVAL_S: Final = 5.0  # between two tries to watch, and until unchanged objects are read again
 _WAKE_DELAY_S: Final = 0.3  # for which changes are collected before followers are woken

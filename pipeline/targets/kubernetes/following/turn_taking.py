@@ -25,8 +25,6 @@ from manycpu.pipeline.targets.kubernetes.following.turns import (
 )
 from manycpu.pipeline.targets.kubernetes.pod_status import ended, scheduled
 
-__all__ = ["LauncherRelease", "TurnTaking"]
-
 _log = logging.getLogger(__name__)
 _SELECTION: Final = {"labelSelector": "app.kubernetes.io/managed-by=manycpu"}
 _LAUNCHER_INTERVAL_S: Final = 2.0  # between checks of a launcher that is not suspended yet

@@ -23,18 +23,6 @@ from manycpu.pipeline.spec.kube_object import KubeObject, epoch, is_being_delete
 from manycpu.pipeline.spec.naming import label
 from manycpu.pipeline.targets.kubernetes.pod_status import claims_of, scheduled, unschedulable
 
-__all__ = [
-    "Job",
-    "Note",
-    "Turns",
-    "has_given_back",
-    "job_of",
-    "note_of",
-    "patch",
-    "unmountable",
-    "waits_for",
-]
-
 _NOTE: Final = "manycpu/given-back"
 _HOLD_S: Final = 90.0  # about, that a job which cannot start keeps its pods
 _REST_S: Final = 30.0  # about, that jobs of other namespaces then have to take the room

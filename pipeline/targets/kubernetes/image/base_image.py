@@ -29,8 +29,6 @@ from manycpu.pipeline.targets.kubernetes.image.registries import Registries, own
 if TYPE_CHECKING:
     from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
-__all__ = ["archived", "finished_image", "image", "plan"]
-
 _LOOK_TIMEOUT_S: Final = 5.0  # to look up the digest of a Dockerfile's base image
 
 

@@ -19,8 +19,6 @@ from manycpu.pipeline.spec.image import Reference, base_images
 if TYPE_CHECKING:
     from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
-__all__ = ["STAGES", "TIMEOUT", "Build", "LastLines", "Recipe", "Stage", "log", "recipe"]
-
 Stage = Literal["helper", "train"]
 STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
 PACKAGE: Final = Path(__file__).resolve().parents[3]

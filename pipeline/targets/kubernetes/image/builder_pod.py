@@ -24,8 +24,6 @@ from manycpu.pipeline.targets.kubernetes.image.layers import append, tree
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries, own_repository
 from manycpu.pipeline.targets.kubernetes.pod_status import containers, reasons
 
-__all__ = ["build", "manifest"]
-
 _LARGEST: Final = 512 << 20
 _START_TIMEOUT_S: Final = 600.0
 _STUCK_TIMEOUT_S: Final = 60.0  # for which a pod may be stuck at its start or its deletion

@@ -14,8 +14,6 @@ from manycpu.pipeline.targets.kubernetes.image.registries import Registries
 if TYPE_CHECKING:
     from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
-__all__ = ["ACCESS", "CERTIFICATE", "CONTEXT", "PODS", "WORKERS", "InPod", "OnWorker", "Place", "access"]
-
 ACCESS: Final = "/run/manycpu"
 """Folder of a pod with the files of :func:`access`."""
 CONTEXT: Final = "/opt/manycpu/build"

@@ -34,8 +34,6 @@ from manycpu.pipeline.targets.kubernetes.image.registries import (
     registries,
 )
 
-__all__ = ["PYTHON", "RIGHTS", "TORCH", "check_images", "too_old"]
-
 RIGHTS: Final = Path(__file__).parents[1] / "build_rights.yaml"
 PYTHON: Final = (3, 11)
 TORCH: Final = (2, 6)

@@ -19,8 +19,6 @@ from manycpu.pipeline.targets.kubernetes.image.registries import Registries, own
 if TYPE_CHECKING:
     from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
-__all__ = ["VERSION_LABEL", "change", "helper", "train"]
-
 VERSION_LABEL: Final = "manycpu.version"
 _LIB_LABEL, _CODE_LABEL = "manycpu.lib", "manycpu.code"
 _DIGITS: Final = 12

@@ -22,8 +22,6 @@ from manycpu.pipeline.spec.image import Change, Image, Layer, Reference
 from manycpu.pipeline.spec.placement import CODE, LIB
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries
 
-__all__ = ["Tree", "append", "code", "library", "tag_of", "tree"]
-
 _PACKAGE: Final = Path(__file__).resolve().parents[3]
 _EXECUTABLE, _PLAIN = 0o755, 0o644
 _DIGITS: Final = 12  # of a digest, in a tag

@@ -11,8 +11,6 @@ from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 
-__all__ = ["Registries", "own_repository", "plain_hosts", "registries"]
-
 _REPOSITORY = "manycpu"
 
 

@@ -9,8 +9,6 @@ from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of
 
-__all__ = ["claim", "ensure_claim", "see"]
-
 _GONE: Final = 60.0  # seconds to wait for the deletion of an earlier run's claim
 _LOOK: Final = 0.5  # seconds between two polls
 

@@ -36,8 +36,6 @@ from manycpu.pipeline.targets.kubernetes.volume import claims
 from manycpu.pipeline.targets.kubernetes.volume.way_to_pod import CONTAINER, MEMORY, PROGRAM, Answer, WayToPod
 from manycpu.pipeline.transfer import Progress
 
-__all__ = ["CONTAINER", "Helper", "helper", "manifest", "out_of_memory"]
-
 IDLE: Final = 600  # seconds without a command after which a pod ends by itself
 LIFE: Final = 604_800  # seconds after which Kubernetes ends a pod
 STALL: Final = 300.0  # seconds without progress, from the first break, after which a command fails

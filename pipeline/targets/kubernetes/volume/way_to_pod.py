@@ -13,8 +13,6 @@ from manycpu.pipeline.pod.channel import Channel, LostError, RemoteError, Silent
 from manycpu.pipeline.pod.direct import Streams
 from manycpu.pipeline.transfer import Progress
 
-__all__ = ["CONTAINER", "MEMORY", "PROGRAM", "WayToPod"]
-
 Answer = TypeVar("Answer")
 CONTAINER: Final = "helper"
 PROGRAM: Final = ("python3", "-m", "manycpu.pipeline.pod")
