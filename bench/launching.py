@@ -23,13 +23,13 @@ from bench._measure import by_turns, ratio, rounds, spread
 from manycpu.pipeline.cli.spec_commands import as_yaml
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.targets.context import Built, Staged
 from manycpu.pipeline.targets.kubernetes import launch
 from manycpu.pipeline.targets.kubernetes.build import build
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.deletion import wait_until_gone
 from manycpu.pipeline.targets.kubernetes.volume import claims
 from manycpu.pipeline.targets.open_run import open_context
-from manycpu.pipeline.targets.results import Built, Staged
 
 CLAIM = "bench"
 # The node part of manycpu is part of every image; this is the first that the user's own script does.

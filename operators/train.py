@@ -162,7 +162,7 @@ class TrainOperator(RunOperator):
     def staged_and_built(self, ctx: RunContext) -> tuple[Any, Any]:
         """Return what was staged and built; do both here if they are missing or the fields have changed."""
         from manycpu.pipeline.targets.attempt import join
-        from manycpu.pipeline.targets.results import Built, Staged
+        from manycpu.pipeline.targets.context import Built, Staged
         from manycpu.pipeline.verbs.build import build, built_from
         from manycpu.pipeline.verbs.prepare import prepare
         from manycpu.pipeline.verbs.stage import stage, staged_from

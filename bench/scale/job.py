@@ -143,8 +143,8 @@ def _figures(kubectl: float, submitted: Any, met: float, event: float, seen: See
 def _context(config: dict[str, Any]) -> tuple[Any, Any]:
     """Describe the run, with a program that the image is thought to have."""
     from manycpu.pipeline.spec.placement import CODE
+    from manycpu.pipeline.targets.context import Built
     from manycpu.pipeline.targets.open_run import open_context
-    from manycpu.pipeline.targets.results import Built
 
     run = {"program": "-m timeit", "output": f"{config['folder']}/out", "nnodes": PODS}
     run |= {"resources": {"cpu": 0.5, "memory": "100Mi"}, "start_timeout": 600}
@@ -157,8 +157,8 @@ def _kubectl_create(cluster: Any, space: Any, ctx: Any, built: Any, folder: Path
     """Create the same manifest with kubectl, suspended and under another name, and delete it."""
     from manycpu.pipeline.cli.spec_commands import as_yaml
     from manycpu.pipeline.launchers import JOB_LAUNCHERS
+    from manycpu.pipeline.targets.context import Staged
     from manycpu.pipeline.targets.kubernetes import launch
-    from manycpu.pipeline.targets.results import Staged
 
     placement = launch.place(ctx, Staged(), built, 1, owned=False)
     (job,) = JOB_LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement)
@@ -178,9 +178,9 @@ def _kubectl_create(cluster: Any, space: Any, ctx: Any, built: Any, folder: Path
 
 async def _follow(meter: _triggerer.Meter, config: dict[str, Any]) -> None:
     """Submit the job and follow it: this is the triggerer, and before that the worker."""
+    from manycpu.pipeline.targets.context import Staged
     from manycpu.pipeline.targets.kubernetes import launch
     from manycpu.pipeline.targets.kubernetes.context import cluster_of
-    from manycpu.pipeline.targets.results import Staged
 
     ctx, built = _context(config)
     cluster = cluster_of(ctx)  # connected, as the worker is

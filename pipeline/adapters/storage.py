@@ -25,8 +25,7 @@ from manycpu.pipeline.adapters.listing import (
     regular,
 )
 from manycpu.pipeline.spec.credentials import without
-from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.extras import require
+from manycpu.pipeline.spec.errors import BadInputError, require
 from manycpu.pipeline.spec.output import claimed_by, partial_name
 
 _BLOCK_BYTES = 1 << 18

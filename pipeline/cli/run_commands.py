@@ -14,8 +14,7 @@ from manycpu.pipeline.cli.options import location_options
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.ledger.file import FileLedger, ledgers
 from manycpu.pipeline.listeners import ReadableLog, tell
-from manycpu.pipeline.spec.errors import BadInputError, ManycpuError, RunGoneError
-from manycpu.pipeline.spec.extras import require
+from manycpu.pipeline.spec.errors import BadInputError, ManycpuError, RunGoneError, require
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.validation import read_target
 from manycpu.pipeline.targets import driver_of

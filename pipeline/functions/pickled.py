@@ -1,23 +1,25 @@
 """Serialise a function by cloudpickle: with the variables of its notebook, and modules beside that."""
 
+import ast
 import inspect
 import io
 import json
 import linecache
 import os
+import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from textwrap import dedent
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 from rich.filesize import decimal
 
-from manycpu.pipeline.functions import xla
 from manycpu.pipeline.functions.program import (
     code_objects,
     globals_of,
@@ -27,8 +29,7 @@ from manycpu.pipeline.functions.program import (
     write_program,
 )
 from manycpu.pipeline.node.function import FUNCTION, NOTES, versions
-from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.extras import require
+from manycpu.pipeline.spec.errors import BadInputError, require
 
 _MAX_BYTES: Final = 90 << 20  # of a function; a run accepts no more for its code
 _MAX_DEPTH: Final = 3  # of containers and attributes that are searched
@@ -320,7 +321,7 @@ def model_advice(call: Call) -> str | None:
         )
     }
     try:
-        return xla.model_advice(inspect.getsource(call.function), models)
+        return advice_on_source(inspect.getsource(call.function), models)
     except (OSError, TypeError):  # a partial, or a function without source
         return None
 
@@ -362,3 +363,55 @@ def _is_of_here(text: str, base: Path, data: str | None) -> bool:
     place = path.resolve()
     staged = data is not None and not Path(text).is_absolute() and place.is_relative_to(Path(data).resolve())
     return not staged and len(place.parts) >= _MIN_PARTS and not str(place).startswith(_SYSTEM_FOLDERS)
+
+
+_MODEL: Final = re.compile(r"[A-Z]\w*(?:Model|For[A-Z]\w*)(?:Head)?|Sequential")
+_OTHERS: Final = re.compile(r"DataCollator|Tokenizer|Processor|Config|Arguments|Output")
+_MAKERS: Final = ("create_model", "from_pretrained", "from_config")
+
+
+def advice_on_source(source: str, modules: Collection[str] = ()) -> str | None:
+    """Explain what it costs that a function builds its model inside; None: it seems to build none.
+
+    This judges by names alone, so it is the text of a warning and no reason to refuse.
+
+    Args:
+        source: The function's source.
+        modules: Names of classes that are known to be models, such as subclasses of ``torch.nn.Module``.
+
+    >>> advice_on_source("def train(model): model.train()") is None
+    True
+    >>> advice_on_source("def train(): model = AutoModel.from_pretrained('bert')").partition(":")[0]
+    'the function builds its model inside (AutoModel.from_pretrained)'
+    """
+    try:
+        tree = ast.parse(dedent(source))
+    except SyntaxError:  # a lambda within a call, or a cell with magic commands
+        return None
+    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    own = (each.name for each in classes if any(_name(base) == "Module" for base in each.bases))
+    known = {*modules, *own}
+    called = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    call = next((each for each in called if _makes_model(each, known)), None)
+    if call is None:
+        return None
+    return (
+        f"the function builds its model inside ({ast.unparse(call)}): every process that runs it holds one "
+        "of its own in the host's memory, beside the devices' copy, and builds it again with each call. "
+        "Build it once, outside, and pass it in: notebook_launcher(function, (model,))"
+    )
+
+
+def _makes_model(call: ast.expr, known: Collection[str]) -> bool:
+    name = _name(call)
+    if name in known or name == "create_model":
+        return True
+    if name in _MAKERS and isinstance(call, ast.Attribute):  # tokenizers and configurations have it too
+        name = _name(call.value)
+    return bool(_MODEL.fullmatch(name)) and not _OTHERS.search(name)
+
+
+def _name(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""

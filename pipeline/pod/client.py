@@ -6,8 +6,7 @@ from typing import Any
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.listing import Item
 from manycpu.pipeline.adapters.storage import Location
-from manycpu.pipeline.pod.channel import Channel, Message
-from manycpu.pipeline.pod.stream import Incoming, pour, say_rows, take_rows, take_starts
+from manycpu.pipeline.pod.channel import Channel, Incoming, Message, pour, say_rows, take_rows, take_starts
 from manycpu.pipeline.transfer import File, Manifest, Progress
 
 

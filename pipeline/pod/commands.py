@@ -16,8 +16,7 @@ from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import Item, Rows
 from manycpu.pipeline.adapters.lock import leased
 from manycpu.pipeline.adapters.storage import Location
-from manycpu.pipeline.pod.channel import Channel, LostError
-from manycpu.pipeline.pod.stream import Incoming, pour, say_rows, take_rows, take_starts
+from manycpu.pipeline.pod.channel import Channel, Incoming, LostError, pour, say_rows, take_rows, take_starts
 from manycpu.pipeline.spec.exit_records import finished_round
 from manycpu.pipeline.transfer import Lock, Manifest, Progress
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.extras import install
+from manycpu.pipeline.spec.errors import BadInputError, install
 
 __all__ = ["start"]
 

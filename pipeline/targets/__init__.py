@@ -15,8 +15,7 @@ from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.targets import output
-from manycpu.pipeline.targets.context import RunContext
-from manycpu.pipeline.targets.results import Built, Copied, Staged
+from manycpu.pipeline.targets.context import Built, Copied, RunContext, Staged
 from manycpu.pipeline.transfer import Manifest, Progress
 
 __all__ = ["DRIVERS", "Driver", "Watch", "driver_of"]

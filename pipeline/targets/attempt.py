@@ -4,9 +4,8 @@ from manycpu.pipeline.ledger import Attempt, End, Entry
 from manycpu.pipeline.spec.errors import ForeignRunError
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState, Status
-from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.targets.context import Built, RunContext, Staged
 from manycpu.pipeline.targets.open_run import as_started
-from manycpu.pipeline.targets.results import Built, Staged
 
 
 def join(ctx: RunContext, entry: Entry, role: str) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 from manycpu.pipeline.ledger import Entry, Ledger
 from manycpu.pipeline.spec import program
-from manycpu.pipeline.spec.errors import BadInputError, ManycpuError, RunGoneError
-from manycpu.pipeline.spec.extras import require
+from manycpu.pipeline.spec.errors import BadInputError, ManycpuError, RunGoneError, require
 from manycpu.pipeline.spec.naming import run_key, run_name
 from manycpu.pipeline.spec.targets import TargetFields
 from manycpu.pipeline.spec.training_run import TrainingRun

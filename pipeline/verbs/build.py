@@ -1,8 +1,7 @@
 """build: make a snapshot of the code, or an image that contains it."""
 
-from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.targets.context import Built, RunContext
 from manycpu.pipeline.targets.program_code import installed_digest
-from manycpu.pipeline.targets.results import Built
 
 _DIGITS = 10
 

@@ -6,9 +6,8 @@ from manycpu.pipeline.ledger import Attempt
 from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.targets.attempt import attempt_of
-from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.targets.context import Built, RunContext, Staged
 from manycpu.pipeline.targets.output import claim
-from manycpu.pipeline.targets.results import Built, Staged
 from manycpu.pipeline.verbs.cancel import cancel, heed
 
 # Fields that take effect at once, also for an attempt that was started with other values.

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from manycpu.pipeline.targets.context import RunContext
-from manycpu.pipeline.targets.results import Staged
+from manycpu.pipeline.targets.context import RunContext, Staged
 
 Progress = Callable[[int, int], None]
 

@@ -16,8 +16,7 @@ from support.waiting import until
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.listing import Item, Rows
 from manycpu.pipeline.pod import client
-from manycpu.pipeline.pod.channel import Channel, LostError, RemoteError
-from manycpu.pipeline.pod.stream import say_rows
+from manycpu.pipeline.pod.channel import Channel, LostError, RemoteError, say_rows
 
 
 def test_a_url_is_fetched_beside_the_volume_and_published_from_there(source: Path, tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.listing import Item, Rows
 from manycpu.pipeline.adapters.storage import Block
 from manycpu.pipeline.pod import client
-from manycpu.pipeline.pod.channel import BLOCK, Channel, LostError, RemoteError
-from manycpu.pipeline.pod.stream import say_rows
+from manycpu.pipeline.pod.channel import BLOCK, Channel, LostError, RemoteError, say_rows
 from manycpu.pipeline.transfer import TransferError
 
 DIGEST = 32

@@ -17,12 +17,12 @@ from manycpu.pipeline.cli.spec_commands import as_yaml
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.event_types import ProofEvent, decode
+from manycpu.pipeline.targets.context import Staged
 from manycpu.pipeline.targets.kubernetes import launch
 from manycpu.pipeline.targets.kubernetes.build import build
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.volume import claims
 from manycpu.pipeline.targets.open_run import open_context
-from manycpu.pipeline.targets.results import Staged
 
 Fields = dict[str, Any]
 MakeRun = Callable[..., Fields]

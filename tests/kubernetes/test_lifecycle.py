@@ -22,12 +22,11 @@ from manycpu.pipeline.spec.errors import LedgerError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject
-from manycpu.pipeline.targets.context import Access
+from manycpu.pipeline.targets.context import Access, Built, Staged
 from manycpu.pipeline.targets.kubernetes.cleanup import remove, remove_expired
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of
 from manycpu.pipeline.targets.kubernetes.volume import claims
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import helper
-from manycpu.pipeline.targets.results import Built, Staged
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.cleanup import cleanup, end_expired
 from manycpu.pipeline.verbs.launch import launch

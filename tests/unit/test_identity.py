@@ -10,9 +10,8 @@ from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.ledger.configmap import _data, _entry
 from manycpu.pipeline.spec.errors import ForeignRunError
 from manycpu.pipeline.targets.attempt import attempt_of, join
-from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.targets.context import Built, RunContext, Staged
 from manycpu.pipeline.targets.open_run import as_started, find, open_context, reopen
-from manycpu.pipeline.targets.results import Built, Staged
 from manycpu.pipeline.verbs.launch import edited, launch
 
 pytestmark = pytest.mark.usefixtures("home")

@@ -9,7 +9,7 @@ from support.golden import differences, golden
 from support.job_manifests import container, objects, place, pod, run, target, variables
 
 from manycpu.pipeline.cli.spec_commands import as_yaml
-from manycpu.pipeline.functions.xla import model_advice
+from manycpu.pipeline.functions.pickled import advice_on_source
 from manycpu.pipeline.launchers import device_refusals
 from manycpu.pipeline.launchers.environment import environment
 from manycpu.pipeline.launchers.pod_spec import TPU_LABELS
@@ -243,7 +243,7 @@ def test_a_program_without_batches_has_compilations_alone() -> None:
     ],
 )
 def test_a_model_that_is_built_inside_is_named(line: str) -> None:
-    advice = model_advice(f"    def train(lr):\n        {line}\n", ["Net"])
+    advice = advice_on_source(f"    def train(lr):\n        {line}\n", ["Net"])
     assert advice is not None
     assert "builds its model inside (" in advice
     assert line.removeprefix("model = ").partition("(")[0] in advice
@@ -263,9 +263,9 @@ def test_a_model_that_is_built_inside_is_named(line: str) -> None:
     ],
 )
 def test_other_calls_are_taken_for_no_model(line: str) -> None:
-    assert model_advice(f"def train(model):\n    {line}\n") is None
+    assert advice_on_source(f"def train(model):\n    {line}\n") is None
 
 
 def test_a_class_of_modules_in_the_same_source_is_a_model() -> None:
     source = "class Net(torch.nn.Module): pass\ndef train():\n    return Net()\n"
-    assert "(Net)" in str(model_advice(source))
+    assert "(Net)" in str(advice_on_source(source))

@@ -4,8 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.extras import install
+from manycpu.pipeline.spec.errors import BadInputError, install
 from manycpu.pipeline.spec.machine import bf16_warning, processor_flags
 
 DATA = Path(__file__).parent / "demo_data"

@@ -11,11 +11,11 @@ from manycpu.pipeline.adapters.registry import Content, of_blob, of_bytes
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.image import Image, Reference
 from manycpu.pipeline.spec.placement import CODE
+from manycpu.pipeline.targets.context import Built
 from manycpu.pipeline.targets.kubernetes.image import base_image, images, layers
 from manycpu.pipeline.targets.kubernetes.image.builders import PODS
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries, registries
 from manycpu.pipeline.targets.program_code import code_of, installed_digest, program_of
-from manycpu.pipeline.targets.results import Built
 
 if TYPE_CHECKING:
     from manycpu.pipeline.targets.kubernetes.context import ClusterContext

@@ -24,6 +24,7 @@ from manycpu.pipeline.spec.naming import label, labels
 from manycpu.pipeline.spec.placement import CODE, Placement
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.attempt import attempt_of, attempt_status, checkpoints_of, goes_on, join
+from manycpu.pipeline.targets.context import Built, Staged
 from manycpu.pipeline.targets.kubernetes import run_secret
 from manycpu.pipeline.targets.kubernetes.context import (
     ClusterContext,
@@ -40,7 +41,6 @@ from manycpu.pipeline.targets.kubernetes.following.kueue import look_once
 from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.targets.program_code import program_of
-from manycpu.pipeline.targets.results import Built, Staged
 
 _LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")

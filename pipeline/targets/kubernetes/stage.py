@@ -11,11 +11,11 @@ from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import BadInputError, ExportError, RunGoneError, StageError
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.targets.context import Copied
 from manycpu.pipeline.targets.kubernetes import output_report
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.volume.claims import ensure_claim
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper, helper
-from manycpu.pipeline.targets.results import Copied
 from manycpu.pipeline.transfer import Progress, TransferError
 
 

@@ -17,13 +17,12 @@ from manycpu.pipeline.spec.output import RETURNED
 from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.spec.targets import BareMetal, Local
 from manycpu.pipeline.targets import Driver
-from manycpu.pipeline.targets.context import RunContext, home
+from manycpu.pipeline.targets.context import Built, Copied, RunContext, Staged, home
 from manycpu.pipeline.targets.machines import cleanup, hosts, launch, wait
 from manycpu.pipeline.targets.machines.context import MachineContext, directory_of, home_of, working_folder
 from manycpu.pipeline.targets.machines.preflight import findings
 from manycpu.pipeline.targets.machines.stage import build, stage
 from manycpu.pipeline.targets.open_run import as_started, reopen_all
-from manycpu.pipeline.targets.results import Built, Copied, Staged
 from manycpu.pipeline.transfer import Manifest, Progress
 
 

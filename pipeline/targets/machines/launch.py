@@ -16,6 +16,7 @@ from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.targets import BareMetal
 from manycpu.pipeline.targets.attempt import attempt_of, attempt_status, checkpoints_of, goes_on, join
+from manycpu.pipeline.targets.context import Built, Staged
 from manycpu.pipeline.targets.machines import hosts
 from manycpu.pipeline.targets.machines.context import (
     MachineContext,
@@ -25,7 +26,6 @@ from manycpu.pipeline.targets.machines.context import (
     working_folder,
 )
 from manycpu.pipeline.targets.program_code import program_of
-from manycpu.pipeline.targets.results import Built, Staged
 
 
 def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHandle, bool]:

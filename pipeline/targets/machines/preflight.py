@@ -11,8 +11,7 @@ from pathlib import Path
 
 from manycpu.pipeline.adapters import disk, hosts, mpi
 from manycpu.pipeline.adapters.storage import Location
-from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError
-from manycpu.pipeline.spec.extras import install
+from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError, install
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.targets import BareMetal, Local
 from manycpu.pipeline.targets.machines.context import MachineContext, directory_of, home_of

@@ -13,11 +13,10 @@ from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import BadInputError, LaunchError, ManycpuError, RunGoneError, StageError
 from manycpu.pipeline.targets.attempt import attempt_status
-from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.targets.context import Built, Copied, RunContext
 from manycpu.pipeline.targets.machines.context import MachineContext, home_of
 from manycpu.pipeline.targets.machines.hosts import deliver, hosts_without
 from manycpu.pipeline.targets.program_code import code_of, installed_digest, program_of
-from manycpu.pipeline.targets.results import Built, Copied
 from manycpu.pipeline.transfer import Manifest, Progress, Stored
 
 _LOG: Final = logging.getLogger(__name__)
