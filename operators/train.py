@@ -373,7 +373,7 @@ def _deferral_timeout(run: TrainingRun, target: TargetFields) -> timedelta | Non
 
     None if a queue may preempt the run any number of times: each wait may last ``queue_timeout``.
     """
-    if getattr(target, "queue", None):
+    if target.waits_in_queue:
         return None
     waits = run.queue_timeout * (1 + run.max_restarts)
     return timedelta(seconds=run.acknowledge_timeout + waits + run.run_timeout) + _CLUSTER_AWAY

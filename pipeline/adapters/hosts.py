@@ -241,13 +241,13 @@ def _compare_hosts(inspected: Sequence[_Inspected]) -> Iterator[Finding]:
 def _compare_with_needs(inspected: Sequence[_Inspected], needs: Mapping[str, str]) -> Iterator[Finding]:
     """Compare the hosts' packages with those of the notebook whose function is sent to them."""
     for name, needed in needs.items():
-        found = {public(each.facts[name.lower()] or ""): each.host.name for each in inspected}
-        for other, host in found.items():
-            if other not in ("", needed):
+        hosts_by_version = {public(each.facts[name.lower()] or ""): each.host.name for each in inspected}
+        for present, host in hosts_by_version.items():
+            if present not in ("", needed):
                 yield Finding(
                     "target.python",
-                    f"host {host} has {name} {other}, and the notebook {needed}: a function travels between "
-                    "the same versions only",
+                    f"host {host} has {name} {present}, and the notebook {needed}: a function travels "
+                    "between the same versions only",
                     f"Install {name} {needed} on every host, or name another Python",
                 )
 

@@ -218,10 +218,11 @@ def _refuse_conflicts(listings: Mapping[str, Listing], folder: Path) -> None:
     first_seen: dict[str, tuple[str, str]] = {}
     for machine, listing in listings.items():
         for path, content in listing.items():
-            first, other = first_seen.setdefault(path, (machine, content))
-            if other != content:
+            first, its_content = first_seen.setdefault(path, (machine, content))
+            if its_content != content:
                 raise ExportError(
-                    f"{first} and {machine} have different files {path}, each in {folder}, where all is kept",
+                    f"{first} and {machine} have different content in {folder}/{path}, and the files of "
+                    "all hosts come into one folder",
                     field="run.output",
                     fix="Have one rank alone write it, or put the rank into its name; or rename it on one "
                     "host, and run again with the same run id",

@@ -79,18 +79,19 @@ class _File:
         new = {key: each for each in values if (key := _key(*each)) not in self._known}
         if not new:
             return
-        first = [Event(wall_time=time.time(), file_version="brain.Event:2")] if self._path is None else []
+        header = [Event(wall_time=time.time(), file_version="brain.Event:2")] if self._path is None else []
         events = [
             Event(wall_time=when, step=step, summary=Summary(value=[value]))
             for value, step, when in new.values()
         ]
         # TensorBoard reads files in the order of their names; others may begin one in the same second.
         name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{secrets.token_hex(4)}"
-        path, self._path = self._path or self._folder / name, None  # a failed write needs another file
+        path = self._path or self._folder / name
+        self._path = None  # until it is written: after a failure, the next write begins another file
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             writer = RecordWriter(file)
-            for event in [*first, *events]:
+            for event in [*header, *events]:
                 writer.write(event.SerializeToString())
         self._path = path
         self._known |= new.keys()

@@ -126,7 +126,7 @@ def fields(command: Command) -> Command:
             panel=_panel(part, name),
             metavar="|".join(_choices(part, name)) or metavar,
             multiple=bool(repeated),
-            help=(field.description or "local, baremetal or kubernetes.") + repeated,
+            help=(field.description or f"{' or '.join(KINDS)}.") + repeated,
         )(command)
     for add in (
         click.option("-m", "module", is_flag=True, help=f"With {_CONFIG}: SCRIPT is the name of a module."),

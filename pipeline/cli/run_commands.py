@@ -119,7 +119,7 @@ def logs(name: str | None, *, follow: bool, **location: str | None) -> None:
 def cancel(name: str, *, gone: bool, **location: str | None) -> None:
     """End a run's training; `manycpu clean` may remove it then, unless another process resumes it.
 
-    A training that is not launched yet will not be. NAME is the whole name of the run.
+    A training that has not been launched yet is not launched any more. NAME is the whole name of the run.
     """
     ctx = _find(name, location, whole=True)
     if gone:

@@ -356,6 +356,7 @@ def _threads(request: CpuRequest, sizes: Sizes) -> Iterator[str]:
 
 
 def _workers(request: CpuRequest) -> Iterator[str]:
+    """Warn of settings of oneCCL's worker threads, which the backend ccl does not start."""
     if request.backend in ("gloo", "mpi") or request.env.get("CCL_WORKER_OFFLOAD", "0") != "0":
         return
     for name in ("CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY"):

@@ -51,7 +51,7 @@ class JobKind:
 
     resource: ApiResource
     operator: str
-    """Name of the Kubeflow operator that runs it, for people."""
+    """Name of the operator that runs it, for people."""
     succeeded: str = "Succeeded"
     """The condition that holds when it has succeeded."""
     phases: Mapping[str, str] | None = None

@@ -59,6 +59,13 @@ class TargetFields(BaseModel):
     """The extra of manycpu that is needed, the field that asks for it, and what it is for."""
     has_host_per_node: ClassVar[bool] = False
     """Whether each node is a host of its own, so that ranks of two nodes never share one."""
+    paths: ClassVar[tuple[str, ...]] = ("directory",)
+    """Fields that are paths: relative ones start from the folder of the run file or the DAG file."""
+
+    @property
+    def waits_in_queue(self) -> bool:
+        """Whether a queue admits the run, and may preempt it any number of times."""
+        return False
 
     @property
     def has_launcher(self) -> bool:
@@ -111,6 +118,7 @@ class Local(TargetFields):
 class BareMetal(TargetFields):
     """Hosts of a hostfile, reached by ssh without a password; this machine may be one of them."""
 
+    paths = ("directory", "hostfile")
     kind: Literal["baremetal"] = "baremetal"
     launch: Literal["mpirun"] = _target("mpirun", description="What starts the ranks.")
     hostfile: str = _target(
@@ -147,6 +155,7 @@ class Kubernetes(TargetFields):
     """A Kubernetes cluster with Kubeflow's operators."""
 
     has_image = True
+    paths = ("dockerfile", "context", "registry_ca")
     extra = ("kubernetes", "target.kind", "Kubernetes")
     has_host_per_node = True
     kind: Literal["kubernetes"] = "kubernetes"
@@ -294,6 +303,11 @@ class Kubernetes(TargetFields):
         """Whether a pod of its own starts a job's ranks, and ends as the worst of them."""
         kind = JOB_KINDS[self.launch]
         return kind.launcher or (kind is TRAINJOB and self.mpi is not None)
+
+    @property
+    def waits_in_queue(self) -> bool:
+        """Whether Kueue admits the job."""
+        return bool(self.queue)
 
     @property
     def vouches_for_ranks(self) -> bool:

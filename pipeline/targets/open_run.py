@@ -18,8 +18,6 @@ from manycpu.pipeline.targets.context import WAY, Access, RunContext
 
 _LOG = logging.getLogger(__name__)
 
-_PATHS = ("directory", "hostfile", "dockerfile", "context", "registry_ca")
-
 
 def open_context(
     run: Mapping[str, Any] | TrainingRun,
@@ -44,7 +42,7 @@ def open_context(
     anchored = _anchored(completed, where, base)
     key = run_key(*identity)
     identified = {"name": run_name(anchored.label, key), "key": key, "base": base.absolute()}
-    paths = {name: getattr(where, name, None) for name in _PATHS}
+    paths = {name: getattr(where, name) for name in where.paths}
     where = where.model_copy(update={name: absolute(path, base) for name, path in paths.items() if path})
     return _context(anchored, where, access, **identified)
 

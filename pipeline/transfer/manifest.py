@@ -163,7 +163,7 @@ def scan(source: Location, tick: Tick = lambda: None) -> Manifest:
 def identity(source: Location, tick: Tick = lambda: None, copied: Manifest | None = None) -> str:
     """Compute a digest of a source's present content.
 
-    Files are read only on disk, or if the server reports no version of them.
+    Files on disk are hashed. Behind a URL the server's version of a file counts; without one, it is hashed.
 
     Args:
         source: The source.
@@ -181,7 +181,7 @@ def identity(source: Location, tick: Tick = lambda: None, copied: Manifest | Non
         raise FileNotFoundError(f"there is nothing at {redacted(source.url)}, or it cannot be reached")
     digest = hashlib.sha256(f"{source.url}\n[".encode())
     for number, item in enumerate(items):
-        known = "" if hashes is None else next(hashes, "none")
+        known = "" if hashes is None else next(hashes, "none")  # the copy has fewer files: the digest differs
         version = item.version or known or source.sha256(item, tick)
         described = json.dumps([item.path, item.size, version])
         digest.update(f"{', ' if number else ''}{described}".encode())

@@ -225,22 +225,23 @@ def relative_writes(source: str, args: Sequence[str] = ()) -> Iterator[Written]:
     >>> list(relative_writes("torch.save(model, 'model.pt')", ["--output_dir", "out"]))
     [Written(path='out', where='--output_dir'), Written(path='model.pt', where='line 1')]
     """
-    given = {_option_name(option): Written(value, option) for option, value in _given(args)}
-    yield from (written for written in given.values() if _is_relative(written.path))
+    by_option = {_option_name(option): Written(value, option) for option, value in _output_options(args)}
+    yield from (written for written in by_option.values() if _is_relative(written.path))
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            yield from (Written(path, f"line {node.lineno}") for path in _written(node, {*given}))
+            yield from (Written(path, f"line {node.lineno}") for path in _written(node, {*by_option}))
 
 
-def _given(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _output_options(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the options that name an output, each with its value, after ``=`` or in the next word."""
     for option, following in zip(args, [*args[1:], ""], strict=False):
-        name, given, value = option.partition("=")
+        name, equals, value = option.partition("=")
         if name.startswith("--") and _option_name(name) in _OPTIONS:
-            yield name, value if given else following
+            yield name, value if equals else following
 
 
 def _option_name(option: str) -> str:

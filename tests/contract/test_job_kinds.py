@@ -99,7 +99,7 @@ def test_preflight_asks_for_its_operator_its_rights_and_its_pods(
     server.denied = {"patch fitjobs", "create fitruntimes", "create mpijobs"}
     operator, *rights = preflight.findings(ctx)
     assert operator.message == "the cluster does not serve FitJob of fit.example/v1alpha1"
-    assert operator.fix.startswith("Install Kubeflow's fit-operator")
+    assert operator.fix.startswith("Install fit-operator")
     assert [one.message for one in rights] == [
         f"this account may not {right} in namespace ml" for right in ("patch fitjobs", "create fitruntimes")
     ]

@@ -25,7 +25,14 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 VOLCANOJOB = JobKind(
     resource=ApiResource("Job", "batch.volcano.sh", "v1alpha1", "jobs", alias="VolcanoJob"),
     operator="Volcano",
-    phases={"Completed": "Succeeded", "Aborted": "Failed", "Terminated": "Failed"},
+    phases={
+        "Completed": "Succeeded",
+        "Aborted": "Failed",
+        "Failed": "Failed",
+        "Terminated": "Failed",
+        # Its pods are being ended, or still end by themselves.
+        **dict.fromkeys(("Aborting", "Completing", "Terminating"), "Running"),
+    },
     suspend=None,
 )
 
@@ -37,10 +44,14 @@ class VolcanoLauncher:
         "elastic": "a VolcanoJob has a fixed number of nodes",
         "target.mpi": "a VolcanoJob has no MPI",
         "target.queue": "Volcano has its own queues",
+        "target.queue_priority": "Volcano has its own queues",
+        "target.restart_policy": "a VolcanoJob restarts as a whole",
+        "target.runtime": "a VolcanoJob has no runtime",
     }
 
     def objects(self, run: TrainingRun, target: Kubernetes, placement: Placement) -> list[KubeObject]:
-        nodes = run.nodes[1]
+        nodes, template = run.nodes[1], rank_template(run, target, placement)
+        template["spec"]["restartPolicy"] = "Never"  # a pod's own default is Always
         spec = {
             "minAvailable": nodes,
             "schedulerName": "volcano",
@@ -50,7 +61,7 @@ class VolcanoLauncher:
                 {
                     "name": "rank",
                     "replicas": nodes,
-                    "template": rank_template(run, target, placement),
+                    "template": template,
                 }
             ],
         }

@@ -53,11 +53,13 @@ def test_dependency_updates_look_where_dependencies_are() -> None:
             assert folder == "/" or list(ROOT.glob(folder.strip("/"))), folder
 
 
-def test_the_changelog_has_the_released_version_with_its_date() -> None:
+def test_the_changelog_begins_with_the_present_version_and_dates_what_was_released() -> None:
     versions = re.findall(
         r"^## (\d+\.\d+\.\d+) - (\d{4}-\d\d-\d\d|unreleased)$",
         (ROOT / "CHANGELOG.md").read_text(),
         re.MULTILINE,
     )
-    assert dict(versions)[PROJECT["version"]] != "unreleased" or versions[0][0] == PROJECT["version"]
+    number, dev, _ = PROJECT["version"].partition(".dev")
+    assert versions[0][0] == number
+    assert (versions[0][1] == "unreleased") is bool(dev)
     assert [date for _, date in versions[1:] if date == "unreleased"] == []

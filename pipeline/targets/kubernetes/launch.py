@@ -18,7 +18,7 @@ from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.spec.errors import ClusterError, ConflictError, LaunchError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
-from manycpu.pipeline.spec.job_kinds import JOB_KINDS, kind_of
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS, kind_of, resource_of
 from manycpu.pipeline.spec.kube_object import KubeObject, epoch
 from manycpu.pipeline.spec.naming import label, labels
 from manycpu.pipeline.spec.placement import CODE, Placement
@@ -102,10 +102,12 @@ def _create_one(ctx: ClusterContext, manifest: KubeObject) -> KubeObject:
         ) from error
     if not _belongs_to(created, manifest["metadata"].get("ownerReferences", [])):
         kind, name = manifest["kind"], manifest["metadata"]["name"]
+        resource = resource_of(kind_of(manifest))  # with its group: kinds of two groups may have one name
+        words = f"{resource.plural}.{resource.group}".rstrip(".")
         raise LaunchError(
             f"there is a {kind} {name} that is not of this run, such as one whose ledger was deleted",
             field="target.namespace",
-            fix=f"`kubectl -n {ctx.target.namespace} delete {kind.lower()} {name}` if you may, and run again",
+            fix=f"`kubectl -n {ctx.target.namespace} delete {words} {name}` if you may, and run again",
         )
     return created
 

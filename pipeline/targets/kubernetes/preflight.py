@@ -109,7 +109,7 @@ def _operator(ctx: ClusterContext) -> Findings:
         yield Finding(
             "target.launch",
             f"the cluster does not serve {kind.kind} of {kind.resource.api_version}",
-            f"Install Kubeflow's {kind.operator}, or choose another target.launch",
+            f"Install {kind.operator}, or choose another target.launch",
         )
 
 

@@ -60,7 +60,7 @@ def unpack(written: Mapping[str, Any]) -> Fields:
     try:
         fields: Fields = json.loads(zlib.decompress(base64.b64decode(written["packed"])))
         return _with_rounds(
-            fields, (meeting | {"ranks": [*_ranks(meeting["ranks"])]} for meeting in _rounds(fields))
+            fields, (meeting | {"ranks": [*_from_spans(meeting["ranks"])]} for meeting in _rounds(fields))
         )
     except (zlib.error, TypeError, LookupError, AttributeError) as error:
         raise ValueError(f"what the ledger holds of the ranks cannot be read: {error}") from error
@@ -68,7 +68,7 @@ def unpack(written: Mapping[str, Any]) -> Fields:
 
 def _compressed(fields: Fields) -> str:
     short = _with_rounds(
-        fields, (meeting | {"ranks": _spans(meeting["ranks"])} for meeting in _rounds(fields))
+        fields, (meeting | {"ranks": _to_spans(meeting["ranks"])} for meeting in _rounds(fields))
     )
     return base64.b64encode(zlib.compress(json.dumps(short).encode(), 9)).decode()
 
@@ -117,7 +117,7 @@ def _with_rounds(fields: Fields, rounds: Iterable[Fields]) -> Fields:
     return fields | {"observed": fields.get("observed", {}) | {"rounds": meetings}} if meetings else fields
 
 
-def _spans(ranks: Iterable[int]) -> list[list[int]]:
+def _to_spans(ranks: Iterable[int]) -> list[list[int]]:
     """Convert ranks to spans of first and last rank: thousands of ranks are mostly one span."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
@@ -128,7 +128,7 @@ def _spans(ranks: Iterable[int]) -> list[list[int]]:
     return spans
 
 
-def _ranks(spans: Iterable[list[int]]) -> Iterator[int]:
+def _from_spans(spans: Iterable[list[int]]) -> Iterator[int]:
     for first, last in spans:
         yield from range(first, last + 1)
 

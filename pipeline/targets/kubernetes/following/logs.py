@@ -320,20 +320,21 @@ class LogReader:
         """Read the log with one request; return whether it was the log of this start."""
         position.reopen()
         previous = self._now.restarts > number
-        where = self._now.pod["metadata"]["name"], self._now.name
-        log = self._watch.log(*where, LogPart(follow=not over, previous=previous, since=position.since))
+        pod, name = self._now.pod["metadata"]["name"], self._now.name
+        log = self._watch.log(pod, name, LogPart(follow=not over, previous=previous, since=position.since))
         async with aclosing(log) as blocks:
             async for block in blocks:
                 for start in range(0, len(block), _BATCH_LINES):
                     part = map(parse, block[start : start + _BATCH_LINES])
                     stamped = [line for line in part if line is not None]
                     if stamped and position.doubts(stamped[0].time):
+                        # Perhaps the log of another start, which the kubelet reports late.
                         before = self._now.restarts
                         await asyncio.sleep(_RESTART_REPORT_S)
                         if self._now.restarts != before or before not in (number, number + 1):
                             return False
                     lines = [
-                        Line(placed(split(line.text), "/".join(where)), line.time / 1e9, where[0])
+                        Line(placed(split(line.text), f"{pod}/{name}"), line.time / 1e9, pod)
                         for line in stamped
                         if position.take(line.time)
                     ]

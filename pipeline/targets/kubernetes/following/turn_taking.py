@@ -117,7 +117,7 @@ class _Others(SharedView):
 
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
         super().__init__(watch, cluster)
-        self._read, self._read_at, self._looked = _Jobs([], set()), -1, 0.0
+        self._jobs, self._read_changes, self._read_time = _Jobs([], set()), -1, 0.0
         self._unreadable: set[str] = set()  # uids of jobs that were logged
 
     def selections(self) -> Selections:
@@ -134,10 +134,10 @@ class _Others(SharedView):
 
     def look(self, now: float) -> _Jobs:
         """Read all jobs and their pods, once for all followers."""
-        if self._read_at != self.changes or now - self._looked > RETRY_INTERVAL_S:
-            self._read_at, self._looked = self.changes, now
-            self._read = self._read_all(self.objects(), now)
-        return self._read
+        if self._read_changes != self.changes or now - self._read_time > RETRY_INTERVAL_S:
+            self._read_changes, self._read_time = self.changes, now
+            self._jobs = self._read_all(self.objects(), now)
+        return self._jobs
 
     def _read_all(self, objects: dict[str, list[KubeObject]], now: float) -> _Jobs:
         by_job: dict[tuple[str, str], list[KubeObject]] = {}

@@ -9,8 +9,8 @@ from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of
 
-_GONE: Final = 60.0  # seconds to wait for the deletion of an earlier run's claim
-_LOOK: Final = 0.5  # seconds between two polls
+_DELETION_TIMEOUT_S: Final = 60.0  # of an earlier run's claim
+_POLL_INTERVAL_S: Final = 0.5
 
 
 def claim(run: str, target: Kubernetes, owners: list[KubeObject]) -> KubeObject:
@@ -37,9 +37,9 @@ def ensure_claim(ctx: ClusterContext) -> str:
     """
     name = claim_of(ctx)
     if not ctx.target.makes_claim:
-        _see(ctx, cluster_of(ctx).get("PersistentVolumeClaim", name))
+        _check(ctx, cluster_of(ctx).get("PersistentVolumeClaim", name))
         return name
-    deadline = time.monotonic() + _GONE
+    deadline = time.monotonic() + _DELETION_TIMEOUT_S
     manifest = claim(ctx.name, ctx.target, ctx.ledger.owner())
     while is_being_deleted(created := cluster_of(ctx).create(manifest)):
         if time.monotonic() > deadline:
@@ -47,8 +47,8 @@ def ensure_claim(ctx: ClusterContext) -> str:
                 f"claim {ctx.target.namespace}/{name} of an earlier run is being deleted and does not go",
                 fix=f"See what still uses it: kubectl -n {ctx.target.namespace} describe pvc {name}",
             )
-        time.sleep(_LOOK)
-    _see(ctx, created)
+        time.sleep(_POLL_INTERVAL_S)
+    _check(ctx, created)
     return name
 
 
@@ -68,7 +68,7 @@ def see(ctx: ClusterContext, name: str) -> None:
     )
 
 
-def _see(ctx: ClusterContext, claim: KubeObject | None) -> None:
+def _check(ctx: ClusterContext, claim: KubeObject | None) -> None:
     name = f"{ctx.target.namespace}/{claim_of(ctx)}"
     if claim is None:
         raise ClusterError(

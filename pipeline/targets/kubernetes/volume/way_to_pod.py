@@ -59,7 +59,7 @@ class WayToPod:
             return self._over_tls(streams, running, talk, progress)
         except LostError as error:
             if running.exit_code is not None:
-                raise _ended(running, error) from error
+                raise _why_it_ended(running, error) from error
             raise
         finally:
             running.close()
@@ -134,7 +134,7 @@ def _read_all(running: Exec) -> None:
         pass
 
 
-def _ended(running: Exec, error: LostError) -> Exception:
+def _why_it_ended(running: Exec, error: LostError) -> Exception:
     code = running.exit_code
     # Only the program was killed, and the pod still runs: its memory ran out, or an admin ended it.
     if code == _KILLED:
