@@ -144,11 +144,15 @@ class Namespace:
         mine = next((job for job in jobs if job.run == run.name), None)
         if mine is None or run.began:
             return
-        note = run.turns.decide(mine, [job for job in jobs if job is not mine], T0 + self.now)
-        if note is None or versions[run.name] != (run.suspended, run.note):
+        decision = run.turns.decide(mine, [job for job in jobs if job is not mine], {}, T0 + self.now)
+        if decision is None:
             return
+        job, note = decision
+        other = next(one for one in self.runs if one.name == job.run)
+        if versions[other.name] != (other.suspended, other.note):
+            return  # the API refuses the patch of a stale decision
         run.acts += 1
-        run.suspended, run.note = not note.resumed, note
+        other.suspended, other.note = not note.resumed, note
 
 
 def names(runs: Iterable[Run]) -> list[str]:
@@ -241,3 +245,43 @@ def test_four_of_four_namespaces_that_hold_a_part_each_all_end(seed: int) -> Non
     Namespace(5, runs, seed).run_out(3000)
     assert all(run.ended for run in runs)
     assert max(run.acts for run in runs) <= 30
+
+
+@seeds
+def test_what_a_dead_follower_holds_in_vain_is_given_back_for_it(seed: int) -> None:
+    lost = Run("lost", 5, nodes=4, followed=False)
+    runs = [Run("long", 0, nodes=1, seconds=5000), lost, Run("next", 20, nodes=2)]
+    namespace = Namespace(4, runs, seed)
+    namespace.run_out(1500)
+    assert runs[2].ended
+    assert lost.suspended
+
+
+@seeds
+def test_a_dead_follower_behind_a_living_run_that_cannot_start_is_skipped(seed: int) -> None:
+    runs = [Run("huge", 0, nodes=10), Run("lost", 1, nodes=2, followed=False), Run("next", 2, nodes=2)]
+    runs[1].suspended, runs[1].note = True, Note(at=T0, short=("cpu",), due=T0)
+    namespace = Namespace(4, runs, seed)
+    namespace.run_out(3000)
+    assert runs[2].ended
+
+
+def test_a_run_that_waits_for_a_claim_does_not_hold_up_those_without_it() -> None:
+    note = Note(at=T0, claim="data", due=T0 + 600, rests=T0)
+    older = Run("older", 0, suspended=True, note=note).job()
+    first = job_of(older, PYTORCHJOB, [], T0 + 20)
+    waiting = Run("next", 1, pods=[5.0, None])
+    mine = job_of(waiting.job(), PYTORCHJOB, waiting.seen_pods(), T0 + 20)
+    assert first is not None
+    assert mine is not None
+    assert mine.refused
+    assert Turns().decide(mine, [first], {"data": {"other"}}, T0 + 20) is None
+
+
+def test_the_pause_after_very_many_tries_stays_ten_minutes_at_most() -> None:
+    run = Run("run", 0, pods=[5.0, None], note=Note(at=T0, tries=5000, resumed=T0 + 1))
+    mine = job_of(run.job(), PYTORCHJOB, run.seen_pods(), T0 + 2000)
+    assert mine is not None
+    decision = Turns().decide(mine, [], {}, T0 + 2000)
+    assert decision is not None
+    assert 300 <= decision[1].due - T0 - 2000 <= 900

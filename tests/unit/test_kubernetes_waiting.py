@@ -68,6 +68,14 @@ def read(found: Object, *pods: Object, seconds: float = 5) -> Job:
     return read
 
 
+def decided(mine: Job, *others: Job, now: float, mounts: dict[str, set[str]] | None = None) -> Note:
+    """Return the note with which a job acts on itself."""
+    decision = Turns().decide(mine, others, mounts or {}, now)
+    assert decision is not None
+    assert decision[0] is mine
+    return decision[1]
+
+
 @pytest.mark.parametrize("launch", ["mpijob", "pytorchjob"])
 def test_a_job_with_a_rank_that_has_no_node_tries_and_is_refused(launch: str) -> None:
     seen = read(asking(job("Created", launch=launch)), pod("a"), refused("b"))
@@ -147,21 +155,17 @@ def test_a_pod_group_is_left_to_its_scheduler() -> None:
 def test_a_job_that_gave_back_says_who_holds_what_it_waits_for_and_who_comes_before() -> None:
     mine = read(asking(job("Created")), refused("qa-1-worker-0"))
     older = mine._replace(run="z", uid="z", age=(0.0, "z"))
-    note = Turns().decide(mine, [older], T0 + 20.0)
-    assert note is not None
+    note = decided(mine, older, now=T0 + 20.0)
     assert (note.tries, note.short) == (1, ("cpu", "memory"))
     waiting = read(noted(asking(job("Suspended")), note), seconds=30)
     assert (waiting.given_back, waiting.trying) == (True, False)
     assert waits_for(waiting, [older, waiting], ["x", "y", "qa"]) == (
         "waits for 1.8 CPUs and 2 GiB of memory; held by runs x and y; after run z"
     )
-    resumed = Turns().decide(waiting, [], T0 + 40.0)
-    assert resumed is not None
+    resumed = decided(waiting, now=T0 + 40.0)
     assert resumed.resumed == T0 + 40.0
     again = read(noted(asking(job("Created")), resumed), refused("b"), seconds=45)
-    back = Turns().decide(again, [older], T0 + 50.0)
-    assert back is not None
-    assert back.tries == 2
+    assert decided(again, older, now=T0 + 50.0).tries == 2
 
 
 def test_a_claim_that_is_mounted_on_another_node_is_waited_for_without_a_node() -> None:
@@ -176,14 +180,13 @@ def test_a_claim_that_is_mounted_on_another_node_is_waited_for_without_a_node() 
     claims = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
     mine = read(asking(job("Created"), nodes=1, volumes=claims), made)._replace(stuck="data")
     assert waits_for(mine, [], []) == "waits for claim data, which is mounted on another node"
-    holder = mine._replace(run="x", uid="x", stuck="", trying=False)
-    assert Turns().decide(mine, [holder._replace(claims=("other",))], T0 + 20.0) is None
-    note = Turns().decide(mine, [holder], T0 + 20.0)
-    assert note is not None
+    held = {"data": {"x", "qa"}}
+    assert Turns().decide(mine, [], {"data": {"qa"}, "other": {"x"}}, T0 + 20.0) is None
+    note = decided(mine, now=T0 + 20.0, mounts=held)
     assert (note.claim, note.short) == ("data", ())
     waiting = mine._replace(stuck="", note=note, given_back=True, pods=0, placed=0)
-    assert Turns().decide(waiting, [holder], T0 + 25.0) is None
-    assert Turns().decide(waiting, [], T0 + 25.0) is not None
+    assert Turns().decide(waiting, [], held, T0 + 25.0) is None
+    assert decided(waiting, now=T0 + 25.0).resumed == T0 + 25.0
 
 
 def test_time_that_is_given_back_counts_as_queued_from_the_beginning() -> None:

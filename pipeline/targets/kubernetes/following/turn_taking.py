@@ -23,7 +23,7 @@ from manycpu.pipeline.targets.kubernetes.following.turns import (
     unmountable,
     waits_for,
 )
-from manycpu.pipeline.targets.kubernetes.pod_status import ended, scheduled
+from manycpu.pipeline.targets.kubernetes.pod_status import claims_of, ended, scheduled
 
 _log = logging.getLogger(__name__)
 _SELECTION: Final = {"labelSelector": "app.kubernetes.io/managed-by=manycpu"}
@@ -73,12 +73,14 @@ class TurnTaking:
             self._others.join(self._wake)
         if not self._others.is_complete:
             return ""
-        jobs, holders = self._others.look(now)
-        note = self._turns.decide(mine, [job for job in jobs if job.uid != mine.uid], now)
-        # The version: unless the watch does not show the last action yet.
-        if note and mine.version != self._patched and (self._patching is None or self._patching.done()):
-            self._patched = mine.version
-            self._patching = asyncio.create_task(self._patch(mine, note))
+        jobs, holders, mounts = self._others.look(now)
+        others = [job for job in jobs if job.uid != mine.uid]
+        decision = self._turns.decide(mine, others, mounts, now)
+        if decision is not None and (self._patching is None or self._patching.done()):
+            job, note = decision
+            if job.version != self._patched:  # else the watch does not show the last action yet
+                self._patched = job.version
+                self._patching = asyncio.create_task(self._patch(job, note))
         return "\n".join(filter(None, [waits_for(mine, jobs, holders), self._trouble]))
 
     def close(self) -> None:
@@ -106,10 +108,11 @@ class TurnTaking:
 
 
 class _Jobs(NamedTuple):
-    """The jobs that wait or run, and the runs whose pods have nodes."""
+    """The jobs that wait or run, the runs whose pods have nodes, and the runs that mount each claim."""
 
     jobs: list[Job]
     holders: set[str]
+    mounts: dict[str, set[str]]
 
 
 class _Others(SharedView):
@@ -117,7 +120,7 @@ class _Others(SharedView):
 
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
         super().__init__(watch, cluster)
-        self._jobs, self._read_changes, self._read_time = _Jobs([], set()), -1, 0.0
+        self._jobs, self._read_changes, self._read_time = _Jobs([], set(), {}), -1, 0.0
         self._unreadable: set[str] = set()  # uids of jobs that were logged
 
     def selections(self) -> Selections:
@@ -151,7 +154,12 @@ class _Others(SharedView):
         placed = [
             pod for pods in by_job.values() for pod in pods if scheduled(pod) is not None and not ended(pod)
         ]
-        return _Jobs([job for job in jobs if job is not None], {label(pod, "run") for pod in placed})
+        mounts: dict[str, set[str]] = {}
+        for pod in placed:
+            for claim in claims_of(pod):
+                mounts.setdefault(claim, set()).add(label(pod, "run"))
+        runs = {label(pod, "run") for pod in placed}
+        return _Jobs([job for job in jobs if job is not None], runs, mounts)
 
     def _job_of(self, job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: float) -> Job | None:
         try:

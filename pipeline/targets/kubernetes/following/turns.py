@@ -1,16 +1,18 @@
 """Decide when a job that cannot place all its pods gives them back, and when it tries again. Pure.
 
-For jobs that no queue or gang scheduler admits. Each follower decides for its own job only, from the jobs and
-pods of the namespace. A job that finds no room gives back its pods at once if an older job waits; if not, it
-keeps them for a minute or two, then frees them for a moment: jobs of other namespaces, which are not visible
-here, may need them. It tries again when no older job waits; after a pause, it also tries if it may fit where
-the older jobs do not, as it asks for less. All times have jitter, and grow with the number of tries.
+For jobs that no queue or gang scheduler admits. Each follower decides for its own job, from the jobs and pods
+of the namespace, and for the job of a dead follower that holds what others need. A job that finds no room
+gives back its pods at once if an older job waits; if not, it keeps them for a minute or two, then frees them
+for a moment: jobs of other namespaces, which are not visible here, may need them. It tries again when no older
+job waits; after a pause, it also tries if it may fit where the older jobs do not, as it asks for less. All
+times have jitter, and grow with the number of tries.
 """
 
 import json
 import random
 import re
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from decimal import Decimal
 from typing import Final, NamedTuple
 
@@ -28,8 +30,9 @@ _HOLD_S: Final = 90.0  # about, that a job which cannot start keeps its pods
 _REST_S: Final = 30.0  # about, that jobs of other namespaces then have to take the room
 _PAUSE_S: Final = 60.0  # about, until a job tries again though an older job waits; doubled by each try
 _MAX_FACTOR: Final = 6  # on all these times
-_FOLLOWER_TIMEOUT_S: Final = 60.0  # after which the follower of a job that should act is presumed dead
+_FOLLOWER_TIMEOUT_S: Final = 30.0  # after which the follower of a job that should act is presumed dead
 _CREATION_S: Final = 20.0  # within which an operator creates all pods, unless a quota refuses them
+_START_S: Final = 60.0  # maximum between the first and the last pod of one start
 _PLACE: Final = ("nodeSelector", "tolerations", "priorityClassName")
 _INSUFFICIENT: Final = re.compile(r"Insufficient ([\w./-]+?)(?=[,. ]|$)")
 _GROUPS: Final = ("scheduling.k8s.io/group-name", "scheduling.x-k8s.io/pod-group")
@@ -84,10 +87,17 @@ class Job(NamedTuple):
     """Whether the cluster has no room for one of these pods: the scheduler or a quota refused it."""
     short: tuple[str, ...]
     """The resources that are short, or ``quota``; empty: there is another obstacle."""
+    underway: bool
+    """Whether a pod was created again, so that training had started."""
     since: float
     """When the job was created or last resumed, in seconds since the epoch."""
     stuck: str = ""
     """The claim that its pods cannot mount, because it is mounted on another node; empty: there is none."""
+
+    @property
+    def claim(self) -> str:
+        """The claim for which the job gave back its pods; empty: it did so for room, or has not."""
+        return self.note.claim if self.note is not None and self.given_back else ""
 
     @property
     def waits(self) -> bool:
@@ -104,8 +114,8 @@ class Job(NamedTuple):
 
     def covers(self, other: "Job") -> bool:
         """Whether another job cannot fit if this one does not: it asks for as much or more."""
-        if self.note is not None and self.given_back and self.note.claim:
-            return self.note.claim in other.claims
+        if self.claim:
+            return self.claim in other.claims
         less = all(number <= other.ask.get(resource, 0) for resource, number in self.ask.items())
         return self.place == other.place and self.need <= other.need and less
 
@@ -153,8 +163,8 @@ def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: floa
     created, since = epoch(meta["creationTimestamp"]), note.resumed if note else 0.0
     ranks = [pod for pod in pods if label(pod, "role") == "rank"]
     placed = sum(scheduled(pod) is not None and pod["status"].get("phase") != "Failed" for pod in ranks)
-    first = min((epoch(pod["metadata"]["creationTimestamp"]) for pod in pods), default=now)
-    over_quota = 0 < len(ranks) < need and now - first > _CREATION_S
+    births = [epoch(pod["metadata"]["creationTimestamp"]) for pod in pods] or [now]
+    over_quota = 0 < len(ranks) < need and now - min(births) > _CREATION_S
     messages = [text for pod in pods if (text := unschedulable(pod)) is not None]
     launcher_waits = any(label(pod, "role") == "launcher" and scheduled(pod) is None for pod in pods)
     trying = not kind.suspended(job) and (placed < need or launcher_waits)
@@ -176,6 +186,7 @@ def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: floa
         trying=trying and (bool(pods) or now - max(created, since) < _CREATION_S),
         refused=trying and (bool(messages) or over_quota),
         short=("quota",) if over_quota else tuple(sorted({*_INSUFFICIENT.findall("\n".join(messages))})),
+        underway=max(births) - min(births) > _START_S,
         since=max(created, since),
     )
 
@@ -201,51 +212,62 @@ def _place(spec: KubeObject) -> str:
 
 
 class Turns:
-    """Decides for one job, and remembers since when each older job is the first that waits."""
+    """Decides for one job, and remembers since when followers of other jobs should have acted."""
 
     def __init__(self) -> None:
-        self._first: dict[tuple[str, float], float] = {}
+        self._owed: dict[tuple[str, str], float] = {}
 
-    def decide(self, mine: Job, others: Iterable[Job], now: float) -> Note | None:
-        """Return the note with which the job gives back its pods or resumes; None: it stays as it is.
+    def decide(
+        self, mine: Job, others: Iterable[Job], mounts: Mapping[str, AbstractSet[str]], now: float
+    ) -> tuple[Job, Note] | None:
+        """Return a job and the note with which it gives back its pods or resumes; None: nothing is to do.
+
+        The job is mostly this one. It is another one if that holds what others need and its follower, which
+        should have given it back, does not act.
 
         Args:
             mine: The job.
             others: The other jobs of manycpu in the namespace.
+            mounts: Claim -> runs whose pods mount it.
             now: Seconds since the epoch, by the cluster's clock.
         """
-        others, tries = list(others), mine.note.tries if mine.note else 0
-        claim = mine.stuck or (mine.note.claim if mine.note and mine.given_back else "")
-        held = bool(claim) and any(job.placed and claim in job.claims for job in others)
-        older = self._followed([job for job in others if job.waits and job.age < mine.age], now)
-        if mine.given_back and mine.note is not None:
-            if older:
-                blocked = any((job.trying and job.placed) or job.covers(mine) for job in older)
-                may_try = now >= mine.note.due and not blocked
-            else:
-                may_try = now >= (mine.note.due if held else mine.note.rests)
-            return mine.note.model_copy(update={"resumed": now}) if may_try and not mine.pods else None
-        factor = min(tries + 1, _MAX_FACTOR) * mine.jitter
-        in_vain = mine.placed and mine.short and now - mine.since > _HOLD_S * factor
-        if not (held if mine.stuck else mine.refused and (older or in_vain)):
-            return None
-        rest = 0.0 if older or held else _REST_S * factor
-        pause = _PAUSE_S * min(2.0**tries, 10.0) * mine.jitter
-        short = () if claim else mine.short
-        return Note(at=now, tries=tries + 1, short=short, claim=claim, rests=now + rest, due=now + pause)
+        jobs = sorted([mine, *others], key=lambda job: job.age)
+        owed = {
+            (job.uid, job.version): job
+            for number, job in enumerate(jobs)
+            if job.waits and not job.underway and job is not mine and _next(job, jobs[:number], mounts, now)
+        }
+        self._owed = {key: self._owed.get(key, now) for key in owed}
+        late = [owed[key] for key, since in self._owed.items() if now - since > _FOLLOWER_TIMEOUT_S]
+        for job in late:
+            if not job.given_back and (note := _next(job, jobs[: jobs.index(job)], mounts, now)):
+                return job, note
+        older = [job for job in jobs[: jobs.index(mine)] if job not in late]
+        note = _next(mine, older, mounts, now)
+        return (mine, note) if note else None
 
-    def _followed(self, older: list[Job], now: float) -> list[Job]:
-        """Sort jobs by age, without the first ones whose followers should have acted and have not."""
-        older = sorted(older, key=lambda job: job.age)
-        for number, job in enumerate(older):
-            if job.given_back and job.note is not None:
-                first = self._first.setdefault((job.uid, job.note.at), now)
-                acts = max(job.note.due, first)
-            else:
-                acts = job.since + 1.5 * _HOLD_S * _MAX_FACTOR if job.placed and job.short else now
-            if now <= acts + _FOLLOWER_TIMEOUT_S:
-                return older[number:]
-        return []
+
+def _next(job: Job, older: Iterable[Job], mounts: Mapping[str, AbstractSet[str]], now: float) -> Note | None:
+    """Return the note with which a job gives back or resumes now; None: it stays as it is."""
+    tries = job.note.tries if job.note else 0
+    claim = job.stuck or (job.note.claim if job.note and job.given_back else "")
+    held = bool(mounts.get(claim, set()) - {job.run})
+    older = [one for one in older if one.waits and (not one.claim or one.claim in job.claims)]
+    if job.given_back and job.note is not None:
+        if older:
+            blocked = any((one.trying and one.placed) or one.covers(job) for one in older)
+            may_try = now >= job.note.due and not blocked
+        else:
+            may_try = now >= (job.note.due if held else job.note.rests)
+        return job.note.model_copy(update={"resumed": now}) if may_try and not job.pods else None
+    factor = min(tries + 1, _MAX_FACTOR) * job.jitter
+    in_vain = job.placed and job.short and now - job.since > _HOLD_S * factor
+    if not (held if job.stuck else job.refused and (older or in_vain)):
+        return None
+    rest = 0.0 if older or held else _REST_S * factor
+    pause = _PAUSE_S * min(2 ** min(tries, 4), 10) * job.jitter
+    short = () if claim else job.short
+    return Note(at=now, tries=tries + 1, short=short, claim=claim, rests=now + rest, due=now + pause)
 
 
 def unmountable(pods: Iterable[KubeObject], events: Iterable[KubeObject]) -> str:
