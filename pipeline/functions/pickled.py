@@ -1,6 +1,7 @@
 """Serialise a function by cloudpickle: with the variables of its notebook, and modules beside that."""
 
 import ast
+import functools
 import inspect
 import io
 import json
@@ -16,7 +17,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from textwrap import dedent
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from rich.filesize import decimal
 
@@ -141,6 +142,8 @@ def _used_by(item: Any) -> Iterator[tuple[str, Any]]:
                     yield name, cell.cell_contents
             defaults = [*(item.__defaults__ or ()), *(item.__kwdefaults__ or {}).values()]
             yield from ((f"a default of {item.__name__}", value) for value in defaults)
+        case functools._lru_cache_wrapper():  # noqa: SLF001 - what functools.cache makes has no other name
+            yield item.__name__, item.__wrapped__
         case type() if _is_of_the_notebook(item):
             yield from ((base.__name__, base) for base in item.__bases__)
             members = ((name, getattr(value, "__func__", value)) for name, value in vars(item).items())
@@ -202,8 +205,8 @@ def _refusal(name: str, why: str) -> BadInputError:
 def dumps(value: Any) -> bytes:
     """Pickle a value by cloudpickle: functions and classes of the notebook and of downloaded code by value.
 
-    ``os.environ`` is pickled by name: each process has its own, with secrets. A free lock is replaced by a
-    new one, so that each rank has its own, as after a fork.
+    ``os.environ`` is pickled by name: each process has its own, with secrets. A free lock and the cache of a
+    function are replaced by new ones, so that each rank has its own, as after a fork.
 
     Raises:
         BadInputError: The pickle would have something of ``__main__`` by name, such as a function within a
@@ -219,6 +222,12 @@ def dumps(value: Any) -> bytes:
             if is_held(obj) is False:
                 make = _LOCKS.get(type(obj))
                 return (type(obj), (obj.lock_file, obj.timeout)) if make is None else (make, ())
+            if isinstance(obj, functools._lru_cache_wrapper) and _is_of_the_notebook(
+                cast("Any", obj.__wrapped__)
+            ):  # noqa: SLF001
+                size, typed = obj.cache_parameters().values()
+                made_of = (obj.__wrapped__, size, typed, functools._CacheInfo)  # noqa: SLF001
+                return type(obj), made_of, dict(vars(obj))  # each rank has a cache of its own
             reduced = super().reducer_override(obj)
             of_main = getattr(obj, "__module__", None) == "__main__" and type(obj) not in self.dispatch_table
             if reduced is NotImplemented and of_main and not isinstance(obj, type):

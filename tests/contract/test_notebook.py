@@ -109,12 +109,13 @@ import torch
 model = torch.nn.Linear(2, 2, device="meta")
 with_torch(lambda model: model, (model,), num_processes=2)
 """,
-    "cached": """
-@functools.lru_cache
-def remembered(x):
-    return x
+    "by_name": """
+class Named:
+    def __reduce__(self):
+        return "remembered"
 
-launch(lambda: remembered(1))
+remembered = Named()
+launch(lambda: remembered)
 """,
     "yields": """
 def loop():
@@ -268,7 +269,7 @@ def test_an_exception_has_the_rank_s_own_traceback_with_the_cell_s_lines(cells: 
             "`accelerator` is of Accelerate's Accelerator, which is each process's own",
         ),
         ("device", "`args[0]` is on the device meta"),
-        ("cached", "`remembered` travels by name alone, and no rank has it"),
+        ("by_name", "`remembered` travels by name alone, and no rank has it"),
         ("yields", "loop is async or yields: a call of it does nothing"),
         ("arguments", "world cannot be called with 1 argument: too many positional arguments"),
         ("nothing", "None cannot be called"),

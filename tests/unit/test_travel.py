@@ -47,6 +47,23 @@ loop = outer()
 """
 
 
+CACHED = """
+import functools
+from mine_cached import tripled
+
+@functools.cache
+def fibonacci(n):
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+@functools.lru_cache(maxsize=7)
+def both(n):
+    return fibonacci(n), tripled(n)
+
+def train():
+    return both(10)
+"""
+
+
 @pytest.fixture
 def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """Execute a cell in a folder, as `__main__`."""
@@ -219,3 +236,28 @@ def test_a_curve_is_drawn_from_two_points_on() -> None:
     assert curve(_series((1, 2.0))) == ""
     assert 'points="0.0,0.0 480.0,120.0"' in curve(_series((1, 2.0), (5, 1.0)))
     assert "nan" not in curve(_series((1, 2.0), (2, 2.0)))
+
+
+def test_a_cached_function_travels_without_its_cache_and_brings_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "import functools\n\n@functools.cache\ndef tripled(n):\n    return 3 * n\n"
+    (tmp_path / "mine_cached.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    variables: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(CACHED, "cell", "exec"), variables)  # noqa: S102
+    call = Call(variables["train"])
+    assert variables["both"](10) == (55, 30)
+    written = pickled.write(_folder(tmp_path), call, base=tmp_path, data=None, same_machine=True)
+    assert (written.parent / "mine_cached.py").exists()
+    function, args = pickle.loads(dumps((call.function, call.args)))  # noqa: S301
+    both = function.__globals__["both"]
+    assert (both.cache_info().currsize, both.cache_parameters()["maxsize"]) == (0, 7)
+    assert function(*args) == (55, 30)
+    assert function.__globals__["both"].__wrapped__.__globals__["fibonacci"].cache_info().currsize == 11
+
+
+def _folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "written"
+    folder.mkdir()
+    return folder

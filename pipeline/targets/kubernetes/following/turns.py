@@ -3,7 +3,7 @@
 For jobs that no queue or gang scheduler admits. Each follower decides for its own job, from the jobs and pods
 of the namespace, and for the job of a dead follower that holds what others need. A job that finds no room
 gives back its pods at once if an older job waits; if not, it keeps them for a minute or two, then frees them
-for a moment: jobs of other namespaces, which are not visible here, may need them. It tries again when no older
+for a moment: jobs of other namespaces, not visible here, may need them. It tries again when no older
 job waits; after a pause, it also tries if it may fit where the older jobs do not, as it asks for less. All
 times have jitter, and grow with the number of tries.
 """
