@@ -17,7 +17,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from textwrap import dedent
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from rich.filesize import decimal
 
@@ -50,6 +50,7 @@ if __name__ == "__main__":
 else:  # a process that the function spawns
     function.define(Path(__file__).parent)
 '''
+_CACHED: Final = functools._lru_cache_wrapper  # noqa: SLF001 - of functools.cache too; it has no other name
 _DOWNLOADED: Final = {"datasets_modules", "evaluate_modules", "transformers_modules"}
 """Code that Hugging Face's libraries import from their caches, where ranks do not look for modules."""
 _LOCKS: Final = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
@@ -142,7 +143,7 @@ def _used_by(item: Any) -> Iterator[tuple[str, Any]]:
                     yield name, cell.cell_contents
             defaults = [*(item.__defaults__ or ()), *(item.__kwdefaults__ or {}).values()]
             yield from ((f"a default of {item.__name__}", value) for value in defaults)
-        case functools._lru_cache_wrapper():  # noqa: SLF001 - what functools.cache makes has no other name
+        case _ if isinstance(item, _CACHED):
             yield item.__name__, item.__wrapped__
         case type() if _is_of_the_notebook(item):
             yield from ((base.__name__, base) for base in item.__bases__)
@@ -222,11 +223,10 @@ def dumps(value: Any) -> bytes:
             if is_held(obj) is False:
                 make = _LOCKS.get(type(obj))
                 return (type(obj), (obj.lock_file, obj.timeout)) if make is None else (make, ())
-            if isinstance(obj, functools._lru_cache_wrapper) and _is_of_the_notebook(
-                cast("Any", obj.__wrapped__)
-            ):  # noqa: SLF001
+            wrapped: Any = obj.__wrapped__ if isinstance(obj, _CACHED) else None
+            if wrapped is not None and _is_of_the_notebook(wrapped):
                 size, typed = obj.cache_parameters().values()
-                made_of = (obj.__wrapped__, size, typed, functools._CacheInfo)  # noqa: SLF001
+                made_of = (wrapped, size, typed, functools._CacheInfo)  # noqa: SLF001
                 return type(obj), made_of, dict(vars(obj))  # each rank has a cache of its own
             reduced = super().reducer_override(obj)
             of_main = getattr(obj, "__module__", None) == "__main__" and type(obj) not in self.dispatch_table
