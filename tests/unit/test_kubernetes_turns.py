@@ -144,7 +144,8 @@ class Namespace:
         mine = next((job for job in jobs if job.run == run.name), None)
         if mine is None or run.began:
             return
-        decision = run.turns.decide(mine, [job for job in jobs if job is not mine], {}, T0 + self.now)
+        run.turns.see(jobs, {}, T0 + self.now)
+        decision = run.turns.decide(mine, T0 + self.now)
         if decision is None:
             return
         job, note = decision
@@ -275,13 +276,15 @@ def test_a_run_that_waits_for_a_claim_does_not_hold_up_those_without_it() -> Non
     assert first is not None
     assert mine is not None
     assert mine.refused
-    assert Turns().decide(mine, [first], {"data": {"other"}}, T0 + 20) is None
+    turns = Turns()
+    turns.see([first, mine], {"data": {"other"}}, T0 + 20)
+    assert turns.decide(mine, T0 + 20) is None
 
 
 def test_the_pause_after_very_many_tries_stays_ten_minutes_at_most() -> None:
     run = Run("run", 0, pods=[5.0, None], note=Note(at=T0, tries=5000, resumed=T0 + 1))
     mine = job_of(run.job(), PYTORCHJOB, run.seen_pods(), T0 + 2000)
     assert mine is not None
-    decision = Turns().decide(mine, [], {}, T0 + 2000)
+    decision = Turns().decide(mine, T0 + 2000)
     assert decision is not None
     assert 300 <= decision[1].due - T0 - 2000 <= 900

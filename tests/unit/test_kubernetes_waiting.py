@@ -70,10 +70,18 @@ def read(found: Object, *pods: Object, seconds: float = 5) -> Job:
 
 def decided(mine: Job, *others: Job, now: float, mounts: dict[str, set[str]] | None = None) -> Note:
     """Return the note with which a job acts on itself."""
-    decision = Turns().decide(mine, others, mounts or {}, now)
+    decision = decision_of(mine, *others, now=now, mounts=mounts)
     assert decision is not None
     assert decision[0] is mine
     return decision[1]
+
+
+def decision_of(
+    mine: Job, *others: Job, now: float, mounts: dict[str, set[str]] | None = None
+) -> tuple[Job, Note] | None:
+    turns = Turns()
+    turns.see([mine, *others], mounts or {}, now)
+    return turns.decide(mine, now)
 
 
 @pytest.mark.parametrize("launch", ["mpijob", "pytorchjob"])
@@ -181,11 +189,11 @@ def test_a_claim_that_is_mounted_on_another_node_is_waited_for_without_a_node() 
     mine = read(asking(job("Created"), nodes=1, volumes=claims), made)._replace(stuck="data")
     assert waits_for(mine, [], []) == "waits for claim data, which is mounted on another node"
     held = {"data": {"x", "qa"}}
-    assert Turns().decide(mine, [], {"data": {"qa"}, "other": {"x"}}, T0 + 20.0) is None
+    assert decision_of(mine, now=T0 + 20.0, mounts={"data": {"qa"}, "other": {"x"}}) is None
     note = decided(mine, now=T0 + 20.0, mounts=held)
     assert (note.claim, note.short) == ("data", ())
     waiting = mine._replace(stuck="", note=note, given_back=True, pods=0, placed=0)
-    assert Turns().decide(waiting, [], held, T0 + 25.0) is None
+    assert decision_of(waiting, now=T0 + 25.0, mounts=held) is None
     assert decided(waiting, now=T0 + 25.0).resumed == T0 + 25.0
 
 

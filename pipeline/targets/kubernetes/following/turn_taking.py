@@ -47,7 +47,6 @@ class TurnTaking:
         self._others: _Others | None = None
         self._patching: asyncio.Task[None] | None = None
         self._patched, self._trouble = "", ""
-        self._turns = Turns()
 
     @property
     def waits(self) -> bool:
@@ -73,9 +72,8 @@ class TurnTaking:
             self._others.join(self._wake)
         if not self._others.is_complete:
             return ""
-        jobs, holders, mounts = self._others.look(now)
-        others = [job for job in jobs if job.uid != mine.uid]
-        decision = self._turns.decide(mine, others, mounts, now)
+        jobs, holders = self._others.look(now)
+        decision = self._others.turns.decide(mine, now)
         if decision is not None and (self._patching is None or self._patching.done()):
             job, note = decision
             if job.version != self._patched:  # else the watch does not show the last action yet
@@ -108,11 +106,10 @@ class TurnTaking:
 
 
 class _Jobs(NamedTuple):
-    """The jobs that wait or run, the runs whose pods have nodes, and the runs that mount each claim."""
+    """The jobs that wait or run, and the runs whose pods have nodes."""
 
     jobs: list[Job]
     holders: set[str]
-    mounts: dict[str, set[str]]
 
 
 class _Others(SharedView):
@@ -120,7 +117,8 @@ class _Others(SharedView):
 
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
         super().__init__(watch, cluster)
-        self._jobs, self._read_changes, self._read_time = _Jobs([], set(), {}), -1, 0.0
+        self._jobs, self._read_changes, self._read_time = _Jobs([], set()), -1, 0.0
+        self.turns = Turns()
         self._unreadable: set[str] = set()  # uids of jobs that were logged
 
     def selections(self) -> Selections:
@@ -158,8 +156,9 @@ class _Others(SharedView):
         for pod in placed:
             for claim in claims_of(pod):
                 mounts.setdefault(claim, set()).add(label(pod, "run"))
-        runs = {label(pod, "run") for pod in placed}
-        return _Jobs([job for job in jobs if job is not None], runs, mounts)
+        found = [job for job in jobs if job is not None]
+        self.turns.see(found, mounts, now)
+        return _Jobs(found, {label(pod, "run") for pod in placed})
 
     def _job_of(self, job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: float) -> Job | None:
         try:

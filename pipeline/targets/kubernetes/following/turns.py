@@ -11,9 +11,10 @@ times have jitter, and grow with the number of tries.
 import json
 import random
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from decimal import Decimal
+from itertools import chain, takewhile
 from typing import Final, NamedTuple
 
 from pydantic import BaseModel, ValidationError
@@ -212,59 +213,64 @@ def _place(spec: KubeObject) -> str:
 
 
 class Turns:
-    """Decides for one job, and remembers since when followers of other jobs should have acted."""
+    """Decides for the jobs of a namespace, and remembers since when followers should have acted."""
 
     def __init__(self) -> None:
+        self._jobs: list[Job] = []
+        self._mounts: Mapping[str, AbstractSet[str]] = {}
         self._owed: dict[tuple[str, str], float] = {}
+        self._late: list[Job] = []
 
-    def decide(
-        self, mine: Job, others: Iterable[Job], mounts: Mapping[str, AbstractSet[str]], now: float
-    ) -> tuple[Job, Note] | None:
+    def see(self, jobs: Iterable[Job], mounts: Mapping[str, AbstractSet[str]], now: float) -> None:
+        """Take the present state of the namespace, once for all followers.
+
+        Args:
+            jobs: The jobs of manycpu.
+            mounts: Claim -> runs whose pods mount it.
+            now: Seconds since the epoch, by the cluster's clock.
+        """
+        self._jobs, self._mounts = sorted(jobs, key=lambda job: job.age), mounts
+        waiting = (job for job in self._jobs if job.waits and not job.underway)
+        owed = {(job.uid, job.version): job for job in waiting if _next(job, self._older(job), mounts, now)}
+        self._owed = {key: self._owed.get(key, now) for key in owed}
+        self._late = [owed[key] for key, since in self._owed.items() if now - since > _FOLLOWER_TIMEOUT_S]
+
+    def decide(self, mine: Job, now: float) -> tuple[Job, Note] | None:
         """Return a job and the note with which it gives back its pods or resumes; None: nothing is to do.
 
         The job is mostly this one. It is another one if that holds what others need and its follower, which
         should have given it back, does not act.
-
-        Args:
-            mine: The job.
-            others: The other jobs of manycpu in the namespace.
-            mounts: Claim -> runs whose pods mount it.
-            now: Seconds since the epoch, by the cluster's clock.
         """
-        jobs = sorted([mine, *others], key=lambda job: job.age)
-        owed = {
-            (job.uid, job.version): job
-            for number, job in enumerate(jobs)
-            if job.waits and not job.underway and job is not mine and _next(job, jobs[:number], mounts, now)
-        }
-        self._owed = {key: self._owed.get(key, now) for key in owed}
-        late = [owed[key] for key, since in self._owed.items() if now - since > _FOLLOWER_TIMEOUT_S]
+        late = [job for job in self._late if job.uid != mine.uid]
         for job in late:
-            if not job.given_back and (note := _next(job, jobs[: jobs.index(job)], mounts, now)):
+            if not job.given_back and (note := _next(job, self._older(job), self._mounts, now)):
                 return job, note
-        older = [job for job in jobs[: jobs.index(mine)] if job not in late]
-        note = _next(mine, older, mounts, now)
+        note = _next(mine, (job for job in self._older(mine) if job not in late), self._mounts, now)
         return (mine, note) if note else None
 
+    def _older(self, mine: Job) -> Iterator[Job]:
+        return takewhile(lambda job: job.age < mine.age, self._jobs)
 
-def _next(job: Job, older: Iterable[Job], mounts: Mapping[str, AbstractSet[str]], now: float) -> Note | None:
+
+def _next(job: Job, older: Iterator[Job], mounts: Mapping[str, AbstractSet[str]], now: float) -> Note | None:
     """Return the note with which a job gives back or resumes now; None: it stays as it is."""
     tries = job.note.tries if job.note else 0
-    claim = job.stuck or (job.note.claim if job.note and job.given_back else "")
+    claim = job.stuck or job.claim
     held = bool(mounts.get(claim, set()) - {job.run})
-    older = [one for one in older if one.waits and (not one.claim or one.claim in job.claims)]
+    before = (one for one in older if one.waits and (not one.claim or one.claim in job.claims))
+    first = next(before, None)
     if job.given_back and job.note is not None:
-        if older:
-            blocked = any((one.trying and one.placed) or one.covers(job) for one in older)
-            may_try = now >= job.note.due and not blocked
-        else:
+        if first is None:
             may_try = now >= (job.note.due if held else job.note.rests)
+        else:  # the first job mostly decides: jobs are alike, and there may be a thousand
+            blocked = any((one.trying and one.placed) or one.covers(job) for one in chain([first], before))
+            may_try = now >= job.note.due and not blocked
         return job.note.model_copy(update={"resumed": now}) if may_try and not job.pods else None
     factor = min(tries + 1, _MAX_FACTOR) * job.jitter
     in_vain = job.placed and job.short and now - job.since > _HOLD_S * factor
-    if not (held if job.stuck else job.refused and (older or in_vain)):
+    if not (held if job.stuck else job.refused and (first or in_vain)):
         return None
-    rest = 0.0 if older or held else _REST_S * factor
+    rest = 0.0 if first or held else _REST_S * factor
     pause = _PAUSE_S * min(2 ** min(tries, 4), 10) * job.jitter
     short = () if claim else job.short
     return Note(at=now, tries=tries + 1, short=short, claim=claim, rests=now + rest, due=now + pause)
