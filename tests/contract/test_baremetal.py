@@ -70,7 +70,7 @@ def test_what_two_hosts_wrote_under_one_name_is_kept_on_both(
 ) -> None:
     program = script(SHARDS.replace("{NAME}", "model.pt"))
     given = {"program": program, "output": str(tmp_path / "out"), "nnodes": 2, "env": LIGHT}
-    with pytest.raises(ExportError, match=r"^run\.output: .* model\.pt"):
+    with pytest.raises(ExportError, match=r"^run\.output: .*/model\.pt"):
         train(given, both, run_id="x")
     (kept,) = (hidden / "runs").glob("train-*/attempts/1/output")
     assert hosts["node-b"].run("cat", f"{kept}/model.pt") == "shard 1"
