@@ -209,6 +209,8 @@ def manycpu_task(
     several: Any = attrs.NOTHING if multiple_outputs is None else multiple_outputs
 
     def decorate(function: Callable[..., Any]) -> FunctionTask:
+        if not hasattr(function, "__annotations__"):  # such as a partial, of which Airflow reads them
+            function_module(function, KNOWN_CONTEXT_KEYS)
         return FunctionTask(
             function=function,
             operator_class=FunctionOperator,

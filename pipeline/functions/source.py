@@ -271,6 +271,8 @@ class _Pieces:
             yield "is an object of Airflow, such as a task or a DAG", fix
         if not found and name == "__file__":
             yield "would be another file in the ranks", f"To have a path, {_ARGUMENT}"
+        if name == "__doc__":
+            yield "is the text of the DAG file, which the ranks do not have", f"To have a text, {_ARGUMENT}"
         if not found and name in self._function.__globals__:
             yield "is not defined at the top of the file by its name", "Define it there"
         if not found:

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -363,3 +364,8 @@ def test_a_field_of_the_run_that_airflow_has_too_is_the_runs() -> None:
         decorated = decorator(resources={"cpu": 2})(fit).override(resources={"memory": "1Gi"})
         called, expanded = operator(decorated()), operator(decorated.expand(lr=[1]))
     assert called.run["resources"] == expanded.partial_kwargs["run"]["resources"] == {"memory": "1Gi"}
+
+
+def test_a_partial_is_refused_by_name_when_the_dag_file_is_read() -> None:
+    with pytest.raises(BadInputError, match="it is no function"):
+        task.manycpu(target={"kind": "local"})(partial(print, 1))

@@ -125,6 +125,11 @@ def refused(function: Callable[..., Any], foreign: tuple[str, ...] = ()) -> str:
     return str(error.value)
 
 
+def test_the_text_of_the_dag_file_is_refused_by_its_name(tmp_path: Path) -> None:
+    fit = imported('"""Text."""\n\ndef fit():\n    return __doc__\n', tmp_path).fit
+    assert "`__doc__`, which is the text of the DAG file" in refused(fit)
+
+
 def test_what_a_function_uses_goes_with_it_and_nothing_else(tmp_path: Path) -> None:
     source = function_module(imported(FILE, tmp_path).fit).source
     value = executed(source, tmp_path, lr=0.5, rest=[1, 2])
