@@ -103,7 +103,7 @@ def test_a_run_that_waits_longer_than_it_may_fails_with_what_it_waited_for(
 
 
 def test_a_workload_that_somebody_deactivates_is_told(start: Callable[..., Looker], for_one: Queue) -> None:
-    trains = start("trains", 3)
+    trains = start("trains", 15)  # longer than the change takes on a busy machine
     trains.until("its ranks to meet", lambda: trains.watch.observed.met)
     for_one.change_workload({"active": False})
     trains.until(
