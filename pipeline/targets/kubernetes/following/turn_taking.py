@@ -60,11 +60,12 @@ class TurnTaking:
             met: Whether its ranks have met: then the job keeps its pods.
             now: Seconds since the epoch, by the cluster's clock.
         """
-        snapshot = self._snapshot
-        mine = job_of(snapshot.job, snapshot.job_kind, snapshot.pods, now) if snapshot.job else None
+        snapshot, mine = self._snapshot, None
+        if snapshot.job is not None and (snapshot.given_back or not met):  # not for each line of a training
+            mine = job_of(snapshot.job, snapshot.job_kind, snapshot.pods, now)
         if mine is not None:
             mine = mine._replace(stuck=unmountable(snapshot.pods, snapshot.events))
-        if mine is None or not (mine.given_back or (not met and (mine.refused or mine.stuck))):
+        if mine is None or not (mine.given_back or mine.refused or mine.stuck):
             self._leave()
             return ""
         if self._others is None:
