@@ -77,9 +77,8 @@ class Exec:
 
     def __init__(self, web_socket: WebSocket) -> None:
         self._socket = web_socket
-        self._connection = cast(
-            "socket.socket", web_socket.sock
-        )  # the library forgets it at the end of the stream
+        # The library forgets it at the end of the stream.
+        self._connection = cast("socket.socket", web_socket.sock)
         self._unread = memoryview(b"")  # of stdout
         self._output: dict[int, bytes] = {}  # of the other channels
 

@@ -210,8 +210,7 @@ def dumps(value: Any) -> bytes:
     function are replaced by new ones, so that each rank has its own, as after a fork.
 
     Raises:
-        BadInputError: The pickle would have something of ``__main__`` by name, such as a function within a
-            cache: no other process finds it there.
+        BadInputError: The pickle would have something of ``__main__`` by name: no other process finds it.
     """
     require("train", "function", "a function that travels")
     import cloudpickle

@@ -161,7 +161,8 @@ def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: floa
     if left_to_others or demand is None or is_being_deleted(job) or kind.end(job) is not None:
         return None
     need, spec = demand
-    created, since = epoch(meta["creationTimestamp"]), note.resumed if note else 0.0
+    created = epoch(meta["creationTimestamp"])
+    since = max(created, note.resumed if note else 0.0)
     ranks = [pod for pod in pods if label(pod, "role") == "rank"]
     placed = sum(scheduled(pod) is not None and pod["status"].get("phase") != "Failed" for pod in ranks)
     births = [epoch(pod["metadata"]["creationTimestamp"]) for pod in pods] or [now]
@@ -184,11 +185,11 @@ def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: floa
         given_back=given_back,
         pods=len(pods),
         placed=placed,
-        trying=trying and (bool(pods) or now - max(created, since) < _CREATION_S),
+        trying=trying and (bool(pods) or now - since < _CREATION_S),
         refused=trying and (bool(messages) or over_quota),
         short=("quota",) if over_quota else tuple(sorted({*_INSUFFICIENT.findall("\n".join(messages))})),
         underway=max(births) - min(births) > _START_S,
-        since=max(created, since),
+        since=since,
     )
 
 
