@@ -45,7 +45,9 @@ class Series(BaseModel):
         return self
 
     def add(self, step: float | None, time: float, value: Any) -> None:
-        """Add a value, unless it is no finite number or was added before: a log may be read twice.
+        """Add a value, unless it is no finite number or was added before.
+
+        A log may be read twice, and a script may report its last step once more at its end.
 
         Args:
             step: The step that it belongs to; None: unknown.
@@ -53,6 +55,8 @@ class Series(BaseModel):
             value: The value.
         """
         if not is_finite(value) or self._is_reread(step, time, value):
+            return
+        if step is not None and self.values and (step, value) == (self.steps[-1], self.values[-1]):
             return
         self.index.append(self.index[-1] + 1 if self.index else 0)
         self.steps.append(step)

@@ -213,6 +213,8 @@ def test_a_job_that_gave_back_says_why_it_had_no_node() -> None:
     tries = [
         event("FailedScheduling", f"{n}/2 nodes are available", pod("qa-1-worker-0"), 100 + n) for n in (0, 1)
     ]
+    bound = "Operation cannot be fulfilled on pods/binding: pod qa-1-worker-1 is being deleted"
+    tries.append(event("FailedScheduling", bound, pod("qa-1-worker-1"), 102))
     waits = snapshot(noted(job("Suspended", seconds=100), Note(at=T0 + 100.0)), [], tries)
     assert diagnosis.explain(waits).endswith("\nno node when it last tried: 1/2 nodes are available")
 

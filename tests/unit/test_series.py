@@ -50,6 +50,13 @@ def test_a_log_that_is_read_again_adds_nothing() -> None:
     assert _heard(*points, *points) == _heard(*points)
 
 
+def test_a_last_step_that_is_reported_once_more_adds_nothing() -> None:
+    series = Series()
+    for time in (10.0, 10.5):
+        series.add(4, time, 0.25)
+    assert series.steps == [4]
+
+
 def test_what_a_clock_that_went_back_tells_is_new() -> None:
     ahead = [(0, 9_000.0, 1.0)]
     assert len(_heard(*ahead, *((step, 100.0 + step, step / 2) for step in range(1, 50))).values) == 50

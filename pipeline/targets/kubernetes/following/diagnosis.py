@@ -95,7 +95,9 @@ def _of_job(snapshot: JobSnapshot) -> Iterator[Reason]:
         yield Reason(f"the operator refuses the job: {event['message']}", fatal=True)
     if snapshot.given_back:
         yield Reason("it holds nothing until there is room for all of its ranks")
-        for event in list(_latest(snapshot, {"FailedScheduling"}, "Pod"))[-1:]:
+        tries = _latest(snapshot, {"FailedScheduling"}, "Pod")
+        # A pod that was deleted while the scheduler bound it says nothing about the nodes.
+        for event in [event for event in tries if "is being deleted" not in event["message"]][-1:]:
             yield Reason(f"no node when it last tried: {event['message']}")
         return
     if snapshot.suspended:
