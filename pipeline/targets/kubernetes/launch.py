@@ -37,7 +37,7 @@ from manycpu.pipeline.targets.kubernetes.deletion import is_companion, wait_unti
 from manycpu.pipeline.targets.kubernetes.following import exit_records, judgement
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder, attempt_state
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
-from manycpu.pipeline.targets.kubernetes.following.kueue import look_once
+from manycpu.pipeline.targets.kubernetes.following.kueue import describe_wait_once
 from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.targets.program_code import program_of
@@ -126,11 +126,11 @@ def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
     snapshot = JobSnapshot(handle, (claim_of(ctx),))
     snapshot.replace(*observe(ctx, handle))
     snapshot.apply("Event", cluster_of(ctx).list("Event", fields="type=Warning"), [], complete=True)
-    job_status = judgement.look(ctx.run, snapshot, recorded.activity)
+    job_status = judgement.status_without_budgets(ctx.run, snapshot, recorded.activity)
     if not job_status.state.terminal:
-        more = look_once(cluster_of(ctx), snapshot, time.time())
+        more = describe_wait_once(cluster_of(ctx), snapshot, time.time())
         return job_status.model_copy(update={"reason": f"{job_status.reason}\n{more}".strip()})
-    job_status = judgement.concluded(entry, handle, job_status)
+    job_status = judgement.final_status(entry, handle, job_status)
     if job_status.state is not RunState.SUCCEEDED:
         return job_status
     return Status(state=job_status.state, reason="its log has not been read to the end yet")
@@ -238,7 +238,7 @@ def _settle(ctx: ClusterContext) -> None:
     started, state = as_started(ctx, entry, handle.attempt), attempt_state(entry, handle)
     snapshot = JobSnapshot(handle, (claim_of(ctx),))
     snapshot.replace(*observe(ctx, handle))
-    failed = judgement.look(started.run, snapshot, state.activity)
+    failed = judgement.status_without_budgets(started.run, snapshot, state.activity)
     if state.verdict or failed.state is not RunState.FAILED:
         return
     records = list[dict[str, Any]]()
@@ -248,11 +248,11 @@ def _settle(ctx: ClusterContext) -> None:
         except RunGoneError:
             raise
         except exit_records.UNREADABLE as error:
-            _LOG.warning("%s", exit_records.unread(failed, error).reason)
-    settled = exit_records.judged(failed, snapshot, state.observed, records)
+            _LOG.warning("%s", exit_records.with_unreadable_records(failed, error).reason)
+    settled = exit_records.judge(failed, snapshot, state.observed, records)
     if settled.state is RunState.SUCCEEDED:
         _LOG.info("attempt %d counts as a success: %s", handle.attempt, settled.reason)
-        state.verdict, state.ended = settled, judgement.ended_at(snapshot) or time.time()
+        state.verdict, state.ended = settled, judgement.end_time(snapshot) or time.time()
         AttemptRecorder(ctx, handle, None, state.by).write(
             state.model_dump(mode="json", exclude_defaults=True)
         )
