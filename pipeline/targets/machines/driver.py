@@ -130,8 +130,8 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
 
     def _collect(self, ctx: MachineContext, handle: ProcessHandle, folder: Path) -> None:
         """Copy the files of a folder on the hosts that the attempt ran on to the same folder here."""
-        ran = as_started(ctx, ctx.ledger.read(), handle.attempt)
-        hosts.collect(cast("MachineContext", ran), folder)
+        started = as_started(ctx, ctx.ledger.read(), handle.attempt)
+        hosts.collect(cast("MachineContext", started), folder)
 
     def model_of(self, ctx: MachineContext, handle: ProcessHandle) -> str:  # noqa: ARG002
         return str(Path(handle.directory) / "output")
@@ -141,16 +141,20 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         return disk.may_hold_files(folder) or bool(hosts.holding_files(ctx, folder))
 
     def strays(self, ctx: MachineContext, entry: Entry, handle: ProcessHandle) -> list[str]:
-        """Name files in its working folder, here or on a host, or in staged folders."""
-        ran = entry.described(handle.attempt)
+        """Name files that the program wrote to its working folder, here or on hosts, or to staged folders."""
+        attempt = entry.described(handle.attempt)
         work = working_folder(Path(handle.directory))
-        written = transfer.strays(Path(ran.code), work) if ran.code and work.is_dir() else []
-        code = transfer.staged(Path(ran.code)) if ran.code else None
-        listed = {f"work/code/{file.path}" for file in code.files} if code else set()
-        on_hosts = hosts.strays(ctx, Path(handle.directory), listed)
-        staged = [Path(path) for path in (ran.data, ran.model) if path]
-        beside = [stray for folder in staged for stray in transfer.strays(folder)]
-        return [*map(str, written), *on_hosts, *map(str, beside)]
+        here: list[Path] = []
+        code_files: set[str] = set()
+        if attempt.code:
+            if work.is_dir():
+                here = transfer.strays(Path(attempt.code), work)
+            if code := transfer.staged(Path(attempt.code)):
+                code_files = {f"work/code/{file.path}" for file in code.files}
+        on_hosts = hosts.strays(ctx, Path(handle.directory), code_files)
+        staged = [Path(path) for path in (attempt.data, attempt.model) if path]
+        in_staged = [stray for folder in staged for stray in transfer.strays(folder)]
+        return [*map(str, here), *on_hosts, *map(str, in_staged)]
 
     def keep(self, ctx: MachineContext, seconds: float | None) -> list[str]:
         ctx.ledger.keep(seconds)

@@ -20,9 +20,9 @@ from manycpu.pipeline.targets.machines.context import MachineContext, directory_
 def findings(ctx: MachineContext) -> Iterator[Finding]:
     """Run all checks of a run on machines; yields their findings."""
     if isinstance(ctx.target, Local):
-        yield from _scale(ctx)
-        yield from _environment(ctx)
-    yield from _mpirun(ctx)
+        yield from _check_scale(ctx)
+        yield from _check_environment(ctx)
+    yield from _check_mpirun(ctx)
     resume = ctx.run.resume_from
     if resume is not None and isinstance(ctx.target, Local) and not Path(resume).is_dir():
         yield Finding("run.resume_from", f"there is no folder {resume}", "Give a checkpoint's folder")
@@ -32,10 +32,11 @@ def findings(ctx: MachineContext) -> Iterator[Finding]:
         fix = "Set target.directory, or $MANYCPU_HOME, to a folder that can be made and written to"
         yield Finding("target.directory", f"{home_of(ctx)} cannot be written: {error.strerror}", fix)
         return
-    yield from _disk(ctx)
+    yield from _check_disk(ctx)
 
 
-def _scale(ctx: MachineContext) -> Iterator[Finding]:
+def _check_scale(ctx: MachineContext) -> Iterator[Finding]:
+    """Compare the nodes, processes and cores that the run asks for with this machine."""
     if ctx.run.nodes != (1, 1):
         yield Finding(
             "run.nnodes",
@@ -57,7 +58,7 @@ def _scale(ctx: MachineContext) -> Iterator[Finding]:
         )
 
 
-def _environment(ctx: MachineContext) -> Iterator[Finding]:
+def _check_environment(ctx: MachineContext) -> Iterator[Finding]:
     """Check what this environment lacks; other hosts report a lack seconds after the launch."""
     if importlib.util.find_spec("torch") is None:
         yield Finding("target.kind", "this environment has no torch", install("train"))
@@ -77,7 +78,8 @@ def _environment(ctx: MachineContext) -> Iterator[Finding]:
         )
 
 
-def _mpirun(ctx: MachineContext) -> Iterator[Finding]:
+def _check_mpirun(ctx: MachineContext) -> Iterator[Finding]:
+    """Check that the launch kind ``mpirun`` finds an MPI, here and on the hosts."""
     if ctx.target.launch != "mpirun":
         return
     try:
@@ -90,12 +92,13 @@ def _mpirun(ctx: MachineContext) -> Iterator[Finding]:
             yield from hosts.check(ctx.target, ctx.run, found, ctx.needs)
 
 
-def _disk(ctx: MachineContext) -> Iterator[Finding]:
+def _check_disk(ctx: MachineContext) -> Iterator[Finding]:
+    """Compare the size of data and model with the free space, if they are copied."""
     if ctx.target.stage == "in_place":
         return
-    data = [url for url in (ctx.run.data, ctx.run.model) if url and Path(url).exists()]
+    local = [path for path in (ctx.run.data, ctx.run.model) if path and Path(path).exists()]
     try:
-        needed = sum(item.size for url in data for item in Location.of(url, "run.data").items())
+        needed = sum(item.size for path in local for item in Location.of(path, "run.data").items())
     except OSError:  # the check of the data reports it
         return
     folder = next(path for path in [home_of(ctx), *home_of(ctx).parents] if path.exists())

@@ -47,7 +47,7 @@ class TurnTaking:
         self._others: _Others | None = None
         self._patching: asyncio.Task[None] | None = None
         self._patched = ""
-        """The resource version of the last action: the job is patched again if the watch shows another one."""
+        """The resource version of the last action: then the watch must show a later one."""
         self._trouble = ""
         """Why the last action failed; empty: it did not."""
 
