@@ -98,7 +98,7 @@ class FollowingTrigger(BaseTrigger):
 
         async def renew() -> None:
             while True:
-                await asyncio.sleep(ledgers.pause())
+                await asyncio.sleep(ledgers.renewal_pause())
                 try:
                     loop = asyncio.get_running_loop()
                     await loop.run_in_executor(_RENEWALS, ctx.ledger.renew, ctx.waiting_lease)

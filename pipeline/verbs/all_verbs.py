@@ -89,7 +89,7 @@ def run_all(
     listener = Guarded(listener)
     begun_before = ctx.ledger.exists()
     if begun_before:
-        ctx.ledger.refuse_second()
+        ctx.ledger.refuse_second_holder()
     if only_cleanup_is_left(ctx):
         with _saying_what_stays(ctx):
             return _end(ctx, listener, None)

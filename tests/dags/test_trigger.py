@@ -104,7 +104,7 @@ async def follows(handle: ProcessHandle) -> None:
 
 def test_the_lease_of_what_it_follows_is_renewed(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx, handle, go = training
-    monkeypatch.setattr("manycpu.pipeline.ledger.base.pause", lambda: 0.01)
+    monkeypatch.setattr("manycpu.pipeline.ledger.base.renewal_pause", lambda: 0.01)
     ctx.ledger.change_lease(until=0)
 
     async def follow() -> TriggerEvent:
