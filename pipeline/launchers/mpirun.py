@@ -23,7 +23,7 @@ HOSTFILE: Final = "hostfile"
 
 
 class _Dialect(NamedTuple):
-    """How one MPI is told to start the ranks."""
+    """How one MPI starts the ranks."""
 
     options: list[str]
     """Options of mpirun, before the number of processes."""
