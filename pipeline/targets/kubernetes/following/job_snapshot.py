@@ -108,14 +108,16 @@ class JobSnapshot:
 
     def derive_from_pods(self, read: Callable[[KubeObject, list[KubeObject]], Value]) -> list[Value]:
         """Derive a value from each of :attr:`pods` and its warnings, and cache it until either changes."""
-        before, after = self._of_pods.get(read, {}), {}
+        before = self._of_pods.get(read, {})
+        after: dict[str, tuple[KubeObject, list[KubeObject], Value]] = {}
         for pod in self.pods:
             uid = pod["metadata"]["uid"]
             warnings = self.warnings_about(uid)
-            cached_pod, cached_warnings, value = before.get(uid, (None, None, None))
-            if cached_pod is not pod or cached_warnings != warnings:
-                value = read(pod, warnings)
-            after[uid] = (pod, warnings, value)
+            cached = before.get(uid)
+            if cached is not None and cached[0] is pod and cached[1] == warnings:
+                after[uid] = cached
+            else:
+                after[uid] = (pod, warnings, read(pod, warnings))
         self._of_pods[read] = after
         return [value for _, _, value in after.values()]
 
