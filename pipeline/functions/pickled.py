@@ -248,9 +248,9 @@ def dumps(value: Any) -> bytes:
             if reduced is NotImplemented and is_of_main and not has_own_reducer and not isinstance(obj, type):
                 reduced = obj.__reduce_ex__(self.proto)
                 if isinstance(reduced, str):  # a name in __main__
-                    message = f"`{reduced}` travels by name alone, and no rank has it: it is no plain function or class"
+                    reason = "travels by name alone, and no rank has it: it is no plain function or class"
                     fix = "Define it inside the function, or in a module beside the notebook"
-                    raise BadInputError(message, field="function", fix=fix)
+                    raise BadInputError(f"`{reduced}` {reason}", field="function", fix=fix)
             return reduced
 
     stream = io.BytesIO()
@@ -357,7 +357,8 @@ def model_advice(call: Call) -> str | None:
 def paths_of_here(call: Call, base: Path, data: str | None) -> Mapping[str, str]:
     """Find texts that are paths of this machine in what a call takes along, since nodes may not have them.
 
-    Returns each text with the variable or function that contains it, such as ``in config``. A relative path below the data is not listed: it also leads to the staged data.
+    Returns each text with the variable or function that contains it, such as ``in config``.
+    A relative path below the data is left out: it also leads to the staged data.
     """
     containers: dict[str, str] = {}
     for container, text in _texts_of(call):
@@ -367,7 +368,7 @@ def paths_of_here(call: Call, base: Path, data: str | None) -> Mapping[str, str]
 
 
 def _texts_of(call: Call) -> Iterator[tuple[str, str]]:
-    """Yield the texts that a call takes along, each after ``in`` and the variable or function that has it."""
+    """Yield the texts that a call takes along, each after the variable that has it, as in ``in config``."""
     for name, value in [("", call.function), *call.variables]:
         values: list[tuple[str, Any]] = []
         if isinstance(value, FunctionType) and _travels_by_value(value):
