@@ -429,7 +429,8 @@ def advice_on_source(source: str, modules: Collection[str] = ()) -> str | None:
             return (
                 f"the function builds its model inside ({ast.unparse(node.func)}): every process that runs "
                 "it holds one of its own in the host's memory, beside the devices' copy, and builds it again "
-                "with each call. Build it once, outside, and pass it in: notebook_launcher(function, (model,))"
+                "with each call. Build it once, outside, and pass it in: "
+                "notebook_launcher(function, (model,))"
             )
     return None
 

@@ -122,7 +122,7 @@ def _report_without_ledger(ctx: RunContext) -> Report | None:
         return None
     record = report.verbs.get(CLEANUP)
     is_unfinished = record is None or record.result == "failed"
-    # The name becomes part of a path: a report that somebody edited must not choose another one.
+    # The name becomes part of a path: an edited report must not choose another path.
     is_name_valid = report.name == run_name(report.name.removesuffix(ctx.key), ctx.key)
     if not is_name_valid or not is_unfinished or report.state is not RunState.SUCCEEDED:
         return None
