@@ -238,9 +238,10 @@ def dumps(value: Any) -> bytes:
                 if type(obj) in _LOCKS:
                     return _LOCKS[type(obj)], ()
                 return type(obj), (obj.lock_file, obj.timeout)  # of filelock
-            if isinstance(obj, _CACHED) and _travels_by_value(obj.__wrapped__):
+            cached: Any = obj.__wrapped__ if isinstance(obj, _CACHED) else None
+            if cached is not None and _travels_by_value(cached):
                 max_size, typed = obj.cache_parameters().values()
-                arguments = (obj.__wrapped__, max_size, typed, functools._CacheInfo)  # noqa: SLF001
+                arguments = (cached, max_size, typed, functools._CacheInfo)  # noqa: SLF001
                 return type(obj), arguments, dict(vars(obj))
             reduced = super().reducer_override(obj)
             is_of_main = getattr(obj, "__module__", None) == "__main__"
