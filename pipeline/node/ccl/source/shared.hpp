@@ -12,8 +12,9 @@
 namespace manycpu {
 class Shared {
  public:
-  static constexpr size_t kChunk = 64 << 10;  // bytes; the chunks in progress fit into a core's own cache
-  static constexpr size_t kSlots = 4;         // chunks in progress
+  static constexpr size_t kChunk = 64 << 10;  // bytes, that a core copies in microseconds
+  // Chunks in progress. They fit into a core's own cache, and last while another program has the core of a peer.
+  static constexpr size_t kSlots = 16;
   static constexpr int kMostRanks = kChunk / 64;  // a cache line of a chunk for each
 
   // How many chunks a rank has written, reduced and read since the group began; and the kinds of its requests.
