@@ -55,31 +55,33 @@ def _rank(out: Path) -> None:
         for size in SIZES:
             whole = torch.zeros(size // dtype.itemsize, dtype=dtype)
             part = torch.zeros(whole.numel() // RANKS, dtype=dtype)
-            calls: dict[str, Callable[[Any], object]] = {
-                "reduce_scatter": lambda group: dist.reduce_scatter_tensor(part, whole, group=group),
-                "all_gather": lambda group: dist.all_gather_into_tensor(whole, part, group=group),
-            }
-            for name, call in calls.items():
-                key = f"{name} {str(dtype).removeprefix('torch.')} {size >> 10} KiB"
-                turns[key] = _measured(call, groups, whole, pids)
+            for call, sides in _sides(groups, whole, part).items():
+                by_turns(sides, 1)  # the first calls of a size connect, and get memory
+                name = f"{call} {str(dtype).removeprefix('torch.')} {size >> 10} KiB"
+                turns[name] = by_turns(sides, rounds(16, 4), pids, agree)
     if dist.get_rank() == 0:
         out.write_text(json.dumps(turns))
     dist.destroy_process_group()
 
 
-def _measured(call: Callable[[Any], object], groups: dict[str, Any], whole: Any, pids: list[int]) -> Turns:
+def _sides(groups: dict[str, Any], whole: Any, part: Any) -> dict[str, dict[str, Callable[[], float]]]:
+    """Return what measures each collective over each backend, beside a copy of the whole."""
     import torch.distributed as dist
 
-    copy = whole.clone()
-    sides = {
-        name: in_a_row(run, max(4, min(200, (100 << 20) // whole.nbytes)), dist.barrier)
-        for name, run in {
-            **{name: lambda group=group: call(group) for name, group in groups.items()},
-            "copy": lambda: copy.copy_(whole),
-        }.items()
+    copy, repeats = whole.clone(), max(4, min(200, (100 << 20) // whole.nbytes))
+    calls: dict[str, Callable[[Any], object]] = {
+        "reduce_scatter": lambda group: dist.reduce_scatter_tensor(part, whole, group=group),
+        "all_gather": lambda group: dist.all_gather_into_tensor(whole, part, group=group),
     }
-    by_turns(sides, 1)  # the first calls of a size connect, and get memory
-    return by_turns(sides, rounds(16, 4), pids, agree)
+    beside = {"copy": in_a_row(lambda: copy.copy_(whole), repeats, dist.barrier)}
+    return {
+        name: {
+            side: in_a_row(lambda call=call, group=group: call(group), repeats, dist.barrier)
+            for side, group in groups.items()
+        }
+        | beside
+        for name, call in calls.items()
+    }
 
 
 if __name__ == "__main__":

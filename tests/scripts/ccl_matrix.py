@@ -259,7 +259,10 @@ MOVING: tuple[tuple[Call, Expected], ...] = (
     (all_gather_in_place, lambda inputs, _: [torch.stack(inputs)]),
     (
         all_gather_several,
-        lambda inputs, _: [torch.cat(inputs), torch.cat([tensor[: tensor.numel() // 2] for tensor in inputs])],
+        lambda inputs, _: [
+            torch.cat(inputs),
+            torch.cat([tensor[: tensor.numel() // 2] for tensor in inputs]),
+        ],
     ),
     (all_gather_uneven, of_all_gather_uneven),
     (all_to_all_single, lambda inputs, _: [torch.cat(inputs)]),
@@ -284,7 +287,12 @@ def cases() -> Iterator[tuple[str, Call, Expected, torch.dtype]]:
     for dtype in MOVED:
         yield "all_reduce_coalesced", all_reduce_coalesced, of_halves, dtype
     for dtype in REDUCED:
-        yield "reduce_scatter_in_place", reduce_scatter_in_place, lambda inputs, _: [combined(Op.SUM, inputs)], dtype
+        yield (
+            "reduce_scatter_in_place",
+            reduce_scatter_in_place,
+            lambda inputs, _: [combined(Op.SUM, inputs)],
+            dtype,
+        )
         yield "reduce_scatter_several", reduce_scatter_several, of_halves, dtype
     for (call, expected), dtype in itertools.product(MOVING, MOVED):
         yield call.__name__, call, expected, dtype

@@ -21,7 +21,9 @@ def dead_in_the_middle() -> dict[str, object]:
 def dead_in_a_scatter() -> dict[str, object]:
     tensor = torch.zeros(8 << 20)
     size = int(os.environ["WORLD_SIZE"])
-    return dying(lambda: dist.reduce_scatter_tensor(tensor, torch.ones(size * (8 << 20)), async_op=True), tensor)
+    return dying(
+        lambda: dist.reduce_scatter_tensor(tensor, torch.ones(size * (8 << 20)), async_op=True), tensor
+    )
 
 
 def dead_in_a_gather() -> dict[str, object]:
