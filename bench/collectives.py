@@ -1,4 +1,4 @@
-"""What sharded training calls, of two ranks on one host: reduce_scatter and all_gather, over ccl and over gloo."""
+"""What sharded training calls, on two ranks of one host: reduce_scatter and all_gather over ccl and gloo."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ TARGETS = {
 }
 WORDS = {
     "title": "Sharded training on one host",
-    "meaning": "What FSDP waits for, the sums of gradients and whole parameters, takes a part of its time over gloo.",
+    "meaning": "What FSDP waits for, sums of gradients and whole parameters, takes a part of its time over gloo.",
     "figures": {
         r"(\w+) (\w+) (\d+) KiB: ccl over gloo": (
             r"\1 of \3 KiB of \2: ccl is so many times as fast as gloo",
