@@ -16,7 +16,7 @@ TARGETS = {
 }
 WORDS = {
     "title": "Sharded training on one host",
-    "meaning": "What FSDP waits for, sums of gradients and whole parameters, takes a part of its time over gloo.",
+    "meaning": "What FSDP waits for, sums of gradients and whole parameters, takes less time than over gloo.",
     "figures": {
         r"(\w+) (\w+) (\d+) KiB: ccl over gloo": (
             r"\1 of \3 KiB of \2: ccl is so many times as fast as gloo",
