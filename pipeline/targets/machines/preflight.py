@@ -11,6 +11,7 @@ from pathlib import Path
 
 from manycpu.pipeline.adapters import disk, hosts, mpi
 from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec import memory_estimate
 from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError, install
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.targets import BareMetal, Local
@@ -21,6 +22,7 @@ def findings(ctx: MachineContext) -> Iterator[Finding]:
     """Run all checks of a run on machines; yields their findings."""
     if isinstance(ctx.target, Local):
         yield from _scale(ctx)
+        yield from _memory(ctx)
         yield from _environment(ctx)
     yield from _mpirun(ctx)
     resume = ctx.run.resume_from
@@ -57,6 +59,12 @@ def _scale(ctx: MachineContext) -> Iterator[Finding]:
         )
 
 
+def _memory(ctx: MachineContext) -> Iterator[Finding]:
+    estimated, memory = memory_estimate.estimate(ctx.run, ctx.base), Machine.observe().memory
+    if memory and not isinstance(estimated, str):
+        yield from memory_estimate.findings(estimated, memory, "target.kind", "this machine")
+
+
 def _environment(ctx: MachineContext) -> Iterator[Finding]:
     """Check what this environment lacks; other hosts report a lack seconds after the launch."""
     if importlib.util.find_spec("torch") is None:
@@ -87,7 +95,8 @@ def _mpirun(ctx: MachineContext) -> Iterator[Finding]:
         return
     if isinstance(ctx.target, BareMetal):
         with suppress(BadInputError, LaunchError):
-            yield from hosts.check(ctx.target, ctx.run, found, ctx.needs)
+            estimated = memory_estimate.estimate(ctx.run, ctx.base)
+            yield from hosts.check(ctx.target, ctx.run, found, ctx.needs, estimated)
 
 
 def _disk(ctx: MachineContext) -> Iterator[Finding]:
