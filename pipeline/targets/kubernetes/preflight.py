@@ -11,6 +11,7 @@ import yaml
 from manycpu.pipeline.adapters.cluster import amount
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.launchers.pod_spec import TPU
+from manycpu.pipeline.spec import memory_estimate
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding, ForbiddenError, NotFoundError
 from manycpu.pipeline.spec.job_kinds import (
     JOB_KINDS,
@@ -237,6 +238,9 @@ def _check_resources(ctx: ClusterContext) -> Findings:
             f"{ctx.run.processes} processes on {resources.cpu:g} cores",
             f"Set it to {max(1, int(resources.cpu))} or less, or set run.oversubscribe to true",
         )
+    estimated, memory = memory_estimate.estimate(ctx.run, ctx.base), ctx.run.cpu_request.memory
+    if memory and not isinstance(estimated, str):
+        yield from memory_estimate.findings(estimated, memory, "run.resources.memory", "a pod")
     yield from _check_allocatable(ctx)
 
 

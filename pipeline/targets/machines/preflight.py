@@ -11,6 +11,7 @@ from pathlib import Path
 
 from manycpu.pipeline.adapters import disk, hosts, mpi
 from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec import memory_estimate
 from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError, install
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.targets import BareMetal, Local
@@ -21,6 +22,7 @@ def findings(ctx: MachineContext) -> Iterator[Finding]:
     """Run all checks of a run on machines; yields their findings."""
     if isinstance(ctx.target, Local):
         yield from _check_scale(ctx)
+        yield from _check_memory(ctx)
         yield from _check_environment(ctx)
     yield from _check_mpirun(ctx)
     resume = ctx.run.resume_from
@@ -58,6 +60,13 @@ def _check_scale(ctx: MachineContext) -> Iterator[Finding]:
         )
 
 
+def _check_memory(ctx: MachineContext) -> Iterator[Finding]:
+    """Compare what a recipe's ranks take with this machine's memory, if it is known."""
+    estimated, memory = memory_estimate.estimate(ctx.run, ctx.base), Machine.observe().memory
+    if memory and not isinstance(estimated, str):
+        yield from memory_estimate.findings(estimated, memory, "target.kind", "this machine")
+
+
 def _check_environment(ctx: MachineContext) -> Iterator[Finding]:
     """Check what this environment lacks; other hosts report a lack seconds after the launch."""
     if importlib.util.find_spec("torch") is None:
@@ -89,7 +98,8 @@ def _check_mpirun(ctx: MachineContext) -> Iterator[Finding]:
         return
     if isinstance(ctx.target, BareMetal):
         with suppress(BadInputError, LaunchError):
-            yield from hosts.check(ctx.target, ctx.run, found, ctx.needs)
+            estimated = memory_estimate.estimate(ctx.run, ctx.base)
+            yield from hosts.check(ctx.target, ctx.run, found, ctx.needs, estimated)
 
 
 def _check_disk(ctx: MachineContext) -> Iterator[Finding]:
