@@ -13,7 +13,7 @@ namespace manycpu {
 class Shared {
  public:
   static constexpr size_t kChunk = 64 << 10;  // bytes, that a core copies in microseconds
-  // Chunks in progress. They fit into a core's own cache, and last while another program has the core of a peer.
+  // Chunks in progress: how far ranks may be apart, as when another program takes the core of one of them.
   static constexpr size_t kSlots = 16;
   static constexpr int kMostRanks = kChunk / 64;  // a cache line of a chunk for each
 
