@@ -232,8 +232,8 @@ def _reasons(estimate: Estimate) -> dict[str, str]:
         "parameters": f"{model.parameters / 1e6:,.1f}M in fp32",
         "gradients": f"{trained / 1e6:,.1f}M in fp32",
         "optimizer": f"{training.optimizer} bytes for each trained parameter",
-        "activations": f"{steps} of each rank{again}" if model.layout else "not known: not counted",
-        "copies": f"{copies}sharded: gathered blocks, and their gradients",
+        "activations": f"{steps} of each rank{again}" if model.layout else "not known, not counted",
+        "copies": f"{copies}sharded: gathered blocks, and their gradients" if model.block else "not known, not counted",
         "process": "Python, torch and libraries",
     }
 

@@ -21,6 +21,8 @@ def main(folder: str, batch: int, length: int, dtype: str, checkpointing: str) -
     causal = config.model_type in ("llama", "gpt2")
     dist.init_process_group("gloo")
     kind = AutoModelForCausalLM if causal else AutoModelForQuestionAnswering
+    with torch.device("meta"):  # imports what the model needs, and takes no memory for it
+        kind.from_config(config)
     before = peak()
     model = kind.from_config(config).train()
     if checkpointing == "yes":
