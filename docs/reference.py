@@ -3,14 +3,17 @@
 import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from manycpu.pipeline.cli import cli
+from manycpu.pipeline.spec import memory_plan, model_shape
+from manycpu.pipeline.spec.memory_plan import Model, Nodes, Shard, Training
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local
 from manycpu.pipeline.spec.training_run import Resources, TrainingRun
 
@@ -41,12 +44,53 @@ DOCUMENTED: Final = (
 """What the page of operators shows, in this order."""
 WIDTH: Final = 88  # of a signature that stays on one line
 SHOWN_AS: Final = {"manycpu_task": "@task.manycpu"}
+TABLE: Final = "<!-- The table is written by `make docs`. -->\n\n"
+TABLE_END: Final = "\n<!-- end of the table -->"
+NODE_GIB: Final = (64, 128, 256, 512, 1024)
+LORA_RANK: Final = 16
+
+
+def _llama(
+    hidden: int, layers: int, intermediate: int, heads: int, keys: int, **others: Any
+) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": intermediate,
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys,
+        "vocab_size": 128_256,
+    } | others
+
+
+MODELS: Final[dict[str, dict[str, Any]]] = {
+    "BERT-large": {
+        "model_type": "bert",
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "intermediate_size": 4096,
+        "num_attention_heads": 16,
+        "vocab_size": 30_522,
+    },
+    "Llama 3.2 1B": _llama(2048, 16, 8192, 32, 8, tie_word_embeddings=True, head_dim=64),
+    "Llama 3.2 3B": _llama(3072, 28, 8192, 24, 8, tie_word_embeddings=True, head_dim=128),
+    "Llama 3.1 8B": _llama(4096, 32, 14_336, 32, 8),
+    "Llama 2 13B": _llama(5120, 40, 13_824, 40, 40, vocab_size=32_000),
+    "Llama 3.1 70B": _llama(8192, 80, 28_672, 64, 8),
+}
+"""The models of the page on large models, as their config.json describes them."""
 GENERATED: Final = "<!-- Written by `make docs`. Do not edit this page: edit the code. -->\n"
 
 
 def pages() -> dict[str, str]:
     """Return the reference pages: file name in docs/ -> text."""
-    return {"fields.md": _fields_page(), "cli.md": _command_page(), "operators.md": _operators_page()}
+    return {
+        "fields.md": _fields_page(),
+        "cli.md": _command_page(),
+        "operators.md": _operators_page(),
+        "large_models.md": _large_models_page(),
+    }
 
 
 def _fields_page() -> str:
@@ -234,6 +278,34 @@ def _entries(lines: str, *, listed: bool) -> str:
 def _plain(text: str) -> str:
     """Turn roles and double backquotes into Markdown."""
     return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text).replace("``", "`")
+
+
+def _large_models_page() -> str:
+    """Write the table of the page, whose other parts are written by hand."""
+    head, _, rest = (FOLDER / "large_models.md").read_text().partition(TABLE)
+    _, end, tail = rest.partition(TABLE_END)
+    columns = [f"{memory} GiB" for memory in NODE_GIB]
+    lines = [f"| model | parameters | {' | '.join(columns)} |", f"| --- | --- |{' --- |' * len(columns)}"]
+    for name, config in MODELS.items():
+        causal = config["model_type"] == "llama"
+        model = model_shape.of_config(config, causal=causal)
+        assert model is not None, name  # noqa: S101 - for mypy
+        cells = [_nodes(model, memory << 30, causal=causal) for memory in NODE_GIB]
+        lines.append(f"| {name} | {model.parameters / 1e9:.2f}B | {' | '.join(cells)} |")
+    return "".join([head, TABLE, "\n".join(lines), "\n", end, tail])
+
+
+def _nodes(model: Model, memory: int, *, causal: bool) -> str:
+    """Write the nodes that a training needs: by replicas, sharded, and with LoRA."""
+    assert model.layout is not None  # noqa: S101 - for mypy
+    nodes = Nodes(nodes=1, processes=1, memory=memory)
+    batch = {"batch": 1, "length": 2048} if causal else {"batch": 8, "length": 512}
+    whole = Training(**batch, causal=causal, checkpointing=True)
+    adapters = memory_plan.adapter_parameters(model.layout, LORA_RANK)
+    lora = replace(whole, bf16=True, trained=0, adapters=adapters, frozen=memory_plan.HALF)
+    ways: list[tuple[Training, Shard]] = [(whole, "no"), (replace(whole, bf16=True), "full"), (lora, "no")]
+    counts = [memory_plan.nodes_needed(model, training, nodes, shard) for training, shard in ways]
+    return " / ".join("-" if count is None else str(count) for count in counts)
 
 
 def main() -> None:

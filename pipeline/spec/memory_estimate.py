@@ -174,7 +174,7 @@ def findings(estimate: Estimate, memory: int, field: str, node: str = "a node") 
     how = "with a replica in each rank" if wanted == ("no",) else f"sharded over {estimate.over}"
     message = (
         f"the training takes about {format_bytes(needed)} of a node {how}, and {node} has "
-        f"{format_bytes(memory)}, a tenth of it to spare"
+        f"{format_bytes(memory)}, of which a tenth is kept free"
     )
     each = memory_plan.processes_possible(model, training, nodes)
     others = memory_plan.nodes_needed(model, training, nodes, "full")
@@ -219,7 +219,9 @@ def rows(estimate: Estimate, memory: int | None) -> Iterator[Row]:
     yield row("a node", [each.total * nodes.processes for each in both], ranks)
     if memory:
         answers = [_answer(estimate, nodes, shard) for shard in ("no", estimate.sharding)]
-        yield Row("fits", answers[0], answers[1], f"{format_bytes(memory)} of a node, a tenth of it to spare")
+        yield Row(
+            "fits", answers[0], answers[1], f"{format_bytes(memory)} of a node, of which a tenth is kept free"
+        )
 
 
 def _reasons(estimate: Estimate) -> dict[str, str]:
@@ -232,8 +234,10 @@ def _reasons(estimate: Estimate) -> dict[str, str]:
         "parameters": f"{model.parameters / 1e6:,.1f}M in fp32",
         "gradients": f"{trained / 1e6:,.1f}M in fp32",
         "optimizer": f"{training.optimizer} bytes for each trained parameter",
-        "activations": f"{steps} of each rank{again}" if model.layout else "not known: not counted",
-        "copies": f"{copies}sharded: gathered blocks, and their gradients",
+        "activations": f"{steps} of each rank{again}" if model.layout else "not known, not counted",
+        "copies": f"{copies}sharded: gathered blocks, and their gradients"
+        if model.block
+        else "not known, not counted",
         "process": "Python, torch and libraries",
     }
 

@@ -17,10 +17,12 @@ HALF: Final = 2
 """Bytes of a bf16 number."""
 ADAMW: Final = 8
 """Bytes for each trained parameter: two moments in fp32."""
-PROCESS: Final = 600 << 20
-"""Bytes of a rank before it has a model: Python, torch, transformers and datasets, measured."""
+PROCESS: Final = 750 << 20
+"""Bytes of a rank before it has a model: Python, torch, transformers and the model's code, measured."""
 SPARE: Final = 0.1
 """Share of a node's memory that is planned for nothing: allocators, page cache, the data, the system."""
+_HEAP: Final = 1.4
+"""Memory of activations over their sizes, measured: glibc keeps holes where tensors below 32 MiB were."""
 _LOGIT_COPIES: Final = 3  # the logits, their log-softmax, and their gradient
 _SCORE_COPIES: Final = 3  # where attention scores are kept: softmax, the mask of dropout, their product
 
@@ -69,17 +71,12 @@ class Model:
     """The numbers of parameters of a model; what is not known is left out."""
 
     parameters: int
-    block: int | None = None
-    """Parameters of the largest block: what sharding gathers at a time. None: all of the model."""
+    block: int = 0
+    """Parameters of the largest block: what sharding gathers at a time. 0: not known, not counted."""
     outside: int = 0
     """Parameters outside the blocks: embeddings, and the head."""
     layout: Layout | None = None
     """None: activations are not known, and count as nothing."""
-
-    @property
-    def largest(self) -> int:
-        """Parameters of the largest block."""
-        return self.parameters - self.outside if self.block is None else self.block
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +152,8 @@ def sharded(model: Model, training: Training, ranks: int) -> Parts:
     """
     width = HALF if training.bf16 else FLOAT
     trains = training.trained is None or training.trained > 0
-    unit = max(model.largest, model.outside)
-    gathered = width * (model.outside + min(2 * model.largest, model.parameters - model.outside))
+    unit = max(model.block, model.outside)
+    gathered = width * (model.outside + min(2 * model.block, model.parameters - model.outside))
     reduced = (width + FLOAT) * unit if trains else 0
     parameters, gradients, optimizer = (math.ceil(part / ranks) for part in _states(model, training))
     return Parts(
@@ -203,7 +200,9 @@ def activations(model: Model, training: Training) -> int:
     ends = tokens * FLOAT * 3 * layout.hidden  # of the embeddings, and of the last norm
     logits = _LOGIT_COPIES * FLOAT * tokens * layout.vocabulary if training.causal else 0
     # The logits are freed before the first layers' gradients are made: with checkpoints, only one is at most.
-    return ends + (max(layers, layout.layers * kept + logits) if training.checkpointing else layers + logits)
+    if training.checkpointing:
+        return int(_HEAP * (ends + max(layers, layout.layers * kept + logits)))
+    return int(_HEAP * (ends + layers + logits))
 
 
 def _saved_of_token(layout: Layout, training: Training) -> int:

@@ -57,7 +57,7 @@ def read(folder: Path, *, causal: bool, overrides: Mapping[str, str] | None = No
         if match := _BLOCK.match(name):
             blocks[match[1]] += count
     parameters = sum(counts.values())
-    largest = max(blocks.values(), default=None)
+    largest = max(blocks.values(), default=parameters)
     return Model(parameters=parameters, block=largest, outside=parameters - blocks.total(), layout=layout)
 
 

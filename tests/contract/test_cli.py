@@ -1,5 +1,6 @@
 """The command as it is typed: what it prints, and how it exits."""
 
+import json
 import os
 import platform
 import re
@@ -415,6 +416,41 @@ def test_the_plan_of_a_run_on_another_node(
     assert "floor(112 cores / 4 processes)" in manycpu("plan", file, *node, "--nproc-per-node", "4")[1]
     said = "--node: cores=some cannot be read: 'some' is no count. cores is: physical cores of each socket.\n"
     assert manycpu("plan", "--node", "cores=some") == (2, f"manycpu: {said}")
+
+
+def test_the_plan_of_a_recipe_shows_the_memory_of_its_ranks(
+    manycpu: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "vocab_size": 30_522}
+    config = {"model_type": "bert", "intermediate_size": 4096, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    fields = {"program": "question_answering", "output": "out", "model": ".", "nproc_per_node": 2}
+    file = run_file(tmp_path, **fields)
+    code, printed = manycpu("plan", file, "--node", "cores=8,memory=8Gi")
+    assert code == 0
+    assert "334.1M in fp32" in printed
+    assert "no, on no number of nodes" in printed
+    elsewhere = run_file(tmp_path, program="train.py", output="out")
+    printed = manycpu("plan", elsewhere, "--node", "cores=8,memory=64Gi", "--parameters", "7b")[1]
+    assert "7,000.0M in fp32" in printed
+    assert "not known, not counted" in printed
+    assert "a replica each" not in manycpu("plan", elsewhere, "--node", "cores=8")[1]
+    said = "manycpu: --parameters: 'many' is no number of parameters. Write it as 350M or 7B.\n"
+    assert manycpu("plan", "--parameters", "many") == (2, said)
+
+
+def test_a_model_that_this_machine_cannot_hold_is_refused(manycpu: Type, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 65_536, "num_hidden_layers": 96, "num_attention_heads": 64, "vocab_size": 30_522}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "bert", "intermediate_size": 262_144, **sizes})
+    )
+    fields = {"program": "question_answering", "output": "out", "model": "."}
+    code, printed = manycpu("preflight", run_file(tmp_path, **fields))
+    assert code == 2
+    assert re.search(
+        r"error: .*the training takes about \d+.* TiB of a node .*, and this machine has ", printed
+    )
 
 
 def test_processes_that_a_program_starts_are_planned_for_and_judged_by_its_source(

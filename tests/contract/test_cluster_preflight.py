@@ -1,5 +1,6 @@
 """What preflight says of a run for a cluster that cannot be reached."""
 
+import json
 from pathlib import Path
 
 from manycpu.pipeline.targets.kubernetes import preflight
@@ -16,3 +17,25 @@ def test_what_does_not_go_together_is_told_without_the_cluster(tmp_path: Path) -
     found = {one.field: one.message for one in preflight.findings(ctx)}
     assert "no cluster can be reached" in found["target.connection"]
     assert "in a queue the runtime is made for the run" in found["target.runtime"]
+
+
+def test_a_model_that_its_pods_cannot_hold_is_refused_with_the_pods_that_would(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 16_384, "vocab_size": 32_000}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "bert", "num_attention_heads": 32, "attention_dropout": 0.0, **sizes})
+    )
+    step = "--per_device_train_batch_size 1 --gradient_checkpointing"
+    fields = {"program": "question_answering", "output": None, "model": str(tmp_path), "args": step}
+    target = {"kind": "kubernetes", "connection": str(tmp_path / "none")}
+    found = {}
+    for memory, nodes in (("24Gi", 1), ("24Gi", 16), ("256Gi", 1)):
+        run = fields | {"resources": {"cpu": 8, "memory": memory}, "nnodes": nodes}
+        ctx = open_context(run, target, "test", base=tmp_path)
+        assert is_on_kubernetes(ctx)
+        found[memory, nodes] = {one.field: one for one in preflight.findings(ctx)}
+    refused = found["24Gi", 1]["run.nnodes"]
+    assert refused.fatal
+    assert "its pod has 24 GiB" in refused.message
+    assert refused.fix.startswith("Set run.nnodes to ")
+    assert "run.nnodes" not in found["24Gi", 16]
+    assert "run.nnodes" not in found["256Gi", 1]

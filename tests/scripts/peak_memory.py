@@ -21,6 +21,8 @@ def main(folder: str, batch: int, length: int, dtype: str, checkpointing: str) -
     causal = config.model_type in ("llama", "gpt2")
     dist.init_process_group("gloo")
     kind = AutoModelForCausalLM if causal else AutoModelForQuestionAnswering
+    with torch.device("meta"):  # imports what the model needs, and takes no memory for it
+        kind.from_config(config)
     before = peak()
     model = kind.from_config(config).train()
     if checkpointing == "yes":
@@ -29,7 +31,9 @@ def main(folder: str, batch: int, length: int, dtype: str, checkpointing: str) -
     optimizer = torch.optim.AdamW(wrapped.parameters(), fused=True)
     for _ in range(_STEPS):
         ids = torch.randint(0, config.vocab_size, (batch, length))
-        target = {"labels": ids} if causal else {"start_positions": ids[:, 0] % 9, "end_positions": ids[:, 0] % 9}
+        target = (
+            {"labels": ids} if causal else {"start_positions": ids[:, 0] % 9, "end_positions": ids[:, 0] % 9}
+        )
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
             loss = wrapped(input_ids=ids, attention_mask=torch.ones_like(ids), **target).loss
         loss.backward()

@@ -43,12 +43,13 @@ _COMPANION_VERBS: Final = ("create", "delete", "get", "list")
 
 
 def findings(ctx: ClusterContext) -> Findings:
-    """Run all checks; if the cluster does not answer, only the check that does not need it."""
+    """Run all checks; if the cluster does not answer, only those that do not need it."""
     try:
         cluster_of(ctx).call("GET", "/version", deadline=15)
     except ClusterError as error:
         yield Finding("target.connection", error.message, error.fix or "See target.connection")
         yield from _run_check(_check_manifests, ctx)
+        yield from _check_memory(ctx)
         return
     found = (finding for check in _CHECKS for finding in _run_check(check, ctx))
     yield from without_repetitions(dict.fromkeys(found))  # report each finding once
@@ -238,10 +239,14 @@ def _check_resources(ctx: ClusterContext) -> Findings:
             f"{ctx.run.processes} processes on {resources.cpu:g} cores",
             f"Set it to {max(1, int(resources.cpu))} or less, or set run.oversubscribe to true",
         )
+    yield from _check_allocatable(ctx)
+
+
+def _check_memory(ctx: ClusterContext) -> Findings:
+    """Compare what a recipe's ranks take with the memory of their pod."""
     estimated, memory = memory_estimate.estimate(ctx.run, ctx.base), ctx.run.cpu_request.memory
     if memory and not isinstance(estimated, str):
-        yield from memory_estimate.findings(estimated, memory, "run.resources.memory", "a pod")
-    yield from _check_allocatable(ctx)
+        yield from memory_estimate.findings(estimated, memory, "run.resources.memory", "its pod")
 
 
 def _check_allocatable(ctx: ClusterContext) -> Findings:
@@ -370,6 +375,7 @@ _CHECKS: tuple[Callable[[ClusterContext], Findings], ...] = (
     _check_claim,
     _check_secrets,
     _check_resources,
+    _check_memory,
     _check_quota,
     _check_admission,
     check_images,

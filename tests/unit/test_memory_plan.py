@@ -1,0 +1,243 @@
+"""The memory of a training, from numbers: parts, nodes that are needed, and what is said of a run."""
+
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manycpu.pipeline.spec import memory_estimate, memory_plan, model_shape
+from manycpu.pipeline.spec.errors import Finding
+from manycpu.pipeline.spec.memory_estimate import Estimate
+from manycpu.pipeline.spec.memory_plan import Layout, Model, Nodes, Training
+from manycpu.pipeline.spec.validation import read_run
+
+GIB = 1 << 30
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
+    "vocab_size": 1000,
+    "max_position_embeddings": 128,
+}
+BLOCK = 4 * 65 * 64 + 2 * 64 * 256 + 256 + 5 * 64
+OUTSIDE = (1000 + 128 + 2 + 2) * 64
+LAYOUT = Layout(
+    family="gated",
+    layers=32,
+    hidden=4096,
+    intermediate=14_336,
+    heads=32,
+    queries=4096,
+    keys=1024,
+    vocabulary=128_256,
+)
+LARGE = Model(parameters=8_000_000_000, block=218_000_000, outside=1_050_000_000, layout=LAYOUT)
+STEP = Training(batch=1, length=2048, causal=True, checkpointing=True)
+
+
+def _write_weights(path: Path, shapes: dict[str, list[int]]) -> None:
+    header = json.dumps(
+        {"__metadata__": {"format": "pt"}}
+        | {name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()}
+    ).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(BERT))
+    return tmp_path
+
+
+def test_a_replica_takes_sixteen_bytes_for_each_parameter() -> None:
+    parts = memory_plan.replica(Model(parameters=1000), Training())
+    assert (parts.parameters, parts.gradients, parts.optimizer) == (4000, 4000, 8000)
+    assert parts.total == 16_000 + memory_plan.PROCESS
+
+
+def test_bf16_costs_a_replica_copies_of_its_linear_layers() -> None:
+    model = Model(parameters=1000, outside=400)
+    assert memory_plan.replica(model, Training(bf16=True)).copies == 2 * 600
+
+
+def test_adapters_leave_the_frozen_weights_without_gradients() -> None:
+    lora = Training(bf16=True, trained=0, adapters=10, frozen=memory_plan.HALF)
+    parts = memory_plan.replica(Model(parameters=1000), lora)
+    assert (parts.parameters, parts.gradients, parts.optimizer) == (2040, 40, 80)
+
+
+def test_a_sharded_rank_holds_its_part_and_the_blocks_that_it_computes_with() -> None:
+    model = Model(parameters=1000, block=100, outside=200)
+    parts = memory_plan.sharded(model, Training(bf16=True), ranks=4)
+    assert (parts.parameters, parts.gradients, parts.optimizer) == (1000, 1000, 2000)
+    # In bf16: what is outside and two blocks; the gradients of the largest unit, and in fp32 what is sent.
+    assert parts.copies == 2 * (200 + 2 * 100) + (2 + 4) * 200
+    assert memory_plan.sharded(model, Training(), ranks=4).copies == 4 * (200 + 2 * 100) + (4 + 4) * 200
+
+
+def test_attention_scores_count_only_where_attention_has_dropout() -> None:
+    step = Training(batch=2, length=512)
+    without = memory_plan.activations(LARGE, step)
+    dropping = replace(LARGE, layout=replace(LAYOUT, attention_dropout=True))
+    scores = 3 * 4 * 32 * 512**2 * 2 * 32  # three tensors of fp32, heads, length squared, batch, layers
+    assert memory_plan.activations(dropping, step) - without == pytest.approx(1.4 * scores)
+
+
+def test_checkpointing_keeps_the_input_of_a_layer() -> None:
+    kept, again = (
+        memory_plan.activations(LARGE, replace(STEP, checkpointing=each)) for each in (False, True)
+    )
+    assert again < kept / 5
+
+
+def test_activations_of_a_gpt3_layer_are_those_of_the_paper() -> None:
+    """34 bytes for each token and hidden unit: the paper's GELU keeps one tensor, and its masks are bytes."""
+    paper = Layout(
+        family="encoder",
+        layers=1,
+        hidden=1024,
+        intermediate=4096,
+        heads=16,
+        queries=1024,
+        keys=1024,
+        vocabulary=1000,
+    )
+    one, two = (
+        memory_plan.activations(
+            Model(parameters=1, layout=replace(paper, layers=layers)), Training(length=1024, bf16=True)
+        )
+        for layers in (1, 2)
+    )
+    assert (two - one) / 1.4 / 1024 / 1024 == pytest.approx(34, rel=0.2)
+
+
+@pytest.mark.parametrize(("memory", "needed"), [(64, 3), (256, 1)])
+def test_the_nodes_that_are_needed_are_the_fewest(memory: int, needed: int) -> None:
+    nodes = Nodes(nodes=1, processes=1, memory=memory * GIB)
+    step = replace(STEP, bf16=True)
+    assert memory_plan.nodes_needed(LARGE, step, nodes, "full") == needed
+    assert memory_plan.fits(LARGE, step, replace(nodes, nodes=needed), "full")
+    assert needed == 1 or not memory_plan.fits(LARGE, step, replace(nodes, nodes=needed - 1), "full")
+
+
+def test_no_number_of_nodes_holds_what_a_rank_gathers() -> None:
+    assert memory_plan.nodes_needed(LARGE, STEP, Nodes(nodes=1, processes=1, memory=8 * GIB), "full") is None
+
+
+def test_auto_shards_where_a_replica_does_not_fit() -> None:
+    small, large = (Nodes(nodes=4, processes=1, memory=memory * GIB) for memory in (64, 512))
+    assert memory_plan.choose(LARGE, STEP, small) == "full"
+    assert memory_plan.choose(LARGE, STEP, large) == "no"
+
+
+def test_headers_count_what_the_training_loads(bert: Path) -> None:
+    first = {"bert.embeddings.word_embeddings.weight": [1000, 64], "cls.predictions.bias": [1000]}
+    second = {"bert.encoder.layer.0.w": [64, 64], "bert.encoder.layer.1.w": [64, 65], "bert.pooler.w": [64]}
+    _write_weights(bert / "model-00001-of-00002.safetensors", first)
+    _write_weights(bert / "model-00002-of-00002.safetensors", second)
+    (bert / "model.safetensors.index.json").write_text("{}")
+    model = model_shape.read(bert, causal=False)
+    assert model is not None
+    assert (model.parameters, model.block, model.outside) == (64_000 + 64 * 64 + 64 * 65, 64 * 65, 64_000)
+    assert model.layout is not None
+
+
+def test_without_weights_the_configuration_counts(bert: Path) -> None:
+    model = model_shape.read(bert, causal=False)
+    assert model is not None
+    assert (model.parameters, model.block, model.outside) == (2 * BLOCK + OUTSIDE, BLOCK, OUTSIDE)
+
+
+def test_what_says_nothing_is_not_known(tmp_path: Path) -> None:
+    assert model_shape.read(tmp_path, causal=False) is None
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
+    assert model_shape.read(tmp_path, causal=False) is None
+
+
+def _run(**fields: Any) -> Any:
+    return read_run({"program": "question_answering", "output": None, **fields})
+
+
+def test_the_options_of_a_recipe_count(bert: Path) -> None:
+    words = "--per_device_train_batch_size=16 --max-seq-length 96 --gradient_checkpointing --optim sgd --bf16"
+    found = memory_estimate.estimate(_run(model=str(bert), args=words, nproc_per_node=2), bert)
+    assert isinstance(found, Estimate)
+    assert found.training == Training(batch=16, length=96, bf16=True, checkpointing=True, optimizer=0)
+    assert found.processes == 2
+    assert found.model.parameters == 2 * BLOCK + OUTSIDE + 2 * 65
+
+
+def test_options_in_a_file_and_changes_of_the_configuration_count(bert: Path) -> None:
+    changes = "attention_probs_dropout_prob=0.0"
+    (bert / "options.json").write_text(json.dumps({"config_overrides": changes, "max_seq_length": 9999}))
+    found = memory_estimate.estimate(_run(model=str(bert), args=["options.json"]), bert)
+    assert isinstance(found, Estimate)
+    assert found.model.layout is not None
+    assert not found.model.layout.attention_dropout
+    assert found.training.length == 128  # what the model takes
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"program": "hogwild"}, "the memory of hogwild is not known"),
+        ({"model": "hf://google-bert/bert-base-uncased"}, "is not a folder here"),
+        ({}, "there is none"),
+    ],
+)
+def test_what_is_not_known_is_said(tmp_path: Path, fields: dict[str, Any], why: str) -> None:
+    found = memory_estimate.estimate(_run(**fields), tmp_path)
+    assert isinstance(found, str)
+    assert why in found
+    assert isinstance(memory_estimate.estimate(_run(**fields), tmp_path, 10**9), Estimate)
+
+
+def _found(memory: int, **fields: Any) -> list[Finding]:
+    estimate = Estimate(model=LARGE, training=STEP, **{"nodes": 1, "processes": 1, **fields})
+    return [*memory_estimate.findings(estimate, memory * GIB, "run.resources.memory")]
+
+
+@pytest.mark.parametrize(
+    ("memory", "fields", "field", "fix"),
+    [
+        (64, {}, "run.nnodes", "Set run.nnodes to 4"),
+        (64, {"shard": "no"}, "run.nnodes", "Add --shard full to run.args and set run.nnodes to 4"),
+        (64, {"shard": "no", "nodes": 8}, "run.args", "Add --shard full to run.args"),
+        (200, {"shard": "no", "processes": 2}, "run.args", ", or set run.nproc_per_node to 1"),
+        (8, {}, "run.resources.memory", "No number of such nodes fits"),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_what_would(
+    memory: int, fields: dict[str, Any], field: str, fix: str
+) -> None:
+    (found,) = _found(memory, **fields)
+    assert found.fatal
+    assert found.field == field
+    assert fix in found.fix
+
+
+def test_what_lacks_only_the_spare_part_is_warned_of() -> None:
+    needed = memory_plan.replica(LARGE, STEP).total
+    estimate = Estimate(model=LARGE, training=STEP, nodes=1, processes=1, shard="no")
+    (found,) = memory_estimate.findings(estimate, int(needed * 1.05), "run.resources.memory")
+    assert not found.fatal
+    assert not [*memory_estimate.findings(estimate, int(needed * 1.12), "run.resources.memory")]
+
+
+def test_what_fits_is_not_mentioned() -> None:
+    assert _found(256) == _found(64, nodes=4) == []
+
+
+def test_the_table_has_every_part_and_whether_it_fits() -> None:
+    estimate = Estimate(model=LARGE, training=STEP, nodes=2, processes=1)
+    rows = {row.name: row for row in memory_estimate.rows(estimate, 64 * GIB)}
+    assert rows["parameters"].replica == "29.8 GiB"
+    assert rows["parameters"].sharded == "14.9 GiB"
+    assert rows["fits"].replica == "no, on no number of nodes"
+    assert rows["fits"].sharded == "no: 4 nodes would"
