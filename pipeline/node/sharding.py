@@ -17,14 +17,13 @@ A script needs five calls, on every rank::
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -37,7 +36,19 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-_MAX_FILE_BYTES: Final = 4_000_000_000  # of an exported file; from_pretrained reads one file after the other
+_MAX_FILE_BYTES: Final = 5_000_000_000  # of an exported file, as save_pretrained has it
+_DTYPES: Final = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 _EXTRA: Final = "extra"
 # Names instead of numbers fit any number of ranks; frozen parameters come with the base model. dcp.load itself
 # refuses a checkpoint that lacks a parameter.
@@ -199,26 +210,49 @@ def fault(folder: str | Path) -> str | None:
 def export(model: nn.Module, folder: str | Path) -> None:
     """Write the whole model as safetensors, which ``from_pretrained`` reads; every rank calls it, rank 0 writes.
 
-    Parameters are gathered one at a time: beyond its share, a rank holds one of them, and rank 0 one file's
-    (4 GB at most).
+    Parameters are gathered one at a time: beyond its share, a rank holds one of them.
     """
-    target = Path(folder)
-    if _rank() == 0:
-        target.mkdir(parents=True, exist_ok=True)
-    files: list[dict[str, int]] = _files(model)
+    target, files = Path(folder), _files(model)
+    state = model.state_dict()
     names = [_file_name(number, len(files)) for number in range(1, len(files) + 1)]
-    for name, tensors in zip(names, files, strict=True):
-        whole = {key: tensor for key, tensor in _gathered(model, tensors) if _rank() == 0}
+    for file_name, keys in zip(names, files, strict=True):
         if _rank() == 0:
-            # The name is the file's only when it is whole.
-            save_file(whole, target / f".{name}", metadata={"format": "pt"})
-            (target / f".{name}").replace(target / name)
+            target.mkdir(parents=True, exist_ok=True)
+            _write_file(target / file_name, {key: state[key] for key in keys})
+        else:
+            for key in keys:
+                _whole(state[key])
     if _rank() == 0 and len(files) > 1:
-        weights = {key: name for name, tensors in zip(names, files, strict=True) for key in tensors}
-        size = sum(sum(tensors.values()) for tensors in files)
-        index = {"metadata": {"total_size": size}, "weight_map": weights}
+        weights = {key: name for name, keys in zip(names, files, strict=True) for key in keys}
+        index = {"metadata": {"total_size": sum(_size(state[key]) for key in weights)}, "weight_map": weights}
         (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))
     _barrier()
+
+
+def _write_file(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Write a file of safetensors, a tensor after the other: its length, a header as JSON, the bytes.
+
+    The format: https://github.com/huggingface/safetensors#format. Its library writes only what is in memory.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for key, tensor in tensors.items():
+        begin, end = end, end + _size(tensor)
+        header[key] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the data begins at a multiple of eight bytes
+    unfinished = path.with_name(f".{path.name}")
+    with unfinished.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(memoryview(_whole(tensor).reshape(-1).view(torch.uint8).numpy()))
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
 
 
 def _blocks(model: nn.Module, classes: Sequence[type[nn.Module]]) -> list[nn.Module]:
@@ -242,31 +276,34 @@ def _compute_again(block: nn.Module) -> None:
     block.forward = checkpointed  # type: ignore[method-assign]
 
 
-def _files(model: nn.Module) -> list[dict[str, int]]:
-    """Divide the model's tensors among files: name -> bytes; one that is tied to an earlier one is left out."""
-    files: list[dict[str, int]] = [{}]
-    seen: set[int] = set()
+def _files(model: nn.Module) -> list[list[str]]:
+    """Divide the names of the model's tensors among files; one that is tied to an earlier one is left out."""
+    files: list[list[str]] = [[]]
+    seen, size = set[int](), 0
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        size = tensor.numel() * tensor.element_size()
-        if files[-1] and sum(files[-1].values()) + size > _MAX_FILE_BYTES:
-            files.append({})
-        files[-1][name] = size
+        if files[-1] and size + _size(tensor) > _MAX_FILE_BYTES:
+            files.append([])
+            size = 0
+        files[-1].append(name)
+        size += _size(tensor)
     return files
+
+
+def _size(tensor: torch.Tensor) -> int:
+    """Return the bytes of a whole tensor."""
+    return tensor.numel() * tensor.element_size()
 
 
 def _file_name(number: int, files: int) -> str:
     return "model.safetensors" if files == 1 else f"model-{number:05d}-of-{files:05d}.safetensors"
 
 
-def _gathered(model: nn.Module, names: dict[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
-    state = model.state_dict()
-    for name in names:
-        tensor = state[name]
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        yield name, whole.detach().contiguous()
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Gather a tensor from all ranks, which all call this."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().contiguous()
 
 
 def _rank() -> int:
