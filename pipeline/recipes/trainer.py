@@ -91,14 +91,15 @@ def sharded_loading(kind: Any, config: PretrainedConfig, options: CpuTrainingOpt
         for name, module in empty.named_modules()
         if type(module).__name__ in (empty._no_split_modules or ())  # noqa: SLF001 - the models' own list
     }
-    if not names and not empty.fsdp_plan:
+    if not names:
         raise BadInputError(
             f"{type(empty).__name__} does not name its blocks, so that it cannot be sharded",
             field="run.args",
             fix="Leave out --shard",
         )
     replicas = ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks)) if options.shard == "hybrid" else 1
-    plan = None if empty.fsdp_plan else dict.fromkeys(sorted(names), "free_full_weight")
+    # Of the models' own plans many name no module that there is: the model would be gathered as a whole.
+    plan = dict.fromkeys(sorted(names), "free_full_weight")
     sizes = {"fsdp_size": ranks // replicas, "dp_replicate_size": replicas}
     say(f"the model is sharded over {ranks // replicas} ranks" + (f", {replicas} replicas" * (replicas > 1)))
     return {
