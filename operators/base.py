@@ -189,16 +189,23 @@ def access_of(target: Any) -> Access | None:
 
 
 def _connect(connection: str) -> Any:
+    """Make a client of the cluster that a connection of Airflow names."""
     from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
 
     try:
         # A new hook each time: a hook caches its client, and with it a token that expires.
         return KubernetesHook(conn_id=connection).get_conn()
     except Exception as error:  # Airflow or its secrets backend may be unavailable for a moment
-        raise _unreadable(connection, "target.connection", error) from error
+        raise _unreadable_connection(connection, "target.connection", error) from error
 
 
 def _read_connection(connection: str, field: str) -> Any:
+    """Read a connection of Airflow by its id, which ``field`` of the target gives.
+
+    Raises:
+        BadInputError: There is no such connection.
+        ClusterError: It cannot be read at present.
+    """
     from airflow.sdk import BaseHook
 
     try:
@@ -207,10 +214,10 @@ def _read_connection(connection: str, field: str) -> Any:
         fix = "Add it in Airflow under Admin, Connections, or leave the field out"
         raise BadInputError(f"there is no connection {connection!r}", field=field, fix=fix) from error
     except Exception as error:
-        raise _unreadable(connection, field, error) from error
+        raise _unreadable_connection(connection, field, error) from error
 
 
-def _unreadable(connection: str, field: str, error: Exception) -> ClusterError:
+def _unreadable_connection(connection: str, field: str, error: Exception) -> ClusterError:
     # Only the error's type: its text may hold secrets.
     return ClusterError(f"connection {connection!r} cannot be read: {type(error).__name__}", field=field)
 

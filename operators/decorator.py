@@ -23,7 +23,7 @@ from manycpu.pipeline.functions.source import function_module
 from manycpu.pipeline.spec.errors import BadInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from airflow.sdk import Context
 
@@ -36,7 +36,7 @@ _OPERATOR_OPTIONS: Final = (
 )
 _USE_A_FILE: Final = "For more than that, write a file and give its path as `data`"
 _TEMPLATE: Final = re.compile(r"{{|{%|{#")
-_BRACE_IN_TEXT: Final = re.compile(r"\{(?=\s*\w)")  # in JSON; the brace of a mapping precedes a quote
+_BRACE_OF_PLACEHOLDER: Final = re.compile(r"\{(?=\s*\w)")  # in JSON; the brace of a mapping precedes a quote
 
 
 class FunctionOperator(DecoratedOperator, WholeRunOperator):
@@ -72,7 +72,7 @@ class FunctionOperator(DecoratedOperator, WholeRunOperator):
         **kwargs: Any,
     ) -> None:
         call = _Call(python_callable, tuple(op_args or ()), dict(op_kwargs or {}), dict(run or {}))
-        _check(call, fields_of(target))
+        _check_when_parsed(call, fields_of(target))
         super().__init__(
             python_callable=python_callable,
             op_args=call.args,
@@ -102,7 +102,14 @@ class FunctionOperator(DecoratedOperator, WholeRunOperator):
 
 
 class _Call:
-    """A call of a function, and the fields of the run."""
+    """A call of a function, and the fields of the run.
+
+    Args:
+        function: The function.
+        args: Its positional arguments.
+        kwargs: Its arguments by name; those that the decorator gives are added.
+        run: Fields of the run, as the decorator gives them.
+    """
 
     def __init__(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], run: dict[str, Any]
@@ -110,17 +117,17 @@ class _Call:
         signature = inspect.signature(function)
         self.function, self.args, self.kwargs, self.run = function, args, kwargs, run
         self.places = [name for name in PLACES if name in signature.parameters]
-        bound = signature.bind_partial(*args, **kwargs).arguments
+        given_in_call = signature.bind_partial(*args, **kwargs).arguments
         # The call's value wins over the decorator's, and that one over the function's default.
-        left = {name: run.get(name) for name in self.places if name not in bound}
-        kwargs |= {name: value for name, value in left.items() if value is not None or name == "checkpoints"}
-        self._given = signature.bind_partial(*args, **kwargs).arguments
-        values = {name: self._given.get(name, signature.parameters[name].default) for name in self.places}
-        self._paths = {
-            name: os.fspath(value) if isinstance(value, os.PathLike) else value
-            for name, value in values.items()
-            if value not in (None, inspect.Parameter.empty)
-        }
+        for name in self.places:
+            if name not in given_in_call and (run.get(name) is not None or name == "checkpoints"):
+                kwargs[name] = run.get(name)
+        self._arguments = signature.bind_partial(*args, **kwargs).arguments
+        self._paths: dict[str, Any] = {}
+        for name in self.places:
+            value = self._arguments.get(name, signature.parameters[name].default)
+            if value not in (None, inspect.Parameter.empty):
+                self._paths[name] = os.fspath(value) if isinstance(value, os.PathLike) else value
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -139,14 +146,14 @@ class _Call:
         from manycpu.pipeline.spec.events import RETURN_LIMIT
 
         places = [name for name in self.places if name in self._paths or name == "checkpoints"]
-        arguments = {name: value for name, value in self._given.items() if name not in places}
+        arguments = {name: value for name, value in self._arguments.items() if name not in places}
         field = self.function.__name__
-        for key in _non_text_keys(arguments):
+        for key in _keys_that_are_no_text(arguments):
             fix = f"Use texts as keys, and convert them inside the function. {_USE_A_FILE}"
             what = f"its arguments are no JSON: a mapping has the key {key!r}, which would arrive as a text"
             raise BadInputError(what, field=field, fix=fix)
 
-        def converted(value: Any) -> Any:
+        def as_json_value(value: Any) -> Any:
             if templates and hasattr(value, "resolve"):
                 return None
             if isinstance(value, os.PathLike):
@@ -156,14 +163,14 @@ class _Call:
             raise TypeError(f"there is a {type(value).__name__} among them")
 
         try:
-            text = json.dumps({"arguments": arguments, "places": places}, default=converted)
+            text = json.dumps({"arguments": arguments, "places": places}, default=as_json_value)
         except (TypeError, ValueError) as error:
             fix = f"Give numbers, texts, lists and mappings. {_USE_A_FILE}"
             raise BadInputError(f"its arguments are no JSON: {error}", field=field, fix=fix) from error
         if len(text) > RETURN_LIMIT:
             message = f"its arguments take {len(text):,} bytes of JSON, and {RETURN_LIMIT:,} can be passed on"
             raise BadInputError(message, field=field, fix=_USE_A_FILE)
-        return _BRACE_IN_TEXT.sub(r"\\u007b", text)  # else run.args would take it for a placeholder
+        return _BRACE_OF_PLACEHOLDER.sub(r"\\u007b", text)  # else run.args would take it for a placeholder
 
 
 class FunctionTask(_TaskDecorator[Any, Any, FunctionOperator]):
@@ -178,7 +185,7 @@ class FunctionTask(_TaskDecorator[Any, Any, FunctionOperator]):
         # Checked now: Airflow makes the operators of a mapped task only when it runs.
         given = dict(self.kwargs.get("op_kwargs") or {})
         call = _Call(self.function, (), given, self.kwargs["run"])
-        _check(call, fields_of(self.kwargs.get("target")))
+        _check_when_parsed(call, fields_of(self.kwargs.get("target")))
         task: Any = super()._expand(expand_input, strict=strict)
         for name, value in (("retries", 1), ("retry_delay", RETRY_DELAY)):
             task.operator.partial_kwargs.setdefault(name, value)  # the operator's own defaults
@@ -229,7 +236,7 @@ def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     return run, {name: options[name] for name in own}
 
 
-def _check(call: _Call, target: Any) -> None:
+def _check_when_parsed(call: _Call, target: Any) -> None:
     """Check what is known when the DAG file is read: the function, and fields without templates."""
     from manycpu.pipeline.spec.validation import read_run, read_target
 
@@ -249,17 +256,23 @@ def _check(call: _Call, target: Any) -> None:
 
 
 def _has_templates(value: Any) -> bool:
+    """Whether Airflow renders a value later: it has a template, or is the result of another task."""
     if isinstance(value, str):
         return _TEMPLATE.search(value) is not None
     if isinstance(value, Mapping):
-        return any(map(_has_templates, value.values()))
-    return any(map(_has_templates, value)) if isinstance(value, list | tuple) else hasattr(value, "resolve")
+        return any(_has_templates(part) for part in value.values())
+    if isinstance(value, list | tuple):
+        return any(_has_templates(part) for part in value)
+    return hasattr(value, "resolve")  # an XComArg
 
 
-def _non_text_keys(value: Any) -> Iterator[Any]:
+def _keys_that_are_no_text(value: Any) -> Iterator[Any]:
     """Yield keys of mappings that are no texts: JSON would turn them into texts that may be keys too."""
+    parts: Iterable[Any] = ()
     if isinstance(value, Mapping):
         yield from (key for key in value if not isinstance(key, str))
-        value = [*value.values()]
-    for part in value if isinstance(value, list | tuple) else ():
-        yield from _non_text_keys(part)
+        parts = value.values()
+    elif isinstance(value, list | tuple):
+        parts = value
+    for part in parts:
+        yield from _keys_that_are_no_text(part)

@@ -34,10 +34,10 @@ _RETRY_TIMEOUT_S = 3600.0
 _PAGE_CHECK_INTERVAL_S = 1.0
 _SAVE_TIMEOUT_S = 10.0  # to record how far the logs were printed when the triggerer stops
 _JOB_LABELS = {"app.kubernetes.io/managed-by": "manycpu"}
-_OPENING = threading.Lock()
-_OPEN: dict[tuple[str, ...], Cluster] = {}
+_CLUSTERS_LOCK = threading.Lock()
+_CLUSTERS: dict[tuple[str, ...], Cluster] = {}
 """Key of a shared stream -> its namespace, for requests other than the watch; one client for all triggers."""
-_PRESENT: dict[tuple[str, ...], ObjectStore] = {}
+_STORES: dict[tuple[str, ...], ObjectStore] = {}
 """Key of a shared stream -> the objects that exist, for triggers that join the stream later."""
 
 
@@ -58,7 +58,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
     async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncGenerator[list[Changes]]:
         """Watch all jobs of manycpu of one launch kind in a namespace, with their pods, without end."""
         trigger = cls(**kwargs)
-        async for changes in trigger._watching(keep=True):
+        async for changes in trigger._watch_jobs(keep=True):
             yield changes
 
     async def filter_shared_stream(
@@ -69,13 +69,13 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         from manycpu.pipeline.targets.kubernetes.context import cluster_of
         from manycpu.pipeline.targets.kubernetes.following.follower import Follower
 
-        handle, ctx, recorder = await self._retried(self._open)
+        handle, ctx, recorder = await self._retry_on_thread(self._open_attempt)
         async with (
             self._keeping_alive(ctx),
             shared(self.shared_stream_key(), cluster_of(ctx).connect, handle.namespace) as watch,
         ):
             follower = Follower(ctx, handle, watch, recorder)
-            changes = self._all_changes(shared_stream)
+            changes = self._existing_and_new(shared_stream)
             # Long logs are written on a thread: other triggers share this event loop.
             run = follower.run(changes, lambda lines: asyncio.to_thread(self._deliver, lines))
             following = asyncio.create_task(run)
@@ -84,7 +84,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
                 timeout = None if self.deadline is None else max(0.0, self.deadline - time.time())
                 await asyncio.wait([following], timeout=timeout)
                 if timed_out := not following.done():
-                    await self._retried(self._cancel, "execution_timeout")
+                    await self._retry_on_thread(self._cancel, "execution_timeout")
                 status = await following
             except asyncio.CancelledError:
                 following.cancel()
@@ -96,9 +96,10 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
             finally:
                 showing.cancel()
         status = outcome(ctx, status, recorder.state.observed)
-        yield await self._event(status, timed_out=timed_out)
+        yield await self._final_event(status, timed_out=timed_out)
 
     async def _keep_page_current(self, follower: Follower, recorder: AttemptRecorder) -> None:
+        """Write the training's page whenever that is due; never returns."""
         while True:
             await asyncio.sleep(_PAGE_CHECK_INTERVAL_S)
             status, observed = follower.status, recorder.state.observed
@@ -108,34 +109,41 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Follow the job with a watch of its own."""
-        async for event in self.filter_shared_stream(self._watching(keep=False)):
+        async for event in self.filter_shared_stream(self._watch_jobs(keep=False)):
             yield event
 
-    async def _watching(self, *, keep: bool) -> AsyncGenerator[list[Changes]]:
-        """Watch the jobs of this trigger's key; keep: store what exists for triggers that join later."""
+    async def _watch_jobs(self, *, keep: bool) -> AsyncGenerator[list[Changes]]:
+        """Yield every change of the jobs with this trigger's key, and of their pods.
+
+        Args:
+            keep: Whether to store the objects that exist, for triggers that join the shared stream later.
+        """
         from manycpu.pipeline.adapters.cluster_watch import shared
         from manycpu.pipeline.targets.kubernetes.following.follower import selections
         from manycpu.pipeline.targets.kubernetes.following.shared_view import ObjectStore
 
         key, handle = self.shared_stream_key(), self._handle()
-        connect = await self._retried(self._connect)
+        connect = await self._retry_on_thread(self._connect)
         present = ObjectStore()
         if keep:
-            _PRESENT[key] = present
+            _STORES[key] = present
         try:
             async with shared(key, connect, handle.namespace) as watch:
                 async for change in watch.follow(selections(handle.launch, _JOB_LABELS)):
                     present.apply(change)
                     yield [change]
         finally:
-            if _PRESENT.get(key) is present:
-                del _PRESENT[key]
+            if _STORES.get(key) is present:
+                del _STORES[key]
 
-    async def _all_changes(
+    async def _existing_and_new(
         self, shared_stream: AsyncIterator[list[Changes]]
     ) -> AsyncGenerator[list[Changes]]:
-        """Yield what exists, then the shared stream; if that fails, the stream of a watch of its own."""
-        present = _PRESENT.get(self.shared_stream_key())
+        """Yield the objects that exist, then the changes of the shared stream.
+
+        If the shared stream fails or ends, this trigger watches by itself.
+        """
+        present = _STORES.get(self.shared_stream_key())
         if present is not None:
             yield present.changes()
         try:
@@ -143,10 +151,10 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
                 yield changes
         except Exception:
             self.log.exception("the shared watch failed; this trigger continues with a watch of its own")
-        async for changes in self._watching(keep=False):
+        async for changes in self._watch_jobs(keep=False):
             yield changes
 
-    async def _retried(self, act: Callable[..., Any], *args: Any) -> Any:
+    async def _retry_on_thread(self, act: Callable[..., Any], *args: Any) -> Any:
         """Call a function on a thread; retry for an hour while the cluster does not answer.
 
         Raises:
@@ -165,12 +173,12 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
                 self.log.warning("%s", error)
                 await asyncio.sleep(_RETRY_INTERVAL_S)
 
-    def _open(self) -> tuple[JobHandle, ClusterContext, AttemptRecorder]:
+    def _open_attempt(self) -> tuple[JobHandle, ClusterContext, AttemptRecorder]:
         from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder
 
         handle, ctx = self._handle(), self._context()
         recorder = AttemptRecorder(ctx, handle, self.cursor, self.by)
-        self._start_listening(ctx, handle, recorder.state.observed)
+        self._make_listeners(ctx, handle, recorder.state.observed)
         return handle, ctx, recorder
 
     def _context(self) -> ClusterContext:
@@ -180,10 +188,10 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         from manycpu.pipeline.targets.open_run import reopen
 
         handle, key = self._handle(), self.shared_stream_key()
-        with _OPENING:
-            if key not in _OPEN:
-                _OPEN[key] = Cluster(self._connect(), handle.namespace)
-            cluster = _OPEN[key]
+        with _CLUSTERS_LOCK:
+            if key not in _CLUSTERS:
+                _CLUSTERS[key] = Cluster(self._connect(), handle.namespace)
+            cluster = _CLUSTERS[key]
         entry = ConfigMapLedger(cluster, handle.run).read()
         context: Any = reopen(entry, access=sharing(cluster), attempt=handle.attempt)
         return context  # type: ignore[no-any-return]

@@ -174,7 +174,7 @@ async def _follow_demo(console: Console, log: Path, conf: str) -> int:
         with log.open("wb") as file:
             async for raw in process.stdout:
                 file.write(raw)
-                if line := _line_of(raw):
+                if line := _line_to_print(raw):
                     console.out(f"{time.monotonic() - began:6.1f} s  {line}", highlight=False)
     except asyncio.CancelledError:
         with suppress(ProcessLookupError):
@@ -187,18 +187,22 @@ async def _follow_demo(console: Console, log: Path, conf: str) -> int:
     return await process.wait()
 
 
-def _line_of(raw: bytes) -> str | None:
-    """Return the line to print for a record of Airflow's log; None if it is of no interest to users."""
+def _line_to_print(raw: bytes) -> str | None:
+    """Return the line to print for a JSON record of Airflow's log.
+
+    Records of a step and errors are printed; None: the record is neither.
+    """
     try:
         record = json.loads(raw)
     except ValueError:
         return None
     if not isinstance(record, dict):
         return None
-    _, found, rest = str(record.get("logger", "")).partition("manycpu.operators.")
-    step = _STEPS.get(rest.rpartition(".")[2]) if found else None
-    if step:
-        return f"{step:<8} {record['event']}"
+    logger = str(record.get("logger", ""))
+    if "manycpu.operators." in logger:
+        step = _STEPS.get(logger.rpartition(".")[2])
+        if step:
+            return f"{step:<8} {record['event']}"
     return f"airflow  {record.get('event')}" if record.get("level") in ("error", "critical") else None
 
 
@@ -228,10 +232,11 @@ def ui() -> int:
             taken = f"{ports[0]} to {ports[-1]}"
             raise SystemExit(f"manycpu: ports {taken} are taken; choose one: PORT=9000 make ui")
     configure(folder, port)
-    return asyncio.run(_serve(folder, port, Console(highlight=False)))
+    return asyncio.run(_run_standalone(folder, port, Console(highlight=False)))
 
 
 def _is_free(port: int) -> bool:
+    """Whether a server can listen on a port of the loopback address."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with suppress(OSError):
@@ -247,14 +252,15 @@ def end_session(leader: int, timeout_s: float = _END_TIMEOUT_S) -> None:
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + timeout_s
-        for process in _members(leader):
+        for process in _processes_of_session(leader):
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
-        while _members(leader) and time.monotonic() < deadline:
+        while _processes_of_session(leader) and time.monotonic() < deadline:
             time.sleep(_SESSION_CHECK_INTERVAL_S)
 
 
-def _members(leader: int) -> list[psutil.Process]:
+def _processes_of_session(leader: int) -> list[psutil.Process]:
+    """List the living processes of the session whose id is ``leader``."""
     members = []
     for process in psutil.process_iter():
         with suppress(ProcessLookupError, psutil.NoSuchProcess):
@@ -263,7 +269,11 @@ def _members(leader: int) -> list[psutil.Process]:
     return members
 
 
-async def _serve(home: Path, port: int, console: Console) -> int:
+async def _run_standalone(home: Path, port: int, console: Console) -> int:
+    """Run ``airflow standalone`` until it ends or a signal comes; print address and login when it is ready.
+
+    Returns 0 after SIGINT or SIGTERM, else the exit code of Airflow.
+    """
     log = home / "standalone.log"
     console.out(f"starting Airflow in {home}; its output is in {log}")
     with log.open("wb") as file:
@@ -278,7 +288,7 @@ async def _serve(home: Path, port: int, console: Console) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     stopped = asyncio.create_task(stopping.wait())
-    ready = asyncio.create_task(_ready(port))
+    ready = asyncio.create_task(_wait_until_ready(port))
     try:
         await asyncio.wait({ended, stopped, ready}, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
@@ -299,7 +309,7 @@ async def _serve(home: Path, port: int, console: Console) -> int:
     return process.returncode or 1
 
 
-async def _ready(port: int) -> None:
+async def _wait_until_ready(port: int) -> None:
     """Wait until the web server answers and the DAGs can be triggered."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     url = f"http://127.0.0.1:{port}/api/v2/monitor/health"

@@ -32,8 +32,11 @@ def training_params(defaults: Mapping[str, Any] | None = None) -> dict[str, Para
     Args:
         defaults: Initial values of the form, by the names of the parameters.
     """
-    specs = {"_".join(path): _spec(field, required=required) for path, field, required in _run_fields()}
-    kinds = _kinds()
+    specs = {
+        "_".join(path): _param_arguments(field, required=required)
+        for path, field, required in _fields_of_run()
+    }
+    kinds = _models_by_kind()
     specs[_KIND] = {
         "default": next(iter(kinds)),
         "type": "string",
@@ -51,7 +54,7 @@ def training_params(defaults: Mapping[str, Any] | None = None) -> dict[str, Para
                 # Nullable even if this target requires the field: the run may choose another target.
                 section = str(field["section"])
                 part = "" if section == "Target" else f", {section.lower()}"
-                specs[f"{kind}_{name}"] = _spec(field | {"section": f"Target: {kind}{part}"})
+                specs[f"{kind}_{name}"] = _param_arguments(field | {"section": f"Target: {kind}{part}"})
     for name, default in (defaults or {}).items():
         if name in specs:
             specs[name]["default"] = default
@@ -75,7 +78,7 @@ def read_params(
             findings.append(Finding(f"params.{name}", "there is no such parameter", fix))
     raise_findings(findings)
     run: dict[str, Any] = {}
-    for (*outer, last), _, _ in _run_fields():
+    for (*outer, last), _, _ in _fields_of_run():
         value = params.get("_".join((*outer, last)))
         if value not in _EMPTY:
             fields = run
@@ -84,7 +87,7 @@ def read_params(
             fields[last] = value
     if "output" not in run:
         run["output"] = str(home() / "models" / run_name(run_id, key))
-    kinds = _kinds()
+    kinds = _models_by_kind()
     kind = params.get(_KIND) or next(iter(kinds))
     # A field with its default counts as left out, so that the model can choose its value.
     target = {
@@ -95,7 +98,7 @@ def read_params(
     return run, {"kind": kind, **target}
 
 
-def _kinds() -> dict[str, type[BaseModel]]:
+def _models_by_kind() -> dict[str, type[BaseModel]]:
     """Return the models of targets by their kind."""
     union = get_args(get_args(Target)[0])
     return {model.model_fields["kind"].default: model for model in union}
@@ -110,7 +113,7 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
     return schema
 
 
-def _run_fields() -> Iterator[tuple[tuple[str, ...], dict[str, Any], bool]]:
+def _fields_of_run() -> Iterator[tuple[tuple[str, ...], dict[str, Any], bool]]:
     """Yield the path and the schema of each field of a run, and whether the form requires it."""
     schema = _schema(TrainingRun)
     for name, field in schema["properties"].items():
@@ -118,13 +121,14 @@ def _run_fields() -> Iterator[tuple[tuple[str, ...], dict[str, Any], bool]]:
             field["description"] += f" {_FILLED_IN[name]}"
         reference = field.get("$ref")
         if reference is None:
-            yield (name,), field, name in schema.get("required", ()) and name not in _FILLED_IN
+            is_required = name in schema.get("required", ()) and name not in _FILLED_IN
+            yield (name,), field, is_required
             continue
         for part, inner in schema["$defs"][reference.rsplit("/", 1)[-1]]["properties"].items():
             yield (name, part), {"section": field.get("section"), **inner}, False
 
 
-def _spec(field: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
+def _param_arguments(field: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
     """Translate the JSON schema of a field to arguments of Airflow's Param."""
     choices = [choice for choice in field.get("anyOf", [field]) if choice.get("type") != "null"]
     types = [str(choice.get("type", "string")) for choice in choices]
@@ -145,7 +149,9 @@ def _spec(field: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
     if nullable and "enum" in keywords:
         keywords["enum"] = [*keywords["enum"], None]
     examples = [str(example) for example in field.get("examples", ()) if isinstance(example, (str, int))]
-    text = str(field.get("description", "")) + (f" For example: {', '.join(examples)}" if examples else "")
+    text = str(field.get("description", ""))
+    if examples:
+        text += f" For example: {', '.join(examples)}"
     spec = {
         "type": [*nullable, *types],
         "section": field.get("section"),

@@ -129,7 +129,7 @@ class TrainOperator(RunOperator):
                 raise AirflowTaskTimeout(
                     f"the training was ended: it took longer than {self.execution_timeout}"
                 )
-            if _ended_by_earlier_try(ctx, handle, context):
+            if _was_cancelled_by_earlier_try(ctx, handle, context):
                 return self._train(context, ctx)
             return self._conclude(context, ctx, handle, status)
 
@@ -141,6 +141,7 @@ class TrainOperator(RunOperator):
         return handle.model_dump(mode="json")
 
     def _train(self, context: Context, ctx: RunContext) -> Any:
+        """Launch or attach, follow the training, and conclude; returns the task's result."""
         from manycpu.pipeline.verbs.launch import edited, launch
 
         staged, built = self.staged_and_built(ctx)
@@ -154,7 +155,7 @@ class TrainOperator(RunOperator):
                 self.log.warning("%s", finding)
             with ctx.ledger.kept_alive(ctx.waiting_lease):
                 status = self._watch_in_worker(context, ctx, handle)
-            if not _ended_by_earlier_try(ctx, handle, context):
+            if not _was_cancelled_by_earlier_try(ctx, handle, context):
                 break
             self.log.info("attempt %d was ended with the try that started it", handle.attempt)
         return self._conclude(context, ctx, handle, status)
@@ -182,7 +183,12 @@ class TrainOperator(RunOperator):
         return staged, built
 
     def _watch_in_worker(self, context: Context, ctx: RunContext, handle: Handle) -> Status:
-        """Follow the training in this worker: to its end, or for the first seconds only."""
+        """Follow the training in this worker; returns its final status.
+
+        Raises:
+            TaskDeferred: The first seconds are over, and the triggerer continues.
+            AirflowException: The task has ended, but not the training.
+        """
         from manycpu.pipeline.listeners import Guarded, flush, tell
         from manycpu.pipeline.targets.outcome import outcome
         from manycpu.pipeline.verbs.cancel import cancel
@@ -199,7 +205,7 @@ class TrainOperator(RunOperator):
                     return outcome(watching.ctx, status, watching.observed)
                 live.show(status, watching.observed)
                 if self._signalled or timer.is_check_due():
-                    self._handle_signal(context, watching, listeners)
+                    self._stop_if_task_ended(context, watching, listeners)
                 if self.deferrable and timer.has_expired:
                     self._defer(context, watching, listeners)
                 if not watching.behind:
@@ -211,8 +217,13 @@ class TrainOperator(RunOperator):
             watching.close()
             flush(listeners)
 
-    def _handle_signal(self, context: Context, watch: Watch, listeners: Iterable[RankListener]) -> None:
-        """End the training if a person ended the task; raise too if only this process is to end."""
+    def _stop_if_task_ended(self, context: Context, watch: Watch, listeners: Iterable[RankListener]) -> None:
+        """Raise if Airflow no longer wants this process; if a person ended the task, end the training first.
+
+        Raises:
+            AirflowFailException: A person ended the task.
+            AirflowException: The worker shuts down, or Airflow presumes this process dead.
+        """
         from manycpu.pipeline.listeners import tell
         from manycpu.pipeline.verbs.cancel import cancel
 
@@ -227,6 +238,7 @@ class TrainOperator(RunOperator):
             )
 
     def _defer(self, context: Context, watch: Watch, listeners: Iterable[RankListener]) -> NoReturn:
+        """Hand the training over to the triggerer, which continues where this worker stops reading."""
         from manycpu.operators.job_trigger import JobTrigger
         from manycpu.operators.triggers import TrainingTrigger
         from manycpu.pipeline.listeners import tell
@@ -248,15 +260,23 @@ class TrainOperator(RunOperator):
             place=place_of(context),
             cleans=place_of(context) if self.cleans_up else None,
         )
-        longest = _deferral_timeout(watch.ctx.run, watch.ctx.target)
-        timeout = longest if remaining is None else remaining + _DEADLINE_SLACK
+        if remaining is None:
+            timeout = _deferral_timeout(watch.ctx.run, watch.ctx.target)
+        else:
+            timeout = remaining + _DEADLINE_SLACK
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
 
     def _conclude(self, context: Context, ctx: RunContext, handle: Handle, status: Status) -> Any:
+        """Record how the attempt ended and show it on the training's page; returns the task's result.
+
+        Raises:
+            AirflowFailException: A rank refused to run the program: a retry would be refused too.
+            ManycpuError: The training failed otherwise.
+        """
         from manycpu.pipeline.verbs.wait import conclude
 
-        shown, retries = status, _has_tries_left(context)
-        if status.state is RunState.FAILED and not status.refused and retries:
+        shown = status
+        if status.state is RunState.FAILED and not status.refused and _has_tries_left(context):
             reason = f"attempt {handle.attempt} failed, and a retry follows: {status.in_short}"
             shown = status.model_copy(update={"state": RunState.PENDING, "reason": reason})
         try:
@@ -380,18 +400,23 @@ def _deferral_timeout(run: TrainingRun, target: TargetFields) -> timedelta | Non
 
 
 def _canceller(context: Context) -> str:
-    """Return the name of this try, as the ledger records who cancelled an attempt."""
+    """Name this try of the task, for the ledger's record of who cancelled an attempt."""
     instance = context["ti"]
     return f"task {instance.task_id}, try {instance.try_number} ({instance.id})"
 
 
-def _ended_by_earlier_try(ctx: RunContext, handle: Handle, context: Context) -> bool:
-    """Whether an earlier try, which a person cleared, cancelled this attempt: then another is launched."""
-    by = ctx.ledger.read().cancelled.get(handle.attempt, "")
-    return by.startswith(f"task {context['ti'].task_id}, try ") and by != _canceller(context)
+def _was_cancelled_by_earlier_try(ctx: RunContext, handle: Handle, context: Context) -> bool:
+    """Whether an earlier try of this task cancelled the attempt, because a person cleared the task.
+
+    The present try then launches another attempt.
+    """
+    canceller = ctx.ledger.read().cancelled.get(handle.attempt, "")
+    is_this_task = canceller.startswith(f"task {context['ti'].task_id}, try ")
+    return is_this_task and canceller != _canceller(context)
 
 
 def _has_tries_left(context: Context) -> bool:
+    """Whether the task's ``retries`` allow another try after this one."""
     instance: Any = context["ti"]
     return bool(instance.try_number <= instance.max_tries)
 

@@ -77,9 +77,10 @@ class FollowingTrigger(BaseTrigger):
     async def on_kill(self) -> None:
         """Cancel the training: a person marked or cleared the task. Not called when the triggerer stops."""
         # On one thread, which runs to its end: Airflow cancels this coroutine a second later.
-        await asyncio.to_thread(self._end)
+        await asyncio.to_thread(self._cancel_and_clean_up)
 
-    def _end(self) -> None:
+    def _cancel_and_clean_up(self) -> None:
+        """Cancel the training; clean up its run if the run ends with the task."""
         ended = self._cancel(self.by)
         self.log.info("the training %s", "was ended" if ended else "had ended before")
         # A cleared task keeps its run: the next try resumes it.
@@ -87,9 +88,11 @@ class FollowingTrigger(BaseTrigger):
             clean_up_and_log(self._context(), self.log, self.cleans)
 
     def _cancel(self, by: str) -> bool:
+        """Cancel the attempt; returns whether it was running. ``by`` is who does so, for the record."""
         return cancel(self._context(), by=by, attempt=self.handle["attempt"])
 
     def _context(self) -> RunContext:
+        """Open the run that the handle names, with the fields that the attempt was started with."""
         raise NotImplementedError
 
     @asynccontextmanager
@@ -98,7 +101,7 @@ class FollowingTrigger(BaseTrigger):
 
         async def renew() -> None:
             while True:
-                await asyncio.sleep(ledgers.pause())
+                await asyncio.sleep(ledgers.renewal_pause())
                 try:
                     loop = asyncio.get_running_loop()
                     await loop.run_in_executor(_RENEWALS, ctx.ledger.renew, ctx.waiting_lease)
@@ -112,15 +115,19 @@ class FollowingTrigger(BaseTrigger):
         finally:
             renewing.cancel()
 
-    def _start_listening(self, ctx: RunContext, handle: Handle, observed: Observed) -> None:
+    def _make_listeners(self, ctx: RunContext, handle: Handle, observed: Observed) -> None:
+        """Make the listeners of the attempt, and the writer of its page."""
         self._listeners = [*map(Guarded, following.listeners(self.log, ctx, handle, observed.progress))]
         self._live = Live(ctx, self.place, self.log, wait=True)
 
     def _deliver(self, lines: Iterable[RankLine]) -> None:
         tell(lines, *self._listeners)
 
-    async def _event(self, status: Status, *, timed_out: bool) -> TriggerEvent:
-        """Leave listeners and page to the worker, wait for ``not_before``, and build the final event."""
+    async def _final_event(self, status: Status, *, timed_out: bool) -> TriggerEvent:
+        """Flush the listeners and stop writing the page, then return the event that resumes the task.
+
+        Waits until ``not_before``.
+        """
         await asyncio.to_thread(flush, self._listeners)
         await asyncio.to_thread(self._live.close)
         await asyncio.sleep(max(0.0, self.not_before - time.time()))
@@ -137,13 +144,15 @@ class TrainingTrigger(FollowingTrigger):
         timed_out = False
         # Files are read, and long logs written, on a thread: other triggers share this event loop.
         async with self._keeping_alive(watching.ctx):
-            while not (status := await asyncio.to_thread(self._look, watching)).state.terminal:
+            while not (
+                status := await asyncio.to_thread(self._deliver_and_get_status, watching)
+            ).state.terminal:
                 if self.deadline is not None and time.time() >= self.deadline:
                     timed_out = True
                     await asyncio.to_thread(self._cancel, "execution_timeout")
                 if not watching.behind:
                     await asyncio.sleep(POLL)
-        yield await self._event(status, timed_out=timed_out)
+        yield await self._final_event(status, timed_out=timed_out)
 
     def _context(self) -> RunContext:
         directory = Path(self.handle["directory"]).parents[1]
@@ -164,10 +173,10 @@ class TrainingTrigger(FollowingTrigger):
             self._bookmark.write_text(str(cursor))
         handle = read_handle(self.handle)
         watching = watch(self._context(), handle, cursor)
-        self._start_listening(watching.ctx, handle, watching.observed)
+        self._make_listeners(watching.ctx, handle, watching.observed)
         return watching
 
-    def _look(self, watching: Watch) -> Status:
+    def _deliver_and_get_status(self, watching: Watch) -> Status:
         """Deliver the lines that are new, and return the status; the outcome where the process has ended."""
         lines, status = watching.look()
         self._deliver(lines)

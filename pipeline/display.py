@@ -85,7 +85,7 @@ class Display:
         self._bar: TaskID | None = None
         self._printed_at = 0.0
         self._losses = Series()
-        self._paced = Paced(self._say)
+        self._paced = Paced(self._print_event)
         self._log = _Log(self)
 
     def __enter__(self) -> Self:
@@ -111,7 +111,7 @@ class Display:
 
     def progress(self, done: int, total: int) -> None:
         """Move the bar of a transfer; without a bar, print a line every ten seconds."""
-        self._move(done, total, f"{decimal(done)} of {decimal(total)}")
+        self._move_bar(done, total, f"{decimal(done)} of {decimal(total)}")
         now = time.monotonic()
         if not self._console.is_terminal and now >= self._printed_at + _PLAIN_LINE_INTERVAL_S:
             self._printed_at = now
@@ -126,7 +126,7 @@ class Display:
         if isinstance(event, ProgressEvent) and self._console.is_terminal:
             self._losses.add(event.step, float(event.time or 0), event.loss)
             text = f"{spark(self._losses, _SPARK_WIDTH)} {event.sentence()}".strip()
-            self._move(event.step or 0, event.total_steps, text)
+            self._move_bar(event.step or 0, event.total_steps, text)
         else:
             self._paced.event(event, line)
 
@@ -146,11 +146,11 @@ class Display:
         """Print a summary of the report."""
         summary(self._console, written, path)
 
-    def _say(self, event: Event, line: RankLine) -> None:
+    def _print_event(self, event: Event, line: RankLine) -> None:
         if not isinstance(event, _ONLY_IN_SUMMARY):
             self._print(f"  {readable(line, event)}", "yellow" if isinstance(event, WarningEvent) else "")
 
-    def _move(self, done: float, total: float | None, text: str) -> None:
+    def _move_bar(self, done: float, total: float | None, text: str) -> None:
         if self._bar is not None:
             self._bars.update(self._bar, completed=done, total=total, text=text)
 
@@ -187,16 +187,12 @@ def summary(console: Console, report: Report, path: str) -> None:
     verbs = [(name, f"{record.seconds:.1f}", record.result) for name, record in report.verbs.items()]
     console.print(_table(("verb", "seconds", "result"), verbs))
     if report.metrics:
-        console.print(_table(("metric", "value"), [(name, _value(v)) for name, v in report.metrics.items()]))
-    for line in _curve(report):
+        console.print(
+            _table(("metric", "value"), [(name, _format_value(v)) for name, v in report.metrics.items()])
+        )
+    for line in _loss_curve_lines(report):
         console.print(line, markup=False, highlight=False)
-    scale = "no ranks met"
-    if report.world_size is not None:
-        used = f"backend {report.backend}" if report.backend else "which initialised no backend"
-        if devices := sum(rank.devices or 0 for rank in report.ranks):
-            used = f"{devices} devices of XLA"
-        scale = f"{report.world_size} ranks on {len(report.hosts)} host(s), {used}"
-    _print(console, f"{report.state}: {scale}")
+    _print(console, f"{report.state}: {_scale(report)}")
     for leftover in report.left_behind:
         _print(console, f"left behind: {leftover}", "red")
     if report.advice:
@@ -204,6 +200,19 @@ def summary(console: Console, report: Report, path: str) -> None:
     for name, place in report.trackers.items():
         _print(console, place_in_words(name, place))
     _print(console, f"report: {path}")
+
+
+def _scale(report: Report) -> str:
+    """Describe how many ranks joined the training, and what they computed and communicated with."""
+    if report.world_size is None:
+        return "no ranks met"
+    if devices := sum(rank.devices or 0 for rank in report.ranks):
+        means = f"{devices} devices of XLA"
+    elif report.backend:
+        means = f"backend {report.backend}"
+    else:
+        means = "which initialised no backend"
+    return f"{report.world_size} ranks on {len(report.hosts)} host(s), {means}"
 
 
 def _print(console: Console, text: str, style: str = "") -> None:
@@ -216,7 +225,7 @@ def failure(console: Console, report: Report) -> None:
         _print(console, line, "red")
 
 
-def _curve(report: Report) -> list[str]:
+def _loss_curve_lines(report: Report) -> list[str]:
     """Draw the loss over its steps, with its first and last value below."""
     series = report.series.get("loss")
     lines = draw(series, *_CURVE_SIZE) if series else []
@@ -227,10 +236,11 @@ def _curve(report: Report) -> list[str]:
         ends = (series.steps[0], series.steps[-1])
         first, last = (f"{step:g}" if isinstance(step, float) else str(step) for step in ends)
         steps = f" from step {first} to {last}"
-    return [*lines, f"loss {_value(series.values[0])} to {_value(series.values[-1])}{steps}"]
+    return [*lines, f"loss {_format_value(series.values[0])} to {_format_value(series.values[-1])}{steps}"]
 
 
 def _table(head: tuple[str, ...], rows: list[Any]) -> Table:
+    """Make a table of texts; control characters in them are escaped."""
     table = Table(*head)
     for row in rows:
         # A Text has no markup: brackets in a metric's name stay.
@@ -238,7 +248,7 @@ def _table(head: tuple[str, ...], rows: list[Any]) -> Table:
     return table
 
 
-def _value(value: object) -> str:
+def _format_value(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -258,16 +268,18 @@ def draw(series: Series, width: int, height: int) -> list[str]:
     points = [point for point in zip(ordinates, series.values, strict=True) if _is_finite(*point)]
     if len(points) < 2:  # noqa: PLR2004 - a line has two ends
         return []
-    across, up = _shares([x for x, _ in points]), _shares([y for _, y in points])
-    rows = [[0] * width for _ in range(height)]
-    columns, dots = 2 * width - 1, 4 * height - 1
-    ends = [(round(x * columns), round((1 - y) * dots)) for x, y in zip(across, up, strict=True)]
-    for (left, begin), (right, end) in pairwise(ends):
-        count = max(abs(right - left), abs(end - begin), 1)
-        for at in range(count + 1):
-            x, y = left + round((right - left) * at / count), begin + round((end - begin) * at / count)
-            rows[y // 4][x // 2] |= _DOTS[y % 4][x % 2]
-    return ["".join(chr(_BRAILLE + cell) for cell in row) for row in rows]
+    # A character has two columns and four rows of dots; y counts from the top.
+    last_column, last_row = 2 * width - 1, 4 * height - 1
+    xs = [round(x * last_column) for x in _scaled([x for x, _ in points])]
+    ys = [round((1 - y) * last_row) for y in _scaled([y for _, y in points])]
+    cells = [[0] * width for _ in range(height)]
+    for (x0, y0), (x1, y1) in pairwise(zip(xs, ys, strict=True)):
+        dots = max(abs(x1 - x0), abs(y1 - y0), 1)  # of the line between two points
+        for dot in range(dots + 1):
+            x = x0 + round((x1 - x0) * dot / dots)
+            y = y0 + round((y1 - y0) * dot / dots)
+            cells[y // 4][x // 2] |= _DOTS[y % 4][x % 2]
+    return ["".join(chr(_BRAILLE + cell) for cell in row) for row in cells]
 
 
 def spark(series: Series, width: int) -> str:
@@ -276,15 +288,16 @@ def spark(series: Series, width: int) -> str:
     >>> spark(Series(index=[0, 1, 2], steps=[1, 2, 3], times=[1, 2, 3], values=[2.0, 1.0, 0.0]), 8)
     '█▄▁'
     """
-    shares = _shares([value for value in series.thinned(max(width, 4)).values if _is_finite(value)])[-width:]
-    return "".join(_BARS[int(share * (len(_BARS) - 0.01))] for share in shares)
+    values = [value for value in series.thinned(max(width, 4)).values if _is_finite(value)]
+    heights = _scaled(values)[-width:]
+    return "".join(_BARS[int(height * (len(_BARS) - 0.01))] for height in heights)
 
 
 def _is_finite(*numbers: float) -> bool:
     return all(isinstance(number, int) or math.isfinite(number) for number in numbers)
 
 
-def _shares(values: Sequence[float]) -> list[float]:
+def _scaled(values: Sequence[float]) -> list[float]:
     """Scale values to between 0, the least, and 1, the greatest."""
     if not values:
         return []

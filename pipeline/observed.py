@@ -36,7 +36,7 @@ _PROGRESS_METRICS: Final = ("epoch", "loss", "grad_norm", "learning_rate", "samp
 
 
 def observe(lines: Iterable[str]) -> Observed:
-    """Reduce the lines of a training's log to what its ranks reported."""
+    """Read a whole log of a training, and return what its ranks reported."""
     observer = Observer()
     for line in lines:
         observer.hear(split(line))
@@ -74,10 +74,10 @@ class Observer:
         if event is not None:
             self.observed.events += 1
             save_now = self._reduce(event, line.rank, time)
-            _add_points(self.observed, event, line.rank, time)
+            _add_curve_points(self.observed, event, line.rank, time)
             return save_now
         if line.rank is not None and line.text.strip():
-            _append(self.tails, line.rank, line.text)
+            _append_to_tail(self.tails, line.rank, line.text)
         return False
 
     @singledispatchmethod
@@ -105,7 +105,7 @@ class Observer:
             meeting["hosts"].append(rank.host)
         if meeting is self.observed.rounds[-1]:
             bisect.insort(self.observed.ranks, rank, key=attrgetter("rank"))
-            _end_finished(self.observed)
+            _apply_finished_meeting(self.observed)
         return True
 
     @_reduce.register
@@ -122,16 +122,17 @@ class Observer:
     def _on_progress(self, event: ProgressEvent, _: int | None, time: float) -> bool:
         self.observed.start = None
         fields = {name: getattr(event, name) for name in Progress.model_fields}
-        self.observed.progress = Progress.model_validate(fields | {"time": _written(event, time)})
+        self.observed.progress = Progress.model_validate(fields | {"time": _time_of(event, time)})
         values = {name: getattr(event, name) for name in _PROGRESS_METRICS}
         _add_metrics(self.observed, {name: value for name, value in values.items() if value is not None})
         return False  # the next progress comes soon
 
     @_reduce.register
     def _on_pace(self, event: PaceEvent, rank: int | None, time: float) -> bool:
-        for known in _ranks_of(self.observed, rank):
+        known_rank = _rank_of_last_meeting(self.observed, rank)
+        if known_rank is not None:
             fields = event.model_dump(include=set(Pace.model_fields))
-            known.pace = Pace.model_validate(fields | {"time": _written(event, time)})
+            known_rank.pace = Pace.model_validate(fields | {"time": _time_of(event, time)})
         return False
 
     @_reduce.register
@@ -142,20 +143,21 @@ class Observer:
 
     @_reduce.register
     def _on_returned(self, event: ReturnedEvent, rank: int | None, _: float) -> bool:
-        # Parts of a value; lines may be read again.
-        parts = [*(self.observed.parts if event.part > 1 else []), event.text]
+        # A part that is read again does not fit the number of parts so far, and is ignored.
+        parts_before = self.observed.parts if event.part > 1 else []
+        parts = [*parts_before, event.text]
         if rank != 0 or len(parts) != event.part or sum(map(len, parts)) > RETURN_LIMIT:
             return False
         if event.part != event.parts:
             self.observed.parts = parts
             return False
         self.observed.parts = []
-        self.observed.returned, self.observed.has_returned = _from_json("".join(parts)), True
+        self.observed.returned, self.observed.has_returned = _parse_returned("".join(parts)), True
         return True
 
     @_reduce.register
     def _on_warning(self, event: WarningEvent, *_: object) -> bool:
-        _warn(self.observed, event.message)
+        _add_warning(self.observed, event.message)
         return True
 
     @_reduce.register
@@ -163,13 +165,13 @@ class Observer:
         rank = rank if event.rank is None else event.rank
         # A script's traceback is among its lines already; why a rank refuses to run the script is not.
         if rank is not None and not any(event.message in text for text in self.tails.get(rank, ())):
-            _append(self.tails, rank, event.message)
+            _append_to_tail(self.tails, rank, event.message)
         return True
 
     @_reduce.register
     def _on_finished(self, event: FinishedEvent, *_: object) -> bool:
         self.observed.finished_meeting = event.meeting
-        _end_finished(self.observed)
+        _apply_finished_meeting(self.observed)
         return True
 
     @_reduce.register
@@ -177,12 +179,9 @@ class Observer:
         rank = rank if event.rank is None else event.rank
         if rank is None:
             return True
-        for known in _ranks_of(self.observed, rank):
-            meeting = self.observed.rounds[-1]
-            same_host = known.host == event.host and event.hostname in (None, known.hostname)
-            same_meeting = event.meeting is not None and event.meeting == meeting.get("meeting")
-            if same_meeting or (event.meeting is None and same_host and time >= _began(meeting)):
-                known.exit_code = event.code
+        known_rank = _rank_of_last_meeting(self.observed, rank)
+        if known_rank is not None and self._is_of_last_meeting(event, known_rank, time):
+            known_rank.exit_code = event.code
         # The first failure is the cause: the launcher ends the other ranks because of it.
         is_first = self.observed.failure is None or self.observed.failed_at > time
         if event.code != 0 and is_first:
@@ -191,8 +190,17 @@ class Observer:
             self.observed.failure, self.observed.failed_at = failure, time
         return True
 
+    def _is_of_last_meeting(self, event: ExitEvent, rank: Rank, time: float) -> bool:
+        """Whether a rank ended after it joined the last meeting, and not one before a restart."""
+        last_meeting = self.observed.rounds[-1]
+        if event.meeting is not None:
+            return event.meeting == last_meeting.get("meeting")
+        # A line of a log does not name the meeting: compare host and time.
+        is_same_host = rank.host == event.host and event.hostname in (None, rank.hostname)
+        return is_same_host and time >= _begin_of(last_meeting)
 
-def _end_finished(observed: Observed) -> None:
+
+def _apply_finished_meeting(observed: Observed) -> None:
     """Record exit code 0 for all ranks of a meeting that has reported its end."""
     if observed.rounds and observed.rounds[-1].get("meeting") == (observed.finished_meeting or ""):
         for rank in observed.ranks:
@@ -200,7 +208,10 @@ def _end_finished(observed: Observed) -> None:
 
 
 def _find_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str, Any] | None:
-    """Find the meeting that a rank belongs to; None for its first rank."""
+    """Find the meeting that a rank has joined; None: the rank is the first to report it.
+
+    A meeting is one start of all ranks together; each restart of the ranks is another meeting.
+    """
     if event.meeting is not None:
         named = (meeting for meeting in observed.rounds if meeting.get("meeting") == event.meeting)
         return next(named, None)
@@ -223,7 +234,7 @@ def _new_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str
     meeting |= {"began": time, "hosts": [], "ranks": []}
     meeting |= {"meeting": event.meeting} if event.meeting is not None else {}
     observed.rounds.append(meeting)
-    observed.rounds.sort(key=_began)
+    observed.rounds.sort(key=_begin_of)
     if meeting is observed.rounds[-1]:
         # Facts of an earlier meeting prove nothing about this one.
         observed.ranks, observed.world_size, observed.backend = [], event.world_size, None
@@ -231,40 +242,40 @@ def _new_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str
     return meeting
 
 
-def _began(meeting: dict[str, Any]) -> float:
+def _begin_of(meeting: dict[str, Any]) -> float:
     """Return when a meeting began; 0 if lines have no times, and so arrive in order."""
     return float(meeting.get("began", 0.0))
 
 
 def _add_metrics(observed: Observed, values: Mapping[str, Any]) -> None:
     """Keep the last value of each metric, up to the largest number of names."""
-    room = _MAX_METRICS - len(observed.metrics)
-    new = [name for name in values if name not in observed.metrics]
-    left_out = {*new[max(0, room) :]}
+    room = max(0, _MAX_METRICS - len(observed.metrics))
+    new_names = [name for name in values if name not in observed.metrics]
+    left_out = set(new_names[room:])
     observed.metrics |= {name: value for name, value in values.items() if name not in left_out}
     if left_out:
-        _warn(observed, f"of the metrics, the first {_MAX_METRICS} names are kept")
+        _add_warning(observed, f"of the metrics, the first {_MAX_METRICS} names are kept")
 
 
-def _written(event: Event, time: float) -> float:
+def _time_of(event: Event, time: float) -> float:
     """Return when an event was written, in seconds since the epoch: its own time, or that of its line."""
     return float(event.time or time)
 
 
-def _add_points(observed: Observed, event: Event, rank: int | None, time: float) -> None:
+def _add_curve_points(observed: Observed, event: Event, rank: int | None, time: float) -> None:
     """Add an event's values to the curves of its metrics, up to the largest number of curves."""
     progress = observed.progress
     step, values = values_of(event, rank, progress.step if progress else None)
     for name, value in values.items():
         series = observed.series.get(name) or Series()
-        series.add(step, _written(event, time), value)
+        series.add(step, _time_of(event, time), value)
         if series.values and (len(observed.series) < _MAX_CURVES or name in _ALWAYS_CURVES):
             observed.series[name] = series
         elif series.values and name not in observed.series:
-            _warn(observed, f"of the metrics, the first {_MAX_CURVES} names have curves")
+            _add_warning(observed, f"of the metrics, the first {_MAX_CURVES} names have curves")
 
 
-def _from_json(text: str) -> Any:
+def _parse_returned(text: str) -> Any:
     """Parse a returned value; None if it is no JSON, or nested too deeply."""
     try:
         value = json.loads(text)
@@ -274,20 +285,24 @@ def _from_json(text: str) -> Any:
     return value if is_shallow(value) else None
 
 
-def _warn(observed: Observed, message: str) -> None:
+def _add_warning(observed: Observed, message: str) -> None:
+    """Record a warning once, up to the largest number of warnings."""
     if message not in observed.warnings and len(observed.warnings) < _MAX_WARNINGS:
         observed.warnings.append(message)
 
 
-def _ranks_of(observed: Observed, number: int | None) -> list[Rank]:
-    """Find the rank of the last meeting that has a number: a list of one or none."""
+def _rank_of_last_meeting(observed: Observed, number: int | None) -> Rank | None:
+    """Return the rank of a number, as it joined the last meeting; None: it did not join it."""
     if number is None:
-        return []
-    place = bisect.bisect_left(observed.ranks, number, key=attrgetter("rank"))
-    return [rank for rank in observed.ranks[place : place + 1] if rank.rank == number]
+        return None
+    index = bisect.bisect_left(observed.ranks, number, key=attrgetter("rank"))
+    if index < len(observed.ranks) and observed.ranks[index].rank == number:
+        return observed.ranks[index]
+    return None
 
 
-def _append(tails: dict[int, list[str]], rank: int, text: str) -> None:
+def _append_to_tail(tails: dict[int, list[str]], rank: int, text: str) -> None:
+    """Append a line to the last lines of a rank, and drop the oldest ones."""
     tail = tails.setdefault(rank, [])
     tail.append(text[:_LINE_CHARACTERS])
     del tail[:-_TAIL_LINES]

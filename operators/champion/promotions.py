@@ -83,29 +83,33 @@ def promote(folder: Path, candidate: Candidate, instead_of: int) -> Champion:
     if instead_of != (last.number if last else 0):
         raise _superseded(last, instead_of)
     model, files = folder / "models" / candidate.name, folder / "promotions"
-    _copy(candidate, model)
-    asked = Champion(**{**candidate.model_dump(), "path": str(model)}, number=instead_of + 1)
+    _copy_once(candidate, model)
+    promotion = Champion(**{**candidate.model_dump(), "path": str(model)}, number=instead_of + 1)
     files.mkdir(parents=True, exist_ok=True)
-    partial = files / f".{asked.name}.{uuid.uuid4().hex}"
-    partial.write_text(asked.model_dump_json(indent=1) + "\n")
+    partial = files / f".{promotion.name}.{uuid.uuid4().hex}"
+    partial.write_text(promotion.model_dump_json(indent=1) + "\n")
     disk.sync(files)
     with suppress(FileExistsError):
-        os.link(partial, files / f"{asked.number:06}.json")  # unlike a rename, this replaces no file
+        os.link(partial, files / f"{promotion.number:06}.json")  # unlike a rename, this replaces no file
     partial.unlink()
     disk.sync(files)
     promotions = _promotions(folder)
-    last, kept = promotions[-1], {one.name for one in promotions[-2:]}
-    if last.name != candidate.name:
+    last = promotions[-1]
+    if last.name != candidate.name:  # another process has created the file of this number
         raise _superseded(last, instead_of)
-    for name in {one.name for one in promotions} - kept:
+    kept = {each.name for each in promotions[-2:]}
+    for name in {each.name for each in promotions} - kept:
         with suppress(OSError):  # another promotion may delete it too; the candidate is promoted in any case
             _remove(folder / "models" / name)
     return last
 
 
 def discard(folder: Path, prefix: str) -> list[str]:
-    """Delete the files of incomplete promotions, of models named ``prefix*``; returns the files' names."""
-    promoted = {one.name for one in _promotions(folder)}
+    """Delete models named ``prefix*`` that were not promoted, and what killed promotions of them left.
+
+    Returns the names of the deleted files and folders.
+    """
+    promoted = {each.name for each in _promotions(folder)}
     found = [path for kind in ("models", "promotions") for path in (folder / kind).glob(f".{prefix}*")]
     found += [model for model in (folder / "models").glob(f"{prefix}*") if model.name not in promoted]
     for path in found:
@@ -117,7 +121,7 @@ def _promotions(folder: Path) -> list[Champion]:
     """Read all promotions in the order of their numbers; other files are ignored."""
     files = [file for file in (folder / "promotions").glob("*.json") if _PROMOTION_FILE.fullmatch(file.name)]
     promotions = [Champion.model_validate_json(file.read_text()) for file in files]
-    return sorted(promotions, key=lambda one: one.number)
+    return sorted(promotions, key=lambda promotion: promotion.number)
 
 
 def _superseded(last: Champion | None, instead_of: int) -> SupersededError:
@@ -136,22 +140,22 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _copy(candidate: Candidate, model: Path) -> None:
+def _copy_once(candidate: Candidate, model: Path) -> None:
     """Copy exactly the exported files; the copy is renamed when it is complete, and made once.
 
     Processes that copy the same model at once use a folder each, and one of the folders is renamed.
     """
-    if _is_whole(model, candidate.sha256):
+    if _is_complete_copy(model, candidate.sha256):
         return  # it was champion before, or an earlier try has copied it
     own = model.with_name(f".{model.name}.{uuid.uuid4().hex}")
     try:
-        _export(candidate, own / model.name)
+        _copy_files_of_export(candidate, own / model.name)
         try:
             (own / model.name).rename(model)
         except OSError as error:
             if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
                 raise
-            if not _is_whole(model, candidate.sha256):
+            if not _is_complete_copy(model, candidate.sha256):
                 message = f"{model} is not the model that was evaluated: nothing was promoted"
                 raise ManycpuError(message, fix="Remove it, and run again") from error
     except Exception:  # discard() deletes what a killed process leaves
@@ -160,9 +164,9 @@ def _copy(candidate: Candidate, model: Path) -> None:
     shutil.rmtree(own, ignore_errors=True)
 
 
-def _export(candidate: Candidate, copy: Path) -> None:
+def _copy_files_of_export(candidate: Candidate, copy: Path) -> None:
     source = Location.of(candidate.path, "candidate")
-    exported = _exported(source, candidate.sha256)
+    exported = _manifest_of_export(source, candidate.sha256)
     if exported is None:
         fix = "It is deleted at the end of its DAG run: start another one"
         raise ManycpuError(f"the model that was evaluated is not at {candidate.path}", fix=fix)
@@ -171,12 +175,12 @@ def _export(candidate: Candidate, copy: Path) -> None:
         raise ManycpuError(f"{candidate.path} has changed since it was evaluated: nothing was promoted")
 
 
-def _is_whole(model: Path, sha256: str) -> bool:
+def _is_complete_copy(model: Path, sha256: str) -> bool:
     """Whether a complete copy exists, with the expected content."""
     if model.is_symlink() or not model.is_dir():
         return False
     copy = Location.of(str(model), "model")
-    exported = _exported(copy, sha256)
+    exported = _manifest_of_export(copy, sha256)
     if exported is None:
         return False
     try:
@@ -185,7 +189,7 @@ def _is_whole(model: Path, sha256: str) -> bool:
         return False
 
 
-def _exported(folder: Location, sha256: str) -> Manifest | None:
+def _manifest_of_export(folder: Location, sha256: str) -> Manifest | None:
     """Read the manifest of an export by its digest; a model may have a manifest.json of its own."""
     for name in manifests(folder.has):
         with suppress(ValueError):

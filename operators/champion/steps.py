@@ -27,7 +27,7 @@ Fields = dict[str, Any]
 
 def new_version(params: Any = None, task: Any = None, outlet_events: Any = None) -> Fields:
     """Write the next version of the data set, and put its number and path into the asset's event."""
-    version = write_version(_folder(params) / "data", params["more"])._asdict()
+    version = write_version(_champion_folder(params) / "data", params["more"])._asdict()
     outlet_events[task.outlets[0]].extra = version
     return version
 
@@ -43,10 +43,13 @@ def begin(
     from manycpu.pipeline.spec.naming import run_key, run_name
     from manycpu.pipeline.spec.validation import read_target
 
-    folder = _folder(params)
-    events = [event for of_asset in (triggering_asset_events or {}).values() for event in of_asset]
-    extra = events[-1].extra if events else None
-    path = (json.loads(extra) if isinstance(extra, str) else extra or {}).get("path")
+    folder = _champion_folder(params)
+    events: list[Any] = []
+    for events_of_asset in (triggering_asset_events or {}).values():
+        events += events_of_asset
+    extra = events[-1].extra if events else {}
+    fields = json.loads(extra) if isinstance(extra, str) else extra or {}
+    path = fields.get("path")
     with explained():
         read_target(params["target"])
         last = None if path else newest(folder / "data")
@@ -88,7 +91,7 @@ def describe(rate: float, output: str, training: str, ti: Any = None) -> Fields:
     returned = report.returned if isinstance(report.returned, dict) else {}
     exported = {"path": output, "sha256": report.export["sha256"], "metrics": report.metrics}
     described = {**about, "accuracy": returned.get("accuracy"), "key": report.key, **exported}
-    fault = _fault(described)
+    fault = _why_failed(described)
     return {**about, "error": fault} if fault else described
 
 
@@ -97,17 +100,20 @@ def choose(candidates: Iterable[Fields] | Fields, run: str, version: str, params
 
     Returns what ``compare`` takes: that candidate, and the present champion if there is one.
     """
-    good = []
-    for one in _several(candidates):
-        if error := _fault(one):
-            _LOG.warning("the candidate of rate %g failed: %s", one["rate"], error)
+    succeeded = []
+    for result in _as_list(candidates):
+        if error := _why_failed(result):
+            _LOG.warning("the candidate of rate %g failed: %s", result["rate"], error)
         else:
-            good.append(one)
-    if not good:
+            succeeded.append(result)
+    if not succeeded:
         raise AirflowFailException("no candidate succeeded; their tasks say why")
-    best = max(good, key=lambda one: one["accuracy"])
-    candidate = Candidate(name=f"{run}-{best['sha256'][:8]}", data=version, **best)
-    return [one.model_dump(mode="json") for one in (candidate, champion(_folder(params))) if one]
+    best = max(succeeded, key=lambda result: result["accuracy"])
+    contenders = [Candidate(name=f"{run}-{best['sha256'][:8]}", data=version, **best)]
+    present_champion = champion(_champion_folder(params))
+    if present_champion is not None:
+        contenders.append(present_champion)
+    return [contender.model_dump(mode="json") for contender in contenders]
 
 
 def path_of(contender: Fields) -> str:
@@ -129,62 +135,77 @@ def compare(
     """
     base = (conf.get("api", "base_url", fallback="") or "").rstrip("/")
     tried = []
-    for one in _several(candidates):
-        tab = tab_of(dag_run.dag_id, dag_run.run_id, one["training"], one["map_index"])
-        chosen = one.get("path") == contenders[0]["path"]
-        accuracy = None if _fault(one) else one["accuracy"]
-        tried.append({"rate": one["rate"], "accuracy": accuracy, "page": f"{base}/{tab}", "chosen": chosen})
-    scores = [one["accuracy"] for one in judged]
-    says = _comparison(contenders[0]["rate"], scores, tried, params["threshold"])
+    for candidate in _as_list(candidates):
+        tab = tab_of(dag_run.dag_id, dag_run.run_id, candidate["training"], candidate["map_index"])
+        tried.append(
+            {
+                "rate": candidate["rate"],
+                "accuracy": None if _why_failed(candidate) else candidate["accuracy"],
+                "page": f"{base}/{tab}",
+                "chosen": candidate.get("path") == contenders[0]["path"],
+            }
+        )
+    scores = [result["accuracy"] for result in judged]
+    says = _comparison_as_text(contenders[0]["rate"], scores, tried, params["threshold"])
     _LOG.info(says)
     return {
         "better": scores[0] - sum(scores[1:]) > params["threshold"],  # without a champion: better than 0
         "accuracy": scores[0],
         "says": says,
-        "body": _body(says, contenders, scores, tried),
+        "body": _comparison_as_markdown(says, contenders, scores, tried),
     }
 
 
-def _comparison(rate: float, scores: Sequence[float], tried: Sequence[Fields], threshold: float) -> str:
+def _comparison_as_text(
+    rate: float, scores: Sequence[float], tried: Sequence[Fields], threshold: float
+) -> str:
     """Describe the accuracy reached, the accuracy needed, and the candidates that failed."""
-    score, *others = _percents(scores)
-    needed = f"a lead of more than {100 * threshold:g} points" if threshold else "any lead"
-    if not others:
+    percentages = _as_percentages(scores)
+    if len(percentages) == 1:
+        champion_part = "there is no champion yet"
         needed = f"more than {100 * threshold:g} %"
-    other = f"the champion {others[0]}" if others else "there is no champion yet"
-    rates = ", ".join(f"{one['rate']:g}" for one in tried if one["accuracy"] is None)
-    return (
-        f"The candidate of learning rate {rate:g} reached accuracy {score} on digits that neither saw, "
-        f"{other}; needed was {needed}."
-        + (f" Candidates that failed: those of learning rate {rates}." if rates else "")
+    else:
+        champion_part = f"the champion {percentages[1]}"
+        needed = f"a lead of more than {100 * threshold:g} points" if threshold else "any lead"
+    text = (
+        f"The candidate of learning rate {rate:g} reached accuracy {percentages[0]} on digits that neither "
+        f"saw, {champion_part}; needed was {needed}."
     )
+    failed_rates = ", ".join(f"{each['rate']:g}" for each in tried if each["accuracy"] is None)
+    if failed_rates:
+        text += f" Candidates that failed: those of learning rate {failed_rates}."
+    return text
 
 
-def _body(says: str, contenders: Sequence[Fields], scores: Sequence[float], tried: Sequence[Fields]) -> str:
+def _comparison_as_markdown(
+    says: str, contenders: Sequence[Fields], scores: Sequence[float], tried: Sequence[Fields]
+) -> str:
     """Return the comparison as Markdown, with a table of the two models and one of all candidates."""
     rows = [
-        ["accuracy on digits that neither saw", *_percents(scores)],
-        ["learning rate", *(f"{one['rate']:g}" for one in contenders)],
-        ["trained on version", *(Path(one["data"]).name for one in contenders)],
-        ["sha256", *(f"`{one['sha256'][:12]}`" for one in contenders)],
+        ["accuracy on digits that neither saw", *_as_percentages(scores)],
+        ["learning rate", *(f"{contender['rate']:g}" for contender in contenders)],
+        ["trained on version", *(Path(contender["data"]).name for contender in contenders)],
+        ["sha256", *(f"`{contender['sha256'][:12]}`" for contender in contenders)],
     ]
-    models = _table(["", "candidate", "champion"], [[*row, "none yet"][:3] for row in rows])
-    link = [f"[The candidate's training]({one['page']})" for one in tried if one["chosen"]][:1]
-    best_first = sorted(tried, key=lambda one: math.inf if one["accuracy"] is None else -one["accuracy"])
-    reached = iter(_percents([one["accuracy"] for one in best_first if one["accuracy"] is not None]))
-    rows = [
-        [
-            f"[{one['rate']:g}]({one['page']})",
-            next(reached, "failed"),
-            "the candidate" if one["chosen"] else "",
-        ]
-        for one in best_first
-    ]
-    sweep = _table(["learning rate", "accuracy on digits to choose by", ""], rows)
+    if len(contenders) == 1:
+        rows = [[*row, "none yet"] for row in rows]
+    models = _markdown_table(["", "candidate", "champion"], rows)
+    link = [f"[The candidate's training]({each['page']})" for each in tried if each["chosen"]][:1]
+
+    succeeded = [each for each in tried if each["accuracy"] is not None]
+    succeeded.sort(key=lambda each: each["accuracy"], reverse=True)
+    failed = [each for each in tried if each["accuracy"] is None]
+    results = [*_as_percentages([each["accuracy"] for each in succeeded]), *(["failed"] * len(failed))]
+    rows = []
+    for each, result in zip([*succeeded, *failed], results, strict=True):
+        rows.append(
+            [f"[{each['rate']:g}]({each['page']})", result, "the candidate" if each["chosen"] else ""]
+        )
+    sweep = _markdown_table(["learning rate", "accuracy on digits to choose by", ""], rows)
     return "\n\n".join([says, models, *link, sweep]) + "\n"
 
 
-def _percents(shares: Sequence[float]) -> list[str]:
+def _as_percentages(shares: Sequence[float]) -> list[str]:
     """Format shares as percentages, all with as few decimals as distinguish them."""
     for digits in range(1, _MAX_DECIMALS + 1):
         texts = [f"{100 * share:.{digits}f} %" for share in shares]
@@ -193,12 +214,12 @@ def _percents(shares: Sequence[float]) -> list[str]:
     return texts
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
 
 
 def road(better: bool, params: Any = None) -> str | None:
-    """Return the next task: ``approve`` asks a person, ``promote`` does not; None: nothing is promoted."""
+    """Choose the next task: ``approve`` asks a person, ``promote`` does not; None: neither runs."""
     if not better:
         return None
     return "approve" if params["ask"] else "promote"
@@ -217,13 +238,14 @@ def promote(
     """
     from manycpu.pipeline.tracking.ending import tell_champion
 
-    best, *champions = contenders
-    if fault := _fault(best) or _fault({"accuracy": accuracy}):
-        raise AirflowFailException(f"nothing was promoted: {fault}")
+    best = contenders[0]
+    if reason := _why_failed(best) or _why_failed({"accuracy": accuracy}):
+        raise AirflowFailException(f"nothing was promoted: {reason}")
     metrics = {**best["metrics"], "holdout_accuracy": accuracy}
-    number = champions[0]["number"] if champions else 0
+    candidate = Candidate(**{**best, "metrics": metrics})
+    compared_with = contenders[1]["number"] if len(contenders) > 1 else 0
     try:
-        promoted = make_champion(_folder(params), Candidate(**{**best, "metrics": metrics}), number)
+        promoted = make_champion(_champion_folder(params), candidate, compared_with)
     except ManycpuError as error:  # a retry would fail too
         raise AirflowFailException(str(error)) from error
     _LOG.info("promotion %d: %s", promoted.number, promoted.path)
@@ -235,12 +257,12 @@ def promote(
 
 def tidy(run: str, models: str, params: Any = None) -> list[str]:
     """Delete the models of this DAG run's candidates except the promoted one; returns the deleted names."""
-    gone = discard(_folder(params), run)
+    deleted = discard(_champion_folder(params), run)
     if Path(models).exists():
-        gone += [path.name for path in sorted(Path(models).iterdir())]
+        deleted += [path.name for path in sorted(Path(models).iterdir())]
         shutil.rmtree(models)
-    _LOG.info("removed: %s", ", ".join(gone) or "nothing")
-    return gone
+    _LOG.info("removed: %s", ", ".join(deleted) or "nothing")
+    return deleted
 
 
 def conclude(ti: Any = None) -> Fields:
@@ -269,12 +291,12 @@ def conclude(ti: Any = None) -> Fields:
     return {"promoted": bool(made), **made, "says": says}
 
 
-def _several(results: Iterable[Fields] | Fields) -> list[Fields]:
+def _as_list(results: Iterable[Fields] | Fields) -> list[Fields]:
     """Return the results of a mapped group as a list: Airflow gives a single one without a list."""
     return [dict(results)] if isinstance(results, dict) else list(results)
 
 
-def _fault(candidate: Fields) -> str | None:
+def _why_failed(candidate: Fields) -> str | None:
     """Return why a candidate failed or cannot be compared; None if it can."""
     accuracy = candidate.get("accuracy")
     if "error" in candidate:
@@ -284,7 +306,7 @@ def _fault(candidate: Fields) -> str | None:
     return f"its accuracy is no finite number: {accuracy!r}"
 
 
-def _folder(params: Mapping[str, Any]) -> Path:
+def _champion_folder(params: Mapping[str, Any]) -> Path:
     """Return the folder of data sets and champions; promotions need a file system, which URLs are not."""
     from manycpu.pipeline.adapters.storage import is_remote
     from manycpu.pipeline.targets.context import home

@@ -12,6 +12,8 @@ from typing import Any, Final, NamedTuple
 from manycpu.pipeline.adapters import ssh
 from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError, ManycpuError
 from manycpu.pipeline.spec.kernel import interface_of
+from manycpu.pipeline.spec.memory_estimate import Estimate
+from manycpu.pipeline.spec.memory_estimate import findings as memory_findings
 from manycpu.pipeline.spec.placement import Host, Mpi
 from manycpu.pipeline.spec.targets import BareMetal
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -42,7 +44,7 @@ facts["ssh"] = os.environ.get("SSH_CONNECTION", "").split()
 facts["files"] = [path for path in sys.argv[1:] if not pathlib.Path(path).exists()]
 if facts["manycpu"]:
     from manycpu.pipeline.spec.machine import Machine
-    facts["cores"] = Machine.observe().processors
+    facts["cores"], facts["memory"] = Machine.observe().processors, Machine.observe().memory
 with socket.socket() as listener:
     listener.bind(("", 0))
     facts["port"] = listener.getsockname()[1]
@@ -124,9 +126,21 @@ def chosen(target: BareMetal, run: TrainingRun) -> tuple[Host, ...]:
 
 
 def check(
-    target: BareMetal, run: TrainingRun, mpi: Mpi | None, needs: Mapping[str, str] | None = None
+    target: BareMetal,
+    run: TrainingRun,
+    mpi: Mpi | None,
+    needs: Mapping[str, str] | None = None,
+    estimated: Estimate | str = "",
 ) -> list[Finding]:
-    """Check Python, manycpu, torch, cores and MPI of every host, and the packages' versions in ``needs``."""
+    """Check Python, manycpu, torch, cores, memory and MPI of every host, and the versions in ``needs``.
+
+    Args:
+        target: The target.
+        run: The run.
+        mpi: The MPI that every host must have.
+        needs: Package -> version that every host must have.
+        estimated: What the run's ranks take of the memory, if it is known.
+    """
     try:
         hosts = chosen(target, run)
     except BadInputError as error:
@@ -142,7 +156,14 @@ def check(
     problems = [result for result in results if isinstance(result, Finding)]
     inspected = [result for result in results if isinstance(result, _Inspected)]
     problems += [finding for each in inspected for finding in _check_host(target, run, each)]
-    return problems or [*_compare_hosts(inspected), *_compare_with_needs(inspected, needs or {})]
+    # Each rank takes as much as the others: the host with the least memory decides.
+    known = [(each.facts["memory"], each.host.name) for each in inspected if each.facts.get("memory")]
+    of_memory: Iterator[Finding] = iter(())
+    if known and not isinstance(estimated, str):
+        memory, name = min(known)
+        of_memory = memory_findings(estimated, memory, _HOSTFILE_FIELD, f"host {name}")
+    compared = problems or [*_compare_hosts(inspected), *_compare_with_needs(inspected, needs or {})]
+    return [*compared, *of_memory]
 
 
 def placement(target: BareMetal, run: TrainingRun) -> dict[str, Any]:

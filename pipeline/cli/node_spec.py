@@ -15,13 +15,13 @@ from manycpu.pipeline.spec.words import parse_memory
 EXAMPLE: Final = "sockets=2,cores=56,threads=2,memory=512Gi"
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     if not re.fullmatch(r"[1-9]\d{0,3}", text):
         raise ValueError(f"{text!r} is no count")
     return int(text)
 
 
-def _time(text: str) -> float:
+def _parse_processors(text: str) -> float:
     """Parse an amount of processors as Kubernetes writes it: ``2.5`` or ``2500m``."""
     value = float(text.removesuffix("m")) / (1000 if text.endswith("m") else 1)
     if not 0 < value < float("inf"):
@@ -29,38 +29,40 @@ def _time(text: str) -> float:
     return value
 
 
-def _flags(text: str) -> frozenset[str]:
+def _parse_bf16(text: str) -> frozenset[str]:
+    """Parse yes or no, to the processor flag that stands for the answer."""
     if text not in ("yes", "no"):
         raise ValueError(f"{text!r} is neither yes nor no")
     return frozenset({"avx512_bf16" if text == "yes" else "avx2"})
 
 
-_WORDS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
-    "sockets": (_count, "sockets; default: 1"),
-    "cores": (_count, "physical cores of each socket"),
-    "threads": (_count, "hyper-threads of each core; default: 1"),
-    "numa": (_count, "NUMA nodes of all sockets; default: one for each socket"),
+# Word -> the parser of its value, and what the value means.
+_PARSERS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
+    "sockets": (_parse_count, "sockets; default: 1"),
+    "cores": (_parse_count, "physical cores of each socket"),
+    "threads": (_parse_count, "hyper-threads of each core; default: 1"),
+    "numa": (_parse_count, "NUMA nodes of all sockets; default: one for each socket"),
     "cpus": (numbers, "logical processors that may be used, such as 0-3,8; default: all"),
-    "limit": (_time, "the limit of a pod or cgroup, in processors: 2.5 or 2500m"),
-    "request": (_time, "what the pod requests, in the same way"),
+    "limit": (_parse_processors, "the limit of a pod or cgroup, in processors: 2.5 or 2500m"),
+    "request": (_parse_processors, "what the pod requests, in the same way"),
     "memory": (parse_memory, "memory, such as 512Gi"),
     "shm": (parse_memory, "size of /dev/shm"),
-    "bf16": (_flags, "whether the processor computes in bf16: yes or no"),
+    "bf16": (_parse_bf16, "whether the processor computes in bf16: yes or no"),
 }
 
 
 def describe(text: str) -> Machine:
-    """Parse a node's description: ``WORD=VALUE`` of :data:`_WORDS`, with commas between.
+    """Parse a node's description: ``WORD=VALUE`` of :data:`_PARSERS`, with commas between.
 
     Raises:
         BadInputError: A word or a value is none of these, or they contradict one another.
     """
-    words = dict(_words(text))
+    words = dict(_parse_words(text))
     limit, request = words.get("limit"), words.get("request")
-    every, allowed = list(_cpus(words)), words.get("cpus")
-    cpus = [cpu for cpu in every if allowed is None or cpu.number in allowed]
-    if not cpus or (allowed and max(allowed) >= len(every)):
-        raise _bad(f"the node has the processors 0 to {len(every) - 1}", "Choose cpus= from these")
+    all_cpus, allowed = list(_processors_of(words)), words.get("cpus")
+    cpus = [cpu for cpu in all_cpus if allowed is None or cpu.number in allowed]
+    if not cpus or (allowed and max(allowed) >= len(all_cpus)):
+        raise _bad_node(f"the node has the processors 0 to {len(all_cpus) - 1}", "Choose cpus= from these")
     return Machine(
         cpus=tuple(sorted(cpus)),
         quota=limit,
@@ -71,31 +73,43 @@ def describe(text: str) -> Machine:
     )
 
 
-def _words(text: str) -> Iterator[tuple[str, Any]]:
+def _parse_words(text: str) -> Iterator[tuple[str, Any]]:
+    """Yield each ``WORD=VALUE`` as the word and its parsed value."""
     # A comma before a digit belongs to a list of processors.
     for part in re.split(r"\s*,\s*(?!\d)", text.strip()):
         name, _, value = part.partition("=")
-        if name not in _WORDS:
-            raise _bad(f"there is no {name!r}", f"Choose from: {', '.join(_WORDS)}")
-        read, meaning = _WORDS[name]
+        if name not in _PARSERS:
+            raise _bad_node(f"there is no {name!r}", f"Choose from: {', '.join(_PARSERS)}")
+        parse, meaning = _PARSERS[name]
         try:
-            yield name, read(value)
+            yield name, parse(value)
         except ValueError as error:
-            raise _bad(f"{name}={value} cannot be read: {error}", f"{name} is: {meaning}") from error
+            raise _bad_node(f"{name}={value} cannot be read: {error}", f"{name} is: {meaning}") from error
 
 
-def _cpus(words: Mapping[str, Any]) -> Iterator[Cpu]:
-    """Number processors as Linux does: first every core's first hyper-thread, socket by socket."""
+def _processors_of(words: Mapping[str, Any]) -> Iterator[Cpu]:
+    """Yield the logical processors of the node, in the order in which Linux numbers them.
+
+    First comes the first hyper-thread of every core, socket by socket, then the second of every core.
+    """
     if "cores" not in words:
-        raise _bad("cores= is missing", f"Say at least that, as in {EXAMPLE}")
+        raise _bad_node("cores= is missing", f"Say at least that, as in {EXAMPLE}")
     sockets, cores, threads = (words.get(name, 1) for name in ("sockets", "cores", "threads"))
-    total, nodes = sockets * cores, words.get("numa", sockets)
+    total = sockets * cores
+    nodes = words.get("numa", sockets)
     if nodes % sockets or nodes > total:
-        raise _bad(f"{nodes} NUMA nodes cannot be on {sockets} sockets", "Give a multiple of the sockets")
+        raise _bad_node(
+            f"{nodes} NUMA nodes cannot be on {sockets} sockets", "Give a multiple of the sockets"
+        )
     for thread in range(threads):
         for core in range(total):
-            yield Cpu(core // cores, core * nodes // total, core, core + thread * total)
+            yield Cpu(
+                socket=core // cores,
+                node=core * nodes // total,
+                core=core,
+                number=core + thread * total,
+            )
 
 
-def _bad(message: str, fix: str) -> BadInputError:
+def _bad_node(message: str, fix: str) -> BadInputError:
     return BadInputError(message, field="--node", fix=fix)

@@ -120,7 +120,7 @@ def fields(command: Command) -> Command:
     for (part, name), (_, field) in reversed(_FIELDS.items()):
         metavar, repeated = _SHAPES[_shape(field)]
         command = click.option(
-            _flag(part, name),
+            _option_name(part, name),
             f"{part}__{name}",
             cls=_PanelOption,
             panel=_panel(part, name),
@@ -128,7 +128,7 @@ def fields(command: Command) -> Command:
             multiple=bool(repeated),
             help=(field.description or f"{' or '.join(KINDS)}.") + repeated,
         )(command)
-    for add in (
+    for add_parameter in (
         click.option("-m", "module", is_flag=True, help=f"With {_CONFIG}: SCRIPT is the name of a module."),
         click.option(
             _CONFIG,
@@ -139,7 +139,7 @@ def fields(command: Command) -> Command:
         click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...]"),
         click.argument("file", required=False, type=click.Path(path_type=Path), metavar="[FILE | SCRIPT"),
     ):
-        command = add(command)
+        command = add_parameter(command)
     return command
 
 
@@ -154,7 +154,7 @@ def _panel(part: str, name: str) -> str:
     return str(extra["section"]) if isinstance(extra, dict) else "Run"
 
 
-def _flag(part: str, name: str) -> str:
+def _option_name(part: str, name: str) -> str:
     return f"--{'target-' if part == 'target' else ''}{name.replace('_', '-')}"
 
 
@@ -165,20 +165,22 @@ def _choices(part: str, name: str) -> list[str]:
         extra = field.json_schema_extra
         # The schema lists the values if the type does not.
         listed: Any = extra.get("enum", ()) if isinstance(extra, dict) else ()
-        values = [str(value) for value in listed] or _literals(field.annotation)
+        values = [str(value) for value in listed] or _literal_values(field.annotation)
         if not values:
             return []
         choices |= dict.fromkeys(values)
     return list(choices)
 
 
-def _literals(kind: Any) -> list[str]:
+def _literal_values(kind: Any) -> list[str]:
+    """List the values of every ``Literal`` in a type."""
     if get_origin(kind) is Literal:
         return list(get_args(kind))
-    return [value for inner in get_args(kind) for value in _literals(inner)]
+    return [value for inner in get_args(kind) for value in _literal_values(inner)]
 
 
 def _shape(field: FieldInfo) -> Shape:
+    """Return how an option gives the values of a field: which forms it takes, and whether it repeats."""
     kind = field.annotation
     if get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return "mapping"
@@ -220,61 +222,78 @@ def fields_of(file: Path | None, options: Options) -> dict[str, dict[str, Any]]:
         fix = f"A script's own words come after {_CONFIG} CONFIG SCRIPT, or in --args"
         raise BadInputError(f"{' '.join(extra)!r} cannot be used", fix=fix)
     run_fields, target_fields = read_run_file(file) if file else ({}, {})
-    return _merged({"run": run_fields, "target": target_fields}, options)
+    return _with_options({"run": run_fields, "target": target_fields}, options)
 
 
 def _fields_of_accelerate(config: Path, script: Path | None, options: Options) -> dict[str, dict[str, Any]]:
-    given = _merged({"run": {}, "target": {}}, options)
+    """Read the fields of run and target from a config of Accelerate, a script and its words, and options."""
+    given = _with_options({"run": {}, "target": {}}, options)
     translated = read_accelerate_config(config, given["run"], given["target"])
     if script and script.is_dir() and not options["module"]:
         raise BadInputError(f"{script} is a folder", field="run.program", fix="Give the script that trains")
     for note in translated.notes:
         click.echo(f"{config}: {note}", err=True)
-    program = {"program": f"-m {script}" if options["module"] else str(script)} if script else {}
-    words = {"args": list(options["words"])} if options["words"] else {}
-    for name in {**program, **words}.keys() & given["run"].keys():
-        raise BadInputError("it is given twice", field=f"run.{name}", fix=f"Leave out {_flag('run', name)}")
-    run_fields = {**translated.run, **program, **words}
-    return _merged({"run": run_fields, "target": translated.target}, options)
+    of_script: dict[str, Any] = {}
+    if script:
+        of_script["program"] = f"-m {script}" if options["module"] else str(script)
+    if options["words"]:
+        of_script["args"] = list(options["words"])
+    for name in of_script.keys() & given["run"].keys():
+        raise BadInputError(
+            "it is given twice", field=f"run.{name}", fix=f"Leave out {_option_name('run', name)}"
+        )
+    run_fields = {**translated.run, **of_script}
+    return _with_options({"run": run_fields, "target": translated.target}, options)
 
 
-def _merged(parts: dict[str, dict[str, Any]], options: Options) -> dict[str, dict[str, Any]]:
+def _with_options(parts: dict[str, dict[str, Any]], options: Options) -> dict[str, dict[str, Any]]:
     """Write the options that were given over the fields of a file."""
     for option, value in options.items():
         if option not in _SCRIPT_PARAMETERS and value not in (None, ()):
             part, name = option.split("__", 1)
-            parts[part][name] = _value(part, name, value, parts[part].get(name))
+            parts[part][name] = _parse_option(part, name, value, parts[part].get(name))
     return parts
 
 
-def _value(part: str, name: str, raw: str | tuple[str, ...], before: Any) -> Any:
+def _parse_option(part: str, name: str, raw: str | tuple[str, ...], before: Any) -> Any:
     """Parse an option as YAML if it looks so, else leave its text to the field; merge repeated options."""
     field = f"{part}.{name}"
     if isinstance(raw, str):
-        return _read(field, raw, "[")  # a brace begins a placeholder
-    if _shape(_FIELDS[part, name][1]) == "words":
-        read = [_read(field, text, "[") for text in raw]
-        try:
-            return [word for each in read for word in (shlex.split(each) if isinstance(each, str) else each)]
-        except ValueError as error:
-            raise BadInputError(f"{' '.join(raw)!r}: {error}", field=field) from error
-    if _shape(_FIELDS[part, name][1]) == "list":
-        read = [_read(field, text) for text in raw]
-        return [each for item in read for each in (item if isinstance(item, list) else [item])]
+        return _parse_yaml_text(field, raw, "[")  # a brace begins a placeholder
+    shape = _shape(_FIELDS[part, name][1])
+    values: list[Any] = []
+    if shape == "words":
+        for text in raw:
+            parsed = _parse_yaml_text(field, text, "[")
+            try:
+                values += shlex.split(parsed) if isinstance(parsed, str) else parsed
+            except ValueError as error:
+                raise BadInputError(f"{' '.join(raw)!r}: {error}", field=field) from error
+        return values
+    if shape == "list":
+        for text in raw:
+            parsed = _parse_yaml_text(field, text)
+            values += parsed if isinstance(parsed, list) else [parsed]
+        return values
     mapping = dict(before) if isinstance(before, Mapping) else {}
     for text in raw:
         key, equals, value = text.partition("=")
         if text.lstrip().startswith("{"):
-            mapping = _read(field, text)
+            mapping = _parse_yaml_text(field, text)
         elif equals and key:
             mapping[key] = value
         else:
-            fix = f"Write it as {_flag(part, name)} NAME=value, once for each"
+            fix = f"Write it as {_option_name(part, name)} NAME=value, once for each"
             raise BadInputError(f"{text!r} is no NAME=value", field=field, fix=fix)
     return mapping
 
 
-def _read(field: str, text: str, begins: tuple[str, ...] | str = ("{", "[")) -> Any:
+def _parse_yaml_text(field: str, text: str, begins: tuple[str, ...] | str = ("{", "[")) -> Any:
+    """Parse a text as YAML if it begins with one of some characters; else return it unchanged.
+
+    Raises:
+        BadInputError: It begins so, and is not YAML.
+    """
     if not text.lstrip().startswith(begins):
         return text
     try:

@@ -23,7 +23,7 @@ from manycpu.pipeline.targets.context import RunContext, home
 from manycpu.pipeline.targets.open_run import reopen
 from manycpu.pipeline.verbs import wait
 from manycpu.pipeline.verbs.cancel import cancel as end_run
-from manycpu.pipeline.verbs.cancel import declare_gone, withhold
+from manycpu.pipeline.verbs.cancel import cancel_next_launch, declare_gone
 from manycpu.pipeline.verbs.cleanup import Remains, cleanup, remains
 
 _CANCEL = "manycpu cancel"  # who ended the run, in its ledger
@@ -50,14 +50,15 @@ def status(name: str | None, **location: str | None) -> None:
     for ctx in [_find(name, location)] if name else _runs(location):
         try:
             entry = ctx.ledger.read()
-            state, reason = _state(ctx, entry)
+            state, reason = _state_and_reason(ctx, entry)
         except RunGoneError:
             continue  # it ended meanwhile
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created))
         table.add_row(entry.name, state, str(entry.attempt), began, *([] if name else [reason]))
     if not table.rows:
         click.echo(
-            f"no run in {_place(location)}; a run that has ended leaves its report.json beside its model"
+            f"no run in {_searched_place(location)}; "
+            "a run that has ended leaves its report.json beside its model"
         )
         return
     Console().print(table)
@@ -65,7 +66,7 @@ def status(name: str | None, **location: str | None) -> None:
         click.echo(reason)
 
 
-def _state(ctx: RunContext, entry: Entry) -> tuple[str, str]:
+def _state_and_reason(ctx: RunContext, entry: Entry) -> tuple[str, str]:
     """Return the state of a run, and why; an error is a state, so that the list shows the other runs."""
     try:
         handle = ctx.driver.present_handle(ctx, entry)
@@ -93,12 +94,12 @@ def logs(name: str | None, *, follow: bool, **location: str | None) -> None:
     """
     if name:
         ctx = _find(name, location)
-    elif found := _runs(location):
-        ctx = found[-1]
+    elif runs := _runs(location):
+        ctx = runs[-1]
         click.echo(f"run {ctx.name}", err=True)
     else:
         fix = "`manycpu report` shows the run that ended last"
-        raise BadInputError(f"there is no run in {_place(location)}", fix=fix)
+        raise BadInputError(f"there is no run in {_searched_place(location)}", fix=fix)
     handle = ctx.driver.present_handle(ctx, ctx.ledger.read())
     if handle is None:
         raise BadInputError(f"run {ctx.name} has launched nothing yet", fix="See `manycpu status`")
@@ -128,7 +129,7 @@ def cancel(name: str, *, gone: bool, **location: str | None) -> None:
         click.echo(f"{ctx.name}: {outcome}; the same run id continues it, manycpu clean removes it")
         return
     outcome = "ended" if end_run(ctx, by=_CANCEL) else "nothing was running"
-    if outcome != "ended" and withhold(ctx, by=_CANCEL):
+    if outcome != "ended" and cancel_next_launch(ctx, by=_CANCEL):
         outcome += "; nothing more of it will be launched"
     with suppress(RunGoneError):  # its process has cleaned up meanwhile
         lease = ctx.ledger.lease()
@@ -157,7 +158,9 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
     ended = [ctx for ctx in candidates if _is_removable(ctx, delete_model=delete_model)]
     home_folder = home(location["directory"])
     folders = (
-        _unused(home_folder, {ctx.name for ctx in ended}) if data and location["namespace"] is None else []
+        _removable_folders(home_folder, {ctx.name for ctx in ended})
+        if data and location["namespace"] is None
+        else []
     )
     for line in [*(f"run {ctx.name}: {ctx.where}" for ctx in ended), *map(str, folders)]:
         click.echo(line)
@@ -172,11 +175,12 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
             if written is not None and written.advice:
                 click.echo(f"run {ctx.name}: {written.advice}")
     for folder in folders:
-        if _unused(home_folder):  # a run may have begun meanwhile
+        if _removable_folders(home_folder):  # a run may have begun meanwhile
             transfer.discard(folder)
 
 
 def _runs(location: Location) -> list[RunContext]:
+    """List the runs at a location, the newest last."""
     fields = {"kind": "local", "directory": location["directory"]}
     if location["namespace"] is not None:
         require("kubernetes", "--namespace", "Kubernetes")
@@ -187,35 +191,42 @@ def _runs(location: Location) -> list[RunContext]:
 
 
 def _find(name: str, location: Location, *, whole: bool = False) -> RunContext:
-    """Find a run by its name; or, for commands that only read, by the beginning of it."""
-    found, place = _runs(location), _place(location)
-    near = [ctx for ctx in found if ctx.name.startswith(name)]
-    named = [ctx for ctx in near if ctx.name == name] or ([] if whole else near)
-    if len(named) == 1:
-        return named[0]
-    if not near:
-        fix = f"Runs there: {', '.join(ctx.name for ctx in found) or 'none'}"
+    """Find a run by its name; unless ``whole``, also by the beginning of its name.
+
+    Raises:
+        BadInputError: No run, or more than one, has such a name.
+    """
+    runs, place = _runs(location), _searched_place(location)
+    beginning_so = [ctx for ctx in runs if ctx.name.startswith(name)]
+    matches = [ctx for ctx in beginning_so if ctx.name == name]
+    if not matches and not whole:
+        matches = beginning_so
+    if len(matches) == 1:
+        return matches[0]
+    if not beginning_so:
+        fix = f"Runs there: {', '.join(ctx.name for ctx in runs) or 'none'}"
         raise BadInputError(f"there is no run {name!r} in {place}", fix=fix)
-    problem = f"there is no run {name!r}" if whole else f"{len(near)} runs begin with {name!r}"
-    fix = f"Give the whole name: {', '.join(ctx.name for ctx in near)}"
+    problem = f"there is no run {name!r}" if whole else f"{len(beginning_so)} runs begin with {name!r}"
+    fix = f"Give the whole name: {', '.join(ctx.name for ctx in beginning_so)}"
     raise BadInputError(f"{problem} in {place}", fix=fix)
 
 
-def _place(location: Location) -> str:
+def _searched_place(location: Location) -> str:
+    """Name the namespace or the folder in which runs are looked for."""
     return location["namespace"] or str(home(location["directory"]))
 
 
 def _is_removable(ctx: RunContext, *, delete_model: bool) -> bool:
     """Whether a run may be removed; prints why not."""
     try:
-        why = _reason_to_keep(ctx, delete_model=delete_model)
+        reason = _reason_to_keep(ctx, delete_model=delete_model)
     except RunGoneError:
         return False
     except (ManycpuError, OSError, ValueError) as error:
-        why = str(error)
-    if why:
-        click.echo(f"run {ctx.name} is left alone: {why}")
-    return not why
+        reason = str(error)
+    if reason:
+        click.echo(f"run {ctx.name} is left alone: {reason}")
+    return not reason
 
 
 def _reason_to_keep(ctx: RunContext, *, delete_model: bool) -> str:
@@ -225,9 +236,10 @@ def _reason_to_keep(ctx: RunContext, *, delete_model: bool) -> str:
     handle = ctx.driver.present_handle(ctx, entry)
     current = attempt_status(ctx, handle, entry) if handle else None
     if current and current.state is RunState.UNKNOWN:
-        gone = f"manycpu cancel {ctx.name} --gone"
+        command = f"manycpu cancel {ctx.name} --gone"
         return (
-            f"whether it runs is unknown: {current.reason}; `{gone}` records that this place is gone for good"
+            f"whether it runs is unknown: {current.reason}; `{command}` records that this place is gone for "
+            "good"
         )
     running = current is not None and not current.state.terminal
     if lease.held(now) or (running and not lease.over(now)):
@@ -240,22 +252,33 @@ def _reason_to_keep(ctx: RunContext, *, delete_model: bool) -> str:
     return ""
 
 
-def _unused(home_folder: Path, leaving: Container[str] = ()) -> list[Path]:
-    """List staged data, models and code; none, and print why, if another run may use them."""
+def _removable_folders(home_folder: Path, leaving: Container[str] = ()) -> list[Path]:
+    """List the folders of staged data, models and code that may be removed.
+
+    If a run may still use them, prints its name and returns none.
+
+    Args:
+        home_folder: Manycpu's folder on this machine.
+        leaving: Names of runs that are removed too, and so do not count.
+    """
     others = [ledger for ledger in ledgers(home_folder / "runs") if ledger.directory.name not in leaving]
-    if using := [ledger.directory.name for ledger in others if _uses(ledger)]:
-        click.echo(f"staged data, models and code are left alone: {', '.join(using)} may use them")
+    users = [ledger.directory.name for ledger in others if _may_use_staged(ledger)]
+    if users:
+        click.echo(f"staged data, models and code are left alone: {', '.join(users)} may use them")
         return []
-    folders = [folder for part in ("data", "model", "code") if (folder := home_folder / part).is_dir()]
-    return [path for folder in folders for path in sorted(folder.iterdir()) if path.is_dir()]
+    folders: list[Path] = []
+    for part in ("data", "model", "code"):
+        if (home_folder / part).is_dir():
+            folders += [path for path in sorted((home_folder / part).iterdir()) if path.is_dir()]
+    return folders
 
 
-def _uses(ledger: FileLedger) -> bool:
+def _may_use_staged(ledger: FileLedger) -> bool:
     """Whether a run may use what is staged: it has not ended, or cannot be read."""
+    home_folder = str(ledger.directory.parents[1])
     try:
-        return bool(
-            _reason_to_keep(reopen(ledger.read(), str(ledger.directory.parents[1])), delete_model=False)
-        )
+        ctx = reopen(ledger.read(), home_folder)
+        return bool(_reason_to_keep(ctx, delete_model=False))
     except RunGoneError:
         return False
     except (ManycpuError, OSError, ValueError):

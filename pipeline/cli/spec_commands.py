@@ -1,10 +1,11 @@
 """The commands run, preflight, plan, render and image, for a run that a file and options describe."""
 
+import re
 import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import yaml
@@ -14,7 +15,7 @@ from rich.table import Table
 
 from manycpu.pipeline import display
 from manycpu.pipeline.cli import node_spec, options
-from manycpu.pipeline.spec import cpu_plan
+from manycpu.pipeline.spec import cpu_plan, memory_estimate
 from manycpu.pipeline.spec.credentials import redacted_description
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import Machine
@@ -23,6 +24,9 @@ from manycpu.pipeline.targets.open_run import find
 from manycpu.pipeline.targets.program_code import main_file
 from manycpu.pipeline.verbs import all_verbs, preflight
 from manycpu.pipeline.verbs.source_checks import process_findings
+
+_UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
+"""Unit of a number of parameters -> its factor."""
 
 
 @options.command()
@@ -58,13 +62,30 @@ def preflight_(file: Path | None, **values: Any) -> None:
     click.echo("ready: nothing stands in the way of this run")
 
 
+def _count(ctx: click.Context, parameter: click.Parameter, text: str | None) -> int | None:  # noqa: ARG001
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB]?)", text, flags=re.IGNORECASE)
+    if match is None or (count := int(float(match[1]) * _UNITS[match[2].upper()])) < 1:
+        fix = "Write it as 350M or 7B"
+        raise BadInputError(f"{text!r} is no number of parameters", field="--parameters", fix=fix)
+    return count
+
+
 @options.command()
 @options.fields
 @click.option("--node", metavar="TEXT", help=f"Another node than this machine, such as {node_spec.EXAMPLE}.")
-def plan(file: Path | None, node: str | None, **values: Any) -> None:
-    """Show the CPU plan of a node: processes, threads, cores and memory, and why.
+@click.option(
+    "--parameters",
+    metavar="COUNT",
+    callback=_count,
+    help="Parameters of the model, such as 7B or 350M, where its files are not here.",
+)
+def plan(file: Path | None, node: str | None, parameters: int | None, **values: Any) -> None:
+    """Show the plan of a node: processes, threads, cores and memory, and why; and what a training takes.
 
-    The node is this machine or the one that --node describes; the run is that of FILE, or any.
+    The node is this machine or the one that --node describes; the run is that of FILE, or any. The second
+    table is the memory of a recipe's ranks, or of a model with --parameters (docs/large_models.md).
     """
     machine = node_spec.describe(node) if node else Machine.observe()
     run_fields = options.fields_of(file, values)["run"]
@@ -76,10 +97,25 @@ def plan(file: Path | None, node: str | None, **values: Any) -> None:
     Console().print(table)
     for warning in node_plan.warnings:
         click.echo(f"warning: {warning}")
+    if parameters is not None or requested.program in memory_estimate.RECIPES:
+        sized = requested.model_copy(update={"nproc_per_node": node_plan.processes})
+        base = file.parent if file else Path.cwd()
+        memory = requested.cpu_request.memory or machine.memory
+        _show_memory(memory_estimate.estimate(sized, base, parameters), memory)
     if path := main_file(requested, file.parent if file else Path.cwd()):
         source = path.read_text(errors="replace")
         for finding in process_findings(source, path.name, requested.subprocesses, node_plan.threads):
             click.echo(f"warning: {finding}")
+
+
+def _show_memory(estimated: memory_estimate.Estimate | str, memory: int | None) -> None:
+    if isinstance(estimated, str):
+        click.echo(f"memory: {estimated}")
+        return
+    table = Table("memory", "a replica each", f"sharded, {estimated.over}", "why")
+    for row in memory_estimate.rows(estimated, memory):
+        table.add_row(*map(escape, row))
+    Console().print(table)
 
 
 @options.command()

@@ -34,25 +34,35 @@ class Comparison:
         self._seen: dict[tuple[int, int], Any] = {}
 
     def difference(self, path: str, now: Any, written: Any) -> str | None:
-        """Describe the first part that differs, after its place; None if there is none."""
+        """Describe the first part that differs; None if the values are equal in all parts.
+
+        Args:
+            path: How the source refers to the value, such as ``Model.rate``: the description begins with it.
+            now: The present value.
+            written: The value that the source defines when it is executed again.
+        """
         pair = id(now), id(written)
         if now is written or pair in self._seen or len(self._seen) > _MAX_PAIRS:
             return None
         self._seen[pair] = now, written  # kept alive, so that no other object takes their ids
-        mine, others = dict(self._parts(now)), dict(self._parts(written))
-        same = self._is_same(now, written, in_parts=bool(mine and others))
+        parts_now, parts_written = dict(self._parts(now)), dict(self._parts(written))
+        same = self._is_same(now, written, have_parts=bool(parts_now and parts_written))
         if same is not None:
-            return None if same else _text(path, now, written)
-        for part in {**mine, **others}:
-            if (part in mine) != (part in others):
-                return _text(path + part, mine.get(part, _MISSING), others.get(part, _MISSING))
-        if [*mine] != [*others]:
+            return None if same else _describe(path, now, written)
+        for name in {**parts_now, **parts_written}:
+            if (name in parts_now) != (name in parts_written):
+                value_now, value_written = parts_now.get(name, _MISSING), parts_written.get(name, _MISSING)
+                return _describe(path + name, value_now, value_written)
+        if [*parts_now] != [*parts_written]:
             return f"{path} has another order"
-        found = (self.difference(path + part, value, others[part]) for part, value in mine.items())
-        return next(filter(None, found), None)
+        for name, part in parts_now.items():
+            described = self.difference(path + name, part, parts_written[name])
+            if described is not None:
+                return described
+        return None
 
-    def _is_same(self, now: Any, written: Any, *, in_parts: bool) -> bool | None:
-        """Whether two values are the same as a whole; None if their parts must be compared."""
+    def _is_same(self, now: Any, written: Any, *, have_parts: bool) -> bool | None:
+        """Whether two values are the same as a whole; None if only their parts can answer that."""
         if type(now) is not type(written) and self.difference("", type(now), type(written)) is not None:
             return False
         if isinstance(now, (dict, list, tuple)):  # as a whole, 1, 1.0 and True would be equal in them
@@ -61,15 +71,15 @@ class Comparison:
             return True
         # Types without __eq__, such as locks, differ by identity only: that proves no change.
         equality: Any = type(now).__eq__
-        return None if in_parts else equality is object.__eq__
+        return None if have_parts else equality is object.__eq__
 
     def _parts(self, item: Any) -> Iterator[tuple[str, Any]]:
-        """Yield the parts of an item, each after its name; nothing if it has none."""
+        """Yield the name and the value of each part of an item, such as ``.rate`` or ``[0]``."""
         match item:
             case CodeType():
-                yield from _of_code(item)
+                yield from _parts_of_code(item)
             case FunctionType():
-                yield from _of_function(item)
+                yield from _parts_of_function(item)
             case type():
                 yield from ((f" (base {place})", base) for place, base in enumerate(item.__bases__))
                 # Sorted: decorators add attributes in an order of their own.
@@ -83,18 +93,22 @@ class Comparison:
             case partial():
                 yield "", (item.func, item.args, item.keywords)
             case dict() | MappingProxyType() | list() | tuple() | set() | frozenset():
-                yield from _items(item)
+                yield from _parts_of_container(item)
             case _:
-                state = _state(item)
-                yield from ((f".{name}", value) for name, value in state if self._is_compared(name, value))
+                attributes = _attributes(item)
+                yield from (
+                    (f".{name}", value) for name, value in attributes if self._is_compared(name, value)
+                )
 
     def _is_compared(self, name: str, value: Any) -> bool:
+        """Whether an attribute counts: public, private and in the source, or a special method."""
         if name.startswith("__") and name.endswith("__"):
             return isinstance(value, _METHOD_TYPES)
         return not name.startswith("_") or name in self._names
 
 
-def _items(container: Any) -> Iterator[tuple[str, Any]]:
+def _parts_of_container(container: Any) -> Iterator[tuple[str, Any]]:
+    """Yield ``[key]`` and the value of each item; of a set, the names of its items, in a fixed order."""
     match container:
         case dict() | MappingProxyType():
             for key, value in container.items():
@@ -105,16 +119,18 @@ def _items(container: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"[{name}]", None) for name in sorted(map(_name, container)))
 
 
-def _of_code(code: CodeType) -> Iterator[tuple[str, Any]]:
+def _parts_of_code(code: CodeType) -> Iterator[tuple[str, Any]]:
     """Yield the parts of code that do not depend on its place in a file."""
     yield "", (code.co_flags & ~inspect.CO_NESTED, *(getattr(code, name) for name in _CODE_FIELDS))
     for place, constant in enumerate(code.co_consts):
         # The qualified name of a class within a function: the enclosing function may differ.
-        text = isinstance(constant, str) and "<locals>." in constant
-        yield f" (constant {place})", constant.rpartition("<locals>.")[2] if text else constant
+        if isinstance(constant, str):
+            constant = constant.rpartition("<locals>.")[2]  # noqa: PLW2901 - the part that is compared
+        yield f" (constant {place})", constant
 
 
-def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the code, the defaults, the closure's values and the attributes of a function."""
     yield "()", function.__code__
     yield " (its defaults)", (function.__defaults__ or (), function.__kwdefaults__ or {})
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -126,12 +142,13 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
     yield from ((f".{name}", value) for name, value in vars(function).items())
 
 
-def _state(item: Any) -> Iterator[tuple[str, Any]]:
+def _attributes(item: Any) -> Iterator[tuple[str, Any]]:
     """Yield the attributes of an object, of ``__dict__`` and of ``__slots__``."""
     yield from getattr(item, "__dict__", {}).items()
     for kind in type(item).__mro__:
-        slots = (name for name, slot in vars(kind).items() if isinstance(slot, MemberDescriptorType))
-        yield from ((name, getattr(item, name, _MISSING)) for name in slots)
+        for name, slot in vars(kind).items():
+            if isinstance(slot, MemberDescriptorType):
+                yield name, getattr(item, name, _MISSING)
 
 
 def _is_equal(now: Any, written: Any) -> bool:
@@ -145,18 +162,19 @@ def _is_equal(now: Any, written: Any) -> bool:
         return False
 
 
-def _text(path: str, now: Any, written: Any) -> str:
-    return f"{path} is {_short(now)}, and is written as {_short(written)}"
+def _describe(path: str, now: Any, written: Any) -> str:
+    return f"{path} is {_shown(now)}, and is written as {_shown(written)}"
 
 
-def _short(value: Any) -> str:
+def _shown(value: Any) -> str:
     if value is _MISSING:
         return "missing"
     if isinstance(value, (FunctionType, type)):
         return f"another {_name(value)}"
     text = repr(value)
-    fits = len(text) <= _MAX_SHOWN_CHARACTERS and "\n" not in text
-    return text if fits else f"another {type(value).__name__}"
+    if len(text) > _MAX_SHOWN_CHARACTERS or "\n" in text:
+        return f"another {type(value).__name__}"
+    return text
 
 
 def _name(item: Any) -> str:

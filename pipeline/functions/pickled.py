@@ -71,19 +71,21 @@ class Call:
         The name of a variable that another function uses has the name of that function. Functions and classes
         of modules that can be imported do not travel, nor does what they use.
         """
-        found = [(f"args[{place}]", value) for place, value in enumerate(self.args)]
-        seen: set[int] = set()
-        waiting: list[tuple[str, Any]] = [("", self.function), *(("", value) for value in self.args)]
-        while waiting:
-            user, item = waiting.pop()
-            if id(item) in seen:
+        variables = [(f"args[{place}]", value) for place, value in enumerate(self.args)]
+        searched: set[int] = set()
+        to_search: list[tuple[str, Any]] = [("", self.function), *(("", value) for value in self.args)]
+        while to_search:
+            user, item = to_search.pop()
+            if id(item) in searched:
                 continue
-            seen.add(id(item))
+            searched.add(id(item))
             for name, value in _used_by(item):
-                found.append((f"{name} (which {user} uses)" if user else name, value))
-                waiting.append((item_name(value) if callable(value) else name, value))
-        # Each value once, by the first name that was found.
-        return [*{id(value): (name, value) for name, value in reversed(found)}.values()][::-1]
+                variables.append((f"{name} (which {user} uses)" if user else name, value))
+                to_search.append((item_name(value) if callable(value) else name, value))
+        first_name_of_value: dict[int, tuple[str, Any]] = {}
+        for name, value in variables:
+            first_name_of_value.setdefault(id(value), (name, value))
+        return [*first_name_of_value.values()]
 
     @property
     def items(self) -> list[Any]:
@@ -106,28 +108,36 @@ def write(folder: Path, call: Call, *, base: Path, data: str | None, same_machin
     """
     __tracebackhide__ = True
     (folder / FUNCTION).write_bytes(_pickled(call))
-    modules = {*_modules(call)}
-    # The cells that functions come from: no disk has these files.
-    files = {code.co_filename for each in call.items if (code := getattr(each, "__code__", None))}
-    lines = {file: linecache.getlines(file) for file in files if not Path(file).is_file()}
+    modules = {*_modules_of(call)}
+    # Cells of a notebook are no files on a disk: tracebacks of the ranks need their source.
+    cells: dict[str, list[str]] = {}
+    for item in call.items:
+        code = getattr(item, "__code__", None)
+        if code is not None and not Path(code.co_filename).is_file():
+            cells[code.co_filename] = linecache.getlines(code.co_filename)
     notes = {
         "versions": versions(),
-        "sources": {file: text for file, text in lines.items() if text},
+        "sources": {file: lines for file, lines in cells.items() if lines},
         "folder": str(base),
         "data": data,
         "same_machine": same_machine,
         "accelerate": "accelerate" in modules,
     }
     (folder / NOTES).write_text(json.dumps(notes))
+    roots = [base.resolve()]
     main = getattr(sys.modules["__main__"], "__file__", None)
-    roots = [base.resolve(), *([Path(main).resolve().parent] if main else [])]
+    if main:
+        roots.append(Path(main).resolve().parent)
     script = folder / script_name(call.function)
     write_program(script, _SCRIPT, modules, roots)
     return script
 
 
 def _used_by(item: Any) -> Iterator[tuple[str, Any]]:
-    """List by name what a function or class of the notebook uses; nothing for imported ones."""
+    """Yield the name and the value of each thing that a function or class of the notebook uses.
+
+    Yields nothing for imported ones: ranks import them too.
+    """
     match item:
         case MethodType():
             yield from (("self", item.__self__), (item.__name__, item.__func__))
@@ -135,7 +145,7 @@ def _used_by(item: Any) -> Iterator[tuple[str, Any]]:
             yield item_name(item.func), item.func
             yield from ((f"args[{place}]", value) for place, value in enumerate(item.args))
             yield from item.keywords.items()
-        case FunctionType() if _is_of_the_notebook(item):
+        case FunctionType() if _travels_by_value(item):
             names = globals_of(item.__code__)
             yield from ((name, value) for name, value in item.__globals__.items() if name in names)
             for name, cell in zip(item.__code__.co_freevars, item.__closure__ or (), strict=True):
@@ -145,21 +155,23 @@ def _used_by(item: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"a default of {item.__name__}", value) for value in defaults)
         case _ if isinstance(item, _CACHED):
             yield item.__name__, item.__wrapped__
-        case type() if _is_of_the_notebook(item):
+        case type() if _travels_by_value(item):
             yield from ((base.__name__, base) for base in item.__bases__)
-            members = ((name, getattr(value, "__func__", value)) for name, value in vars(item).items())
-            yield from ((name, value) for name, value in members if isinstance(value, FunctionType))
-        case _ if not isinstance(item, (FunctionType, type)) and _is_of_the_notebook(type(item)):
+            for name, member in vars(item).items():
+                method = getattr(member, "__func__", member)  # of a class method or a static method
+                if isinstance(method, FunctionType):
+                    yield name, method
+        case _ if not isinstance(item, (FunctionType, type)) and _travels_by_value(type(item)):
             yield type(item).__name__, type(item)
 
 
-def _is_of_the_notebook(item: FunctionType | type) -> bool:
+def _travels_by_value(item: FunctionType | type) -> bool:
     """Whether a function or class travels by value: it is in no module that ranks can import."""
     return item.__module__ == "__main__" or item.__module__ not in sys.modules
 
 
-def _modules(call: Call) -> Iterator[str]:
-    """List the top-level names of modules that functions and classes come from, or import."""
+def _modules_of(call: Call) -> Iterator[str]:
+    """Yield the top-level names of the modules that a call's functions and values come from, or import."""
     for item in call.items:
         if isinstance(item, ModuleType):
             yield item.__name__.split(".")[0]
@@ -174,16 +186,18 @@ def _pickled(call: Call) -> bytes:
     """Pickle a call, or raise an error that names the variable that cannot travel."""
     __tracebackhide__ = True
     for variable in call.variables:
-        for name, part in _places(*variable):
-            if why := _obstacle(part):
-                raise _refusal(name, why)
+        for name, part in _with_contents(*variable):
+            if reason := _reason_against(part):
+                raise _refusal(name, reason)
     try:
         pickled = dumps((call.function, call.args))
     except BadInputError:
         raise
     except Exception as error:
-        for found in filter(None, (_culprit(*variable) for variable in call.variables)):
-            raise _refusal(*found) from error
+        for variable in call.variables:
+            unpicklable = _innermost_unpicklable(*variable)
+            if unpicklable is not None:
+                raise _refusal(*unpicklable) from error
         raise BadInputError(f"the function cannot travel: {error}", field="function") from error
     if len(pickled) > _MAX_BYTES:
         sizes = {name: len(dumps(value)) for name, value in call.variables}
@@ -198,9 +212,9 @@ def _pickled(call: Call) -> bytes:
     return pickled
 
 
-def _refusal(name: str, why: str) -> BadInputError:
+def _refusal(name: str, reason: str) -> BadInputError:
     fix = "Make it inside the function, where its ranks are, or leave it out of what the function uses"
-    return BadInputError(f"`{name}` {why}", field="function", fix=fix)
+    return BadInputError(f"`{name}` {reason}", field="function", fix=fix)
 
 
 def dumps(value: Any) -> bytes:
@@ -217,25 +231,27 @@ def dumps(value: Any) -> bytes:
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
+            """Return how to rebuild an object: a callable, its arguments, and sometimes attributes."""
             if obj is os.environ:
                 return getattr, (os, "environ")
-            if is_held(obj) is False:
-                make = _LOCKS.get(type(obj))
-                return (type(obj), (obj.lock_file, obj.timeout)) if make is None else (make, ())
-            wrapped: Any = obj.__wrapped__ if isinstance(obj, _CACHED) else None
-            if wrapped is not None and _is_of_the_notebook(wrapped):
-                size, typed = obj.cache_parameters().values()
-                made_of = (wrapped, size, typed, functools._CacheInfo)  # noqa: SLF001
-                return type(obj), made_of, dict(vars(obj))  # each rank has a cache of its own
+            if is_held(obj) is False:  # a free lock
+                if type(obj) in _LOCKS:
+                    return _LOCKS[type(obj)], ()
+                return type(obj), (obj.lock_file, obj.timeout)  # of filelock
+            cached: Any = obj.__wrapped__ if isinstance(obj, _CACHED) else None
+            if cached is not None and _travels_by_value(cached):
+                max_size, typed = obj.cache_parameters().values()
+                arguments = (cached, max_size, typed, functools._CacheInfo)  # noqa: SLF001
+                return type(obj), arguments, dict(vars(obj))
             reduced = super().reducer_override(obj)
-            of_main = getattr(obj, "__module__", None) == "__main__" and type(obj) not in self.dispatch_table
-            if reduced is NotImplemented and of_main and not isinstance(obj, type):
+            is_of_main = getattr(obj, "__module__", None) == "__main__"
+            has_own_reducer = type(obj) in self.dispatch_table
+            if reduced is NotImplemented and is_of_main and not has_own_reducer and not isinstance(obj, type):
                 reduced = obj.__reduce_ex__(self.proto)
-                if isinstance(reduced, str):
-                    what = f"`{reduced}` travels by name alone, and no rank has it"
+                if isinstance(reduced, str):  # a name in __main__
+                    reason = "travels by name alone, and no rank has it: it is no plain function or class"
                     fix = "Define it inside the function, or in a module beside the notebook"
-                    message = f"{what}: it is no plain function or class"
-                    raise BadInputError(message, field="function", fix=fix)
+                    raise BadInputError(f"`{reduced}` {reason}", field="function", fix=fix)
             return reduced
 
     stream = io.BytesIO()
@@ -252,19 +268,24 @@ def dumps(value: Any) -> bytes:
 
 def is_held(value: Any) -> bool | None:
     """Whether a lock of threading or of the package filelock is held; None if the value is no lock."""
-    kind = type(value)
-    names = ((base.__module__.split(".")[0], base.__name__) for base in kind.__mro__)
-    if ("filelock", "BaseFileLock") in names:
+    if _is_subclass(type(value), "filelock", "BaseFileLock"):
         return bool(value.is_locked)
-    if kind not in _LOCKS:
+    if type(value) not in _LOCKS:
         return None
-    if getattr(value, "_is_owned", lambda: False)() or not value.acquire(blocking=False):
+    # This thread could acquire a reentrant lock that it holds already.
+    held_by_this_thread = hasattr(value, "_is_owned") and value._is_owned()  # noqa: SLF001
+    if held_by_this_thread or not value.acquire(blocking=False):
         return True
     value.release()
     return False
 
 
-def _obstacle(value: Any) -> str | None:
+def _is_subclass(kind: type, package: str, name: str) -> bool:
+    """Whether a class is, or inherits from, a class of a package, which need not be imported."""
+    return any((base.__module__.split(".")[0], base.__name__) == (package, name) for base in kind.__mro__)
+
+
+def _reason_against(value: Any) -> str | None:
     """Return why a value must not travel, even if pickle accepts it; None if no reason is known."""
     if is_held(value):
         return "is a lock that is held"
@@ -279,13 +300,13 @@ def _obstacle(value: Any) -> str | None:
     tensors = [value] if isinstance(value, torch.Tensor) else []
     if isinstance(value, torch.nn.Module):
         tensors = [*value.parameters(), *value.buffers()]
-    devices = (tensor.device for tensor in tensors if tensor.device.type != "cpu")
-    if device := next(devices, None):
-        return f"is on the device {device}: leave it on the CPU, each rank has its own"
+    for tensor in tensors:
+        if tensor.device.type != "cpu":
+            return f"is on the device {tensor.device}: leave it on the CPU, each rank has its own"
     return None
 
 
-def _culprit(name: str, value: Any, depth: int = _MAX_DEPTH) -> tuple[str, str] | None:
+def _innermost_unpicklable(name: str, value: Any, depth: int = _MAX_DEPTH) -> tuple[str, str] | None:
     """Find the innermost part of a variable that cannot be pickled, and why; None if all of it can."""
     if isinstance(value, (FunctionType, type)):
         return None  # what functions and classes use is checked by its own name
@@ -294,22 +315,25 @@ def _culprit(name: str, value: Any, depth: int = _MAX_DEPTH) -> tuple[str, str] 
     except BadInputError:
         raise
     except Exception as error:  # noqa: BLE001 - objects may raise anything
-        if known := _obstacle(value):
-            return name, known
-        parts = _parts(value, attributes=True) if depth else ()
-        inner = (_culprit(name + path, part, depth - 1) for path, part in parts)
-        return next(filter(None, inner), (name, f"cannot be pickled: {error}"))
+        if reason := _reason_against(value):
+            return name, reason
+        for path, part in _parts(value, attributes=True) if depth else ():
+            inner = _innermost_unpicklable(name + path, part, depth - 1)
+            if inner is not None:
+                return inner
+        return name, f"cannot be pickled: {error}"
     return None
 
 
-def _places(name: str, value: Any, depth: int = _MAX_DEPTH) -> Iterator[tuple[str, Any]]:
-    """Yield a value and, if it is a container, what is in it, each after its name."""
+def _with_contents(name: str, value: Any, depth: int = _MAX_DEPTH) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the value of a variable, and of everything in it if it is a container."""
     yield name, value
     for path, part in _parts(value) if depth else ():
-        yield from _places(name + path, part, depth - 1)
+        yield from _with_contents(name + path, part, depth - 1)
 
 
 def _parts(value: Any, *, attributes: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yield the items of a container, and its attributes if asked for, each after ``[key]`` or ``.name``."""
     if isinstance(value, Mapping):
         yield from ((f"[{key!r}]", part) for key, part in [*value.items()][:_MAX_ITEMS])
     elif isinstance(value, (list, tuple)):
@@ -321,12 +345,9 @@ def _parts(value: Any, *, attributes: bool = False) -> Iterator[tuple[str, Any]]
 def model_advice(call: Call) -> str | None:
     """Return advice if a function for XLA's devices builds its model inside; else None."""
     models = {
-        kind.__name__
-        for kind in call.items
-        if isinstance(kind, type)
-        and any(
-            (base.__module__, base.__name__) == ("torch.nn.modules.module", "Module") for base in kind.__mro__
-        )
+        item.__name__
+        for item in call.items
+        if isinstance(item, type) and _is_subclass(item, "torch", "Module")
     }
     try:
         return advice_on_source(inspect.getsource(call.function), models)
@@ -335,31 +356,33 @@ def model_advice(call: Call) -> str | None:
 
 
 def paths_of_here(call: Call, base: Path, data: str | None) -> Mapping[str, str]:
-    """Find the paths of this machine that a call takes along: text -> the place where it is.
+    """Find texts that are paths of this machine in what a call takes along, since nodes may not have them.
 
-    A relative path below the data is not listed: it also leads to the staged data.
+    Returns each text with the variable or function that contains it, such as ``in config``.
+    A relative path below the data is left out: it also leads to the staged data.
     """
-    found: dict[str, str] = {}
-    for where, text in _texts(call):
-        if text not in found and _is_of_here(text, base, data):
-            found[text] = where
-    return found
+    containers: dict[str, str] = {}
+    for container, text in _texts_of(call):
+        if text not in containers and _is_path_of_this_machine(text, base, data):
+            containers[text] = container
+    return containers
 
 
-def _texts(call: Call) -> Iterator[tuple[str, str]]:
-    """List the texts that a function takes along, each after the place where it is."""
+def _texts_of(call: Call) -> Iterator[tuple[str, str]]:
+    """Yield the texts that a call takes along, each after the variable that has it, as in ``in config``."""
     for name, value in [("", call.function), *call.variables]:
-        values = [(name, value)]
-        if isinstance(value, FunctionType) and _is_of_the_notebook(value):
-            constants = (one for code in code_objects(value.__code__) for one in code.co_consts)
-            values = [*((value.__name__, constant) for constant in constants), *values]
-        for where, whole in values:
-            for _, part in _places("", whole):
+        values: list[tuple[str, Any]] = []
+        if isinstance(value, FunctionType) and _travels_by_value(value):
+            for code in code_objects(value.__code__):
+                values += [(value.__name__, constant) for constant in code.co_consts]
+        for container, whole in [*values, (name, value)]:
+            for _, part in _with_contents("", whole):
                 if isinstance(part, (str, Path)):
-                    yield f"in {where}", str(part)
+                    yield f"in {container}", str(part)
 
 
-def _is_of_here(text: str, base: Path, data: str | None) -> bool:
+def _is_path_of_this_machine(text: str, base: Path, data: str | None) -> bool:
+    """Whether a text is the path of a file or folder here that neither staging nor every node has."""
     if not text.strip(". /") or len(text) > _MAX_CHARACTERS or "\n" in text:
         return False
     path = Path(base, text)
@@ -368,9 +391,11 @@ def _is_of_here(text: str, base: Path, data: str | None) -> bool:
             return False
     except (OSError, ValueError):
         return False
-    place = path.resolve()
-    staged = data is not None and not Path(text).is_absolute() and place.is_relative_to(Path(data).resolve())
-    return not staged and len(place.parts) >= _MIN_PARTS and not str(place).startswith(_SYSTEM_FOLDERS)
+    path = path.resolve()
+    is_relative = not Path(text).is_absolute()
+    if data is not None and is_relative and path.is_relative_to(Path(data).resolve()):
+        return False  # it also leads to the staged data
+    return len(path.parts) >= _MIN_PARTS and not str(path).startswith(_SYSTEM_FOLDERS)
 
 
 _MODEL: Final = re.compile(r"[A-Z]\w*(?:Model|For[A-Z]\w*)(?:Head)?|Sequential")
@@ -396,30 +421,33 @@ def advice_on_source(source: str, modules: Collection[str] = ()) -> str | None:
         tree = ast.parse(dedent(source))
     except SyntaxError:  # a lambda within a call, or a cell with magic commands
         return None
-    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    own = (each.name for each in classes if any(_name(base) == "Module" for base in each.bases))
-    known = {*modules, *own}
-    called = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
-    call = next((each for each in called if _makes_model(each, known)), None)
-    if call is None:
-        return None
-    return (
-        f"the function builds its model inside ({ast.unparse(call)}): every process that runs it holds one "
-        "of its own in the host's memory, beside the devices' copy, and builds it again with each call. "
-        "Build it once, outside, and pass it in: notebook_launcher(function, (model,))"
-    )
+    models = {*modules}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and any(_last_name(base) == "Module" for base in node.bases):
+            models.add(node.name)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _makes_model(node.func, models):
+            return (
+                f"the function builds its model inside ({ast.unparse(node.func)}): every process that runs "
+                "it holds one of its own in the host's memory, beside the devices' copy, and builds it again "
+                "with each call. Build it once, outside, and pass it in: "
+                "notebook_launcher(function, (model,))"
+            )
+    return None
 
 
-def _makes_model(call: ast.expr, known: Collection[str]) -> bool:
-    name = _name(call)
-    if name in known or name == "create_model":
+def _makes_model(callee: ast.expr, models: Collection[str]) -> bool:
+    """Whether a call of an expression seems to make a model, judged by its name."""
+    name = _last_name(callee)
+    if name in models or name == "create_model":
         return True
-    if name in _MAKERS and isinstance(call, ast.Attribute):  # tokenizers and configurations have it too
-        name = _name(call.value)
+    if name in _MAKERS and isinstance(callee, ast.Attribute):  # tokenizers and configurations have it too
+        name = _last_name(callee.value)
     return bool(_MODEL.fullmatch(name)) and not _OTHERS.search(name)
 
 
-def _name(node: ast.expr) -> str:
+def _last_name(node: ast.expr) -> str:
+    """Return the last name of a dotted expression: ``fit`` of ``trainer.fit``; empty: it has none."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""

@@ -27,18 +27,24 @@ def code_objects(code: CodeType) -> Iterator[CodeType]:
 
 
 def operands(code: CodeType, *opnames: str) -> dict[str, None]:
-    """Return the operands of some instructions of code, in their order; not of the functions in it."""
-    found = (one for one in dis.get_instructions(code) if one.opname in opnames)
-    return dict.fromkeys(str(one.argval) for one in found)
+    """Return the distinct operands of the instructions ``opnames`` in code, in their order.
+
+    Code of nested functions is not searched. The result is a dictionary because that keeps the order.
+
+    >>> operands(compile("import os, sys", "", "exec"), "IMPORT_NAME")
+    {'os': None, 'sys': None}
+    """
+    chosen = [each for each in dis.get_instructions(code) if each.opname in opnames]
+    return dict.fromkeys(str(each.argval) for each in chosen)
 
 
 def globals_of(code: CodeType) -> set[str]:
     """Return the global names that code uses, also in the functions and classes in it."""
-    return {
-        name
-        for each in code_objects(code)
-        for name in operands(each, *_LOOKUPS).keys() - operands(each, "STORE_NAME").keys()
-    }
+    names: set[str] = set()
+    for part in code_objects(code):
+        defined_in_part = operands(part, "STORE_NAME")  # such as the attributes of a class body
+        names |= operands(part, *_LOOKUPS).keys() - defined_in_part.keys()
+    return names
 
 
 def does_nothing(function: Callable[..., Any]) -> bool:
@@ -67,15 +73,22 @@ def script_name(function: Callable[..., Any]) -> str:
 
 
 def write_program(script: Path, text: str, modules: Collection[str], roots: Collection[Path]) -> None:
-    """Write a program, and beside it those of its modules that come from some folders, with their imports."""
+    """Write a program, and beside it its modules that no package installs, with what they import in turn.
+
+    Args:
+        script: Path of the program.
+        text: Its source.
+        modules: Top-level names of the modules that it imports.
+        roots: Folders from which modules are copied; ranks have all others.
+    """
     script.parent.mkdir(parents=True, exist_ok=True)
     (script.parent / ".gitignore").write_text("!*\n")  # a repository around it may ignore these files
     script.write_text(text)
-    copy_files({*modules}, lambda name: root_of(name, roots), script.parent)
+    copy_files({*modules}, lambda name: _root_of(name, roots), script.parent)
 
 
-def root_of(module: str, roots: Collection[Path]) -> Path | None:
-    """Return that of some folders from which a module is copied; None: ranks have it installed."""
+def _root_of(module: str, roots: Collection[Path]) -> Path | None:
+    """Return which of the folders ``roots`` a module is copied from; None: ranks have it installed."""
     if module in sys.stdlib_module_names or module == "manycpu":
         return None
     try:
@@ -83,10 +96,16 @@ def root_of(module: str, roots: Collection[Path]) -> Path | None:
     except (ImportError, ValueError):  # ValueError: a module object that was made by hand
         spec = None
     if spec is None:  # only the function itself imports it, in the ranks
-        beside = (root for root in roots if (root / f"{module}.py").is_file() or (root / module).is_dir())
-        return next(beside, None)
-    places = [*(spec.submodule_search_locations or ())] or [spec.origin if spec.has_location else None]
-    if places[0] is None:
+        for root in roots:
+            if (root / f"{module}.py").is_file() or (root / module).is_dir():
+                return root
         return None
-    place = Path(places[0]).resolve().parent
-    return place if place in roots and not _INSTALL_FOLDERS & {*place.parts} else None
+    if spec.submodule_search_locations:
+        location = [*spec.submodule_search_locations][0]  # noqa: RUF015 - of a namespace, it has no index
+    elif spec.has_location and spec.origin:
+        location = spec.origin
+    else:  # built into Python
+        return None
+    folder = Path(location).resolve().parent
+    is_installed = bool(_INSTALL_FOLDERS & {*folder.parts})
+    return folder if folder in roots and not is_installed else None

@@ -74,65 +74,79 @@ def function_module(function: Callable[..., Any], foreign: Collection[str] = ())
         BadInputError: The function cannot run elsewhere, uses something that cannot be copied, or was changed
             after its definition.
     """
-    for what, fix in _objections(function, foreign):
-        raise _refusal(function, what, fix)
-    tree, node = _parsed(function)
+    for reason, fix in _reasons_against(function, foreign):
+        raise _refusal(function, reason, fix)
+    tree, node = _parse_file_of(function)
     node.decorator_list = []
-    pieces = _Pieces(function, tree, node)
-    found = {id(one): one for ones in pieces.used.values() for one in ones}.values()
-    # Imports first, each kind as in the file.
-    ordered = sorted(
-        found, key=lambda one: (not isinstance(one, _Import), one.lineno, one.col_offset, ast.unparse(one))
-    )
-    body = [*pieces.future, *ordered, node]
-    _check_unchanged(function, pieces.used, body)
+    needed = _UsedStatements(function, tree, node)
+    # One statement may define several names: take it once.
+    statements: list[ast.stmt] = []
+    for definitions in needed.by_name.values():
+        statements += [statement for statement in definitions if statement not in statements]
+
+    def imports_first(statement: ast.stmt) -> tuple[object, ...]:
+        is_import = isinstance(statement, _Import)
+        return not is_import, statement.lineno, statement.col_offset, ast.unparse(statement)
+
+    body = [*needed.future_imports, *sorted(statements, key=imports_first), node]
+    _check_unchanged(function, needed.by_name, body)
     source = "\n\n".join(map(ast.unparse, body)) + "\n\n" + _CALL.format(name=node.name)
-    return FunctionModule(source, frozenset(pieces.modules), _roots(function))
+    return FunctionModule(source, frozenset(needed.modules), _copied_folders(function))
 
 
-def _roots(function: Callable[..., Any]) -> list[Path]:
-    """List the folders whose modules are copied: the file's, and entries of ``sys.path`` in or around it.
+def _copied_folders(function: Callable[..., Any]) -> list[Path]:
+    """List the folders whose modules are copied beside the program; ranks have all other modules installed.
 
-    Airflow also imports modules from the root of the DAGs folder or bundle, after all installed ones.
+    These are the folder of the function's file, the folders around it that are in ``sys.path`` (Airflow puts
+    the root of the DAGs folder or bundle there), and other entries of ``sys.path`` below one of these.
     """
-    folder = Path(function.__code__.co_filename).resolve().parent
-    entries = [folder, *(Path(entry).resolve() for entry in sys.path)]
-    around = [entry for entry in entries if folder.is_relative_to(entry)]
-    return [entry for entry in entries if any(map(entry.is_relative_to, around))]
+    own_folder = Path(function.__code__.co_filename).resolve().parent
+    entries = [own_folder, *(Path(entry).resolve() for entry in sys.path)]
+    roots = [entry for entry in entries if own_folder.is_relative_to(entry)]
+    return [entry for entry in entries if any(entry.is_relative_to(root) for root in roots)]
 
 
 def _check_unchanged(
-    function: Callable[..., Any], used: dict[str, list[ast.stmt]], body: list[ast.stmt]
+    function: Callable[..., Any], definitions: dict[str, list[ast.stmt]], body: list[ast.stmt]
 ) -> None:
-    """Execute the definitions a second time, and compare the results with what the function uses.
+    """Refuse a function if ranks, which execute the source again, would use other values than this process.
+
+    Executes the module's body here, and compares the results with the present values of the names.
+
+    Args:
+        function: The function.
+        definitions: Name that the function uses -> the statements that define it.
+        body: All statements of the module.
 
     Raises:
-        BadInputError: They differ, or cannot be executed twice.
+        BadInputError: A value differs, or the body cannot be executed twice.
     """
     module = ast.fix_missing_locations(ast.Module(body, type_ignores=[]))
-    again: dict[str, Any] = {"__name__": function.__module__}
+    executed_again: dict[str, Any] = {"__name__": function.__module__}
     try:
         # With the file's name and lines: code of other lines compares as different.
-        exec(compile(module, function.__code__.co_filename, "exec", dont_inherit=True), again)  # noqa: S102 - the DAG file's own code
+        exec(compile(module, function.__code__.co_filename, "exec", dont_inherit=True), executed_again)  # noqa: S102 - the DAG file's own code
     except Exception as error:
-        what = f"what it uses of its file cannot be defined a second time ({type(error).__name__}: {error})"
-        raise _refusal(function, what, "Define that inside the function") from error
-    # Private attributes of other names belong to libraries.
+        reason = f"what it uses of its file cannot be defined a second time ({type(error).__name__}: {error})"
+        raise _refusal(function, reason, "Define that inside the function") from error
+    # Comparison ignores private attributes whose name is not in the source: they belong to libraries.
     fields = ("id", "attr", "name", "arg")
-    names = {getattr(node, field, None) for node in ast.walk(module) for field in fields}
-    now = {
-        name: function.__globals__[name]
-        for name, pieces in used.items()
-        if pieces and not isinstance(pieces[0], _Import) and name in function.__globals__
-    }
-    for name, value in (now | {function.__name__: function}).items():
-        if found := Comparison(names).difference(name, value, again[name]):
+    names_in_source = {getattr(node, field, None) for node in ast.walk(module) for field in fields}
+    present_values: dict[str, Any] = {}
+    for name, statements in definitions.items():
+        is_imported = bool(statements) and isinstance(statements[0], _Import)
+        if statements and not is_imported and name in function.__globals__:
+            present_values[name] = function.__globals__[name]
+    present_values[function.__name__] = function
+    for name, value in present_values.items():
+        difference = Comparison(names_in_source).difference(name, value, executed_again[name])
+        if difference is not None:
             subject = "it" if value is function else f"it uses `{name}`, which"
-            raise _refusal(function, f"{subject} is changed after its definition ({found})", _ONCE)
+            raise _refusal(function, f"{subject} is changed after its definition ({difference})", _ONCE)
 
 
-def _objections(function: Callable[..., Any], foreign: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield why a function cannot be a program, and what to do."""
+def _reasons_against(function: Callable[..., Any], foreign: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield every reason why a function cannot be a program, each with its fix."""
     if not inspect.isfunction(function):
         yield "it is no function", "Decorate a function with `def`"
     if function.__name__ == "<lambda>":
@@ -152,8 +166,12 @@ def _objections(function: Callable[..., Any], foreign: Collection[str]) -> Itera
             yield f"ranks have no values of Airflow's context, such as `{name}`", fix
 
 
-def _parsed(function: Callable[..., Any]) -> tuple[ast.Module, ast.FunctionDef]:
-    """Parse a function's file, and find the function in it."""
+def _parse_file_of(function: Callable[..., Any]) -> tuple[ast.Module, ast.FunctionDef]:
+    """Parse the file of a function; return the file's tree, and the function's definition in it.
+
+    Raises:
+        BadInputError: The source cannot be read, or the definition is not at the line that Python names.
+    """
     try:
         lines, _ = inspect.findsource(function)
         tree = ast.parse("".join(lines))
@@ -162,136 +180,166 @@ def _parsed(function: Callable[..., Any]) -> tuple[ast.Module, ast.FunctionDef]:
         raise _refusal(function, f"its source cannot be read ({error})", fix) from error
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name == function.__name__:
-            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-            if first == function.__code__.co_firstlineno:
+            # Python counts the lines of a function from its first decorator.
+            first_line = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            if first_line == function.__code__.co_firstlineno:
                 return tree, node
     raise _refusal(function, "its source is not where Python says", "Give it a unique name")
 
 
-class _Pieces:
-    """The statements of its file that a function uses, by the names for which they are used."""
+class _UsedStatements:
+    """Finds the top-level statements of its file that a function uses, and those that they use in turn.
+
+    Args:
+        function: The function.
+        tree: The file.
+        node: The definition of the function in the file.
+
+    Raises:
+        BadInputError: One of the statements cannot be copied to the ranks.
+    """
 
     def __init__(self, function: Callable[..., Any], tree: ast.Module, node: ast.FunctionDef) -> None:
         self._function, self._tree = function, tree
-        self.future = [
-            one for one in tree.body if isinstance(one, ast.ImportFrom) and one.module == "__future__"
+        self.future_imports = [
+            statement
+            for statement in tree.body
+            if isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
         ]
-        self._bound: dict[str, list[ast.stmt]] = {}
+        self._defined_in_file: dict[str, list[ast.stmt]] = {}
+        """Global name -> the top-level statements that assign it."""
         for statement in tree.body:
-            for name in operands(_compiled(statement), "STORE_NAME", "STORE_GLOBAL"):
-                self._bound.setdefault(name, []).append(statement)
+            for name in operands(_compile(statement), "STORE_NAME", "STORE_GLOBAL"):
+                self._defined_in_file.setdefault(name, []).append(statement)
         self.modules: set[str] = set()
-        self.used: dict[str, list[ast.stmt]] = {node.name: []}
-        self._add_used_by(node, function)
+        """Top-level names of the modules that the statements import."""
+        self.by_name: dict[str, list[ast.stmt]] = {node.name: []}
+        """Name that is used -> the statements that define it; the function's own definition is not listed."""
+        self._add_used_statements(node, function)
 
-    def _add_used_by(self, piece: ast.stmt, value: Any = None) -> None:
-        """Add the statements that a statement uses, and those that they use in turn."""
-        self._write_values(piece, value)
-        for one in ast.walk(piece):
-            if isinstance(one, _Import):
-                for alias in one.names:
-                    self._imported(_name_of(alias), one)
-        for name in sorted(globals_of(_compiled(*self.future, piece))):
-            if name not in self.used and (name in self._bound or name not in _BUILTIN_NAMES):
-                self.used[name] = self._definitions(name)
-                for one in self.used[name]:
-                    self._add_used_by(one, self._function.__globals__.get(name))
+    def _add_used_statements(self, statement: ast.stmt, value: Any) -> None:
+        """Add the statements that a statement uses, and those that they use in turn.
 
-    def _write_values(self, piece: ast.stmt, value: Any) -> None:
-        """Replace calls in a definition by the values that they gave; ranks would evaluate them again."""
-        if isinstance(piece, ast.FunctionDef | ast.AsyncFunctionDef):
-            self._write_default_values(piece, value)
-        if not isinstance(piece, ast.ClassDef):
+        Args:
+            statement: A definition, or an import.
+            value: What the name that it defines stands for at present.
+        """
+        self._freeze_calls(statement, value)
+        for node in ast.walk(statement):
+            if isinstance(node, _Import):
+                for alias in node.names:
+                    self._single_import(_bound_name(alias), node)
+        for name in sorted(globals_of(_compile(*self.future_imports, statement))):
+            is_builtin = name in _BUILTIN_NAMES and name not in self._defined_in_file
+            if name in self.by_name or is_builtin:
+                continue
+            self.by_name[name] = self._definitions(name)
+            for definition in self.by_name[name]:
+                self._add_used_statements(definition, self._function.__globals__.get(name))
+
+    def _freeze_calls(self, statement: ast.stmt, value: Any) -> None:
+        """Replace calls in defaults and class attributes by their results: ranks would call once more.
+
+        Args:
+            statement: Changed in place if it defines a function or a class.
+            value: The function or class that it has defined.
+        """
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            self._freeze_defaults(statement, value)
+        if not isinstance(statement, ast.ClassDef):
             return
         members = vars(value) if isinstance(value, type) else {}
-        for one in piece.body:
-            match one:
+        for member in statement.body:
+            match member:
                 case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                    self._write_values(one, members.get(one.name))
+                    self._freeze_calls(member, members.get(member.name))
                 case (
                     ast.Assign(targets=[ast.Name(id=name), *_], value=ast.expr() as given)
                     | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as given)
-                ) if name in members and _may_vary(given):
-                    if not self._describes_a_field(given):
-                        one.value = _literal_of(members[name], given) or given
+                ) if name in members and _may_change_each_time(given):
+                    if not self._is_field_description(given):
+                        member.value = _as_literal(members[name], given) or given
                 case ast.Assign() | ast.AnnAssign() | ast.Pass() | ast.Expr(value=ast.Constant()):
                     pass
                 case _:
-                    what = f"has a statement in it that defines nothing (line {one.lineno})"
-                    raise self._refusal(piece.name, what, "Assign each of its attributes once")
+                    what = f"has a statement in it that defines nothing (line {member.lineno})"
+                    raise self._refusal(statement.name, what, "Assign each of its attributes once")
 
-    def _write_default_values(self, piece: ast.FunctionDef | ast.AsyncFunctionDef, value: Any) -> None:
-        function = inspect.unwrap(value) if callable(value := getattr(value, "__func__", value)) else None
-        known = inspect.signature(function).parameters if inspect.isfunction(function) else {}
+    def _freeze_defaults(self, definition: ast.FunctionDef | ast.AsyncFunctionDef, value: Any) -> None:
+        """Replace calls in the defaults of a function's arguments by their results."""
+        value = getattr(value, "__func__", value)  # of a class method
+        function = inspect.unwrap(value) if callable(value) else None
+        parameters = inspect.signature(function).parameters if inspect.isfunction(function) else {}
 
-        def with_value(argument: ast.arg, default: Any) -> Any:
-            if default is None or not _may_vary(default):
+        def frozen(argument: ast.arg, default: Any) -> Any:
+            if default is None or not _may_change_each_time(default):
                 return default
-            if argument.arg in known and (written := _literal_of(known[argument.arg].default, default)):
-                return written
+            if argument.arg in parameters:
+                literal = _as_literal(parameters[argument.arg].default, default)
+                if literal is not None:
+                    return literal
             what = f"has a default for `{argument.arg}` that is made when the DAG file is read"
-            raise self._refusal(
-                piece.name, what, "Use None as the default, and make the value inside the function"
-            )
+            fix = "Use None as the default, and make the value inside the function"
+            raise self._refusal(definition.name, what, fix)
 
-        arguments = piece.args
+        arguments = definition.args
         positional = [*arguments.posonlyargs, *arguments.args]
-        last = positional[len(positional) - len(arguments.defaults) :]
-        arguments.defaults = [*map(with_value, last, arguments.defaults)]
-        arguments.kw_defaults = [*map(with_value, arguments.kwonlyargs, arguments.kw_defaults)]
+        with_default = positional[len(positional) - len(arguments.defaults) :]
+        arguments.defaults = [*map(frozen, with_default, arguments.defaults)]
+        arguments.kw_defaults = [*map(frozen, arguments.kwonlyargs, arguments.kw_defaults)]
 
-    def _describes_a_field(self, value: ast.expr) -> bool:
+    def _is_field_description(self, value: ast.expr) -> bool:
         """Whether an expression calls a library for data classes, such as ``field()`` of dataclasses."""
-        called = value.func if isinstance(value, ast.Call) else value
+        callee = value.func if isinstance(value, ast.Call) else value
         try:
-            code = compile(ast.Expression(called), "<piece>", "eval")
-            found = eval(code, dict(self._function.__globals__))  # noqa: S307 - a name that the file has called itself
+            code = compile(ast.Expression(callee), "<callee>", "eval")
+            called = eval(code, dict(self._function.__globals__))  # noqa: S307 - a name that the file has called itself
         except Exception:  # noqa: BLE001 - the name is no longer defined
             return False
-        return str(getattr(found, "__module__", "")).partition(".")[0] in _FIELD_LIBRARIES
+        return str(getattr(called, "__module__", "")).partition(".")[0] in _FIELD_LIBRARIES
 
     def _definitions(self, name: str) -> list[ast.stmt]:
-        """Find the statements that define a name of the file.
+        """Return the statements that define a global name of the file.
 
         Raises:
             BadInputError: There is none, or what the name stands for cannot be copied as source.
         """
-        found = self._bound.get(name, [])
-        imported = [one for one in found if isinstance(one, _Import)]
-        if imported and len(imported) == len(found):
-            return [self._imported(name, one) for one in imported]
-        for what, fix in self._obstacles(name, found):
+        statements = self._defined_in_file.get(name, [])
+        imports = [statement for statement in statements if isinstance(statement, _Import)]
+        if imports and len(imports) == len(statements):
+            return [self._single_import(name, statement) for statement in imports]
+        for what, fix in self._reasons_not_to_copy(name, statements):
             raise self._refusal(name, what, fix)
-        return found
+        return statements
 
-    def _obstacles(self, name: str, found: list[ast.stmt]) -> Iterator[tuple[str, str]]:
-        """Yield why a name cannot be copied with the statements that bind it, and what to do."""
+    def _reasons_not_to_copy(self, name: str, statements: list[ast.stmt]) -> Iterator[tuple[str, str]]:
+        """Yield every reason why a name cannot be copied with the statements that define it, with its fix."""
         if re.match(r"(airflow|manycpu\.operators)\b", type(self._function.__globals__.get(name)).__module__):
             fix = f"To have the result of a task, {_ARGUMENT}"
             yield "is an object of Airflow, such as a task or a DAG", fix
-        if not found and name == "__file__":
+        if not statements and name == "__file__":
             yield "would be another file in the ranks", f"To have a path, {_ARGUMENT}"
         if name == "__doc__":
             yield "is the text of the DAG file, which the ranks do not have", f"To have a text, {_ARGUMENT}"
-        if not found and name in self._function.__globals__:
+        if not statements and name in self._function.__globals__:
             yield "is not defined at the top of the file by its name", "Define it there"
-        if not found:
+        if not statements:
             yield "is not defined", "Define or import it at the top of the file"
-        if len(found) > 1 or not isinstance(found[0], _Definition | _Assignment):
+        if len(statements) > 1 or not isinstance(statements[0], _Definition | _Assignment):
             yield "is defined more than once, or on a condition", "Define it once, at the top of the file"
-        if isinstance(found[0], _Assignment) and not _is_constant(found[0]):
+        if isinstance(statements[0], _Assignment) and not _is_constant(statements[0]):
             fix = f"Make it inside the function, or {_ARGUMENT}"
             yield "is made when the DAG file is read, and is no plain constant", fix
-        if line := _line_of_change(self._tree, name):
+        if line := _first_line_that_changes(self._tree, name):
             yield f"is changed after its definition (line {line})", _ONCE
 
-    def _imported(self, name: str, statement: ast.Import | ast.ImportFrom) -> ast.stmt:
-        """Return an import of one name only, of all that a statement imports.
+    def _single_import(self, name: str, statement: ast.Import | ast.ImportFrom) -> ast.stmt:
+        """Cut an import down to one of its names, and note its module.
 
         Raises:
             BadInputError: Ranks cannot import it.
         """
-        aliases = [one for one in statement.names if _name_of(one) == name]
+        aliases = [alias for alias in statement.names if _bound_name(alias) == name]
         module = (statement.module or "") if isinstance(statement, ast.ImportFrom) else aliases[0].name
         top = module.partition(".")[0]
         if top == "airflow":
@@ -299,7 +347,7 @@ class _Pieces:
         if getattr(statement, "level", 0):
             what = "is imported from the package of the DAG file, which ranks do not have"
             raise self._refusal(name, what, "Import it by its full name")
-        if line := _line_of_change(self._tree, name, imported=True):
+        if line := _first_line_that_changes(self._tree, name, imported=True):
             what = f"is changed after it was imported (line {line})"
             raise self._refusal(name, what, "Do that inside the function")
         self.modules.add(top)
@@ -311,17 +359,17 @@ class _Pieces:
         return _refusal(self._function, f"it uses `{name}`, which {what}", fix)
 
 
-def _refusal(function: Callable[..., Any], what: str, fix: str) -> BadInputError:
-    message = f"{what}, so that it cannot run in the ranks of a training"
+def _refusal(function: Callable[..., Any], reason: str, fix: str) -> BadInputError:
+    message = f"{reason}, so that it cannot run in the ranks of a training"
     return BadInputError(message, field=item_name(function), fix=fix)
 
 
-def _compiled(*pieces: ast.stmt) -> CodeType:
-    return compile(ast.Module([*pieces], type_ignores=[]), "<piece>", "exec", dont_inherit=True)
+def _compile(*statements: ast.stmt) -> CodeType:
+    return compile(ast.Module([*statements], type_ignores=[]), "<statements>", "exec", dont_inherit=True)
 
 
-def _name_of(alias: ast.alias) -> str:
-    """Return the name that an import binds."""
+def _bound_name(alias: ast.alias) -> str:
+    """Return the name that an import assigns: ``os`` for ``os.path``, or what follows ``as``."""
     return alias.asname or alias.name.partition(".")[0]
 
 
@@ -333,63 +381,77 @@ def _is_constant(statement: ast.Assign | ast.AnnAssign) -> bool:
     return False
 
 
-def _may_vary(value: ast.expr) -> bool:
+def _may_change_each_time(value: ast.expr) -> bool:
     """Whether an expression may have another value each time: it has a call, or an item of an attribute."""
     if isinstance(value, ast.Lambda):
         return False
     has_item = isinstance(value, ast.Subscript) and isinstance(value.value, ast.Attribute)
     parts = (part for part in ast.iter_child_nodes(value) if isinstance(part, ast.expr))
-    return has_item or isinstance(value, _VARYING_NODES) or any(map(_may_vary, parts))
+    return has_item or isinstance(value, _VARYING_NODES) or any(map(_may_change_each_time, parts))
 
 
-def _literal_of(value: Any, written: ast.expr) -> ast.expr | None:
-    """Write a value in place of an expression; None if it is not of numbers, texts, lists and the like."""
+def _as_literal(value: Any, written: ast.expr) -> ast.expr | None:
+    """Write a value as a literal at the place of an expression; None if Python has no literal for it.
+
+    >>> ast.unparse(_as_literal([1, "a"], ast.Constant(0)))
+    "[1, 'a']"
+    """
     try:
         text = repr(value)
-        same = ast.literal_eval(text)
+        read_back = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
-    if type(same) is not type(value) or same != value:
+    if type(read_back) is not type(value) or read_back != value:
         return None
     return ast.copy_location(ast.parse(text, mode="eval").body, written)
 
 
-def _line_of_change(tree: ast.Module, name: str, *, imported: bool = False) -> int | None:
-    """Find the first top-level line that changes the value of a name in place; None if there is none.
+def _first_line_that_changes(tree: ast.Module, name: str, *, imported: bool = False) -> int | None:
+    """Return the number of the first top-level line that changes a value in place; None if there is none.
 
-    Of an imported name only attributes that are set count.
+    Args:
+        tree: The file.
+        name: The name of the value.
+        imported: Whether the name is imported: then only assignments to its attributes count.
     """
 
     def changes(node: ast.stmt | ast.expr) -> bool:
         match node:
             case ast.Attribute(ctx=ast.Store() | ast.Del()):
-                return _root(node) == name
+                return _base_name(node) == name
             case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[first, *_]):
-                return _root(first) == name
+                return _base_name(first) == name
             case ast.Subscript(ctx=ast.Store() | ast.Del()) if not imported:
-                return _root(node) == name
+                return _base_name(node) == name
             case ast.AugAssign(target=target) if not imported:
-                return _root(target) == name
+                return _base_name(target) == name
             case ast.Expr(value=ast.Call(func=ast.Attribute() as method)) if not imported:
-                return _root(method) == name
+                return _base_name(method) == name
         return False
 
-    return next((node.lineno for one in tree.body for node in _run_by(one) if changes(node)), None)
+    for statement in tree.body:
+        for node in _executed_with(statement):
+            if changes(node):
+                return node.lineno
+    return None
 
 
-def _run_by(statement: ast.stmt) -> Iterator[ast.stmt | ast.expr]:
-    """Yield the code that runs with a statement, without the bodies of functions and classes in it."""
+def _executed_with(statement: ast.stmt) -> Iterator[ast.stmt | ast.expr]:
+    """Yield the statements and expressions that Python executes with a statement.
+
+    The bodies of functions and classes are not among them.
+    """
     if isinstance(statement, _Definition):
         return
     yield statement
     for node in ast.iter_child_nodes(statement):
         if isinstance(node, ast.stmt):
-            yield from _run_by(node)
+            yield from _executed_with(node)
         elif isinstance(node, ast.expr):
             yield node
 
 
-def _root(node: ast.expr) -> str | None:
+def _base_name(node: ast.expr) -> str | None:
     """Return the name at the start of an expression such as ``name.attribute[item]``, or None."""
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value

@@ -74,17 +74,21 @@ _NO_LAUNCHER_POD: Final = dict.fromkeys(
 def refusals(run: TrainingRun, target: TargetFields) -> list[Finding]:
     """List the fields that were set and that the target's launch kind cannot express."""
     launcher: Launcher = {**LAUNCHERS, **JOB_LAUNCHERS}[target.launch]
-    refused = {**launcher.UNSUPPORTED, **({} if target.has_launcher else _NO_LAUNCHER_POD)}
-    found = []
+    refused = dict(launcher.UNSUPPORTED)
+    if not target.has_launcher:
+        refused |= _NO_LAUNCHER_POD
+    findings = []
     for field, why in refused.items():
         if field == "elastic":
-            named, fix, is_set = "run.nnodes", "Give one number.", run.elastic
+            name, fix, is_set = "run.nnodes", "Give one number.", run.elastic
+        elif field.startswith("target."):
+            name, fix, is_set = field, f"Leave {field} out.", _is_set(target, field)
         else:
-            named = field if field.startswith("target.") else f"run.{field}"
-            fix, is_set = f"Leave {named} out.", _is_set(target if named == field else run, named)
+            name = f"run.{field}"
+            fix, is_set = f"Leave {name} out.", _is_set(run, name)
         if is_set:
-            found.append(Finding(named, f"{target.launch!r} cannot do this: {why}", fix))
-    return found
+            findings.append(Finding(name, f"{target.launch!r} cannot do this: {why}", fix))
+    return findings
 
 
 def _is_set(model: BaseModel, field: str) -> bool:

@@ -51,9 +51,10 @@ def node_command(run: TrainingRun, placement: Placement) -> list[str]:
 
 
 def arguments(run: TrainingRun, placement: Placement) -> list[str]:
-    """Replace ``{data}`` and its like, literally; no other braces are touched."""
-    values = {f"{{{name}}}": getattr(placement, name) for name in PLACEHOLDERS}
+    """Build the program's arguments, with paths in place of ``{data}`` and its like; other braces stay."""
     words = list(run.args)
-    for brace, value in values.items():
-        words = [word.replace(brace, value) if value else word for word in words]
+    for name in PLACEHOLDERS:
+        path: str | None = getattr(placement, name)
+        if path:
+            words = [word.replace(f"{{{name}}}", path) for word in words]
     return words

@@ -148,6 +148,14 @@ def launcher(  # noqa: PLR0913 - what makes up a launcher
 ) -> KubeObject:
     """Build the template of the pod that runs mpirun, once the workers' sshd answers.
 
+    Args:
+        container: Name of its container.
+        run: The run.
+        target: The target.
+        placement: The attempt's paths.
+        hosts: DNS names of the workers, the first of which has rank 0.
+        hostfile: Where the pod finds the hostfile; if it is not ``HOSTFILE``, the template brings it.
+
     Raises:
         BadInputError: A range of nodes.
     """
@@ -172,8 +180,10 @@ def launcher(  # noqa: PLR0913 - what makes up a launcher
         variables={"HOME": HOME} | command["env"],
         limits=_launcher_resources(run),
     )
-    own = {} if hostfile == HOSTFILE else {hostfile: command["files"][mpirun.HOSTFILE]}
-    return pods.with_end(pods.template(target, placement, "launcher", inner, SSH_FILES | own), run)
+    files = dict(SSH_FILES)
+    if hostfile != HOSTFILE:  # no operator writes it
+        files[hostfile] = command["files"][mpirun.HOSTFILE]
+    return pods.with_deadline(pods.template(target, placement, "launcher", inner, files), run)
 
 
 def worker(container: str, run: TrainingRun, target: Kubernetes, placement: Placement) -> KubeObject:
@@ -194,7 +204,7 @@ def worker(container: str, run: TrainingRun, target: Kubernetes, placement: Plac
 
 
 def await_workers(hostfile: str = HOSTFILE) -> list[str]:
-    """Build the start of a command that waits for the workers' sshd."""
+    """Build the words before a command that let it start only when each worker's sshd answers."""
     return ["python3", "-IS", "-c", AWAIT_WORKERS, hostfile, str(PORT), HOSTS]
 
 
@@ -203,9 +213,11 @@ def _launcher_resources(run: TrainingRun) -> dict[str, Any]:
 
     It asks for little, so that it fits where the ranks have taken the rest, and for nothing if they do.
     """
-    asked = run.resources
-    cpu = asked.launcher_cpu or (asked.cpu and _CPU_REQUEST)
-    memory = asked.launcher_memory or (asked.memory and f"{_MEMORY_MIB + _NODE_MEMORY_MIB * run.nodes[1]}Mi")
+    cpu, memory = run.resources.launcher_cpu, run.resources.launcher_memory
+    if not cpu and run.resources.cpu:
+        cpu = _CPU_REQUEST
+    if not memory and run.resources.memory:
+        memory = f"{_MEMORY_MIB + _NODE_MEMORY_MIB * run.nodes[1]}Mi"
     built = pods.resources(cpu, memory)
     if cpu:
         built["limits"]["cpu"] = format_cores(_BURST_FACTOR * cpu)
@@ -220,4 +232,6 @@ def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:  # noqa
 def ranks(job: KubeObject) -> Ranks | None:
     """Read the number of workers, and the pod spec of each."""
     worker = job["spec"].get("mpiReplicaSpecs", {}).get("Worker")
-    return worker and Ranks(nodes=worker.get("replicas", 1), pod=worker["template"]["spec"])
+    if not worker:
+        return None
+    return Ranks(nodes=worker.get("replicas", 1), pod=worker["template"]["spec"])

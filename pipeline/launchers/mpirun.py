@@ -23,11 +23,14 @@ HOSTFILE: Final = "hostfile"
 
 
 class _Dialect(NamedTuple):
-    """The options of one MPI for a launch."""
+    """How one MPI starts the ranks."""
 
     options: list[str]
+    """Options of mpirun, before the number of processes."""
     env: dict[str, str]
+    """Variables of mpirun itself, which the ranks do not get."""
     hostfile: str = ""
+    """The content of the hostfile; empty: the ranks run on this machine."""
 
 
 def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -> list[dict[str, Any]]:
@@ -46,11 +49,11 @@ def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -
             field="run.nnodes",
             fix="Give one number",
         )
-    meeting = {"MASTER_ADDR": placement.master_addr, "MASTER_PORT": str(placement.master_port)}
+    rendezvous = {"MASTER_ADDR": placement.master_addr, "MASTER_PORT": str(placement.master_port)}
     remote = target if isinstance(target, BareMetal) else None  # mpirun starts ranks by fork, or by ssh
     if remote is not None and remote.interface:
-        meeting["GLOO_SOCKET_IFNAME"] = remote.interface
-    env = environment(run, placement) | meeting | mpi.env
+        rendezvous["GLOO_SOCKET_IFNAME"] = remote.interface
+    env = environment(run, placement) | rendezvous | mpi.env
     dialect = _DIALECTS[mpi.family](run, remote, placement, sorted(env))
     # The dialect's own variables are for mpirun, not for the ranks; the user's win over both.
     env = dialect.env | env | run.env
@@ -70,43 +73,54 @@ def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -
 
 
 def _intel(run: TrainingRun, remote: BareMetal | None, placement: Placement, names: list[str]) -> _Dialect:
+    """Build the options of Intel MPI; arguments as in ``_DIALECTS``."""
     env = {"I_MPI_PIN": "off"}  # the node's CPU plan decides where threads run
     if remote is None:
         return _Dialect([], env | {"I_MPI_HYDRA_BOOTSTRAP": "fork"})
-    program, rest = _ssh(remote)
+    ssh_program, ssh_options = _ssh_command(remote)
     env |= {
         "I_MPI_HYDRA_BOOTSTRAP": "ssh",
-        "I_MPI_HYDRA_BOOTSTRAP_EXEC": program,
-        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": rest,
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC": ssh_program,
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": ssh_options,
     }
     interface = remote.interface or placement.launcher_interface
     # The hosts connect back to an address: they often cannot resolve this machine's name.
-    back = ["-iface", interface] if interface else []
-    return _Dialect([*_hydra_options(run, placement, names), *back], env, _hydra_hosts(run, placement))
+    connect_back = ["-iface", interface] if interface else []
+    options = [*_hydra_options(run, placement, names), *connect_back]
+    return _Dialect(options, env, _hydra_hosts(run, placement))
 
 
 def _mpich(run: TrainingRun, remote: BareMetal | None, placement: Placement, names: list[str]) -> _Dialect:
+    """Build the options of MPICH; arguments as in ``_DIALECTS``."""
     binding = ["-bind-to", "none"]
     if remote is None:
         return _Dialect([*binding, "-launcher", "fork"], {})
-    program, rest = _ssh(remote)
+    ssh_program, ssh_options = _ssh_command(remote)
     # Renamed between versions 3 and 4; each version ignores the other name.
-    env = dict.fromkeys(("HYDRA_LAUNCHER_EXTRA_ARGS", "HYDRA_LAUNCH_EXTRA_ARGS"), rest)
-    launcher = ["-launcher", "ssh", "-launcher-exec", program]
-    back = ["-iface", placement.launcher_interface] if placement.launcher_interface else []
+    env = dict.fromkeys(("HYDRA_LAUNCHER_EXTRA_ARGS", "HYDRA_LAUNCH_EXTRA_ARGS"), ssh_options)
+    launcher = ["-launcher", "ssh", "-launcher-exec", ssh_program]
+    connect_back: list[str] = []
     if placement.launcher_address:
-        back = ["-localhost", placement.launcher_address]
-    options = [*_hydra_options(run, placement, names), *binding, *launcher, *back]
+        connect_back = ["-localhost", placement.launcher_address]
+    elif placement.launcher_interface:
+        connect_back = ["-iface", placement.launcher_interface]
+    options = [*_hydra_options(run, placement, names), *binding, *launcher, *connect_back]
     return _Dialect(options, env, _hydra_hosts(run, placement))
 
 
 def _openmpi(run: TrainingRun, remote: BareMetal | None, placement: Placement, names: list[str]) -> _Dialect:
+    """Build the options of Open MPI; arguments as in ``_DIALECTS``."""
     # Version 5 reads PRTE_* where version 4 reads OMPI_*; each ignores the other's.
-    env = {f"{prefix}_ALLOW_RUN_AS_ROOT{end}": "1" for prefix in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
+    env = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
     binding = ["--bind-to", "none"]
     if remote is None:
         return _Dialect([*binding, "--host", f"localhost:{run.processes}"], env)
-    agent = " ".join(_ssh(remote)).strip()
+    agent = " ".join(_ssh_command(remote))
     env |= {
         "OMPI_MCA_plm_rsh_agent": agent,
         "PRTE_MCA_plm_ssh_agent": agent,
@@ -118,21 +132,20 @@ def _openmpi(run: TrainingRun, remote: BareMetal | None, placement: Placement, n
         "PRTE_MCA_prte_keep_fqdn_hostnames": "1",
     }
     if remote.interface:
-        env |= dict.fromkeys(
-            ("OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include", "PRTE_MCA_prte_if_include"),
-            remote.interface,
-        )
-    count = run.processes
+        env["OMPI_MCA_oob_tcp_if_include"] = remote.interface
+        env["OMPI_MCA_btl_tcp_if_include"] = remote.interface
+        env["PRTE_MCA_prte_if_include"] = remote.interface
     options = [
         "--hostfile",  # without it version 5 runs one node and reports success
         f"{placement.attempt_directory}/{HOSTFILE}",
         "--map-by",
-        f"ppr:{count}:node",
+        f"ppr:{run.processes}:node",
         "-wdir",
         placement.code,
-        *(word for name in names for word in ("-x", name)),
     ]
-    hosts = "".join(f"{host.name} slots={count}\n" for host in placement.hosts)
+    for name in names:
+        options += ["-x", name]
+    hosts = "".join(f"{host.name} slots={run.processes}\n" for host in placement.hosts)
     return _Dialect([*binding, *options], env, hosts)
 
 
@@ -141,9 +154,15 @@ _DIALECTS: Final[Mapping[str, Callable[[TrainingRun, BareMetal | None, Placement
     "mpich": _mpich,
     "openmpi": _openmpi,
 }
+"""Family of an MPI -> function that builds its options.
+
+It gets the run, the target if hosts are reached by ssh (None: ranks run on this machine), the placement, and
+the names of the variables that mpirun passes on to the ranks.
+"""
 
 
 def _hydra_options(run: TrainingRun, placement: Placement, names: list[str]) -> list[str]:
+    """Build the options that Intel MPI and MPICH share: both start ranks by Hydra."""
     return [
         "-f",
         f"{placement.attempt_directory}/{HOSTFILE}",
@@ -157,10 +176,11 @@ def _hydra_options(run: TrainingRun, placement: Placement, names: list[str]) -> 
 
 
 def _hydra_hosts(run: TrainingRun, placement: Placement) -> str:
+    """Write the hostfile of Hydra."""
     return "".join(f"{host.name}:{run.processes}\n" for host in placement.hosts)
 
 
-def _ssh(target: BareMetal) -> tuple[str, str]:
+def _ssh_command(target: BareMetal) -> tuple[str, str]:
     """Split the ssh command into its program and the other words, which every MPI splits at blanks again."""
     for word in target.ssh:
         if len(word.split()) != 1:

@@ -32,12 +32,12 @@ def pod_spec(container: KubeObject, volumes: list[KubeObject], **fields: Any) ->
 
 def one_off_pod(metadata: KubeObject, spec: KubeObject, seconds: int) -> KubeObject:
     """Build a pod that runs once, for at most ``seconds`` seconds."""
-    ends = {
+    end_rules = {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": seconds,
         "terminationGracePeriodSeconds": _GRACE_S,
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec | ends}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec | end_rules}
 
 
 def unprivileged() -> KubeObject:

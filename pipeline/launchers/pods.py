@@ -49,12 +49,12 @@ def metadata(target: Kubernetes, placement: Placement) -> KubeObject:
 
 def run_policy(run: TrainingRun, target: Kubernetes, *, clean: str, backoff: int) -> KubeObject:
     """Build the operator's policy for failures and the job's end; without a TTL, which would delete it."""
-    policy: KubeObject = {"cleanPodPolicy": clean, "backoffLimit": backoff, **latest_end(run)}
+    policy: KubeObject = {"cleanPodPolicy": clean, "backoffLimit": backoff, **deadline(run)}
     # Only its queue resumes it: without Kueue, no job starts past its queue.
     return policy | ({"suspend": True} if target.queue else {})
 
 
-def latest_end(run: TrainingRun) -> KubeObject:
+def deadline(run: TrainingRun) -> KubeObject:
     """Build the deadline of a job that no process waits for; otherwise the time budgets end it earlier.
 
     The job and its pods have it: training-operator checks that of the job only at another event, and keeps
@@ -63,9 +63,9 @@ def latest_end(run: TrainingRun) -> KubeObject:
     return {"activeDeadlineSeconds": min(run.longest, _LONGEST_S)}
 
 
-def with_end(template: KubeObject, run: TrainingRun) -> KubeObject:
+def with_deadline(template: KubeObject, run: TrainingRun) -> KubeObject:
     """Add the run's deadline to a template, so that the kubelet ends its pods."""
-    return template | {"spec": template["spec"] | latest_end(run)}
+    return template | {"spec": template["spec"] | deadline(run)}
 
 
 def restart_policy(run: TrainingRun, target: Kubernetes) -> str:
@@ -83,10 +83,10 @@ def with_library(run: TrainingRun) -> TrainingRun:
 def rank_variables(run: TrainingRun, placement: Placement) -> dict[str, str]:
     """Build the environment of a rank's container: the user's ``env`` wins over the CPU plan."""
     device = {"PJRT_DEVICE": "TPU"} if run.device == "xla" else {}
-    return {"HOME": HOME, **device, **_threads(run), **environment(with_library(run), placement)}
+    return {"HOME": HOME, **device, **_thread_variables(run), **environment(with_library(run), placement)}
 
 
-def _threads(run: TrainingRun) -> Mapping[str, str]:
+def _thread_variables(run: TrainingRun) -> Mapping[str, str]:
     """Plan threads, if the run says what a node grants; each rank plans again, from its cgroup."""
     cores = run.resources.cpu
     if cores is None:
@@ -104,10 +104,14 @@ def rank_resources(run: TrainingRun) -> KubeObject:
 
 def resources(cpu: float | None, memory: str | None, tpus: int = 0) -> KubeObject:
     """Build limits equal to requests, so that the pod is of the class Guaranteed."""
-    amounts = {"cpu": format_cores(cpu) if cpu else None, "memory": memory}
-    amounts |= {TPU: str(tpus) if tpus else None}
-    present = {name: amount for name, amount in amounts.items() if amount}
-    return {"requests": present, "limits": dict(present)} if present else {}
+    amounts = {}
+    if cpu:
+        amounts["cpu"] = format_cores(cpu)
+    if memory:
+        amounts["memory"] = memory
+    if tpus:
+        amounts[TPU] = str(tpus)
+    return {"requests": amounts, "limits": dict(amounts)} if amounts else {}
 
 
 def container(  # noqa: PLR0913 - what makes up a container
@@ -178,7 +182,7 @@ def rank_template(
     container = with_fields(container, {"MANYCPU_HOST": "spec.nodeName"})
     secrets = [{"secretRef": {"name": name}} for name in run.env_from]
     container = container | ({"envFrom": secrets} if secrets else {})
-    built = _spread(with_end(template(target, placement, "rank", container, files or {}), run), run)
+    built = _spread(with_deadline(template(target, placement, "rank", container, files or {}), run), run)
     memory = run.resources.memory
     shm = {"medium": "Memory"} | ({"sizeLimit": half_of_memory(memory)} if memory else {})
     volumes = [
@@ -208,6 +212,7 @@ def add_volumes(template: KubeObject, volumes: list[KubeObject], mounts: Mapping
 
 
 def _with_mounts(template: KubeObject, mounts: list[KubeObject]) -> KubeObject:
+    """Add volume mounts to the container of a template."""
     spec = template["spec"]
     (inner,) = spec["containers"]
     inner = inner | {"volumeMounts": [*inner["volumeMounts"], *mounts]}
@@ -217,11 +222,13 @@ def _with_mounts(template: KubeObject, mounts: list[KubeObject]) -> KubeObject:
 def _spread(template: KubeObject, run: TrainingRun) -> KubeObject:
     """Require or prefer a machine of its own for each rank's pod of an attempt."""
     template_labels = template["metadata"]["labels"]
-    like = {name: template_labels[name] for name in ("manycpu/run", "manycpu/attempt", "manycpu/role")}
-    term = {"labelSelector": {"matchLabels": like}, "topologyKey": "kubernetes.io/hostname"}
-    rule: KubeObject = (
-        {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
-        if run.spread == "require"
-        else {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
-    )
+    names = ("manycpu/run", "manycpu/attempt", "manycpu/role")
+    same_ranks = {"matchLabels": {name: template_labels[name] for name in names}}
+    term = {"labelSelector": same_ranks, "topologyKey": "kubernetes.io/hostname"}
+    rule: KubeObject
+    if run.spread == "require":
+        rule = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+    else:
+        weighted = {"weight": 100, "podAffinityTerm": term}
+        rule = {"preferredDuringSchedulingIgnoredDuringExecution": [weighted]}
     return template | {"spec": template["spec"] | {"affinity": {"podAntiAffinity": rule}}}

@@ -45,7 +45,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
         "runPolicy": pods.run_policy(run, target, clean="None", backoff=run.max_restarts + 1),
         "nprocPerNode": str(run.processes),
     }
-    if _may_meet_again(run):
+    if _needs_elastic_rendezvous(run):
         spec["elasticPolicy"] = {
             "rdzvBackend": "c10d",
             "rdzvId": placement.job,
@@ -71,7 +71,7 @@ def template(  # noqa: PLR0913 - what makes up a pod
 
     All ranks meet at the host ``first``; ``number`` is the field with the pod's number in its job.
     """
-    if _may_meet_again(run):
+    if _needs_elastic_rendezvous(run):
         # By address: the name of the next rank 0 may not be in DNS yet.
         fields = {"MANYCPU_ADDRESS": "status.podIP"}
         # A new store for every round, on its rank 0: a shared store stays behind on a lost node.
@@ -89,15 +89,15 @@ def template(  # noqa: PLR0913 - what makes up a pod
     return pods.rank_template(pods.with_fields(inner, fields), run, target, placement)
 
 
-def _may_meet_again(run: TrainingRun) -> bool:
-    """Whether ranks may meet after a restart or a change of nodes, which needs an elastic rendezvous."""
+def _needs_elastic_rendezvous(run: TrainingRun) -> bool:
+    """Whether ranks may meet again, after a restart or a change of nodes; a static rendezvous is for once."""
     return run.elastic or run.max_restarts > 0
 
 
 def _join_timeouts(run: TrainingRun) -> dict[str, int]:
-    """Compute the seconds that the first pods wait for the last, which may be queued all that time."""
+    """Compute torchrun's timeouts, in seconds: the last pod may be queued for that long."""
     seconds = run.queue_timeout + run.start_timeout
-    # The second one is for the meeting point itself, on a pod that may start last (default: 60 s).
+    # read_timeout is for the rendezvous itself, on a pod that may start last (default: 60 s).
     return {"join_timeout": seconds, "read_timeout": seconds}
 
 
@@ -109,7 +109,7 @@ def _command(run: TrainingRun, placement: Placement, first: str) -> Iterator[str
     yield f"--nnodes={low if low == high else f'{low}:{high}'}"
     yield f"--nproc-per-node={run.processes}"
     yield f"--max-restarts={run.max_restarts}"
-    if _may_meet_again(run):
+    if _needs_elastic_rendezvous(run):
         yield "--rdzv-backend=c10d"
         yield f"--rdzv-endpoint={first}:{PORT}"
         yield f"--rdzv-id={placement.job}"
@@ -133,9 +133,9 @@ def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
         return status
     ended = (job.get("status") or {}).get("completionTime")
     pods = sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
-    if working := [pod["metadata"]["name"] for pod in pods if _works(pod, ended)]:
+    if working := [pod["metadata"]["name"] for pod in pods if _has_working_ranks(pod, ended)]:
         return Status(state=RunState.RUNNING, reason=f"waiting for {', '.join(working)} to end")
-    failed = [pod["metadata"]["name"] for pod in pods if _failed(pod)]
+    failed = [pod["metadata"]["name"] for pod in pods if _has_failed(pod)]
     elastic = job["spec"].get("elasticPolicy")
     may_shrink = elastic is not None and elastic["minReplicas"] < elastic["maxReplicas"]
     if failed and not may_shrink:
@@ -147,17 +147,19 @@ def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
 def ranks(job: KubeObject) -> Ranks | None:
     """Read the number of workers that the job needs to begin, and the pod spec of each."""
     worker = job["spec"].get("pytorchReplicaSpecs", {}).get("Worker")
-    least = (job["spec"].get("elasticPolicy") or {}).get("minReplicas")
-    return worker and Ranks(nodes=least or worker.get("replicas", 1), pod=worker["template"]["spec"])
+    if not worker:
+        return None
+    min_nodes = (job["spec"].get("elasticPolicy") or {}).get("minReplicas")
+    return Ranks(nodes=min_nodes or worker.get("replicas", 1), pod=worker["template"]["spec"])
 
 
-def _works(pod: Mapping[str, Any], ended: str | None) -> bool:
-    """Whether a pod has ranks that started before the job ended; later ones find no other ranks."""
+def _has_working_ranks(pod: Mapping[str, Any], ended: str | None) -> bool:
+    """Whether a pod runs ranks that started before the job ended; later ones find no other ranks."""
     running = container_state(pod, CONTAINER, "state", "running")
     return running is not None and (ended is None or running["startedAt"] <= ended)
 
 
-def _failed(pod: Mapping[str, Any]) -> bool:
+def _has_failed(pod: Mapping[str, Any]) -> bool:
     """Whether a pod's ranks failed last."""
     phase = (pod.get("status") or {}).get("phase")
     last = container_state(pod, CONTAINER, "lastState", "terminated") or {}

@@ -24,15 +24,28 @@ def job_state(kind: JobKind, job: KubeObject | None) -> Status:
 
 
 def container_state(pod: Mapping[str, Any], name: str, when: str, state: str) -> Mapping[str, Any] | None:
-    """Read how a container is (``state``), or was before its restart (``lastState``); None: otherwise."""
-    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
-    found: Mapping[str, Any] = next((one for one in statuses if one["name"] == name), {})
-    return (found.get(when) or {}).get(state)
+    """Read the state of a container of a pod.
+
+    Args:
+        pod: The pod.
+        name: The container.
+        when: ``state`` for the present state, or ``lastState`` for that before its last restart.
+        state: ``waiting``, ``running`` or ``terminated``.
+
+    Returns:
+        Details of the state; None: the container is, or was, in another state.
+    """
+    for status in (pod.get("status") or {}).get("containerStatuses") or ():
+        if status["name"] == name:
+            found: Mapping[str, Any] | None = (status.get(when) or {}).get(state)
+            return found
+    return None
 
 
 def _message(condition: Mapping[str, Any]) -> str:
-    words = (condition.get("message"), condition.get("reason"))
-    return ": ".join(word.strip() for word in reversed(words) if word) or "without a reason"
+    """Write reason and message of a condition, as far as it has them."""
+    texts = [condition.get("reason"), condition.get("message")]
+    return ": ".join(text.strip() for text in texts if text) or "without a reason"
 
 
 def process_state(observed: Mapping[str, Any]) -> Status:

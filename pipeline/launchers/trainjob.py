@@ -42,7 +42,7 @@ _PATCHED: Final = (
 )
 """Fields of a runtime's pods that a job may change."""
 _ARGUMENTS_LIMIT: Final = 128  # of Trainer's API
-_IN_FOLDER: Final = ("/bin/sh", "-c", 'cd "$0" && exec "$@"')
+_RUN_IN_FOLDER: Final = ("/bin/sh", "-c", 'cd "$0" && exec "$@"')
 
 
 def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[KubeObject]:
@@ -57,12 +57,13 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
     if target.mpi:
         template = mpijob.worker(NODE, run, target, placement)
     else:
-        first = _host(placement, 0)
+        first = _host_name(placement, 0)
         template = pytorchjob.template(NODE, run, target, placement, first=first, number=NUMBER)
     (container,) = template["spec"]["containers"]
-    before, patches = list[KubeObject](), KubeObject()
+    own_runtime: list[KubeObject] = []
+    patches: KubeObject = {}
     if _has_own_runtime(target):
-        before = [_runtime(run, target, placement, template)]
+        own_runtime = [_runtime(run, target, placement, template)]
         runtime = {"apiGroup": TRAINING_RUNTIME.group, "kind": TRAINING_RUNTIME.kind, "name": placement.job}
     else:
         arguments = [literal(placement.code), *container["command"]]
@@ -72,29 +73,32 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
         # The program of the ranks in a runtime of the cluster, which has its own working folder.
         program = {
             "image": container["image"],
-            "command": list(_IN_FOLDER),
+            "command": list(_RUN_IN_FOLDER),
             "args": arguments,  # else the runtime's own arguments would follow
             "env": container["env"],
             "resourcesPerNode": container["resources"],
         }
         trainer = {name: value for name, value in program.items() if value} | trainer
-    shown = {name: value for name, value in container.items() if name not in ("command", "env", "envFrom")}
-    asked = json.dumps({**template["spec"], "containers": [shown]}, sort_keys=True)
+    # Without what the placement on nodes does not depend on: variables, and the command with the user's text.
+    described = {
+        name: value for name, value in container.items() if name not in ("command", "env", "envFrom")
+    }
+    rank_pod = json.dumps({**template["spec"], "containers": [described]}, sort_keys=True)
     if target.mpi:
         metadata["labels"] |= SPEAKER
     job = {
         "apiVersion": TRAINJOB.resource.api_version,
         "kind": TRAINJOB.kind,
-        "metadata": metadata | {"annotations": {RANKS: asked}},
+        "metadata": metadata | {"annotations": {RANKS: rank_pod}},
         "spec": {
             "runtimeRef": runtime,
             "trainer": trainer,
-            **pods.latest_end(run),
+            **pods.deadline(run),
             **({"suspend": True} if target.queue else {}),
             **patches,
         },
     }
-    return [*before, job]
+    return [*own_runtime, job]
 
 
 def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
@@ -130,8 +134,15 @@ def _has_own_runtime(target: Kubernetes) -> bool:
     """Whether the runtime is made for the run: with an MPI, and in a queue of Kueue.
 
     Kueue (as of 0.16) rewrites the whole job when it admits it, and drops its patches of a runtime.
+
+    Raises:
+        BadInputError: Such a run names a runtime of the cluster.
     """
-    why = "with an MPI" if target.mpi else "in a queue" if target.queue else ""
+    why = ""
+    if target.mpi:
+        why = "with an MPI"
+    elif target.queue:
+        why = "in a queue"
     if why and target.runtime not in (DEFAULT_RUNTIME, OWN_RUNTIME):
         raise BadInputError(
             f"{why} the runtime is made for the run, and target.runtime is {target.runtime!r}",
@@ -142,6 +153,7 @@ def _has_own_runtime(target: Kubernetes) -> bool:
 
 
 def _check_patch(run: TrainingRun, target: Kubernetes, arguments: Sequence[str]) -> None:
+    """Raise BadInputError if a run needs what a job may not change in a runtime of the cluster."""
     fields = {
         "run.env_from": bool(run.env_from),
         "target.priority_class": target.priority_class is not None,
@@ -163,22 +175,23 @@ def _check_patch(run: TrainingRun, target: Kubernetes, arguments: Sequence[str])
 
 
 def _runtime(run: TrainingRun, target: Kubernetes, placement: Placement, template: KubeObject) -> KubeObject:
+    """Describe the run's own TrainingRuntime around the template of its ranks' pods."""
     policy: KubeObject = {"torch": {}}
-    node = _replicated(run, NODE, template)
+    node = _replicated_job(run, NODE, template)
     jobs: KubeObject = {
         "replicatedJobs": [node | {"template": {"metadata": {"labels": STEP}} | node["template"]}]
     }
     if target.mpi:
         # Trainer supports only Open MPI: it makes the keys, and a hostfile that is not used.
         policy = {"mpi": {"sshAuthMountPath": mpijob.KEYS, "numProcPerNode": run.processes}}
-        hosts = [_host(placement, number, target.namespace) for number in range(run.nodes[1])]
+        hosts = [_host_name(placement, number, target.namespace) for number in range(run.nodes[1])]
         launcher = mpijob.launcher(NODE, run, target, placement, hosts=hosts, hostfile=HOSTFILE)
         # A rank that refused to begin would refuse again: the launcher's job fails at once.
         codes = {"containerName": NODE, "operator": "In", "values": sorted(EXIT_CODES)}
         refused = {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
         jobs = {
             "replicatedJobs": [
-                _replicated(run, LAUNCHER, launcher, podFailurePolicy=refused),
+                _replicated_job(run, LAUNCHER, launcher, podFailurePolicy=refused),
                 node,
             ],
             "successPolicy": {"operator": "All", "targetReplicatedJobs": [LAUNCHER]},  # sshd never ends
@@ -191,7 +204,8 @@ def _runtime(run: TrainingRun, target: Kubernetes, placement: Placement, templat
     }
 
 
-def _replicated(run: TrainingRun, name: str, template: KubeObject, **fields: Any) -> KubeObject:
+def _replicated_job(run: TrainingRun, name: str, template: KubeObject, **fields: Any) -> KubeObject:
+    """Describe a job of the JobSet; ``fields`` are added to its spec."""
     spec = {
         "backoffLimit": run.max_restarts,
         **fields,
@@ -200,7 +214,8 @@ def _replicated(run: TrainingRun, name: str, template: KubeObject, **fields: Any
     return {"name": name, "template": {"spec": spec}}
 
 
-def _host(placement: Placement, number: int, namespace: str = "") -> str:
+def _host_name(placement: Placement, number: int, namespace: str = "") -> str:
+    """Return the DNS name of a pod of ranks, which its JobSet gives it; full if the namespace is given."""
     name = f"{placement.job}-{NODE}-0-{number}.{placement.job}"
     return f"{name}.{namespace}.svc" if namespace else name
 
@@ -236,5 +251,6 @@ def _with_one_mount_per_volume(spec: KubeObject) -> KubeObject:
 
 
 def _has_failed(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod has failed, or its ranks did so before a restart of the container."""
     ends = [container_state(pod, NODE, when, "terminated") or {} for when in ("state", "lastState")]
     return any(end.get("exitCode") for end in ends) or (pod.get("status") or {}).get("phase") == "Failed"

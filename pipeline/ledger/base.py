@@ -127,7 +127,7 @@ class Entry(BaseModel):
 
 
 class Lease(BaseModel):
-    """Until when a run is left alone, and who holds it."""
+    """How long a run is protected from removal, and which process holds it."""
 
     until: float | None = None
     """Seconds since the epoch; None: for ever."""
@@ -182,7 +182,7 @@ def to_annotations(**fields: Any) -> dict[str, str | None]:
     return {_ANNOTATIONS[name]: texts[name] for name in fields}
 
 
-def pause() -> float:
+def renewal_pause() -> float:
     """Choose the seconds until the next renewal, with jitter that spreads the renewals of many runs."""
     return random.uniform(0.5, 1.5) * RENEW_INTERVAL_S  # noqa: S311 - spreads load
 
@@ -229,7 +229,7 @@ class Ledger(ABC):
         """Renew the lease for so many seconds from now."""
         self.change_lease(until=self.now() + seconds, ended=False, kept=False)
 
-    def refuse_second(self) -> None:
+    def refuse_second_holder(self) -> None:
         """Raise if another process of this machine runs all verbs of this run: both would clean up.
 
         Raises:
@@ -257,7 +257,8 @@ class Ledger(ABC):
         ended = threading.Event()
 
         def renew_until_ended() -> None:
-            while not ended.wait(pause()):
+            """Renew at intervals, on a thread."""
+            while not ended.wait(renewal_pause()):
                 with suppress(OSError, ManycpuError):  # of a run that is gone, the block's own calls fail
                     self.renew(seconds)
 
@@ -278,9 +279,11 @@ class Ledger(ABC):
     @contextmanager
     def timed(self, verb: str, lease: float = LEASE_S) -> Iterator[VerbRecord]:
         """Hold the lease, and record a verb's result and seconds, which add up over the tries of a run."""
-        record, started = VerbRecord(seconds=0, result="done"), time.monotonic()
+        record = VerbRecord(seconds=0, result="done")
+        started = time.monotonic()
 
         def save() -> None:
+            """Record the verb, unless the run is cleaned up."""
             record.seconds = time.monotonic() - started
             if self.exists():
                 with self.update() as entry:

@@ -58,7 +58,7 @@ class ConfigMapLedger(base.Ledger):
             "data": _data(entry),
         }
         deadline = time.monotonic() + _DELETION_TIMEOUT_S
-        while (configmap := self._begin(manifest)) is None:
+        while (configmap := self._create_or_continue(manifest)) is None:
             if time.monotonic() > deadline:
                 raise errors.ClusterError(
                     f"ledger {self._cluster.namespace}/{self.name} of an earlier run is being deleted "
@@ -69,7 +69,7 @@ class ConfigMapLedger(base.Ledger):
         self._meta = configmap["metadata"]
         return _entry(configmap)
 
-    def _begin(self, manifest: KubeObject) -> KubeObject | None:
+    def _create_or_continue(self, manifest: KubeObject) -> KubeObject | None:
         """Create it, or continue with the existing one; None while that is being deleted or changed."""
         try:
             configmap = self._cluster.create(manifest)
@@ -79,8 +79,8 @@ class ConfigMapLedger(base.Ledger):
             if configmap.get("data") == manifest["data"]:
                 return configmap
             meta = {key: configmap["metadata"][key] for key in ("uid", "resourceVersion")}
-            taken_up = to_annotations(until=self.now() + LEASE_S, ended=False, kept=False, holder=None)
-            return self._cluster.patch("ConfigMap", self.name, {"metadata": meta | {"annotations": taken_up}})
+            lease = to_annotations(until=self.now() + LEASE_S, ended=False, kept=False, holder=None)
+            return self._cluster.patch("ConfigMap", self.name, {"metadata": meta | {"annotations": lease}})
         except (NotFoundError, ConflictError):
             return None
 
@@ -132,8 +132,16 @@ class ConfigMapLedger(base.Ledger):
 
     def owner(self) -> list[dict[str, Any]]:
         """Build the ownerReferences of what the run creates."""
-        it = {"apiVersion": "v1", "kind": "ConfigMap", "name": self.name, "uid": self.uid()}
-        return [it | {"controller": False, "blockOwnerDeletion": True}]
+        return [
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "name": self.name,
+                "uid": self.uid(),
+                "controller": False,
+                "blockOwnerDeletion": True,
+            }
+        ]
 
     def uid(self) -> str:
         """Return the uid, which distinguishes this ledger from later ones of the same name."""
@@ -172,15 +180,18 @@ class ConfigMapLedger(base.Ledger):
         self._remember(configmap)
 
     def _configmap(self) -> KubeObject:
+        """Read the run's ConfigMap; raises RunGoneError if it is gone."""
         return self._remember(self._cluster.get("ConfigMap", self.name))
 
     def _unless_gone(self, configmap: KubeObject | None) -> KubeObject | None:
+        """Return the ConfigMap; None: it is gone, being deleted, or that of a later run."""
         if configmap is None or is_being_deleted(configmap):
             return None
         uid = configmap["metadata"]["uid"]
         return configmap if self._meta.get("uid", uid) == uid else None
 
     def _remember(self, configmap: KubeObject | None) -> KubeObject:
+        """Keep the metadata of the run's ConfigMap, and return it; raises RunGoneError if it is gone."""
         if own := self._unless_gone(configmap):
             self._meta = own["metadata"]
             return own
@@ -217,16 +228,18 @@ def expired(cluster: Cluster, now: float) -> list[ConfigMapLedger]:
 
 
 def _data(entry: Entry) -> dict[str, str]:
+    """Write an entry as the data of a ConfigMap."""
     fields = entry.model_dump(mode="json", exclude_none=True)
     flat = {name: value for name, value in fields.items() if name not in _MAPPINGS}
     for name in _MAPPINGS:
-        # A ConfigMap's keys have only letters, digits and -_. : a member's full name is in its value.
-        members = fields[name].items()
-        flat |= {f"{name}.{str(member).replace('/', '.')}": [member, value] for member, value in members}
+        for member, value in fields[name].items():
+            # A ConfigMap's keys have only letters, digits and -_. : a member's full name is in its value.
+            flat[f"{name}.{str(member).replace('/', '.')}"] = [member, value]
     return {key: json.dumps(value, sort_keys=True) for key, value in flat.items()}
 
 
 def _entry(configmap: KubeObject) -> Entry:
+    """Read the entry from a ConfigMap; raises LedgerError if another version wrote it."""
     fields: dict[str, Any] = {}
     try:
         for key, text in configmap["data"].items():

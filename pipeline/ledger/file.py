@@ -33,13 +33,13 @@ class FileLedger(Ledger):
             self.directory.mkdir(parents=True, exist_ok=True)
             if not self._file.exists():
                 self.save(entry)
-            self.refuse_second()
+            self.refuse_second_holder()
             self._write_lease(until=self.now() + LEASE_S, ended=False, kept=False, holder=None)
         return self.read()
 
-    def refuse_second(self) -> None:
+    def refuse_second_holder(self) -> None:
         """Raise if another process runs all verbs, or may run them on a host that cannot be seen."""
-        super().refuse_second()
+        super().refuse_second_holder()
         lease = self.lease()
         if lease.holder is not None and lease.held_by_another(self.now()) is None:
             raise ForeignRunError(
@@ -79,10 +79,11 @@ class FileLedger(Ledger):
             raise self._gone_error()
         with locked(self._lock):
             if fields.get("holder"):
-                self.refuse_second()
+                self.refuse_second_holder()
             self._write_lease(**fields)
 
     def _write_lease(self, **fields: Any) -> None:
+        """Change fields of the lease's file; the caller holds the lock."""
         changed = Lease.model_validate(self.lease().model_dump() | fields)
         try:
             process.write_json(self._lease, changed.model_dump(mode="json"))
@@ -115,10 +116,10 @@ class FileLedger(Ledger):
         fields = entry.model_dump(mode="json")
         # Clean-up needs the output's credentials. Only the run's owner may read them, and the commands and
         # logs beside the ledger, which hold them too.
-        secret = bool(secrets_in([fields["run"], fields["target"], fields["attempts"]]))
-        if secret:
+        has_secrets = bool(secrets_in([fields["run"], fields["target"], fields["attempts"]]))
+        if has_secrets:
             self.directory.chmod(0o700)
-        process.write_json(self._file, fields, 0o600 if secret else 0o666)
+        process.write_json(self._file, fields, 0o600 if has_secrets else 0o666)
 
     def remove(self, *, only_over: bool = False, before: Callable[[], object] = lambda: None) -> None:
         """Delete the run's folder with everything in it: a rename first, so that a kill leaves no half run.
@@ -149,15 +150,15 @@ class FileLedger(Ledger):
 
 def ledgers(runs: Path) -> list[FileLedger]:
     """List the ledgers of a runs folder."""
-    found = []
+    listed = []
     for folder in runs.iterdir() if runs.exists() else ():
         if folder.is_dir() and not folder.name.endswith(_REMOVED):
             ledger = FileLedger(folder)
             with suppress(PermissionError):  # another user's, which only that user may read: it is listed
                 if not ledger.exists():
                     continue
-            found.append(ledger)
-    return found
+            listed.append(ledger)
+    return listed
 
 
 def finish_removals(runs: Path) -> None:
@@ -167,5 +168,6 @@ def finish_removals(runs: Path) -> None:
 
 
 def _delete(folder: Path) -> None:
+    """Delete a folder with everything in it, if it exists."""
     with suppress(FileNotFoundError):  # another process deletes it too
         shutil.rmtree(folder)

@@ -106,13 +106,13 @@ class CellDisplay(Silent):
         """What rank 0 returned."""
         self._tails: dict[int, list[str]] = {}
         self._meeting: str | None = None
-        self._raised: set[int] = set()
+        self._ranks_that_raised: set[int] = set()
         self._failures: list[Failure] = []
         self._warned: set[str] = set()
-        self._step, self._text, self._progress, self._metrics = "", "", "", ""
+        self._current_step, self._step_text, self._progress_text, self._metrics_text = "", "", "", ""
         self._losses = Series()
-        self._share: float | None = None
-        self._drawn_at = 0.0
+        self._fraction_done: float | None = None
+        self._last_drawn_at = 0.0
 
     def say(self, text: str) -> None:
         with suppress(OSError):  # a closed terminal or a full disk must not lose what the function returns
@@ -126,11 +126,18 @@ class CellDisplay(Silent):
             self.say(f"warning: {text}")
 
     def begin(self, verb: str) -> None:
-        self._step, self._text, self._share = "training" if verb == "wait" else verb, "", None
+        self._current_step, self._step_text, self._fraction_done = (
+            "training" if verb == "wait" else verb,
+            "",
+            None,
+        )
         self._draw()
 
     def progress(self, done: int, total: int) -> None:
-        self._text, self._share = f"{decimal(done)} of {decimal(total)}", done / total if total else None
+        self._step_text, self._fraction_done = (
+            f"{decimal(done)} of {decimal(total)}",
+            done / total if total else None,
+        )
         self._draw()
 
     def finding(self, finding: Finding) -> None:
@@ -139,14 +146,14 @@ class CellDisplay(Silent):
     def line(self, line: RankLine) -> None:
         """Print a line of rank 0 unchanged, and lines of other ranks with their names."""
         if line.rank is not None:
-            self._keep(line.rank, line.text)
+            self._append_to_tail(line.rank, line.text)
         self.say(line.text if line.rank in (0, None) else str(line))
 
     def event(self, event: Event, line: RankLine) -> None:
         """Draw the block again, print warnings, keep what is returned and how a rank ended."""
         match event:
             case ProofEvent() if event.meeting != self._meeting:  # a restart: forget earlier failures
-                self._meeting, self._raised, self._failures = event.meeting, set(), []
+                self._meeting, self._ranks_that_raised, self._failures = event.meeting, set(), []
                 self.returned.result = None
             case ResultEvent() if line.rank == 0:
                 self.returned.result = event
@@ -155,13 +162,13 @@ class CellDisplay(Silent):
                 self._failures.append((line.rank, event.host, trace or describe_exit(event.code)))
             case ErrorEvent() if line.rank is not None:
                 if event.kind != "Refusal":  # the rank ended early, or misses another one
-                    self._raised.add(line.rank)
+                    self._ranks_that_raised.add(line.rank)
                 if event.message[:_LINE_CHARACTERS] not in "\n".join(self._tails.get(line.rank, ())):
-                    self._keep(line.rank, event.message)
+                    self._append_to_tail(line.rank, event.message)
             case WarningEvent():
                 self.warn(event.message)
             case ProgressEvent() | MetricsEvent():
-                self._move(event)
+                self._show_progress(event)
         if self._block is None:
             self._paced.event(event, line)
 
@@ -170,11 +177,11 @@ class CellDisplay(Silent):
 
     def report(self, written: Report, path: str) -> None:
         """Show in the block how the run ended, and where its report is; :meth:`close` draws it."""
-        self._step, self._text, self._share = str(written.state), f"report: {path}", None
+        self._current_step, self._step_text, self._fraction_done = str(written.state), f"report: {path}", None
 
     def close(self) -> None:
         """Draw the block's last state."""
-        self._drawn_at = 0.0
+        self._last_drawn_at = 0.0
         self._draw()
 
     def failure(self) -> Failure | None:
@@ -182,10 +189,14 @@ class CellDisplay(Silent):
 
         When a rank raises, other ranks fail because they miss it.
         """
-        raised = [failure for failure in self._failures if failure[0] in self._raised]
-        return next(iter([*raised, *self._failures]), None)
+        for failure in self._failures:
+            rank, _, _ = failure
+            if rank in self._ranks_that_raised:
+                return failure
+        return self._failures[0] if self._failures else None
 
-    def _keep(self, rank: int, text: str) -> None:
+    def _append_to_tail(self, rank: int, text: str) -> None:
+        """Keep the last lines of a rank, from the beginning of its last traceback on."""
         tail = self._tails.setdefault(rank, [])
         if text == _TRACEBACK and not any(line.endswith(_CHAINED) for line in tail[-2:]):
             tail.clear()
@@ -196,28 +207,32 @@ class CellDisplay(Silent):
         if isinstance(event, (ProgressEvent, MetricsEvent)):
             self.say(event.sentence())
 
-    def _move(self, event: ProgressEvent | MetricsEvent) -> None:
+    def _show_progress(self, event: ProgressEvent | MetricsEvent) -> None:
         if isinstance(event, MetricsEvent):
-            self._metrics = ", ".join(
+            self._metrics_text = ", ".join(
                 f"{name} {v:.4g}" if isinstance(v, float) else f"{name} {v}"
                 for name, v in event.values.items()
             )
         else:
-            self._progress = event.sentence()
+            self._progress_text = event.sentence()
             self._losses.add(event.step, float(event.time or 0), event.loss)
             if event.step is not None and event.total_steps:
-                self._share = min(1.0, event.step / event.total_steps)
+                self._fraction_done = min(1.0, event.step / event.total_steps)
         self._draw()
 
     def _draw(self) -> None:
-        if self._block is None or time.monotonic() < self._drawn_at + _DRAW_INTERVAL_S:
+        """Draw the block again, at most twice a second."""
+        if self._block is None or time.monotonic() < self._last_drawn_at + _DRAW_INTERVAL_S:
             return
-        self._drawn_at = time.monotonic()
-        head = " · ".join(filter(None, (self._step, self._text)))
-        rows = [text for text in (head, self._progress, self._metrics) if text]
-        bar = "" if self._share is None else f'<progress value="{self._share:.4f}"></progress><br>'
-        drawn = f'<div class="manycpu">{curve(self._losses)}{bar}{"<br>".join(map(html.escape, rows))}</div>'
-        self._block.update({"text/plain": " · ".join(rows), "text/html": drawn}, raw=True)
+        self._last_drawn_at = time.monotonic()
+        head = " · ".join(text for text in (self._current_step, self._step_text) if text)
+        rows = [text for text in (head, self._progress_text, self._metrics_text) if text]
+        bar = ""
+        if self._fraction_done is not None:
+            bar = f'<progress value="{self._fraction_done:.4f}"></progress><br>'
+        escaped_rows = "<br>".join(html.escape(row) for row in rows)
+        page = f'<div class="manycpu">{curve(self._losses)}{bar}{escaped_rows}</div>'
+        self._block.update({"text/plain": " · ".join(rows), "text/html": page}, raw=True)
 
 
 def curve(series: Series) -> str:

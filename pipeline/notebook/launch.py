@@ -47,7 +47,7 @@ _UNUSED_DEFAULTS: Final[Mapping[str, object]] = {
     "log_line_prefix_template": None,
 }
 """Accelerate's arguments for its rendezvous, with its defaults: a run connects its processes itself."""
-_NOT_TRIED_OUT: Final = ("run_id", "data", "model", "output", "checkpoints", "resume_from")
+_FIELDS_OF_TRAINING: Final = ("run_id", "data", "model", "output", "checkpoints", "resume_from")
 """Fields that belong to the training, and not to the run that connects its ranks before it."""
 _DTYPES: Final = {"no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "bf16"}
 
@@ -112,7 +112,7 @@ def launch(
                         f"{path!r} ({where}) is a path of this machine, which the nodes may not have: "
                         "give it as `data=`, and find it in os.environ['MANYCPU_DATA']"
                     )
-            return _run(ctx, display)
+            return _run_and_return(ctx, display)
 
 
 def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
@@ -192,7 +192,9 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
         _say(f"not needed, and left out: {', '.join(unused)}: the run connects its processes itself")
     _check_call(function, args)
     if is_true(os.environ.get(_DEBUG_VARIABLE, "")):
-        _try_out(target, {name: value for name, value in run.items() if name not in _NOT_TRIED_OUT})
+        _connect_ranks_once(
+            target, {name: value for name, value in run.items() if name not in _FIELDS_OF_TRAINING}
+        )
     return launch(function, *args, target=target, **run)
 
 
@@ -226,14 +228,15 @@ def _check_call(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
 
 def _announcement(ctx: RunContext) -> str:
     """Return the line that Accelerate prints about the number of processes."""
-    low, high = ctx.run.nodes
-    each = ctx.run.nproc_per_node
-    what = "CPU" if ctx.run.device == "cpu" else "XLA device"
-    total = f"{low * each}" if low == high else f"{low * each} to {high * each}"
-    if high == 1:
-        return f"Launching training on {total} {what}{'s' if each > 1 else ''}."
-    nodes = f"{low}" if low == high else f"{low} to {high}"
-    return f"Launching training on {total} {what}s ({nodes} nodes x {each})."
+    least, most = ctx.run.nodes
+    per_node = ctx.run.nproc_per_node
+    device = "CPU" if ctx.run.device == "cpu" else "XLA device"
+    if most == 1:
+        return f"Launching training on {per_node} {device}{'s' if per_node > 1 else ''}."
+    if least == most:
+        return f"Launching training on {least * per_node} {device}s ({least} nodes x {per_node})."
+    total = f"{least * per_node} to {most * per_node}"
+    return f"Launching training on {total} {device}s ({least} to {most} nodes x {per_node})."
 
 
 def _read_target(target: AnyTarget) -> tuple[dict[str, Any], TargetFields | Mapping[str, Any] | None, Path]:
@@ -247,7 +250,10 @@ def _read_target(target: AnyTarget) -> tuple[dict[str, Any], TargetFields | Mapp
         return {}, {"kind": target}, Path.cwd()
     file = Path(target).expanduser()
     if not file.is_file() and file.suffix == "":  # the name of a run file without its suffix
-        file = next((named for end in (".yaml", ".yml") if (named := file.with_suffix(end)).is_file()), file)
+        for suffix in (".yaml", ".yml"):
+            if file.with_suffix(suffix).is_file():
+                file = file.with_suffix(suffix)
+                break
     run_fields, target_fields = read_run_file(file)
     for name in (*_PROGRAM_FIELDS, *_PATH_FIELDS):
         run_fields.pop(name, None)
@@ -273,7 +279,7 @@ def _run_fields(of_file: Mapping[str, Any], of_call: Mapping[str, Any], here: Pa
     return run
 
 
-def _run(ctx: RunContext, display: CellDisplay) -> Any:
+def _run_and_return(ctx: RunContext, display: CellDisplay) -> Any:
     """Do a whole run, and return what rank 0 returned."""
     __tracebackhide__ = True
 
@@ -299,6 +305,7 @@ def _run(ctx: RunContext, display: CellDisplay) -> Any:
 
 
 def _refuse_unknown(fields: Mapping[str, Any]) -> None:
+    """Refuse an argument of ``notebook_launcher`` that neither Accelerate nor a run has."""
     own = [name for name in inspect.signature(notebook_launcher).parameters if name != "fields"]
     known = {*own, *TrainingRun.model_fields, "run_id"}
     for name in fields:
@@ -310,6 +317,7 @@ def _refuse_unknown(fields: Mapping[str, Any]) -> None:
 
 
 def _refuse_other_nodes(node_rank: int, master_addr: str, num_nodes: int | None, target: AnyTarget) -> None:
+    """Refuse arguments by which Accelerate is called once on each node: one call starts all nodes here."""
     one_call = "One call suffices: it starts every node itself. Leave it out, and name the nodes in target="
     if node_rank != 0:
         raise BadInputError(f"this would be node {node_rank}", field="node_rank", fix=one_call)
@@ -326,6 +334,7 @@ def _refuse_other_nodes(node_rank: int, master_addr: str, num_nodes: int | None,
 
 
 def _dtype(mixed_precision: str | None) -> dict[str, str]:
+    """Translate ``mixed_precision`` to the field ``dtype`` of a run; empty: it was not given."""
     if mixed_precision is None:
         return {}
     asked = str(mixed_precision).lower()
@@ -337,7 +346,7 @@ def _dtype(mixed_precision: str | None) -> dict[str, str]:
     return {"dtype": _DTYPES[asked]}
 
 
-def _try_out(target: AnyTarget, run: Mapping[str, Any]) -> None:
+def _connect_ranks_once(target: AnyTarget, run: Mapping[str, Any]) -> None:
     """Connect all ranks once before the training, as Accelerate's debug mode does; raise why they cannot."""
     _say(f"{_DEBUG_VARIABLE}: all ranks meet once before the training")
     try:

@@ -19,41 +19,41 @@ SHORTEST: Final = 5
 _URL: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([^\s'\"<>]+?)(?=::|[\s'\"<>]|$)", re.IGNORECASE)
 _NO_PORT: Final = r"(?!\d{1,5}(?:[/'\"<>]|[).,;:\]]*(?:\s|$)))"  # a port is no password
 # A slash may be part of an AWS secret that is not quoted.
-_USER: Final = re.compile(rf"([^/?#@:]*:{_NO_PORT}[^?#\s]*|[^/?#]+)@")
+_USER_PATTERN: Final = re.compile(rf"([^/?#@:]*:{_NO_PORT}[^?#\s]*|[^/?#]+)@")
 # Passwords that are not allowed in a URL, and that people write all the same: with quotes, spaces and `::`.
-_ODD: Final = re.compile(
+_ODD_PASSWORD: Final = re.compile(
     rf"([a-z][a-z0-9+.-]*)://([^\s/?#@:'\"<>]*:{_NO_PORT}[^\s/?#@][^/?#@\r\n]*)@", re.IGNORECASE
 )
-_VALUE: Final = re.compile(r"(?<=[?&;#])([^=&;#]*=)((?:[^&;#)]|\)(?=\w))+)")
-_TOKENS: Final = frozenset({"http", "https", "webdav", "webdavs"})
+_QUERY_VALUE: Final = re.compile(r"(?<=[?&;#])([^=&;#]*=)((?:[^&;#)]|\)(?=\w))+)")
+_TOKEN_PROTOCOLS: Final = frozenset({"http", "https", "webdav", "webdavs"})
 """Protocols where a name alone before the @ may be a token; also behind a plus sign, as in git+https."""
-_REVISIONS: Final = frozenset({"github", "hf"})
+_REVISION_PROTOCOLS: Final = frozenset({"github", "hf"})
 """Protocols where what follows the @ is a revision."""
-_SECRET: Final = frozenset(
+_SECRET_WORDS: Final = frozenset(
     {"key", "pass", "secrets", "credential", "credentials", "passphrase", "authorization", "jwt"}
 )
 """Words in the name of a variable or an option whose value is a secret."""
-_SECRET_BEHIND: Final = frozenset({"pat", "pwd"})
+_SECRET_LAST_WORDS: Final = frozenset({"pat", "pwd"})
 """Last words of such names, as in ``GITHUB_PAT`` and ``MYSQL_PWD``; alone, ``PWD`` is a folder."""
-_SECRET_END: Final = ("apikey", "password", "passwd", "secret", "token")
-_WHERE: Final = frozenset({"dir", "file", "name", "path"})
+_SECRET_ENDINGS: Final = ("apikey", "password", "passwd", "secret", "token")
+_PLACE_WORDS: Final = frozenset({"dir", "file", "name", "path"})
 """Last words of names whose value is the place of a secret, and no secret."""
 _VARIABLES: Final = ("env", "build_args")
 """Fields that are mappings with names of the user's own."""
-_PLAIN: Final = frozenset({HIDDEN, "", "true", "false", "none", "null"})
+_NEVER_MASKED: Final = frozenset({HIDDEN, "", "true", "false", "none", "null"})
 """Values that are not masked in other texts."""
-_PAIR: Final = re.compile(r"""(["'])([\w.-]+)\1(\s*:\s*)(["'])((?:\\.|(?!\4).)+)\4""", re.DOTALL)
+_JSON_PAIR: Final = re.compile(r"""(["'])([\w.-]+)\1(\s*:\s*)(["'])((?:\\.|(?!\4).)+)\4""", re.DOTALL)
 _HEADER: Final = re.compile(r"([\w-]+):\s+(\S.*)", re.DOTALL)
 """A header of HTTP, such as ``Authorization: Bearer abc``."""
-_CAPITAL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_WORD_BOUNDARY: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _NAME: Final = re.compile(r"[\w.:/+-]+")
-_NEXT: Final = re.compile(r"--[a-zA-Z]+\d*([_.-][a-zA-Z]+\d*)*(=.*)?", re.DOTALL)
+_NEXT_OPTION: Final = re.compile(r"--[a-zA-Z]+\d*([_.-][a-zA-Z]+\d*)*(=.*)?", re.DOTALL)
 """Matches a next option, and not a secret that begins with dashes."""
 
 
 def redacted(text: str) -> str:
     """Hide the credentials of every URL in a text."""
-    return _in_urls(_without_odd(_in_urls(text)))
+    return _hide_in_urls(_hide_odd_passwords(_hide_in_urls(text)))
 
 
 def without(text: str, value: Any) -> str:
@@ -70,13 +70,15 @@ def redacted_fields(value: Any) -> Any:
         return redacted(value)
     if isinstance(value, Mapping):
         return {name: redacted_fields(each) for name, each in value.items()}
-    return [redacted_fields(each) for each in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [redacted_fields(each) for each in value]
+    return value
 
 
 def redacted_description(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Hide all secrets in the fields of a run or a target."""
     shown: dict[str, Any] = redacted_fields(fields)
-    return _hide_named(shown, lambda _: HIDDEN)
+    return _hide_values_named_secret(shown, lambda _: HIDDEN)
 
 
 def redacted_options(words: Iterable[str]) -> list[str]:
@@ -94,10 +96,13 @@ def is_secret(name: str) -> bool:
     >>> [name for name in ("HF_TOKEN", "MYSQL_PWD", "PWD", "TOKENIZERS", "TOKEN_FILE") if is_secret(name)]
     ['HF_TOKEN', 'MYSQL_PWD']
     """
-    words = [word for word in re.split(r"[^a-z]+", _CAPITAL.sub("_", name).lower()) if word]
-    if len(words) > 1 and words[-1] in _SECRET_BEHIND:
+    words = [word for word in re.split(r"[^a-z]+", _WORD_BOUNDARY.sub("_", name).lower()) if word]
+    if len(words) > 1 and words[-1] in _SECRET_LAST_WORDS:
         return True
-    return any(word in _SECRET or word.endswith(_SECRET_END) for word in words) and words[-1] not in _WHERE
+    return (
+        any(word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS) for word in words)
+        and words[-1] not in _PLACE_WORDS
+    )
 
 
 def secret_variables(env: Mapping[str, str]) -> dict[str, str]:
@@ -109,7 +114,7 @@ Hide = Callable[[str], str]
 """Takes a secret, and returns the text to show in its place."""
 
 
-def _hide_named(fields: dict[str, Any], hide: Hide) -> dict[str, Any]:
+def _hide_values_named_secret(fields: dict[str, Any], hide: Hide) -> dict[str, Any]:
     """Hide the values that are named like a secret in the fields of a run or a target."""
     shown: dict[str, Any] = {}
     for name, value in fields.items():
@@ -123,11 +128,16 @@ def _hide_named(fields: dict[str, Any], hide: Hide) -> dict[str, Any]:
 
 
 def _hide_options(words: Iterable[str], hide: Hide) -> list[str]:
-    shown, hides = [], False
+    """Hide the secrets in the words of a command: what follows a secret option, and parts of words."""
+    shown = []
+    follows_secret_option = False
     for word in words:
-        hides = hides and _NEXT.fullmatch(word) is None
-        shown.append(hide(word) if hides else _hide_in_word(word, hide))
-        hides = word.startswith("-") and _NAME.fullmatch(word) is not None and is_secret(word)
+        if follows_secret_option and not _NEXT_OPTION.fullmatch(word):
+            shown.append(hide(word))
+        else:
+            shown.append(_hide_in_word(word, hide))
+        is_option = word.startswith("-") and _NAME.fullmatch(word) is not None
+        follows_secret_option = is_option and is_secret(word)
     return shown
 
 
@@ -140,7 +150,7 @@ def _hide_in_word(word: str, hide: Hide) -> str:
 
     if (header := _HEADER.fullmatch(word)) and is_secret(header[1]):
         return word[: header.start(2)] + hide(header[2])
-    word = _PAIR.sub(hide_pair, word)
+    word = _JSON_PAIR.sub(hide_pair, word)
     begin = 0
     while (end := word.find("=", begin)) > 0 and _NAME.fullmatch(name := word[begin:end]):
         begin = end + 1
@@ -154,59 +164,73 @@ def _hide_in_word(word: str, hide: Hide) -> str:
 
 def secrets_in(value: Any) -> set[str]:
     """Collect the secrets in a value, to mask them: credentials in URLs, and values named like a secret."""
-    found: set[str] = set()
+    named_secret: set[str] = set()
 
-    def look(node: Any) -> None:
+    def collect(text: str) -> str:
+        named_secret.add(text)
+        return HIDDEN
+
+    def search(node: Any) -> None:
         if isinstance(node, Mapping):
-            _hide_named(dict(node), lambda text: found.add(text) or HIDDEN)  # type: ignore[func-returns-value]
+            _hide_values_named_secret(dict(node), collect)
         if isinstance(node, (Mapping, list, tuple)):
             for each in node.values() if isinstance(node, Mapping) else node:
-                look(each)
+                search(each)
 
-    look(value)
-    return _credentials(value) | {text for text in found if text.lower() not in _PLAIN}
+    search(value)
+    return _credentials(value) | {text for text in named_secret if text.lower() not in _NEVER_MASKED}
 
 
 def _credentials(value: Any) -> set[str]:
     """Collect the credentials in the URLs of a value."""
-    texts = list(_texts(value))
-    urls = [url for text in texts for url in _URL.finditer(text)]
-    users = [user[1] for url in urls if (user := _user(url[1], url[2]))]
-    odd = [url[2] for text in texts for url in _ODD.finditer(_in_urls(text)) if _may_have_user(url[1])]
-    rest = [url[2] for text in texts for url in _URL.finditer(_without_odd(text))]
-    values = [match[2] for shown in rest for match in _VALUE.finditer(shown)]
-    users += odd
-    return {*users, *(user.split(":", 1)[-1] for user in users), *values} - {"", HIDDEN}
+    users: list[str] = []  # ``user:password``, or a token
+    query_values: list[str] = []
+    for text in _texts_in(value):
+        for url in _URL.finditer(text):
+            user = _user_part(url[1], url[2])
+            if user is not None:
+                users.append(user[1])
+        for url in _ODD_PASSWORD.finditer(_hide_in_urls(text)):
+            users += [url[2]] if _may_have_user(url[1]) else []
+        for url in _URL.finditer(_hide_odd_passwords(text)):
+            query_values += [match[2] for match in _QUERY_VALUE.finditer(url[2])]
+    passwords = [user.split(":", 1)[-1] for user in users]
+    return {*users, *passwords, *query_values} - {"", HIDDEN}
 
 
-def _in_urls(text: str) -> str:
-    return _URL.sub(lambda url: _hide(url[1], url[2]), text)
+def _hide_in_urls(text: str) -> str:
+    return _URL.sub(lambda url: _hide_in_url(url[1], url[2]), text)
 
 
-def _without_odd(text: str) -> str:
-    return _ODD.sub(lambda url: f"{url[1]}://{HIDDEN}@" if _may_have_user(url[1]) else url[0], text)
+def _hide_odd_passwords(text: str) -> str:
+    """Hide passwords with characters that are not allowed in a URL."""
+    return _ODD_PASSWORD.sub(lambda url: f"{url[1]}://{HIDDEN}@" if _may_have_user(url[1]) else url[0], text)
 
 
 def _may_have_user(protocol: str) -> bool:
-    return protocol.lower() not in _REVISIONS
+    """Whether a URL of a protocol may have a user before an @, and not a revision behind it."""
+    return protocol.lower() not in _REVISION_PROTOCOLS
 
 
-def _hide(protocol: str, rest: str) -> str:
-    user = _user(protocol, rest)
+def _hide_in_url(protocol: str, rest: str) -> str:
+    """Write a URL with its user and its query values hidden; ``rest`` is what follows ``://``."""
+    user = _user_part(protocol, rest)
     shown = f"{HIDDEN}@{rest[user.end() :]}" if user else rest
-    return f"{protocol}://" + _VALUE.sub(rf"\g<1>{HIDDEN}", shown)
+    return f"{protocol}://" + _QUERY_VALUE.sub(rf"\g<1>{HIDDEN}", shown)
 
 
-def _user(protocol: str, rest: str) -> re.Match[str] | None:
-    user = _USER.match(rest)
+def _user_part(protocol: str, rest: str) -> re.Match[str] | None:
+    """Match ``user:password@`` or ``token@`` at the beginning of what follows ``://``; None: neither."""
+    user = _USER_PATTERN.match(rest)
     if user is None or not _may_have_user(protocol):
         return None
-    return user if ":" in user[1] or protocol.lower().rpartition("+")[2] in _TOKENS else None
+    return user if ":" in user[1] or protocol.lower().rpartition("+")[2] in _TOKEN_PROTOCOLS else None
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts_in(value: Any) -> Iterator[str]:
+    """Yield every text in a JSON value, except the keys of mappings."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (Mapping, list, tuple)):
         for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(each)
+            yield from _texts_in(each)

@@ -63,11 +63,13 @@ def finished_round(folder: Path) -> list[dict[str, Any]]:
             continue  # not all ranks have ended
         if all(record["code"] == 0 for record in records):
             end = max(float(record["time"]) for record in records)
-            finished, last_end = (records, end) if end > last_end else (finished, last_end)
+            if end > last_end:
+                finished, last_end = records, end
     return finished
 
 
 def _read(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the complete records in the folder of a meeting."""
     for path in folder.glob("*.json"):
         with suppress(FileNotFoundError, ValueError):  # written to a full disk: not a record
             record = json.loads(path.read_text())

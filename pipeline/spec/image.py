@@ -24,11 +24,13 @@ _DOCKER_HUB: Final = "docker.io"
 _DIGEST = r"sha256:[0-9a-f]{64}"
 _NAME = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REPOSITORY: Final = re.compile(rf"{_NAME}(?:/{_NAME})*")
-_REST: Final = re.compile(rf"(?P<path>[^:@]+)(?::(?P<tag>\w[\w.-]{{0,127}}))?(?:@(?P<digest>{_DIGEST}))?")
+_PATH_AND_VERSION: Final = re.compile(
+    rf"(?P<path>[^:@]+)(?::(?P<tag>\w[\w.-]{{0,127}}))?(?:@(?P<digest>{_DIGEST}))?"
+)
 _AMD64: Final = ("linux", "amd64")
 _ARGUMENT: Final = re.compile(r"(?i)^\s*ARG\s+(\w+)(?:=(.*))?$")
 _FROM: Final = re.compile(r"(?i)^\s*FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*$")
-_NEWER: Final = re.compile(r"(?i)^\s*(?:RUN|COPY|ADD)\s+(?:--\S+\s+)*--(?:mount|chmod|link)\b")
+_NEEDS_BUILDKIT: Final = re.compile(r"(?i)^\s*(?:RUN|COPY|ADD)\s+(?:--\S+\s+)*--(?:mount|chmod|link)\b")
 _VARIABLE: Final = re.compile(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))")
 
 
@@ -60,7 +62,7 @@ class Reference:
         host, slash, rest = name.partition("/")
         if not slash or not ("." in host or ":" in host or host == "localhost"):
             host, rest = _DOCKER_HUB, name if slash else f"library/{name}"
-        match = _REST.fullmatch(rest)
+        match = _PATH_AND_VERSION.fullmatch(rest)
         if scheme not in ("", "http", "https") or not match or not _REPOSITORY.fullmatch(match["path"]):
             raise BadInputError(
                 f"{text!r} is no image's name", field=field, fix="Write it as registry/repository:tag"
@@ -163,12 +165,12 @@ class Image:
         if "history" in config:
             config["history"] += [{"created_by": layer.made_by} for layer in change.layers]
         config["config"] = dict(self.settings) | {
-            "Env": [f"{name}={value}" for name, value in _environment(self.env, change.env).items()],
+            "Env": [f"{name}={value}" for name, value in _merged_environment(self.env, change.env).items()],
             "Labels": {**self.labels, **change.labels},
         }
         if change.working_folder is not None:
             config["config"]["WorkingDir"] = change.working_folder
-        config_bytes = _canonical(config)
+        config_bytes = _as_canonical_json(config)
         manifest = self.manifest
         manifest["config"] |= {"digest": sha256(config_bytes), "size": len(config_bytes)}
         media_type = _GZIPPED[self.media_type]
@@ -176,7 +178,7 @@ class Image:
             {"mediaType": media_type, "digest": layer.digest, "size": len(layer.content)}
             for layer in change.layers
         ]
-        return Image(_canonical(manifest), config_bytes, self.media_type)
+        return Image(_as_canonical_json(manifest), config_bytes, self.media_type)
 
 
 def choose(index: Mapping[str, Any], name: str) -> str:
@@ -218,7 +220,8 @@ def sha256(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def _environment(before: Mapping[str, str], change: Mapping[str, str]) -> dict[str, str]:
+def _merged_environment(before: Mapping[str, str], change: Mapping[str, str]) -> dict[str, str]:
+    """Merge variables into an environment; a variable like PATH is put before the old value."""
     after = {**before, **change}
     for name in change:
         if name.endswith("PATH"):
@@ -227,7 +230,8 @@ def _environment(before: Mapping[str, str], change: Mapping[str, str]) -> dict[s
     return after
 
 
-def _canonical(value: object) -> bytes:
+def _as_canonical_json(value: object) -> bytes:
+    """Write JSON so that equal values give equal bytes, and so equal digests."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -242,12 +246,12 @@ def base_images(text: str, arguments: Mapping[str, str]) -> list[str]:
     stages = {"scratch"}
     for line in _dockerfile_lines(text):
         if stage := _FROM.match(line):
-            name = _replaced(stage[1], values)
+            name = _with_values(stage[1], values)
             if name not in stages and name not in images:
                 images.append(name)
             stages.add(stage[2] or "")
         elif (argument := _ARGUMENT.match(line)) and not images:  # later ones are a stage's own
-            default = _replaced((argument[2] or "").strip().strip("\"'"), values)
+            default = _with_values((argument[2] or "").strip().strip("\"'"), values)
             values[argument[1]] = arguments.get(argument[1], default)
     return images
 
@@ -258,12 +262,14 @@ def needs_buildkit(text: str) -> bool:
     >>> needs_buildkit("FROM a\nRUN --mount=type=cache,target=/c make"), needs_buildkit("FROM a\nRUN make")
     (True, False)
     """
-    return any(_NEWER.match(line) for line in _dockerfile_lines(text))
+    return any(_NEEDS_BUILDKIT.match(line) for line in _dockerfile_lines(text))
 
 
 def _dockerfile_lines(text: str) -> Iterator[str]:
+    """Yield a Dockerfile's instructions, one a line, without comments."""
     yield from (line for line in text.replace("\\\n", " ").splitlines() if not line.lstrip().startswith("#"))
 
 
-def _replaced(text: str, values: Mapping[str, str]) -> str:
+def _with_values(text: str, values: Mapping[str, str]) -> str:
+    """Replace ``$NAME``, ``${NAME}`` and ``${NAME:-default}`` in a text by their values."""
     return _VARIABLE.sub(lambda match: values.get(match[1] or match[3]) or match[2] or "", text)

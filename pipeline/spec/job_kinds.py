@@ -6,7 +6,6 @@ writes the manifest, are a launch kind.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, Final, Literal, NamedTuple
 
 from manycpu.pipeline.spec.kube_object import KubeObject
@@ -91,14 +90,14 @@ class JobKind:
         status = (job or {}).get("status") or {}
         if self.phases is None:
             # Former conditions stay in the list, with another status than "True".
-            return [one for one in status.get("conditions") or () if one["status"] == "True"]
+            return [each for each in status.get("conditions") or () if each["status"] == "True"]
         state = status.get("state") or {}
         phase = state.get("phase")
         return [{**state, "type": self.phases.get(phase, phase), "status": "True"}] if phase else []
 
     def condition(self, job: KubeObject | None, name: str) -> KubeObject | None:
         """Return a condition of a job if it is true."""
-        return next((one for one in self.conditions(job) if one["type"] == name), None)
+        return next((condition for condition in self.conditions(job) if condition["type"] == name), None)
 
     def end(self, job: KubeObject | None) -> KubeObject | None:
         """Return the condition with which a job has ended; None: it has not.
@@ -124,8 +123,10 @@ class JobKind:
         >>> MPIJOB.with_suspend(True)
         {'spec': {'runPolicy': {'suspend': True}}}
         """
-        *outer, last = self.suspend or ()
-        return reduce(lambda inner, name: {name: inner}, reversed(outer), {last: suspend})
+        patch: Any = suspend
+        for name in reversed(self.suspend or ()):
+            patch = {name: patch}
+        return patch  # type: ignore[no-any-return]
 
 
 PYTORCHJOB: Final = JobKind(
@@ -195,8 +196,10 @@ def kind_of(manifest: KubeObject) -> str:
     'Pod'
     """
     version, kind = manifest.get("apiVersion"), manifest["kind"]
-    served = (one for one in resources().values() if (one.api_version, one.kind) == (version, kind))
-    return next((one.name for one in served), kind)
+    for resource in resources().values():
+        if (resource.api_version, resource.kind) == (version, kind):
+            return resource.name
+    return str(kind)
 
 
 def resource_of(kind: str) -> ApiResource:

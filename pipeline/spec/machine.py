@@ -99,15 +99,16 @@ class Machine:
         except OSError:
             shm = None
         folders = _cgroups(root)
-        quota = min(filter(None, map(_quota, folders("cpu"))), default=None)
-        grants = [*filter(None, map(_cgroup_memory, folders("memory")))]
-        if total := _after(root / "proc/meminfo", "MemTotal:"):
-            grants.append(int(total.split()[0]) * 1024)
+        quotas = [quota for folder in folders("cpu") if (quota := _quota(folder))]
+        memory = [limit for folder in folders("memory") if (limit := _cgroup_memory(folder))]
+        if total := _value_behind(root / "proc/meminfo", "MemTotal:"):
+            memory.append(int(total.split()[0]) * 1024)
+        quota = min(quotas, default=None)
         return cls(
             cpus=tuple(sorted(_cpus(root))),
             quota=quota,
-            guaranteed=_guaranteed(root, next(folders("cpu"), root), quota),
-            memory=min(grants, default=None),
+            guaranteed=_requests_its_limit(root, next(folders("cpu"), root), quota),
+            memory=min(memory, default=None),
             shm=shm,
             flags=processor_flags(root),
             libraries=preload_libraries(root),
@@ -135,23 +136,26 @@ def _read_lines(path: Path) -> list[str]:
         return []
 
 
-def _after(path: Path, *beginnings: str) -> str:
-    """Read the rest of the first line with one of these beginnings; empty: there is none."""
+def _value_behind(path: Path, *beginnings: str) -> str:
+    """Read what follows the colon in a file's first line with one of these beginnings; empty: none."""
     lines = (line for line in _read_lines(path) if line.startswith(beginnings))
     return next(lines, "").partition(":")[2]
 
 
 def _cpus(root: Path) -> Iterator[Cpu]:
+    """Read the logical processors that this process may use, each with its core, socket and NUMA node."""
     nodes = {
         number: int(folder.name.removeprefix("node"))
         for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
         for number in numbers(",".join(_read_lines(folder / "cpulist")[:1]))
     }
-    for number in numbers(_after(root / "proc/self/status", "Cpus_allowed_list:") or "0"):
+    for number in numbers(_value_behind(root / "proc/self/status", "Cpus_allowed_list:") or "0"):
         folder = root / f"sys/devices/system/cpu/cpu{number}/topology"
-        siblings, *_ = [*_read_lines(folder / "thread_siblings_list"), str(number)]
-        socket, *_ = [*_read_lines(folder / "physical_package_id"), "0"]
-        yield Cpu(int(socket), nodes.get(number, 0), min(numbers(siblings)), number)
+        # Some virtual machines have no such files: then each processor is a core of socket 0.
+        siblings = [*_read_lines(folder / "thread_siblings_list"), str(number)][0]
+        socket = [*_read_lines(folder / "physical_package_id"), "0"][0]
+        core = min(numbers(siblings))
+        yield Cpu(socket=int(socket), node=nodes.get(number, 0), core=core, number=number)
 
 
 def _cgroups(root: Path) -> Callable[[str], Iterator[Path]]:
@@ -188,10 +192,11 @@ def _cgroups(root: Path) -> Callable[[str], Iterator[Path]]:
 
 
 def _quota(folder: Path) -> float | None:
+    """Read how many processors' worth of time a cgroup grants, of version 2 or 1; None: no limit."""
     words = [
-        *_words(folder / "cpu.max"),
-        *_words(folder / "cpu.cfs_quota_us"),
-        *_words(folder / "cpu.cfs_period_us"),
+        *_words_of_file(folder / "cpu.max"),
+        *_words_of_file(folder / "cpu.cfs_quota_us"),
+        *_words_of_file(folder / "cpu.cfs_period_us"),
     ]
     if len(words) < 2 or words[0] in ("max", "-1") or int(words[1]) <= 0:  # noqa: PLR2004 - quota and period
         return None
@@ -199,20 +204,21 @@ def _quota(folder: Path) -> float | None:
 
 
 def _cgroup_memory(folder: Path) -> int | None:
-    words = [*_words(folder / "memory.max"), *_words(folder / "memory.limit_in_bytes")]
+    """Read the memory limit of a cgroup, of version 2 or 1, in bytes; None: no limit."""
+    words = [*_words_of_file(folder / "memory.max"), *_words_of_file(folder / "memory.limit_in_bytes")]
     return int(words[0]) if words and words[0] != "max" else None
 
 
-def _guaranteed(root: Path, folder: Path, quota: float | None) -> bool | None:
+def _requests_its_limit(root: Path, folder: Path, quota: float | None) -> bool | None:
     """Whether a pod requests as much CPU as its limit: compare its share with its quota."""
     # The kubelet mounts /etc/hosts and /dev/termination-log into every container.
     mounts = _read_lines(root / "proc/self/mountinfo")
     if quota is None or not any("kubelet/pods/" in line for line in mounts):
         return None
     expected = quota * _SHARES_PER_CPU
-    if shares := _words(folder / "cpu.shares"):
+    if shares := _words_of_file(folder / "cpu.shares"):
         return abs(int(shares[0]) - expected) <= 1
-    if weight := _words(folder / "cpu.weight"):
+    if weight := _words_of_file(folder / "cpu.weight"):
         return any(abs(int(weight[0]) - expected_weight) <= 1 for expected_weight in _weights(expected))
     return None
 
@@ -228,13 +234,14 @@ def _weights(shares: float) -> tuple[int, int]:
     return int(linear), math.ceil(10 ** ((bits * bits + 125 * bits) / 612 - 7 / 34))
 
 
-def _words(path: Path) -> list[str]:
+def _words_of_file(path: Path) -> list[str]:
+    """Read a file's words; empty: it cannot be read."""
     return " ".join(_read_lines(path)).split()
 
 
 def processor_flags(root: Path = Path("/")) -> frozenset[str]:
     """Read the processor's flags; empty: they cannot be read."""
-    return frozenset(_after(root / "proc/cpuinfo", "flags", "Features").split())
+    return frozenset(_value_behind(root / "proc/cpuinfo", "flags", "Features").split())
 
 
 def bf16_warning(flags: Collection[str]) -> str | None:

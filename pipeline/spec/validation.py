@@ -39,7 +39,7 @@ def read_run(fields: Mapping[str, Any] | TrainingRun) -> TrainingRun:
     if isinstance(fields, TrainingRun):
         return fields
     if not isinstance(fields, Mapping):
-        raise _no_fields("run", fields)
+        raise _no_mapping("run", fields)
     try:
         return TrainingRun.model_validate(dict(fields))
     except ValidationError as error:
@@ -57,11 +57,11 @@ def read_target(fields: Mapping[str, Any] | TargetFields | None) -> TargetFields
     if isinstance(fields, TargetFields):
         return fields
     if not isinstance(fields, Mapping | None):
-        raise _no_fields("target", fields)
+        raise _no_mapping("target", fields)
     fields = {"kind": "local", **(fields or {})}
     kind = fields["kind"]
     if not isinstance(kind, str) or kind not in KINDS:
-        fix = _choose(KINDS, like=str(kind))
+        fix = _suggest(KINDS, like=str(kind))
         raise BadInputError(f"there is no target {kind!r}", field="target.kind", fix=fix)
     try:
         return _TARGETS.validate_python(fields)
@@ -70,24 +70,25 @@ def read_target(fields: Mapping[str, Any] | TargetFields | None) -> TargetFields
     raise as_error(findings)
 
 
-def _no_fields(name: str, given: object) -> BadInputError:
+def _no_mapping(name: str, given: object) -> BadInputError:
     fix = f"Give the fields of `{name}` as a dictionary; `manycpu run FILE` reads them from a run file"
     return BadInputError(f"a mapping is needed; given was a {type(given).__name__}", field=name, fix=fix)
 
 
 def _finding(problem: dict[str, Any], prefix: str, model: type[BaseModel]) -> Finding:
+    """Translate an error of pydantic to a finding: what is wrong with which field, and the fix."""
     # The union's discriminator stands first in a target's locations, and is no field.
     path = [str(part) for part in problem["loc"] if part not in KINDS]
     field = ".".join([prefix, *path])
     if problem["type"] == "extra_forbidden":
-        around = model if len(path) == 1 else _inner(model.model_fields[path[0]])
+        around = model if len(path) == 1 else _model_of_field(model.model_fields[path[0]])
         names = list(around.model_fields) if around else []
-        fix = _other_kind(prefix, path) or _choose(names, like=path[-1])
+        fix = _other_kind(prefix, path) or _suggest(names, like=path[-1])
         return Finding(field, "there is no such field", fix)
     if problem["type"] == "missing":
         return Finding(field, "this field is needed", _example(path, model))
     is_hidden = len(path) > 1 and is_secret(path[-1])
-    given = HIDDEN if is_hidden else _shown(problem["input"])
+    given = HIDDEN if is_hidden else _given_in_message(problem["input"])
     if problem["type"] == "string_pattern_mismatch":
         wanted = PATTERN_HINTS[problem["ctx"]["pattern"]]
     else:
@@ -110,11 +111,12 @@ def _other_kind(prefix: str, path: list[str], value: str | None = None) -> str |
     """Name the kinds of target that have a field, or accept its value; None: there are none."""
     if prefix != "target" or len(path) > 1:
         return None
-    kinds = [kind for kind, model in KINDS.items() if _takes(model, path[0], value)]
+    kinds = [kind for kind, model in KINDS.items() if _accepts(model, path[0], value)]
     return f"Set target.kind to {' or '.join(map(repr, kinds))} to have it" if kinds else None
 
 
-def _takes(model: type[BaseModel], name: str, value: str | None) -> bool:
+def _accepts(model: type[BaseModel], name: str, value: str | None) -> bool:
+    """Whether a model has a field and, unless ``value`` is None, accepts the value for it."""
     if value is None or name not in model.model_fields:
         return name in model.model_fields
     try:
@@ -124,7 +126,7 @@ def _takes(model: type[BaseModel], name: str, value: str | None) -> bool:
     return True
 
 
-def _shown(value: object) -> str:
+def _given_in_message(value: object) -> str:
     """Write a value for a message; of a mapping only the names, since an environment may hold secrets."""
     if isinstance(value, Mapping):
         names = redacted_options(map(str, value))  # of NAME=value
@@ -134,7 +136,7 @@ def _shown(value: object) -> str:
     return repr(redacted_options([value])[0] if isinstance(value, str) else value)
 
 
-def _choose(choices: Mapping[str, object] | list[str], like: str = "") -> str:
+def _suggest(choices: Mapping[str, object] | list[str], like: str = "") -> str:
     return _did_you_mean(choices, like) or f"Choose one of: {', '.join(choices)}"
 
 
@@ -144,21 +146,21 @@ def _did_you_mean(choices: Mapping[str, object] | list[str], like: str) -> str |
 
 
 def _example(path: list[str], model: type[BaseModel]) -> str:
-    field = _field(path, model)
+    field = _innermost_field(path, model)
     if field is None:
         return "See the reference of fields."
     examples = f" For example: {field.examples[0]!r}." if field.examples else ""
     return f"{field.description}{examples}"
 
 
-def _field(path: list[str], model: type[BaseModel]) -> FieldInfo | None:
+def _innermost_field(path: list[str], model: type[BaseModel]) -> FieldInfo | None:
     """Find the field of a path, or the one around it: keys of mappings and indexes of lists are no fields."""
     field = model.model_fields.get(path[0]) if path else None
-    inner = _inner(field) if field else None
-    return (_field(path[1:], inner) or field) if inner else field
+    inner = _model_of_field(field) if field else None
+    return (_innermost_field(path[1:], inner) or field) if inner else field
 
 
-def _inner(field: FieldInfo) -> type[BaseModel] | None:
+def _model_of_field(field: FieldInfo) -> type[BaseModel] | None:
     """Return the model of a field that has fields itself; None: it has none."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None

@@ -188,22 +188,22 @@ class Driver(ABC, Generic[Ctx, H]):
         return False
 
 
-def _machines() -> Driver[Any, Any]:
+def _load_machine_driver() -> Driver[Any, Any]:
     from manycpu.pipeline.targets.machines.driver import MachineDriver
 
     return MachineDriver()
 
 
-def _kubernetes() -> Driver[Any, Any]:
+def _load_kubernetes_driver() -> Driver[Any, Any]:
     from manycpu.pipeline.targets.kubernetes.driver import KubernetesDriver
 
     return KubernetesDriver()
 
 
 DRIVERS: Final[Mapping[str, Callable[[], Driver[Any, Any]]]] = {
-    "local": _machines,
-    "baremetal": _machines,
-    "kubernetes": _kubernetes,
+    "local": _load_machine_driver,
+    "baremetal": _load_machine_driver,
+    "kubernetes": _load_kubernetes_driver,
 }
 """Kind of target -> function that loads its driver."""
 

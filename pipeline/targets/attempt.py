@@ -11,22 +11,30 @@ from manycpu.pipeline.targets.open_run import as_started
 def join(ctx: RunContext, entry: Entry, role: str) -> None:
     """Record which task does a step of a run; until the first attempt, also the task's description of it.
 
-    ``role`` is the step that tasks with other fields must not share: ``prepare`` or ``train``.
     Tasks of one DAG run share a run if they have the same ``training``; then their fields must agree. A task
     that was edited continues its own run.
+
+    Args:
+        ctx: The run, as the task describes it.
+        entry: The entry of its ledger, which is changed.
+        role: The step that tasks with other fields must not share: ``prepare`` or ``train``.
+
+    Raises:
+        ForeignRunError: Another task does this step, and describes another training.
     """
     if not ctx.task:
         return
-    first = entry.tasks.setdefault(role, ctx.task)
-    if first != ctx.task:
-        _compare(ctx, entry, first)
+    first_task = entry.tasks.setdefault(role, ctx.task)
+    if first_task != ctx.task:
+        _check_same_fields(ctx, entry, first_task)
     if entry.attempt == 0:
         entry.run, entry.target = ctx.run_fields, ctx.target_fields
 
 
-def _compare(ctx: RunContext, entry: Entry, first: str) -> None:
-    recorded = entry.described()
-    mine, theirs = ({"run": ctx.run_fields, "target": ctx.target_fields}, recorded.model_dump(mode="json"))
+def _check_same_fields(ctx: RunContext, entry: Entry, first_task: str) -> None:
+    """Raise ForeignRunError if the task's fields differ from those of the task that came first."""
+    mine = {"run": ctx.run_fields, "target": ctx.target_fields}
+    theirs = entry.described().model_dump(mode="json")
     fields = [
         f"{part}.{name}"
         for part in mine
@@ -35,7 +43,7 @@ def _compare(ctx: RunContext, entry: Entry, first: str) -> None:
     ]
     if fields:
         raise ForeignRunError(
-            f"{ctx.task} and {first} are one run, {ctx.name}, and differ in {', '.join(fields)}",
+            f"{ctx.task} and {first_task} are one run, {ctx.name}, and differ in {', '.join(fields)}",
             field="training",
             fix="Give each a `training` of its own, or the same run and target",
         )

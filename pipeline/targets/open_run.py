@@ -38,13 +38,14 @@ def open_context(
     Raises:
         BadInputError: A field is wrong.
     """
-    completed, where = read_target(target).completed(read_run(run))
-    anchored = _anchored(completed, where, base)
+    completed_run, completed_target = read_target(target).completed(read_run(run))
+    absolute_run = _with_absolute_paths(completed_run, completed_target, base)
+    paths = {name: getattr(completed_target, name) for name in completed_target.paths}
+    absolute_paths = {name: absolute(path, base) for name, path in paths.items() if path}
+    absolute_target = completed_target.model_copy(update=absolute_paths)
     key = run_key(*identity)
-    identified = {"name": run_name(anchored.label, key), "key": key, "base": base.absolute()}
-    paths = {name: getattr(where, name) for name in where.paths}
-    where = where.model_copy(update={name: absolute(path, base) for name, path in paths.items() if path})
-    return _context(anchored, where, access, **identified)
+    name = run_name(absolute_run.label, key)
+    return _context(absolute_run, absolute_target, access, name=name, key=key, base=base.absolute())
 
 
 def reopen(
@@ -62,15 +63,15 @@ def reopen(
     target = read_target(described.target)
     if directory is not None:
         target = target.model_copy(update={"directory": directory})
-    identified = {"name": entry.name, "key": entry.key, "base": Path(directory or Path.cwd())}
-    return _context(read_run(described.run), target, access, **identified)
+    base = Path(directory or Path.cwd())
+    return _context(read_run(described.run), target, access, name=entry.name, key=entry.key, base=base)
 
 
 def reopen_all(
     ledgers: Iterable[Ledger], directory: str | None = None, access: Access | None = None
 ) -> list[RunContext]:
     """Open the runs whose ledgers can be read, oldest first; log the errors of the others."""
-    opened = []
+    opened = []  # pairs: when the run was created, and the run
     for ledger in ledgers:
         try:
             entry = ledger.read()
@@ -101,19 +102,23 @@ def as_started(ctx: RunContext, entry: Entry, attempt: int) -> RunContext:
     started = entry.attempts.get(attempt)
     if started is None or (started.run, started.target) == (ctx.run_fields, ctx.target_fields):
         return ctx
-    way = {name: getattr(ctx.target, name) for name in WAY if hasattr(ctx.target, name)}
-    target = read_target(started.target).model_copy(update=way)
-    present = {name: getattr(ctx.run, name) for name in ("output", "keep", "keep_for")}
-    return replace(ctx, run=read_run(started.run).model_copy(update=present), target=target)
+    # These fields keep their present values: how to reach the target, and what becomes of the model.
+    access_fields = {name: getattr(ctx.target, name) for name in WAY if hasattr(ctx.target, name)}
+    target = read_target(started.target).model_copy(update=access_fields)
+    output_fields = {name: getattr(ctx.run, name) for name in ("output", "keep", "keep_for")}
+    run = read_run(started.run).model_copy(update=output_fields)
+    return replace(ctx, run=run, target=target)
 
 
 def _context(run: TrainingRun, target: TargetFields, access: Access | None, **identity: Any) -> RunContext:
+    """Make the context, if this environment has the packages that the target needs; raises if not."""
     if target.extra:
         require(*target.extra)
     return RunContext(run, target, access=access or Access(), **identity)
 
 
-def _anchored(run: TrainingRun, target: TargetFields, base: Path) -> TrainingRun:
+def _with_absolute_paths(run: TrainingRun, target: TargetFields, base: Path) -> TrainingRun:
+    """Make the paths of a run absolute, starting from ``base``."""
     paths = {field: absolute(getattr(run, field), base) for field in ("data", "model", "output")}
     # These folders are on the nodes, where relative paths may start from the volume.
     nodes_base = target.node_folder(base)

@@ -21,14 +21,15 @@ def _lacking_proof(ctx: RunContext, observed: Observed) -> str:
     if world is None:
         return "no rank ever introduced itself, so nothing shows that the training ran as asked"
     if not low <= world <= high:
-        return f"{low if low == high else f'{low} to {high}'} ranks were asked for, {world} met"
+        asked = str(low) if low == high else f"{low} to {high}"
+        return f"{asked} ranks were asked for, {world} met"
     if len(observed.ranks) != world:
         return f"{world} ranks met, but {len(observed.ranks)} introduced themselves"
     if run.backend is not None and observed.backend not in (None, run.backend):
         return f"backend {run.backend} was asked for, {observed.backend} was used"
-    drives = {rank.devices for rank in observed.ranks}
-    if run.device == "xla" and drives != {run.nproc_per_node}:
-        return f"{run.nproc_per_node} devices of XLA were asked for, and the ranks drive {drives}"
+    devices = {rank.devices for rank in observed.ranks}
+    if run.device == "xla" and devices != {run.nproc_per_node}:
+        return f"{run.nproc_per_node} devices of XLA were asked for, and the ranks drive {devices}"
     return _lacking_spread(ctx, observed) or _lacking_end(ctx, observed)
 
 

@@ -57,17 +57,28 @@ def write_report(ctx: RunContext, text: str) -> None:
 def write_page(ctx: RunContext, text: str) -> None:
     """Write report.html to the output on disk, unless the program wrote a file of that name."""
     before = transfer.earlier(ctx.output, ctx.key)
-    exported = before is not None and any(file.path == PAGE for file in before.manifest.files)
-    if not exported and (transfer.has_page(ctx.output) or not ctx.output.has(PAGE)):
+    is_of_program = before is not None and any(file.path == PAGE for file in before.manifest.files)
+    if not is_of_program and (transfer.has_page(ctx.output) or not ctx.output.has(PAGE)):
         ctx.output.write_text(PAGE, text)
 
 
 def occupied(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding | None:
-    """Make a finding if the output has files (two names are enough) that this run must not overwrite."""
+    """Make a finding if the output has files that this run must not overwrite.
+
+    Args:
+        ctx: The run.
+        names: Names in the output; two are enough.
+        text: The output's report.json; None: there is none.
+    """
+    if not names:
+        return None
     before = run_report.parse(text)
-    mine = before is not None and before.key == ctx.key
-    only_a_failure = before is not None and replaceable(text, ctx.key) and len(names) == 1
-    return None if not names or mine or only_a_failure else not_empty(ctx, names[0], text)
+    if before is not None:
+        is_own = before.key == ctx.key
+        is_only_report_of_a_failure = len(names) == 1 and replaceable(text, ctx.key)
+        if is_own or is_only_report_of_a_failure:
+            return None
+    return not_empty(ctx, names[0], text)
 
 
 def not_empty(ctx: RunContext, name: str, text: str | None) -> Finding:

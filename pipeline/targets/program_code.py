@@ -37,11 +37,12 @@ def program_of(ctx: RunContext) -> tuple[Path | None, tuple[str, ...]]:
     """Find the folder of the program's code, and the arguments of Python that run the program from there."""
     kind, name = program.parse(ctx.run.program)
     root = _code_folder(ctx.run, ctx.base)
-    if ctx.run.code is not None and (fault := _fault(ctx, root, kind, name)):
+    if ctx.run.code is not None and (fault := _fault_of_code_field(ctx, root, kind, name)):
         raise BadInputError(fault, field="run.code", fix="Name a folder around the program, or leave it out")
     if kind == "script":
-        path = Path(name)
-        return root or path.parent, (path.relative_to(root or path.parent).as_posix(),)
+        script = Path(name)
+        folder = root or script.parent
+        return folder, (script.relative_to(folder).as_posix(),)
     if root is None and kind == "module" and has_module(ctx.base, name):
         root = ctx.base
     return root, ("-m", name)
@@ -52,8 +53,8 @@ def _code_folder(run: TrainingRun, base: Path) -> Path | None:
     if run.code != program.AUTO:
         return base / run.code if run.code else None
     kind, name = program.parse(run.program)
-    near = (Path(base / name).parent if kind == "script" else base).absolute()
-    return next((folder for folder in (near, *near.parents) if _is_project(folder)), None)
+    start = (Path(base / name).parent if kind == "script" else base).absolute()
+    return next((folder for folder in (start, *start.parents) if _is_project(folder)), None)
 
 
 def _is_project(folder: Path) -> bool:
@@ -61,7 +62,7 @@ def _is_project(folder: Path) -> bool:
     return any((folder / mark).exists() for mark in _PROJECT)
 
 
-def _fault(ctx: RunContext, root: Path | None, kind: str, name: str) -> str:
+def _fault_of_code_field(ctx: RunContext, root: Path | None, kind: str, name: str) -> str:
     """Say what is wrong with ``run.code``; empty: nothing."""
     if kind == "recipe":
         return f"the recipe {ctx.run.program} has its code in manycpu"
@@ -71,19 +72,21 @@ def _fault(ctx: RunContext, root: Path | None, kind: str, name: str) -> str:
         return f"there is no folder {ctx.run.code}"
     if kind == "module" and not has_module(root, name):
         return f"there is no module {name} in {root}"
-    return "" if kind == "module" or Path(name).is_relative_to(root) else f"{name} is not in {root}"
+    if kind == "script" and not Path(name).is_relative_to(root):
+        return f"{name} is not in {root}"
+    return ""
 
 
 def main_file(run: TrainingRun, base: Path) -> Path | None:
     """Find the main file of a program; None: the program is installed, a recipe, or missing."""
     kind, name = program.parse(run.program)
-    module = Path(_code_folder(run, base) or base, *name.split("."))
-    candidates = {
-        "recipe": [],
-        "script": [base / name],
-        "module": [module.with_suffix(".py"), module / "__main__.py"],
-    }
-    return next((path for path in candidates[kind] if path.is_file()), None)
+    candidates: list[Path] = []
+    if kind == "script":
+        candidates = [base / name]
+    elif kind == "module":
+        module = Path(_code_folder(run, base) or base, *name.split("."))
+        candidates = [module.with_suffix(".py"), module / "__main__.py"]
+    return next((path for path in candidates if path.is_file()), None)
 
 
 def has_module(folder: Path, name: str) -> bool:
@@ -127,19 +130,24 @@ class Code(NamedTuple):
     def __str__(self) -> str:
         size = decimal(sum(self.files.values()))
         files = sum(not path.endswith("/") for path in self.files)
-        largest = sorted(self.files, key=lambda path: self.files[path], reverse=True)[:3]
-        named = ", ".join(f"{path} ({decimal(self.files[path])})" for path in largest)
+        largest = sorted(self.files.items(), key=lambda item: item[1], reverse=True)[:3]
+        named = ", ".join(f"{path} ({decimal(size_bytes)})" for path, size_bytes in largest)
         return f"{files} file(s) of {self.root}, {size}; the largest: {named}"
 
 
 def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
-    """Select the files of a program's folder that are code."""
+    """Select the files of a program's folder that are code.
+
+    Raises:
+        BadInputError: The files are too many or too large for code, or the program is not among them.
+    """
     run = ctx.run
-    named = (run.data, run.model, run.output, run.checkpoints, run.resume_from)
-    excluded = {Path(path) for path in named if path and "://" not in path}
+    fields = (run.data, run.model, run.output, run.checkpoints, run.resume_from)
+    excluded = {Path(path) for path in fields if path and "://" not in path}
+    home = ctx.driver.home(ctx)
     code = Code(root, {})
-    for path in _files(root, excluded | ({home} if (home := ctx.driver.home(ctx)) else set())):
-        if _is(root / path, ctx.run_file) or is_run_file(root / path):
+    for path in _code_files(root, excluded | ({home} if home else set())):
+        if _is_same_file(root / path, ctx.run_file) or is_run_file(root / path):
             continue
         code.files[path] = 0 if path.endswith("/") else (root / path).stat().st_size
         if len(code.files) > _MAX_FILES:
@@ -151,21 +159,22 @@ def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
             fix=f"Name what is no code in {_GIT} or {_DOCKER}, or put the program into a folder of its own; "
             "data and models go into run.data and run.model",
         )
-    *option, name = program
-    place, is_code = root / name, name in code.files
-    if option:
+    *module_option, name = program
+    if module_option:  # -m
         top = name.split(".", 1)[0]
-        place = root / top if (root / top).is_dir() else root / f"{top}.py"
-        is_code = any(each == f"{top}.py" or each.startswith(f"{top}/") for each in code.files)
+        program_path = root / top if (root / top).is_dir() else root / f"{top}.py"
+        is_code = any(path == f"{top}.py" or path.startswith(f"{top}/") for path in code.files)
+    else:
+        program_path, is_code = root / name, name in code.files
     if not is_code:
-        why, fix = _why_left_out(ctx, root, place, excluded)
+        why, fix = _why_left_out(ctx, root, program_path, excluded)
         raise BadInputError(f"{name} {why}", field="run.program", fix=fix)
     return code
 
 
 def _why_left_out(ctx: RunContext, root: Path, path: Path, excluded: set[Path]) -> tuple[str, str]:
     """Explain why the program's file or folder does not count as code, and how to fix that."""
-    if _is(path, ctx.run_file) or is_run_file(path):
+    if _is_same_file(path, ctx.run_file) or is_run_file(path):
         return "is a run file, and no program", "Give the script that trains, or `-m module`"
     if path in excluded:
         why = "is named as data, model, output or checkpoints of this run too, which are no code"
@@ -178,23 +187,29 @@ def _why_left_out(ctx: RunContext, root: Path, path: Path, excluded: set[Path]) 
     return f"is among what {_GIT} or {_DOCKER} of {root} leave out", fix
 
 
-def _is(path: Path, file: Path | None) -> bool:
+def _is_same_file(path: Path, file: Path | None) -> bool:
+    """Whether two paths, perhaps through links, lead to the same file; false if there is no such file."""
     return file is not None and file.exists() and path.samefile(file)
 
 
-def _files(root: Path, excluded: set[Path]) -> Iterator[str]:
-    """List the files and empty folders that are code, by path; excluded folders are not searched."""
-    docker = _docker(root)
+def _code_files(root: Path, excluded: set[Path]) -> Iterator[str]:
+    """Yield the files and empty folders that are code, by path; excluded folders are not searched."""
+    docker = _docker_patterns(root)
     repository = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root)
     above = [folder for folder in root.parents if folder.is_relative_to(repository)]
-    ignored: dict[Path, Ignored] = {root.parent: tuple(rule for folder in above for rule in _git(folder))}
+    # Folder -> the rules that apply to what is in it.
+    ignored: dict[Path, Ignored] = {
+        root.parent: tuple(rule for folder in above for rule in _git_rules(folder))
+    }
     for folder, folders, files in os.walk(root, followlinks=True):
         current = Path(folder)
-        rules = ignored[current] = (*_git(current), *ignored[current.parent])
-        empty = current.relative_to(root).as_posix()
-        if not folders and not files and current != root and not _docker_ignores(docker, empty):
-            yield f"{empty}/"
-        folders[:] = [
+        rules = (*_git_rules(current), *ignored[current.parent])
+        ignored[current] = rules
+        if not folders and not files and current != root:
+            empty = current.relative_to(root).as_posix()
+            if not _docker_ignores(docker, empty):
+                yield f"{empty}/"
+        folders[:] = [  # os.walk searches only these
             name
             for name in folders
             if _is_code(current / name, excluded, rules, "/")
@@ -209,6 +224,7 @@ def _files(root: Path, excluded: set[Path]) -> Iterator[str]:
 
 
 def _is_code(path: Path, excluded: set[Path], rules: Ignored, end: str = "") -> bool:
+    """Whether a file, or a folder (``end`` is a slash), counts as code by its name and .gitignore."""
     if not _has_name_of_code(path) or path in excluded:
         return False
     for folder, spec in rules:  # the nearest .gitignore with a matching pattern decides
@@ -219,6 +235,7 @@ def _is_code(path: Path, excluded: set[Path], rules: Ignored, end: str = "") -> 
 
 
 def _has_name_of_code(path: Path) -> bool:
+    """Whether a name is none of those that are never code: hidden, bytecode, environments."""
     return not path.name.startswith(".") and path.name not in _NOT_CODE and path.suffix != ".pyc"
 
 
@@ -227,33 +244,37 @@ def _leads_back(path: Path, root: Path, excluded: set[Path]) -> bool:
     if not path.is_symlink():
         return False
     target = path.resolve()
-    around = (folder.resolve() for folder in path.parents if folder.is_relative_to(root))
-    return target in {other.resolve() for other in excluded} or any(
-        folder.is_relative_to(target) for folder in around
-    )
+    if target in {other.resolve() for other in excluded}:
+        return True
+    folders = [folder.resolve() for folder in path.parents if folder.is_relative_to(root)]
+    return any(folder.is_relative_to(target) for folder in folders)
 
 
-def _git(folder: Path) -> Ignored:
+def _git_rules(folder: Path) -> Ignored:
+    """Read the .gitignore of a folder; empty: it has none."""
     file = folder / _GIT
     return ((folder, GitIgnoreSpec.from_lines(_lines(file))),) if file.is_file() else ()
 
 
-def _docker(root: Path) -> PathSpec[Any]:
-    """Read the patterns of .dockerignore, which are relative to its folder."""
-    lines = [line.strip() for line in _lines(root / _DOCKER)] if (root / _DOCKER).is_file() else []
-    patterns = [(line.startswith("!"), os.path.normpath(line.lstrip("!/"))) for line in lines if line]
-    return PathSpec.from_lines(
-        "gitignore",
-        [f"{'!' if again else ''}/{pattern}" for again, pattern in patterns if not pattern.startswith("#")],
-    )
+def _docker_patterns(root: Path) -> PathSpec[Any]:
+    """Read the patterns of .dockerignore, which are relative to its folder; none if it does not exist."""
+    file = root / _DOCKER
+    patterns = []
+    for line in _lines(file) if file.is_file() else ():
+        text = line.strip()
+        negation = "!" if text.startswith("!") else ""
+        pattern = os.path.normpath(text.lstrip("!/"))
+        if text and not pattern.startswith("#"):
+            patterns.append(f"{negation}/{pattern}")
+    return PathSpec.from_lines("gitignore", patterns)
 
 
 def _docker_ignores(docker: PathSpec[Any], path: str) -> bool:
     """Whether .dockerignore excludes a path: the last pattern that matches it or a parent folder decides."""
     parts = path.split("/")
     checks = [docker.check_file("/".join(parts[:end])) for end in range(1, len(parts) + 1)]
-    matching = [each for each in checks if each.index is not None]
-    return bool(matching and max(matching, key=lambda each: each.index or 0).include)
+    matching = [check for check in checks if check.index is not None]
+    return bool(matching and max(matching, key=lambda check: check.index or 0).include)
 
 
 def _lines(file: Path) -> list[str]:
@@ -262,10 +283,13 @@ def _lines(file: Path) -> list[str]:
 
 def _is_output(folder: Path) -> bool:
     """Whether a folder has the manifest or the report of a run."""
-    for name in (output.REPORT, *output.manifests(lambda name: (folder / name).exists())):
-        text = (folder / name).read_text(errors="replace") if (folder / name).is_file() else ""
+    report = folder / output.REPORT
+    if report.is_file() and run_report.parse(report.read_text(errors="replace")):
+        return True
+    for name in output.manifests(lambda name: (folder / name).exists()):
+        manifest = folder / name
         with suppress(ValueError):  # it is no manifest
-            if run_report.parse(text) if name == output.REPORT else Manifest.parse(text)[0].files:
+            if manifest.is_file() and Manifest.parse(manifest.read_text(errors="replace"))[0].files:
                 return True
     return False
 
@@ -279,26 +303,33 @@ def import_findings(ctx: RunContext) -> Iterator[Finding]:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, RecursionError):
         return
-    seen: set[str] = set()
-    for name, line in _imported(tree.body):
-        if name not in seen and not installed(name) and (found := _outside(ctx, name)):
-            seen.add(name)
+    reported: set[str] = set()
+    for name, line in _imported_modules(tree.body):
+        if name not in reported and not installed(name) and (found := _find_outside_code(ctx, name)):
+            reported.add(name)
             message, fix = found
             yield Finding("run.code", f"{file.name}:{line}: {message}", fix, fatal=False)
 
 
 def hint(ctx: RunContext, lines: Iterable[str]) -> str | None:
-    """Say how a failed program can find a module that is around its code; None: it missed no such module."""
+    """Say how a failed program can find a module that is around its code; None: it missed no such module.
+
+    ``lines`` are the last lines of the program.
+    """
     names = [match[1] for line in lines if (match := _MISSING.search(line))]
     try:
-        found = _outside(ctx, names[-1]) if names else None
+        found = _find_outside_code(ctx, names[-1]) if names else None
     except BadInputError:
         return None
     return found and ". ".join(found)
 
 
-def _outside(ctx: RunContext, module: str) -> tuple[str, str] | None:
-    """Find a module in the folders around the code, up to the project root; returns its place and a fix."""
+def _find_outside_code(ctx: RunContext, module: str) -> tuple[str, str] | None:
+    """Find a module in the folders around the code, up to the project root.
+
+    Returns:
+        Where it is, and the fix, as sentences for people; None: it is in the code, or nowhere.
+    """
     root, program = program_of(ctx)
     if root is None or any(has_module(folder, module) for folder in (root, (root / program[-1]).parent)):
         return None
@@ -315,8 +346,11 @@ def _outside(ctx: RunContext, module: str) -> tuple[str, str] | None:
     return None
 
 
-def _imported(body: Iterable[ast.stmt]) -> Iterator[tuple[str, int]]:
-    """List the top-level modules that a file always imports: none in functions, and none below try or if."""
+def _imported_modules(body: Iterable[ast.stmt]) -> Iterator[tuple[str, int]]:
+    """Yield name and line of each top-level module that a file always imports.
+
+    Imports in functions, and below ``try`` or ``if``, do not count.
+    """
     for node in body:
         if isinstance(node, ast.Import):
             yield from ((alias.name.split(".")[0], node.lineno) for alias in node.names)

@@ -89,9 +89,9 @@ def run_all(
     listener = Guarded(listener)
     begun_before = ctx.ledger.exists()
     if begun_before:
-        ctx.ledger.refuse_second()
+        ctx.ledger.refuse_second_holder()
     if only_cleanup_is_left(ctx):
-        with _saying_what_stays(ctx):
+        with _naming_what_stays(ctx):
             return _end(ctx, listener, None)
     # This process is the holder of the run: if it is killed, its death frees the lease at once.
     holder = process.handle_of_this_process(Path(), ctx.name, 0)
@@ -100,31 +100,32 @@ def run_all(
             for finding in prepare(ctx, holder):
                 listener.finding(finding)
     except KeyboardInterrupt as interrupt:
-        if not begun_before:
-            # Another process may have begun this run in the meantime.
-            known = ctx.ledger.exists()
-            if not known or ctx.ledger.lease().held_by_another(ctx.ledger.now()) is False:
-                _cleaned_up(ctx)
+        # Another process may have begun this run in the meantime: then the clean-up is its own.
+        if not begun_before and (
+            not ctx.ledger.exists() or ctx.ledger.lease().held_by_another(ctx.ledger.now()) is False
+        ):
+            _clean_up(ctx)
         raise CancelledError("interrupted; nothing was launched") from interrupt
-    with _saying_what_stays(ctx):
+    with _naming_what_stays(ctx):
         ctx.ledger.change_lease(holder=holder)
         return _after_prepare(ctx, listener, trained)
 
 
 @contextmanager
-def _saying_what_stays(ctx: RunContext) -> Iterator[None]:
-    """Turn a Ctrl-C in the block into a CancelledError that names what is left: no clean-up follows."""
+def _naming_what_stays(ctx: RunContext) -> Iterator[None]:
+    """Turn a Ctrl-C in the block into a CancelledError that names what stays: no clean-up follows."""
     try:
         yield
     except KeyboardInterrupt as again:
         is_gone = False
         with suppress(ManycpuError):  # the cluster does not answer
             is_gone = not ctx.ledger.exists()
-        fix = "See its report" if is_gone else _stays(ctx)
+        fix = "See its report" if is_gone else _what_stays(ctx)
         raise CancelledError("interrupted while it cleaned up", fix=fix) from again
 
 
 def _after_prepare(ctx: RunContext, listener: RunListener, trained: Callable[[Handle], None]) -> Report:
+    """Run the verbs from stage to export, and clean up unless a verb failed while the training runs on."""
     failure: BaseException | None = None
     try:
         _stage_to_export(ctx, listener, trained)
@@ -148,10 +149,10 @@ def _end(ctx: RunContext, listener: RunListener, failure: BaseException | None) 
     interrupted = isinstance(failure, KeyboardInterrupt)
     try:
         with _reporting(listener, "cleanup"):
-            written = _cleaned_up(ctx, by="the terminal" if interrupted else None) or read_report(ctx)
+            written = _clean_up(ctx, by="the terminal" if interrupted else None) or read_report(ctx)
     except Exception as error:
         if interrupted and ctx.ledger.exists():
-            error.add_note(_stays(ctx))
+            error.add_note(_what_stays(ctx))
         raise error from failure
     remember(ctx)
     listener.report(written, report_path(ctx))
@@ -177,21 +178,26 @@ def _may_still_train(ctx: RunContext) -> bool:
         return True
 
 
-def _stays(ctx: RunContext) -> str:
-    """Make the note that names what an interrupted clean-up leaves, and the commands that remove it."""
-    lives, ends = "", ""
+def _what_stays(ctx: RunContext) -> str:
+    """Describe what an interrupted clean-up leaves, and the commands that end or remove it."""
+    training, how_to_end = "", ""
     if _may_still_train(ctx):
-        lives, ends = "its training may still run, and ", f"`{ctx.typed('cancel')}` ends it, "
+        training, how_to_end = "its training may still run, and ", f"`{ctx.typed('cancel')}` ends it, "
     return (
-        f"Of run {ctx.name}, {lives}all it has in {ctx.where} stays: the same run id continues it, "
-        f"{ends}`{ctx.deletion}` removes it"
+        f"Of run {ctx.name}, {training}all it has in {ctx.where} stays: the same run id continues it, "
+        f"{how_to_end}`{ctx.deletion}` removes it"
     )
 
 
-def _cleaned_up(ctx: RunContext, by: str | None = None) -> Report | None:
-    """Clean up, after cancelling the training if ``by`` is given; start again after a first Ctrl-C."""
+def _clean_up(ctx: RunContext, by: str | None = None) -> Report | None:
+    """Clean up the run; a first Ctrl-C meanwhile starts the clean-up again, a second one ends it.
 
-    def clean_up() -> Report | None:
+    Args:
+        ctx: The run.
+        by: Who cancels its training first, for the record; None: it is not cancelled.
+    """
+
+    def cancel_and_clean_up() -> Report | None:
         if by is not None:
             cancel(ctx, by=by)
         return cleanup(ctx)
@@ -199,13 +205,14 @@ def _cleaned_up(ctx: RunContext, by: str | None = None) -> Report | None:
     try:
         if by is not None:
             _LOG.warning("interrupted: ending the training, and cleaning up")
-        return clean_up()
+        return cancel_and_clean_up()
     except KeyboardInterrupt:
         _LOG.warning("interrupted again: once more leaves everything as it is")
-        return clean_up()
+        return cancel_and_clean_up()
 
 
 def _stage_to_export(ctx: RunContext, listener: RunListener, trained: Callable[[Handle], None]) -> None:
+    """Run the verbs stage, build, launch, wait and export."""
     with _reporting(listener, "stage"):
         staged = stage(ctx, listener.progress)
     with _reporting(listener, "build"):
@@ -218,7 +225,9 @@ def _stage_to_export(ctx: RunContext, listener: RunListener, trained: Callable[[
         if finding := edited(ctx, handle, staged, built):
             listener.finding(finding)
     with _reporting(listener, "wait"):
-        conclude(ctx, handle, wait(ctx, handle, listener, *map(Guarded, trackers(ctx, handle))))
+        guarded_trackers = [Guarded(tracker) for tracker in trackers(ctx, handle)]
+        status = wait(ctx, handle, listener, *guarded_trackers)
+        conclude(ctx, handle, status)
         trained(handle)
     with _reporting(listener, "export"):
         export(ctx, handle, listener.progress)
@@ -226,6 +235,7 @@ def _stage_to_export(ctx: RunContext, listener: RunListener, trained: Callable[[
 
 @contextmanager
 def _reporting(listener: RunListener, verb: str) -> Iterator[None]:
+    """Report to the listener that a verb begins, and at the end of the block its seconds and its result."""
     listener.begin(verb)
     started, result = time.monotonic(), "failed"
     try:

@@ -49,7 +49,7 @@ def declare_gone(ctx: RunContext, by: str) -> bool:
     return recorded
 
 
-def withhold(ctx: RunContext, by: str) -> bool:
+def cancel_next_launch(ctx: RunContext, by: str) -> bool:
     """Cancel the next attempt of a run before its launch, if a process holds the lease of the run.
 
     Args:
@@ -66,7 +66,7 @@ def withhold(ctx: RunContext, by: str) -> bool:
     return held
 
 
-def heed(ctx: RunContext) -> None:
+def refuse_cancelled_launch(ctx: RunContext) -> None:
     """Raise if the next attempt was cancelled before its launch; the cancellation counts only once.
 
     Raises:

@@ -70,27 +70,28 @@ def cleanup(
         ClusterError: The cluster does not answer.
     """
     if not ctx.ledger.exists():
-        return _finish(ctx)
+        return _finish_half_done_cleanup(ctx)
     started = time.monotonic()
     cancel(ctx, by=CLEANUP)
     left = Remains.NOTHING if delete_model else remains(ctx)
-    written = _draft(ctx)
+    report = _draft_report(ctx)
     with suppress(ExportError):  # raised at the end, by the last write
-        write_report(ctx, written)
-    tell(written)
+        write_report(ctx, report)
+    tell(report)
     entry = ctx.ledger.read()
-    failed = written.state is not RunState.SUCCEEDED
-    whole = keep and (ctx.run.keep == "always" or (ctx.run.keep == "on_failure" and failed))
-    if kept := [] if delete_model else _keep(ctx, left, whole):
-        result, until = "skipped", ctx.ledger.lease().until
-        written.advice = _advice(ctx, left, kept, until)
-        written.kept += kept
+    has_failed = report.state is not RunState.SUCCEEDED
+    keeps_all = keep and (ctx.run.keep == "always" or (ctx.run.keep == "on_failure" and has_failed))
+    kept = [] if delete_model else _keep_results(ctx, left, keeps_all=keeps_all)
+    if kept:
+        result = "skipped"
+        report.advice = _advice_on_kept(ctx, left, kept, ctx.ledger.lease().until)
+        report.kept += kept
     else:
-        result = _remove(ctx, written)
-    _complete(ctx, entry, written, started, result)
-    tell(written)
-    write_report(ctx, written)
-    return written
+        result = _remove(ctx, report)
+    _complete(ctx, entry, report, started, result)
+    tell(report)
+    write_report(ctx, report)
+    return report
 
 
 def only_cleanup_is_left(ctx: RunContext) -> bool:
@@ -100,31 +101,40 @@ def only_cleanup_is_left(ctx: RunContext) -> bool:
     """
     if ctx.ledger.exists():
         return _is_exported(ctx, ctx.ledger.read())
-    return _half_cleaned(ctx) is not None
+    return _report_without_ledger(ctx) is not None
 
 
 def _is_exported(ctx: RunContext, entry: Entry) -> bool:
+    """Whether every verb before the clean-up is done, and the model can be seen in the output."""
     records = [entry.verbs.get(verb) for verb in _VERBS]
     done = all(record is not None and record.result != "failed" for record in records)
     return done and seen(ctx, entry.export)
 
 
-def _half_cleaned(ctx: RunContext) -> Report | None:
-    """Read the report of a run whose ledger is gone but whose clean-up is unfinished; None: no such run."""
+def _report_without_ledger(ctx: RunContext) -> Report | None:
+    """Read the report of an exported run whose ledger is deleted, but whose clean-up is unfinished.
+
+    None: there is no such run.
+    """
     try:
-        written = read_report(ctx)
+        report = read_report(ctx)
     except ManycpuError:
         return None
-    record = written.verbs.get(CLEANUP)
-    unfinished = record is None or record.result == "failed"
-    is_named = written.name == run_name(written.name.removesuffix(ctx.key), ctx.key)  # used as a path
-    is_half = is_named and written.state is RunState.SUCCEEDED and unfinished and seen(ctx, written.export)
-    return written if is_half else None
+    record = report.verbs.get(CLEANUP)
+    is_unfinished = record is None or record.result == "failed"
+    # The name becomes part of a path: an edited report must not choose another path.
+    is_name_valid = report.name == run_name(report.name.removesuffix(ctx.key), ctx.key)
+    if not is_name_valid or not is_unfinished or report.state is not RunState.SUCCEEDED:
+        return None
+    return report if seen(ctx, report.export) else None
 
 
-def _finish(ctx: RunContext) -> Report | None:
-    """Finish the clean-up of an exported run; None: there is no unfinished one."""
-    started, written = time.monotonic(), _half_cleaned(ctx)
+def _finish_half_done_cleanup(ctx: RunContext) -> Report | None:
+    """Finish the clean-up of a run whose ledger an earlier process deleted before it was killed.
+
+    Returns the report; None: there is no such run.
+    """
+    started, written = time.monotonic(), _report_without_ledger(ctx)
     if written is None:
         return None
     ctx = replace(ctx, name=written.name)  # the run may have begun under another name
@@ -171,15 +181,18 @@ def remains(ctx: RunContext) -> Remains:
         stray = handle is not None and ctx.driver.strays(ctx, entry, handle)
         return Remains.MODEL if stray else Remains.FAILED
     if entry.export is not None:
-        lost = handle is not None and (_unasked(ctx, entry, handle) or unseen(ctx, entry, handle) is not None)
+        lost = handle is not None and (
+            _output_was_dropped(ctx, entry, handle) or unseen(ctx, entry, handle) is not None
+        )
         return Remains.MODEL if lost else Remains.NOTHING
-    judged = entry.verbs.get("wait")
-    if judged is not None and judged.result != "failed":
+    wait_record = entry.verbs.get("wait")
+    if wait_record is not None and wait_record.result != "failed":
         return Remains.MODEL
-    return Remains.UNKNOWN if handle is None else _how_it_ended(ctx, entry, handle)
+    return Remains.UNKNOWN if handle is None else _remains_of_attempt(ctx, entry, handle)
 
 
-def _how_it_ended(ctx: RunContext, entry: Entry, handle: Handle) -> Remains:
+def _remains_of_attempt(ctx: RunContext, entry: Entry, handle: Handle) -> Remains:
+    """Determine what a run holds of an attempt whose end no verb has recorded, from its present state."""
     status = attempt_status(ctx, handle, entry)
     if not status.state.terminal:
         return Remains.RUNNING
@@ -206,23 +219,32 @@ def end_expired(ctx: RunContext) -> bool:
     return left is not Remains.RUNNING
 
 
-def _keep(ctx: RunContext, left: Remains, whole: bool) -> list[str]:
-    """Keep what a clean-up must not delete; return the names of what is kept, empty if nothing is."""
-    target = ctx.driver
+def _keep_results(ctx: RunContext, left: Remains, *, keeps_all: bool) -> list[str]:
+    """Keep what a clean-up must not delete, and delete the rest; empty: nothing is kept or deleted.
+
+    Args:
+        ctx: The run.
+        left: What the run still holds of a training.
+        keeps_all: Whether ``run.keep`` keeps the whole run, not only output and checkpoints.
+
+    Returns:
+        The names of what is kept.
+    """
+    driver = ctx.driver
     if left in (Remains.MODEL, Remains.RUNNING):
-        return target.keep(ctx, None)
+        return driver.keep(ctx, None)  # without a time limit
     if left is Remains.UNKNOWN:
-        return target.keep(ctx, None) if whole else target.keep_results(ctx, None)
-    if whole:
-        return target.keep(ctx, ctx.run.keep_for)
+        return driver.keep(ctx, None) if keeps_all else driver.keep_results(ctx, None)
+    if keeps_all:
+        return driver.keep(ctx, ctx.run.keep_for)
     lease = ctx.ledger.lease()
-    is_over = lease.kept and lease.over(ctx.ledger.now())
-    if left is Remains.FAILED and ctx.run.keep != "never" and not is_over:
-        return target.keep_results(ctx, ctx.run.keep_for)
+    has_expired = lease.kept and lease.over(ctx.ledger.now())
+    if left is Remains.FAILED and ctx.run.keep != "never" and not has_expired:
+        return driver.keep_results(ctx, ctx.run.keep_for)
     return []
 
 
-def _advice(ctx: RunContext, left: Remains, kept: list[str], until: float | None) -> str | None:
+def _advice_on_kept(ctx: RunContext, left: Remains, kept: list[str], until: float | None) -> str | None:
     """Say what is kept, until when, how to resume the run, and what deletes it; None: it succeeded."""
     if left is Remains.NOTHING:
         return None
@@ -242,7 +264,7 @@ def _advice(ctx: RunContext, left: Remains, kept: list[str], until: float | None
     )
 
 
-def _unasked(ctx: RunContext, entry: Entry, handle: Handle) -> bool:
+def _output_was_dropped(ctx: RunContext, entry: Entry, handle: Handle) -> bool:
     """Whether ``run.output`` became null after launch, while the attempt may have a model: keep the model."""
     before = entry.described(handle.attempt).run.get("output")
     if before is None or entry.export is None or entry.export["path"] is not None:
@@ -250,41 +272,37 @@ def _unasked(ctx: RunContext, entry: Entry, handle: Handle) -> bool:
     return ctx.driver.may_have_model(ctx, handle)
 
 
-def _draft(ctx: RunContext) -> Report:
+def _draft_report(ctx: RunContext) -> Report:
+    """Build the report before anything is deleted; a model that cannot be seen in the output is a failure."""
     entry = ctx.ledger.read()
     handle = ctx.driver.present_handle(ctx, entry)
     observed = ctx.driver.observed_of(ctx, handle) if handle else Observed()
-    state, error = _state(ctx, entry, handle)
+    state, error = _state_and_error(ctx, entry, handle)
     written = run_report.draft(entry, observed, state, error)
-    if handle and (lack := unseen(ctx, entry, handle)):
-        written.state, written.error, written.export = RunState.FAILED, lack, None
+    if handle and (reason := unseen(ctx, entry, handle)):
+        written.state, written.error, written.export = RunState.FAILED, reason, None
     return written
 
 
-def _state(ctx: RunContext, entry: Entry, handle: Handle | None) -> tuple[RunState, str | None]:
+def _state_and_error(ctx: RunContext, entry: Entry, handle: Handle | None) -> tuple[RunState, str | None]:
+    """Determine the final state of a run, and the error that made it fail; None: it succeeded."""
     if _is_exported(ctx, entry):  # even if the evidence of the end is deleted already
         return RunState.SUCCEEDED, None
-    failed = next((record.error for record in entry.verbs.values() if record.result == "failed"), None)
+    error = next((record.error for record in entry.verbs.values() if record.result == "failed"), None)
+    # `wait` is ignored: if its record is missing, the attempt is judged again below.
+    missing = [verb for verb in _VERBS if verb not in entry.verbs and verb != "wait"]
+    error_of_verbs = error or (f"{missing[0]} was not done" if missing else None)
     if handle is None:
-        return RunState.FAILED, failed or _not_done(entry)
+        return RunState.FAILED, error_of_verbs
     try:
         status = attempt_status(ctx, handle, entry)
-        judged = entry.verbs.get("wait")
-        if status.state is not RunState.SUCCEEDED or judged is None or judged.result != "done":
-            status = outcome(
-                as_started(ctx, entry, handle.attempt), status, ctx.driver.observed_of(ctx, handle)
-            )
-    except ManycpuError as error:
-        return RunState.FAILED, str(error)
+        wait_record = entry.verbs.get("wait")
+        if status.state is not RunState.SUCCEEDED or wait_record is None or wait_record.result != "done":
+            started_with = as_started(ctx, entry, handle.attempt)
+            status = outcome(started_with, status, ctx.driver.observed_of(ctx, handle))
+    except ManycpuError as unreadable:
+        return RunState.FAILED, str(unreadable)
     if status.state is not RunState.SUCCEEDED:
-        return status.state, failed or "\n".join(
-            str(part) for part in (status.reason, status.failure) if part
-        )
-    error_text = failed or _not_done(entry)
-    return (RunState.FAILED, error_text) if error_text else (RunState.SUCCEEDED, None)
-
-
-def _not_done(entry: Entry) -> str | None:
-    # `wait` is ignored: if its record is missing, the caller judges the attempt again.
-    missing = [verb for verb in _VERBS if verb not in entry.verbs and verb != "wait"]
-    return f"{missing[0]} was not done" if missing else None
+        parts = [str(part) for part in (status.reason, status.failure) if part]
+        return status.state, error or "\n".join(parts)
+    return (RunState.FAILED, error_of_verbs) if error_of_verbs else (RunState.SUCCEEDED, None)

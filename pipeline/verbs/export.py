@@ -50,7 +50,7 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
             if not manifest.files:
                 before = ctx.ledger.read().export
                 if before is None or not seen(ctx, before):
-                    raise _no_model(ctx, handle)
+                    raise _record_no_model(ctx, handle)
                 # An earlier try exported the model, and was killed while it deleted the files of the attempt.
                 return Exported(**before, metrics=ctx.driver.observed_of(ctx, handle).metrics)
         _warn_of_strays(ctx, handle)
@@ -70,15 +70,17 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
 
 def _warn_of_strays(ctx: RunContext, handle: Handle) -> None:
     """Warn about files that the program wrote outside its output, and that no export keeps."""
-    what, fix = "the program wrote outside its output", ""
+    strays = ctx.driver.strays(ctx, ctx.ledger.read(), handle)
+    if not strays:
+        return
+    event, fix = "the program wrote outside its output", "have it write to $MANYCPU_OUTPUT"
     if ctx.run.output is None:
-        what, fix = "run.output is null, and the program wrote", ", and give the run an output"
-    if written := ctx.driver.strays(ctx, ctx.ledger.read(), handle):
-        advice = f"have it write to $MANYCPU_OUTPUT{fix}"
-        _LOG.warning("%s %s, which is not kept: %s", what, first_of(written), advice)
+        event = "run.output is null, and the program wrote"
+        fix += ", and give the run an output"
+    _LOG.warning("%s %s, which is not kept: %s", event, first_of(strays), fix)
 
 
-def _no_model(ctx: RunContext, handle: Handle) -> ExportError:
+def _record_no_model(ctx: RunContext, handle: Handle) -> ExportError:
     """Record that an attempt wrote no model, so that the next try trains again; return the error to raise."""
     with ctx.ledger.update() as entry:
         entry.attempts[handle.attempt] = entry.described(handle.attempt).model_copy(
@@ -103,7 +105,9 @@ def seen(ctx: RunContext, exported: Mapping[str, Any] | None) -> bool:
     """
     if exported is None or exported["path"] != (ctx.run.output and redacted(ctx.run.output)):
         return False
-    return ctx.run.output is None or ctx.output_in_cluster or _fault(ctx, exported["sha256"]) is None
+    return (
+        ctx.run.output is None or ctx.output_in_cluster or _why_not_visible(ctx, exported["sha256"]) is None
+    )
 
 
 def unseen(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
@@ -113,35 +117,32 @@ def unseen(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
     """
     if entry.export is None or ctx.run.output is None or ctx.output_in_cluster:  # all pods reach the same URL
         return None
-    why = _fault(ctx, entry.export["sha256"])
-    if why is None:
+    reason = _why_not_visible(ctx, entry.export["sha256"])
+    if reason is None:
         return None
     model = ctx.driver.model_of(ctx, handle)
     return without(
         f"run.output: the model was exported to {ctx.run.output} and is not to be seen there from "
-        f"{socket.gethostname()}: {why}. It is kept in {model}. Give an output that every worker reaches, "
+        f"{socket.gethostname()}: {reason}. It is kept in {model}. Give an output that every worker reaches, "
         "and run again with the same run id.",
         ctx.run.output,
     )
 
 
-def _fault(ctx: RunContext, digest: str) -> str | None:
+def _why_not_visible(ctx: RunContext, digest: str) -> str | None:
     """Explain why the exported model of a digest cannot be seen in the output; None: it can."""
     try:
         names = manifests(ctx.output.has)
         texts = [text for name in names if (text := ctx.output.read_text(name)) is not None]
     except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types
         return str(error) or type(error).__name__
-    exported = next((each for each in map(_manifest, texts) if each.digest == digest), None)
-    if exported is None:
-        return f"its {MANIFEST} is of another model" if texts else f"there is no {MANIFEST}"
-    folder = ctx.output.local
-    gone = (file.path for file in exported.files if folder and not (folder / file.path).exists())
-    return next((f"{path} is gone" for path in gone), None)
-
-
-def _manifest(text: str) -> Manifest:
-    try:
-        return Manifest.parse(text)[0]
-    except ValueError:
-        return Manifest()
+    for text in texts:
+        try:
+            manifest, _ = Manifest.parse(text)
+        except ValueError:  # a file of the program, which has the same name
+            continue
+        if manifest.digest == digest:
+            folder = ctx.output.local  # None: a URL, whose files are not looked up one by one
+            missing = [file.path for file in manifest.files if folder and not (folder / file.path).exists()]
+            return f"{missing[0]} is gone" if missing else None
+    return f"its {MANIFEST} is of another model" if texts else f"there is no {MANIFEST}"

@@ -8,7 +8,7 @@ from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.targets.attempt import attempt_of
 from manycpu.pipeline.targets.context import Built, RunContext, Staged
 from manycpu.pipeline.targets.output import claim
-from manycpu.pipeline.verbs.cancel import cancel, heed
+from manycpu.pipeline.verbs.cancel import cancel, refuse_cancelled_launch
 
 # Fields that take effect at once, also for an attempt that was started with other values.
 _NOT_OF_AN_ATTEMPT = frozenset({"run.output", "run.keep", "run.keep_for", "target.connection"})
@@ -25,7 +25,7 @@ def launch(ctx: RunContext, staged: Staged, built: Built) -> tuple[Handle, bool]
         LaunchError: The target does not accept the run.
     """
     with ctx.ledger.timed("launch", ctx.waiting_lease) as record:
-        heed(ctx)
+        refuse_cancelled_launch(ctx)
         if ctx.ledger.read().export is None:
             claim(ctx)  # renew the claim: like the lease, it must last as long as this attempt
         handle, attached = ctx.driver.launch(ctx, staged, built)
@@ -40,7 +40,7 @@ def edited(ctx: RunContext, handle: Handle, staged: Staged, built: Built) -> Fin
     recorded = ctx.ledger.read().attempts.get(handle.attempt)
     if recorded is None:
         return None
-    before, now = _flat(recorded), _flat(attempt_of(ctx, staged, built))
+    before, now = _fields_that_bind(recorded), _fields_that_bind(attempt_of(ctx, staged, built))
     names = [name for name in sorted(before | now) if before.get(name) != now.get(name)]
     if not names:
         return None
@@ -52,8 +52,13 @@ def edited(ctx: RunContext, handle: Handle, staged: Staged, built: Built) -> Fin
     )
 
 
-def _flat(attempt: Attempt) -> dict[str, Any]:
-    """Flatten an attempt to field name -> value, with the digests of staged data, model and code."""
-    parts = {"run": attempt.run, "target": attempt.target, "digests": attempt.digests}
-    flat = {f"{part}.{name}": value for part, fields in parts.items() for name, value in fields.items()}
+def _fields_that_bind(attempt: Attempt) -> dict[str, Any]:
+    """Return the fields that an attempt keeps to its end: dotted name -> value.
+
+    They include the digests of staged data, model and code.
+    """
+    flat: dict[str, Any] = {}
+    for part in ("run", "target", "digests"):
+        for name, value in getattr(attempt, part).items():
+            flat[f"{part}.{name}"] = value
     return {name: value for name, value in flat.items() if name not in _NOT_OF_AN_ATTEMPT}

@@ -41,41 +41,45 @@ def process_findings(source: str, name: str, subprocesses: int, threads: int | N
     except (SyntaxError, ValueError, RecursionError):
         return
     checks = (
-        program.unguarded(),
+        program.unguarded_start(),
         program.forks_after_threads(),
         program.too_many_threads(threads),
-        program.uncounted(subprocesses, threads),
+        program.uncounted_processes(subprocesses, threads),
     )
-    for line, message, fix in filter(None, checks):
-        yield Finding("run.program", f"{name}:{line}: {message}", fix, fatal=False)
+    for mistake in checks:
+        if mistake is not None:
+            message = f"{name}:{mistake.line}: {mistake.message}"
+            yield Finding("run.program", message, mistake.fix, fatal=False)
 
 
-_Mistake = tuple[int, str, str]
-"""Line, message and fix."""
+class _Mistake(NamedTuple):
+    line: int
+    message: str
+    fix: str
 
 
 class _Program:
+    """The source of a program; each public method finds one kind of mistake, None: there is none."""
+
     def __init__(self, source: str) -> None:
         self.tree = ast.parse(source)
         self.functions = {node.name: node for node in self.tree.body if isinstance(node, _Functions)}
         self.names: dict[str, str] = {}
         """Name in the file -> its full dotted name; torch.multiprocessing counts as multiprocessing."""
         for node in ast.walk(self.tree):  # breadth first: imports at the top come before their uses
-            self.names.update(self._bound(node))
+            self.names.update(self._names_bound_by(node))
 
-    def unguarded(self) -> _Mistake | None:
+    def unguarded_start(self) -> _Mistake | None:
         """Find processes that an import of the file starts, by a method that imports the file again."""
-        for call in _calls(_executed(self.tree.body, guarded=False)):
-            start = self._start(call, set())
-            if start is None or self._method(start) not in _IMPORT_AGAIN:
+        for call in _calls(_executed_nodes(self.tree.body, guarded=False)):
+            start = self._starting_call(call, set())
+            if start is None or self._start_method(start) not in _IMPORT_AGAIN:
                 continue
             through = "" if start is call else f" ({ast.unparse(call.func)}(), in line {start.lineno})"
-            return (
+            return _Mistake(
                 call.lineno,
-                (
-                    f"processes are started at module level{through}: under {self._method(start)} each of "
-                    "them imports this file, and would start processes again"
-                ),
+                f"processes are started at module level{through}: under {self._start_method(start)} each of "
+                "them imports this file, and would start processes again",
                 'Put the call under `if __name__ == "__main__":`',
             )
         return None
@@ -83,24 +87,21 @@ class _Program:
     def forks_after_threads(self) -> _Mistake | None:
         """Find processes that are forked after threads were started in the same function or module body."""
         for body in (self.tree.body, *(function.body for function in self.functions.values())):
-            calls = sorted(_calls(_executed(body, guarded=True)), key=lambda call: call.lineno)
+            calls = sorted(_calls(_executed_nodes(body, guarded=True)), key=lambda call: call.lineno)
             start = next((call for call in calls if self._name(call.func) in _STARTERS), None)
-            makers = (
-                call
-                for call in calls
-                if self._name(call.func) in _MAKE_THREADS or getattr(call.func, "attr", "") == "backward"
-            )
-            threads = next(makers, None)
-            if start and threads and threads.lineno < start.lineno and self._method(start) == "fork":
-                return (
+            threads = next((call for call in calls if self._makes_threads(call)), None)
+            if start and threads and threads.lineno < start.lineno and self._start_method(start) == "fork":
+                return _Mistake(
                     start.lineno,
-                    (
-                        f"processes are forked after threads were started (line {threads.lineno}: "
-                        f"{ast.unparse(threads.func)}): a lock that one of them holds stays held in the fork"
-                    ),
+                    f"processes are forked after threads were started (line {threads.lineno}: "
+                    f"{ast.unparse(threads.func)}): a lock that one of them holds stays held in the fork",
                     "Start the processes before, or by spawn",
                 )
         return None
+
+    def _makes_threads(self, call: ast.Call) -> bool:
+        """Whether a call starts threads: ``backward()`` of torch does too."""
+        return self._name(call.func) in _MAKE_THREADS or getattr(call.func, "attr", "") == "backward"
 
     def too_many_threads(self, threads: int | None) -> _Mistake | None:
         """Find a statement that sets more threads than the CPU plan."""
@@ -111,39 +112,44 @@ class _Program:
             elif isinstance(node, ast.Assign):  # os.environ["OMP_NUM_THREADS"] = ...
                 target = node.targets[0]
                 key = target.slice if isinstance(target, ast.Subscript) else None
-                value = node.value if _literal(key) == "OMP_NUM_THREADS" else None
-            text = str(_literal(value))
+                value = node.value if _constant(key) == "OMP_NUM_THREADS" else None
+            text = str(_constant(value))
             if threads and text.isdecimal() and int(text) > threads:
                 message = f"{ast.unparse(node)} wins over the CPU plan's {threads}: oversubscribed"
-                return (getattr(node, "lineno", 1), message, "Leave it out to have the plan's")
+                return _Mistake(getattr(node, "lineno", 1), message, "Leave it out to have the plan's")
         return None
 
-    def uncounted(self, subprocesses: int, threads: int | None) -> _Mistake | None:
+    def uncounted_processes(self, subprocesses: int, threads: int | None) -> _Mistake | None:
         """Find processes that ``run.subprocesses`` does not count: each would use all threads of its rank."""
-        calls, imported = _calls(ast.walk(self.tree)), []
+        calls = _calls(ast.walk(self.tree))
+        imported: list[str] = []
         for node in ast.walk(self.tree):
-            imported += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            imported += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        with_torch = any(name.split(".")[0] == "torch" for name in imported)
+            if isinstance(node, ast.Import):
+                imported += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                imported.append(node.module or "")
+        imports_torch = any(name.split(".")[0] == "torch" for name in imported)
         sets_threads = any(self._name(call.func) == _SET_THREADS for call in calls)
-        if subprocesses > 1 or threads == 1 or sets_threads or not with_torch:
+        if subprocesses > 1 or threads == 1 or sets_threads or not imports_torch:
             return None
         for call in calls:
             if self._name(call.func) in _STARTERS:
                 each = f"{threads} threads" if threads else "threads"
-                return (
+                return _Mistake(
                     call.lineno,
                     f"processes are started, and run.subprocesses is 1: each takes the {each} of its rank",
                     "Set run.subprocesses to the number of processes that compute at a time",
                 )
         return None
 
-    def _bound(self, node: ast.AST) -> dict[str, str]:
+    def _names_bound_by(self, node: ast.AST) -> dict[str, str]:
         """Map each name that a statement binds to the full dotted name of its value."""
         if isinstance(node, ast.Import):
-            return {alias.asname: _plain(alias.name) for alias in node.names if alias.asname}
+            return {alias.asname: _without_torch(alias.name) for alias in node.names if alias.asname}
         if isinstance(node, ast.ImportFrom):
-            return {each.asname or each.name: _plain(f"{node.module}.{each.name}") for each in node.names}
+            return {
+                each.asname or each.name: _without_torch(f"{node.module}.{each.name}") for each in node.names
+            }
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name = self._name(node.value)
             return {node.targets[0].id: name} if name == "multiprocessing" else {}
@@ -156,43 +162,45 @@ class _Program:
         if isinstance(node, ast.Name):
             return self.names.get(node.id, node.id)
         if isinstance(node, ast.Attribute):
-            return _plain(f"{self._name(node.value)}.{node.attr}")
+            return _without_torch(f"{self._name(node.value)}.{node.attr}")
         if isinstance(node, ast.Call) and self._name(node.func) == "multiprocessing.get_context":
             return "multiprocessing"
         return ""
 
-    def _start(self, call: ast.Call, seen: set[str]) -> ast.Call | None:
+    def _starting_call(self, call: ast.Call, seen: set[str]) -> ast.Call | None:
         """Find the call that starts processes: this call, or one in a function of this file that it calls."""
         name = self._name(call.func)
         if name in _STARTERS:
             return call
         if name in seen or name not in self.functions:
             return None
-        calls = _calls(_executed(self.functions[name].body, guarded=False))
-        starts = (self._start(each, seen | {name}) for each in calls)
-        return next((start for start in starts if start), None)
+        for inner in _calls(_executed_nodes(self.functions[name].body, guarded=False)):
+            start = self._starting_call(inner, seen | {name})
+            if start is not None:
+                return start
+        return None
 
-    def _method(self, start: ast.Call) -> object:
+    def _start_method(self, start: ast.Call) -> object:
         """Find the start method of processes; None: the file sets none, or several."""
         if self._name(start.func) == _ALWAYS_SPAWN:
             return "spawn"
         methods = set()
         for call in _calls(ast.walk(self.tree)):
-            keyword = next(
-                (each.value for each in call.keywords if each.arg in ("method", "start_method")), None
-            )
+            by_name = {keyword.arg: keyword.value for keyword in call.keywords}
+            method = by_name.get("method") or by_name.get("start_method")
             if self._name(call.func) in _CHOOSERS:
-                methods.add(_literal(keyword or next(iter(call.args), None)))
-            elif keyword and self._name(call.func) in _STARTERS:
-                methods.add(_literal(keyword))
+                methods.add(_constant(method or next(iter(call.args), None)))
+            elif method and self._name(call.func) in _STARTERS:
+                methods.add(_constant(method))
         return methods.pop() if len(methods) == 1 else None
 
 
-def _plain(name: str) -> str:
+def _without_torch(name: str) -> str:
+    """Shorten ``torch.multiprocessing...``, which has the names of multiprocessing."""
     return name.removeprefix("torch.") if name.startswith("torch.multiprocessing") else name
 
 
-def _literal(node: ast.expr | None) -> object:
+def _constant(node: ast.expr | None) -> object:
     return node.value if isinstance(node, ast.Constant) else None
 
 
@@ -200,16 +208,20 @@ def _calls(nodes: Iterable[ast.AST]) -> list[ast.Call]:
     return [node for node in nodes if isinstance(node, ast.Call)]
 
 
-def _executed(body: Iterable[ast.AST], *, guarded: bool) -> Iterator[ast.AST]:
-    """Walk what a block executes: no function bodies, and ``if __name__`` blocks only if ``guarded``."""
+def _executed_nodes(body: Iterable[ast.AST], *, guarded: bool) -> Iterator[ast.AST]:
+    """Walk the nodes that a block executes.
+
+    Bodies of functions are left out, and ``if __name__ == "__main__"`` blocks too unless ``guarded``.
+    """
     for node in body:
         if isinstance(node, _Functions | ast.Lambda):
             continue
-        names = ast.walk(node.test) if isinstance(node, ast.If) and not guarded else ()
-        if any(isinstance(each, ast.Name) and each.id == "__name__" for each in names):
-            continue
+        if isinstance(node, ast.If) and not guarded:
+            tested = ast.walk(node.test)
+            if any(isinstance(name, ast.Name) and name.id == "__name__" for name in tested):
+                continue
         yield node
-        yield from _executed(ast.iter_child_nodes(node), guarded=guarded)
+        yield from _executed_nodes(ast.iter_child_nodes(node), guarded=guarded)
 
 
 class Written(NamedTuple):
@@ -226,14 +238,18 @@ def relative_writes(source: str, args: Sequence[str] = ()) -> Iterator[Written]:
     [Written(path='out', where='--output_dir'), Written(path='model.pt', where='line 1')]
     """
     by_option = {_option_name(option): Written(value, option) for option, value in _output_options(args)}
-    yield from (written for written in by_option.values() if _is_relative(written.path))
+    for written in by_option.values():
+        if _is_relative(written.path):
+            yield written
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            yield from (Written(path, f"line {node.lineno}") for path in _written(node, {*by_option}))
+            yield from (
+                Written(path, f"line {node.lineno}") for path in _relative_paths_written(node, {*by_option})
+            )
 
 
 def _output_options(args: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -248,31 +264,36 @@ def _option_name(option: str) -> str:
     return option.lstrip("-").replace("-", "_")
 
 
-def _written(call: ast.Call, named: set[str]) -> Iterator[str]:
+def _relative_paths_written(call: ast.Call, given_options: set[str]) -> Iterator[str]:
+    """Yield the relative paths, among the constants in a call's arguments, that the call writes to.
+
+    Options that the program's arguments give are left out: their defaults in the source do not count.
+    """
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     texts = [_text(argument) for argument in call.args]
     keywords = {keyword.arg: _text(keyword.value) for keyword in call.keywords}
     if name == "open":
         mode = keywords.get("mode") or (texts[1] if len(texts) > 1 else None) or "r"
-        found = texts[:1] if _WRITES & {*mode} else []
+        paths = texts[:1] if _WRITES & {*mode} else []
     elif name == "write_text":
         inner = getattr(call.func, "value", None)
-        found = [*map(_text, inner.args[:1])] if isinstance(inner, ast.Call) else []
+        paths = [*map(_text, inner.args[:1])] if isinstance(inner, ast.Call) else []
     elif name == "add_argument":
-        of_output = _option_name((texts[0] if texts else None) or "") in _OPTIONS - named
-        found = [keywords.get("default")] if of_output else []
+        of_output = _option_name((texts[0] if texts else None) or "") in _OPTIONS - given_options
+        paths = [keywords.get("default")] if of_output else []
     else:
-        found = [
-            *(texts[:2] if name in _SAVE else []),
-            *(keywords.get(option) for option in _OPTIONS - named),
-        ]
-    yield from (text for text in found if text and _is_relative(text))
+        paths = [keywords.get(option) for option in _OPTIONS - given_options]
+        if name in _SAVE:
+            paths = texts[:2] + paths
+    yield from (path for path in paths if path and _is_relative(path))
 
 
 def _text(node: ast.expr) -> str | None:
+    """Return the value of a text constant; None: the expression is something else."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
 def _is_relative(text: str) -> bool:
+    """Whether a text is a relative path, and no option, placeholder, variable or URL."""
     is_other = text.startswith(("-", "{", "$")) or "://" in text or PurePath(text).is_absolute()
     return bool(text) and not is_other

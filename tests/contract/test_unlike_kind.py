@@ -121,7 +121,7 @@ def test_its_end_has_a_time(server: ApiServer, begun: tuple[ClusterContext, JobH
     operate(server, handle.name, "Completed")
     snapshot = JobSnapshot(handle, ())
     snapshot.replace(server.objects["VolcanoJob"][0], [])
-    assert judgement.ended_at(snapshot) > handle.created - 1
+    assert judgement.end_time(snapshot) > handle.created - 1
 
 
 def test_volcano_alone_decides_when_it_gets_its_nodes(

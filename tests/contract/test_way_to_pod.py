@@ -146,7 +146,7 @@ class Ready(Helper):
 
     def __init__(self) -> None:
         self.name, self._progress, self._way = "x", lambda *_: None, way()
-        self._best, self._moved, self._owned = 0, False, False
+        self._most_done, self._progressed, self._owned = 0, False, False
 
     def wait_ready(self) -> None:
         """Be ready at once."""

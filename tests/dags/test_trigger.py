@@ -104,7 +104,7 @@ async def follows(handle: ProcessHandle) -> None:
 
 def test_the_lease_of_what_it_follows_is_renewed(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx, handle, go = training
-    monkeypatch.setattr("manycpu.pipeline.ledger.base.pause", lambda: 0.01)
+    monkeypatch.setattr("manycpu.pipeline.ledger.base.renewal_pause", lambda: 0.01)
     ctx.ledger.change_lease(until=0)
 
     async def follow() -> TriggerEvent:
@@ -222,7 +222,7 @@ def test_a_cluster_that_never_answers_ends_the_trigger_with_words(monkeypatch: p
 
     job = JobTrigger(handle={"attempt": 1}, cursor=None, by="me")
     with pytest.raises(ClusterError, match="does not answer"):
-        asyncio.run(asyncio.wait_for(job._retried(away), 300))  # noqa: SLF001 - its one way to any cluster
+        asyncio.run(asyncio.wait_for(job._retry_on_thread(away), 300))  # noqa: SLF001 - its one way to any cluster
     assert len(tries) > 1
 
 

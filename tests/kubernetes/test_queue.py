@@ -68,6 +68,12 @@ def start(target: Fields, cluster: TestCluster, tmp_path: Path) -> Iterator[Call
         looker.close()
 
 
+def end_ranks(namespace: Space, looker: Looker) -> None:
+    """Create the file that both ranks of a job wait for; their pods must run."""
+    for number in range(2):
+        namespace.run(f"{looker.handle.name}-worker-{number}", "touch", "/tmp/end")  # noqa: S108
+
+
 def test_with_quota_for_one_the_second_waits_says_for_what_and_runs(
     start: Callable[..., Looker], for_one: Queue
 ) -> None:
@@ -85,8 +91,7 @@ def test_with_quota_for_one_the_second_waits_says_for_what_and_runs(
     assert second.said("insufficient unused quota for cpu")
     assert second.seen.state is RunState.PENDING
     assert not second.watch.observed.ranks
-    for number in range(2):
-        for_one.namespace.run(f"{first.handle.name}-worker-{number}", "touch", "/tmp/end")  # noqa: S108
+    end_ranks(for_one.namespace, first)
     for each in (first, second, third):
         assert each.to_the_end().state is RunState.SUCCEEDED, each.lines
 
@@ -103,13 +108,17 @@ def test_a_run_that_waits_longer_than_it_may_fails_with_what_it_waited_for(
 
 
 def test_a_workload_that_somebody_deactivates_is_told(start: Callable[..., Looker], for_one: Queue) -> None:
-    trains = start("trains", 15)  # longer than the change takes on a busy machine
+    trains = start("trains", None)
     trains.until("its ranks to meet", lambda: trains.watch.observed.met)
     for_one.change_workload({"active": False})
     trains.until(
         "the word", lambda: trains.said("is deactivated: it waits until its spec.active is set to true")
     )
+    before = trains.watch.observed.met_last
     for_one.change_workload({"active": True})
+    # New pods replace those that the suspension deleted.
+    trains.until("its ranks to meet again", lambda: trains.watch.observed.met_last > before)
+    end_ranks(for_one.namespace, trains)
     assert trains.to_the_end().state is RunState.SUCCEEDED, trains.lines
 
 

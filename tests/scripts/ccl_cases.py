@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 LIMIT = timedelta(seconds=4)
 LARGE = 1_000_003
-OVER_ONECCL = torch.float16  # also where the ranks share memory
+OVER_ONECCL = dist.ReduceOp.PRODUCT  # also where the ranks share memory
 
 
 def start(seconds: float = 60) -> tuple[int, int]:
@@ -22,9 +22,11 @@ def start(seconds: float = 60) -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def ones(group: dist.ProcessGroup | None = None, count: int = 10, dtype: torch.dtype | None = None) -> float:
-    tensor = torch.ones(count, dtype=dtype)
-    dist.all_reduce(tensor, group=group)
+def ones(
+    group: dist.ProcessGroup | None = None, count: int = 10, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+) -> float:
+    tensor = torch.ones(count)
+    dist.all_reduce(tensor, op, group)
     return float(tensor[-1])
 
 
@@ -40,7 +42,7 @@ def first_line(call: Callable[[], object]) -> str | None:
 def error_of_all_reduce() -> dict[str, object]:
     """See how a collective of oneCCL fails, and that the next one of the group fails at once."""
     begun = time.monotonic()
-    error = first_line(lambda: ones(dtype=OVER_ONECCL))
+    error = first_line(lambda: ones(op=OVER_ONECCL))
     return {"error": error, "seconds": time.monotonic() - begun, "again": first_line(ones)}
 
 

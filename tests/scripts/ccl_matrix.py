@@ -11,7 +11,7 @@ from torch import Tensor
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
-SHARED = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8)
+SHARED = (*FLOATS, *INTS)
 REDUCED = (*FLOATS, *INTS, torch.bool)
 MOVED = (*REDUCED, torch.complex64, torch.complex128)
 Op = dist.ReduceOp
@@ -124,15 +124,32 @@ def reduce_scatter_tensor(op: object) -> tuple[Call, Expected]:
     return call, lambda inputs, _: [combined(op, inputs)]
 
 
+def reduce_scatter_in_place(group: Group, tensor: Tensor) -> list[Tensor]:
+    whole = tensor.repeat(group.size(), 1)
+    dist.reduce_scatter_tensor(whole[group.rank()], whole.view(-1), group=group)
+    return [whole[group.rank()]]
+
+
+def reduce_scatter_several(group: Group, tensor: Tensor) -> list[Tensor]:
+    """Two tensors at once, of which one has a strided output, as tensor parallelism may have it."""
+    outs = [tensor.new_zeros(tensor.shape), spread_out(group, tensor.new_zeros(tensor.numel() // 2))]
+    whole = [tensor.repeat(group.size()), tensor[: tensor.numel() // 2].repeat(group.size())]
+    with dist._coalescing_manager(group, async_ops=True) as works:  # noqa: SLF001 - what FSDP2 and DTensor use
+        for out, one in zip(outs, whole, strict=True):
+            dist.reduce_scatter_tensor(out, one, group=group)
+    works.wait()
+    return outs
+
+
+def of_halves(inputs: list[Tensor], _: int) -> list[Tensor]:
+    total = combined(Op.SUM, inputs)
+    return [total, total[: total.numel() // 2]]
+
+
 def all_reduce_coalesced(group: Group, tensor: Tensor) -> list[Tensor]:
     tensors = [tensor, tensor[: tensor.numel() // 2].clone()]
     dist.all_reduce_coalesced(tensors, group=group)
     return tensors
-
-
-def of_all_reduce_coalesced(inputs: list[Tensor], _: int) -> list[Tensor]:
-    total = combined(Op.SUM, inputs)
-    return [total, total[: total.numel() // 2]]
 
 
 def broadcast(group: Group, tensor: Tensor) -> list[Tensor]:
@@ -157,6 +174,28 @@ def all_gather_in_place(group: Group, tensor: Tensor) -> list[Tensor]:
     out[group.rank()] = tensor
     dist.all_gather_into_tensor(out.view(-1), out[group.rank()], group)
     return [out]
+
+
+def all_gather_several(group: Group, tensor: Tensor) -> list[Tensor]:
+    parts = [tensor, tensor[: tensor.numel() // 2]]
+    outs = [part.new_zeros(group.size() * part.numel()) for part in parts]
+    with dist._coalescing_manager(group, async_ops=True) as works:  # noqa: SLF001 - what FSDP2 and DTensor use
+        for out, part in zip(outs, parts, strict=True):
+            dist.all_gather_into_tensor(out, part, group=group)
+    works.wait()
+    return outs
+
+
+def all_gather_uneven(group: Group, tensor: Tensor) -> list[Tensor]:
+    """Gather k shares of a third from rank k, none from rank 0; gloo takes equal shapes only."""
+    third = tensor.numel() // 3
+    parts = [tensor.new_zeros(third * min(rank, 3)) for rank in range(group.size())]
+    dist.all_gather(parts, tensor[: parts[group.rank()].numel()], group)
+    return parts
+
+
+def of_all_gather_uneven(inputs: list[Tensor], _: int) -> list[Tensor]:
+    return [tensor[: tensor.numel() // 3 * min(rank, 3)] for rank, tensor in enumerate(inputs)]
 
 
 def all_to_all_single(group: Group, tensor: Tensor) -> list[Tensor]:
@@ -218,6 +257,14 @@ MOVING: tuple[tuple[Call, Expected], ...] = (
     (all_gather, lambda inputs, _: inputs),
     (all_gather_into_tensor, lambda inputs, _: [torch.cat(inputs)]),
     (all_gather_in_place, lambda inputs, _: [torch.stack(inputs)]),
+    (
+        all_gather_several,
+        lambda inputs, _: [
+            torch.cat(inputs),
+            torch.cat([tensor[: tensor.numel() // 2] for tensor in inputs]),
+        ],
+    ),
+    (all_gather_uneven, of_all_gather_uneven),
     (all_to_all_single, lambda inputs, _: [torch.cat(inputs)]),
     (all_to_all_uneven, of_all_to_all_uneven),
     (gather, lambda inputs, me: inputs if me == len(inputs) - 1 else []),
@@ -238,7 +285,15 @@ def cases() -> Iterator[tuple[str, Call, Expected, torch.dtype]]:
     for make, op, dtype in itertools.product((all_reduce, reduce), BITWISE, (*INTS, torch.bool)):
         yield f"{make.__name__} {op}", *make(op), dtype
     for dtype in MOVED:
-        yield "all_reduce_coalesced", all_reduce_coalesced, of_all_reduce_coalesced, dtype
+        yield "all_reduce_coalesced", all_reduce_coalesced, of_halves, dtype
+    for dtype in REDUCED:
+        yield (
+            "reduce_scatter_in_place",
+            reduce_scatter_in_place,
+            lambda inputs, _: [combined(Op.SUM, inputs)],
+            dtype,
+        )
+        yield "reduce_scatter_several", reduce_scatter_several, of_halves, dtype
     for (call, expected), dtype in itertools.product(MOVING, MOVED):
         yield call.__name__, call, expected, dtype
 

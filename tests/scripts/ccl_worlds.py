@@ -26,7 +26,15 @@ from manycpu.pipeline.node.ccl import register
 CASES = vars(ccl_cases) | vars(ccl_gloo_cases) | vars(ccl_memory_cases) | vars(ccl_training_cases)
 AT_THE_END = ("again", "alone", "hasty", "raise_at_the_end", "several_at_once")
 """Cases of how a script ends, beside all with dead, exit and shutdown in their names."""
-WITH_DYNAMO = ("hybrid", "profiled", "sparse", "trains")
+WITH_DYNAMO = (
+    "hybrid",
+    "profiled",
+    "sharded",
+    "sparse",
+    "tensor_and_data_parallel",
+    "tensor_parallel",
+    "trains",
+)
 """Cases that import torch._dynamo, as every optimizer of torch does: that takes longer than the case."""
 LIMIT = 150.0  # seconds that a case may take; what still runs then, hangs
 

@@ -17,7 +17,7 @@ from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets import Watch
 from manycpu.pipeline.targets.context import Access
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of, is_on_kubernetes
-from manycpu.pipeline.targets.kubernetes.launch import _handle
+from manycpu.pipeline.targets.kubernetes.launch import _make_handle
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.verbs.wait import watch
@@ -61,7 +61,7 @@ class Waiting:
 
     def attempt(self, job: KubeObject, number: int = 1) -> JobHandle:
         """Record an existing job as an attempt of the run; return its handle."""
-        handle = _handle(self.ctx, job, number)
+        handle = _make_handle(self.ctx, job, number)
         with self.ctx.ledger.update() as entry:
             entry.attempt, entry.handle = number, handle
         return handle

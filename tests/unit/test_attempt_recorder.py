@@ -137,7 +137,7 @@ def test_few_ranks_are_kept_as_people_can_read_them() -> None:
     ledger = Ledger()
     writing = recorder(ledger)
     proof = encode("proof", rank=0, world_size=1, host="a")
-    writing.hear([LogBatch("u/c/0", [Line(RankLine(0, "a", proof), T0 + 1.0, "a")], [])])
+    writing.record_delivered([LogBatch("u/c/0", [Line(RankLine(0, "a", proof), T0 + 1.0, "a")], [])])
     writing.write(writing.fields())
     assert ledger.entry.observed is not None
     assert ledger.entry.observed["observed"]["world_size"] == 1
@@ -162,8 +162,8 @@ def test_what_grows_with_time_is_bounded() -> None:
             "x" * 100_000,
         ]
         told = [Line(RankLine(0, "a", line), T0 + 1.0, "a") for line in lines]
-        activity.hear([LogBatch(f"uid/pytorch/{number}", told, [])])
-    activity.hear([LogBatch("uid/pytorch/299", [Line(RankLine(0, "a", EXIT), 2.0, "a")], [])])
+        activity.record_delivered([LogBatch(f"uid/pytorch/{number}", told, [])])
+    activity.record_delivered([LogBatch("uid/pytorch/299", [Line(RankLine(0, "a", EXIT), 2.0, "a")], [])])
     assert [*activity.state.cursor] == [f"uid/pytorch/{number}" for number in (297, 298, 299)]
     assert len(json.dumps(activity.fields())) < 200_000
 
@@ -173,7 +173,7 @@ def test_the_end_of_a_rank_that_began_anew_in_another_pod_is_none_of_its_own() -
 
     def tell(pod: str, seconds: float, event: str, **fields: object) -> None:
         line = RankLine(0, "a", encode(event, rank=0, host="a", hostname="node-0", **fields))
-        listening.hear([LogBatch(f"{pod}/x/0", [Line(line, T0 + seconds, pod)], [])])
+        listening.record_delivered([LogBatch(f"{pod}/x/0", [Line(line, T0 + seconds, pod)], [])])
 
     tell("old", 1, "proof", meeting="m1", **PROOF)
     tell("new", 20, "proof", meeting="m2", **PROOF)
@@ -191,7 +191,7 @@ PROOF = {"world_size": 1, "cpus": 1.0, "round": 0, "backend": "gloo", "threads":
 def test_last_lines_are_those_that_people_can_read() -> None:
     listening = recorder(Ledger())
     lines = [Line(RankLine(0, "a", text), T0, "p0") for text in ("Traceback", EXIT, "RuntimeError: no")]
-    listening.hear([LogBatch("p0/x/0", lines, [])])
+    listening.record_delivered([LogBatch("p0/x/0", lines, [])])
     assert listening.tails["p0"] == ["Traceback", "RuntimeError: no"]
     assert listening.state.parted == {"p0": T0}
 

@@ -59,7 +59,7 @@ def test_without_room_none_has_it_and_it_is_said_once() -> None:
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     words = [sys.executable, "-c", NO_ROOM]
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.count("share no memory, so that allreduce is slower: [Errno 27]") == 1
+    assert done.stdout.count("share no memory, so that collectives are slower: [Errno 27]") == 1
 
 
 def test_with_a_rank_elsewhere_none_has_it(capsys: pytest.CaptureFixture[str]) -> None:

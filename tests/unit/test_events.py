@@ -49,7 +49,7 @@ def test_every_line_can_be_read_shown_and_kept_whatever_it_is() -> None:
             readable(line).encode()
             RateLimiter(0).admit([line], 1)
             observer.hear(line)
-            record.hear([LogBatch("log", [Line(line, float(T0), "a")], [])])
+            record.record_delivered([LogBatch("log", [Line(line, float(T0), "a")], [])])
             written = report(observer.observed)
             if observer.observed.metrics:
                 summary(console, written, "out")

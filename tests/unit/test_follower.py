@@ -145,13 +145,13 @@ def test_many_lines_are_heard_by_and_by_and_all_that_are_dropped_are_counted(
 ) -> None:
     following, told, changes = finished(Log(blocks=40, lines=500, pause=0.0))
     heard: list[int] = []
-    hear = AttemptRecorder.hear
+    hear = AttemptRecorder.record_delivered
 
     def counted(self: AttemptRecorder, batches: list[LogBatch]) -> None:
         heard.append(sum(len(batch.lines) for batch in batches))
         hear(self, batches)
 
-    monkeypatch.setattr(AttemptRecorder, "hear", counted)
+    monkeypatch.setattr(AttemptRecorder, "record_delivered", counted)
     end(following, told, changes)
     assert sum(heard) == 20_000
     assert max(heard) < 1200  # what is one part of a block beyond a thousand
@@ -169,8 +169,8 @@ def test_what_is_said_of_the_job_itself_is_never_dropped_however_much_its_ranks_
 
     for _ in range(5000):
         following._limit.admit([RankLine(0, "a", "noise")], following._watch.now())  # noqa: SLF001 - it is full
-    following._notes.say("it was preempted")  # noqa: SLF001
-    asyncio.run(following._pass_on(tell))  # noqa: SLF001
+    following._notes.add("it was preempted")  # noqa: SLF001
+    asyncio.run(following._deliver_read_lines(tell))  # noqa: SLF001
     assert "it was preempted" in [line.text for line in told]
 
 
@@ -192,7 +192,7 @@ def test_no_line_is_passed_over_that_was_not_told_when_its_triggerer_went_while_
         loop.run_in_executor(None, free.wait)
         line = Line(RankLine(0, "a", "line"), time.time(), "p")
         await following._put(LogBatch("uid/c/0", [line], [1]))  # noqa: SLF001 - as its readers do
-        passing = asyncio.create_task(following._pass_on(tell))  # noqa: SLF001
+        passing = asyncio.create_task(following._deliver_read_lines(tell))  # noqa: SLF001
         await telling.wait()
         passing.cancel()
         await asyncio.sleep(0)  # it takes notice

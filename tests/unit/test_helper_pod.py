@@ -103,7 +103,7 @@ class Breaking(helper_pod.Helper):
 
     def __init__(self, clock: list[float], breaks: list[tuple[float, int]]) -> None:
         self.name, self._progress = "x", lambda *_: None
-        self._best, self._moved, self._owned = 0, False, False
+        self._most_done, self._progressed, self._owned = 0, False, False
         self._clock, self._breaks = clock, breaks
         self._way = WayToPod(SimpleNamespace(), "x", direct=True)  # type: ignore[arg-type]
 

@@ -5,7 +5,7 @@ from typing import Any
 from support.api_objects import Object, at, container, event, job, pod, snapshot
 
 from manycpu.pipeline.targets.kubernetes.following import diagnosis
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot, remembered
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot, cached_until_change
 
 PODS = 512
 
@@ -29,11 +29,11 @@ def test_of_many_pods_only_the_one_that_changed_is_read_again() -> None:
     def name(one: Any, _: Any) -> None:
         read.append(one["metadata"]["name"])
 
-    made.of_pods(name)
+    made.derive_from_pods(name)
     assert len(read) == PODS
     made.apply("Pod", [other(pods[7], phase="Running")], [], complete=False)
     made.apply("Event", [event("BackOff", "again", pods[9], 6)], [], complete=False)
-    made.of_pods(name)
+    made.derive_from_pods(name)
     assert read[PODS:] == ["qa-1-worker-007", "qa-1-worker-009"]
     assert [one["metadata"]["name"] for one in made.take_changed()[:2]] == [
         "qa-1-worker-000",
@@ -54,7 +54,7 @@ def test_what_nothing_has_changed_is_read_off_a_job_once() -> None:
     made, pods = large()
     count = [0]
 
-    @remembered
+    @cached_until_change
     def read(_: JobSnapshot) -> int:
         count[0] += 1
         return count[0]

@@ -9,7 +9,7 @@ from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import RankActivity
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
-from manycpu.pipeline.targets.kubernetes.following.judgement import budgets, judge, to_be_ended
+from manycpu.pipeline.targets.kubernetes.following.judgement import budgets, judge, must_be_deleted
 
 NOTHING = RankActivity()
 LIMITS = {
@@ -116,7 +116,7 @@ def test_a_used_up_budget_ends_the_wait_and_says_which_and_why(case: str) -> Non
     seen = judge(run(), found, activity, T0 + seconds)
     assert (seen.state, seen.budget) == (RunState.FAILED, f"run.{field}")
     assert str(LIMITS[field]) in seen.reason
-    assert to_be_ended(run(), found, seen)
+    assert must_be_deleted(run(), found, seen)
 
 
 def test_without_an_operator_the_message_names_it() -> None:
@@ -144,5 +144,5 @@ def test_pods_that_crash_more_often_than_they_may_end_the_wait() -> None:
 def test_a_failed_job_whose_pods_go_on_is_ended_unless_it_is_kept() -> None:
     found = snapshot(job("Failed"), BOTH)
     seen = judge(run(), found, MET, T0 + 150)
-    assert to_be_ended(run(), found, seen)
-    assert not to_be_ended(run(keep="on_failure"), found, seen)
+    assert must_be_deleted(run(), found, seen)
+    assert not must_be_deleted(run(keep="on_failure"), found, seen)

@@ -15,7 +15,7 @@ from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
     Line,
     LogBatch,
 )
-from manycpu.pipeline.targets.kubernetes.following.judgement import complete
+from manycpu.pipeline.targets.kubernetes.following.judgement import with_first_failure
 
 FAILED = Status(state=RunState.FAILED, reason="the PyTorchJob has failed")
 
@@ -29,7 +29,7 @@ def recorder() -> AttemptRecorder:
 
 def says(recorder: AttemptRecorder, seconds: float, *lines: str, rank: int | None = 0) -> None:
     activity = [Line(events.RankLine(rank, "node-a", line), T0 + seconds, "a") for line in lines]
-    recorder.hear([LogBatch("a", activity, [])])
+    recorder.record_delivered([LogBatch("a", activity, [])])
 
 
 def meets(recorder: AttemptRecorder) -> None:
@@ -48,14 +48,14 @@ def test_a_rank_that_told_of_its_end_is_believed_however_much_its_launcher_says_
     meets(recorder)
     says(recorder, 10.2, "no cheese", events.encode("exit", rank=0, host="node-a", code=3))
     says(recorder, 10.4, *(["a traceback of the launcher"] * (TAIL + 1)), rank=None)
-    seen = complete(snapshot(job("Failed"), [ended()]), recorder, FAILED)
+    seen = with_first_failure(snapshot(job("Failed"), [ended()]), recorder, FAILED)
     assert seen.failure == RankFailure(rank=0, host="node-a", exit_code=3, last_lines=("no cheese",))
 
 
 def test_a_container_that_ended_in_silence_speaks_with_its_last_lines(recorder: AttemptRecorder) -> None:
     meets(recorder)
     says(recorder, 9, "step 7")
-    seen = complete(snapshot(job("Failed"), [ended(137, "OOMKilled")]), recorder, FAILED)
+    seen = with_first_failure(snapshot(job("Failed"), [ended(137, "OOMKilled")]), recorder, FAILED)
     assert seen.failure is not None
     assert (seen.failure.rank, seen.failure.host, seen.failure.exit_code) == (0, "node-a", -9)
     assert seen.failure.last_lines == ("step 7",), "events are not for people"
@@ -67,6 +67,8 @@ def test_what_was_told_before_a_restart_does_not_speak_for_the_container_after_i
 ) -> None:
     meets(recorder)
     says(recorder, 10, events.encode("exit", rank=0, host="node-a", code=0))
-    seen = complete(snapshot(job("Failed"), [ended(137, "OOMKilled", began=12, end=20)]), recorder, FAILED)
+    seen = with_first_failure(
+        snapshot(job("Failed"), [ended(137, "OOMKilled", began=12, end=20)]), recorder, FAILED
+    )
     assert seen.failure is not None
     assert seen.failure.exit_code == -9

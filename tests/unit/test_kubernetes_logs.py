@@ -6,7 +6,12 @@ import random
 import pytest
 
 from manycpu.pipeline.spec.events import RankLine, encode, split
-from manycpu.pipeline.targets.kubernetes.following.logs import LogCursor, RateLimiter, parse, placed
+from manycpu.pipeline.targets.kubernetes.following.logs import (
+    LogCursor,
+    RateLimiter,
+    parse,
+    with_container_name,
+)
 
 S = 1_000_000_000
 
@@ -34,9 +39,11 @@ def test_the_time_of_a_line_is_read_to_the_nanosecond() -> None:
 
 
 def test_what_no_rank_said_names_its_container_and_an_event_stays_one() -> None:
-    assert placed(split("exec format error"), "pod/train").text == "[pod/train] exec format error"
+    assert (
+        with_container_name(split("exec format error"), "pod/train").text == "[pod/train] exec format error"
+    )
     for line in (split("[rank 1 a] loss 0.5"), split(encode("start", message="waits for torch"))):
-        assert placed(line, "pod/train") == line
+        assert with_container_name(line, "pod/train") == line
 
 
 @pytest.mark.parametrize("text", [b"", b"unable to retrieve container logs for containerd://1", b"12 x"])
@@ -81,7 +88,7 @@ def test_after_a_new_file_was_begun_times_decide() -> None:
     assert len(read(position, [5 * S, 5 * S + 1, 5 * S + 2])) == 3
     rotated = [5 * S + 2, 5 * S + 2, 5 * S + 3, 6 * S]
     position.reopen()
-    assert position.doubts(rotated[0])
+    assert position.may_be_another_log(rotated[0])
     assert read(position, rotated, until=3) == [5 * S + 2, 5 * S + 3]
     assert read(again(position), rotated) == [6 * S]
 

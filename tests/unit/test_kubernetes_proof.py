@@ -13,7 +13,7 @@ from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
-from manycpu.pipeline.targets.kubernetes.following.judgement import note_ends
+from manycpu.pipeline.targets.kubernetes.following.judgement import record_exit_codes
 from manycpu.pipeline.targets.outcome import outcome
 
 SUCCEEDED = Status(state=RunState.SUCCEEDED)
@@ -46,7 +46,7 @@ def worker(number: int, code: int, finished: float = 50) -> Object:
 
 def told(seen: Observed, *pods: Object, launch: str = "pytorchjob") -> Status:
     """Tell how a job is judged whose operator calls it a success."""
-    note_ends(snapshot(job("Succeeded", launch=launch), list(pods)), seen)
+    record_exit_codes(snapshot(job("Succeeded", launch=launch), list(pods)), seen)
     ctx: Any = SimpleNamespace(run=RUN, target=Kubernetes(launch=launch))
     return outcome(ctx, SUCCEEDED, seen)
 

@@ -71,15 +71,15 @@ def test_what_is_met_of_a_right_that_is_named_is_not_told_again() -> None:
     forbidden = finding("target.namespace", 'pods is forbidden: User "u" cannot create resource "pods" in')
     quota = finding("target", "pods is forbidden: exceeded quota: small")
     named = finding("target.connection", "this account may not create pods in namespace ml")
-    assert preflight.without_echoes([forbidden, named, quota]) == [named, quota]
-    assert preflight.without_echoes([forbidden, quota]) == [forbidden, quota]
+    assert preflight.without_repetitions([forbidden, named, quota]) == [named, quota]
+    assert preflight.without_repetitions([forbidden, quota]) == [forbidden, quota]
 
 
 def test_a_namespace_that_is_missing_is_told_once() -> None:
     missing = 'POST /api/v1/x: namespaces "ml" not found'
     found = [finding(field, missing) for field in ("target.namespace", "target.runtime", "target")]
-    assert preflight.without_echoes(found) == found[:1]
-    assert preflight.without_echoes(found[1:]) == found[1:]
+    assert preflight.without_repetitions(found) == found[:1]
+    assert preflight.without_repetitions(found[1:]) == found[1:]
 
 
 def test_rights_to_queues_are_asked_for_where_a_run_has_one() -> None:

@@ -144,7 +144,7 @@ class Namespace:
         mine = next((job for job in jobs if job.run == run.name), None)
         if mine is None or run.began:
             return
-        run.turns.see(jobs, {}, T0 + self.now)
+        run.turns.update(jobs, {}, T0 + self.now)
         decision = run.turns.decide(mine, T0 + self.now)
         if decision is None:
             return
@@ -277,7 +277,7 @@ def test_a_run_that_waits_for_a_claim_does_not_hold_up_those_without_it() -> Non
     assert mine is not None
     assert mine.refused
     turns = Turns()
-    turns.see([first, mine], {"data": {"other"}}, T0 + 20)
+    turns.update([first, mine], {"data": {"other"}}, T0 + 20)
     assert turns.decide(mine, T0 + 20) is None
 
 

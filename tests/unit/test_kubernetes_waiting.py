@@ -14,10 +14,10 @@ from manycpu.pipeline.targets.kubernetes.following.turns import (
     Job,
     Note,
     Turns,
+    claim_mounted_elsewhere,
     job_of,
-    note_of,
     patch,
-    unmountable,
+    read_note,
     waits_for,
 )
 
@@ -80,7 +80,7 @@ def decision_of(
     mine: Job, *others: Job, now: float, mounts: dict[str, set[str]] | None = None
 ) -> tuple[Job, Note] | None:
     turns = Turns()
-    turns.see([mine, *others], mounts or {}, now)
+    turns.update([mine, *others], mounts or {}, now)
     return turns.decide(mine, now)
 
 
@@ -182,9 +182,9 @@ def test_a_claim_that_is_mounted_on_another_node_is_waited_for_without_a_node() 
     )
     text = "Multi-Attach error for volume pvc-1: volume is already used by pod(s) x-0"
     warning = event("FailedAttachVolume", text, made)
-    assert unmountable([made], [warning]) == "data"
+    assert claim_mounted_elsewhere([made], [warning]) == "data"
     started = made | {"status": made["status"] | {"containerStatuses": [container(running={})]}}
-    assert unmountable([started], [warning]) == ""
+    assert claim_mounted_elsewhere([started], [warning]) == ""
     claims = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
     mine = read(asking(job("Created"), nodes=1, volumes=claims), made)._replace(stuck="data")
     assert waits_for(mine, [], []) == "waits for claim data, which is mounted on another node"
@@ -232,5 +232,5 @@ def test_pods_that_were_given_back_are_no_losses() -> None:
 
 
 def test_a_note_of_another_version_is_none() -> None:
-    assert note_of({"metadata": {"annotations": {"manycpu/given-back": "{}"}}}) is None
-    assert note_of({"metadata": {}}) is None
+    assert read_note({"metadata": {"annotations": {"manycpu/given-back": "{}"}}}) is None
+    assert read_note({"metadata": {}}) is None

@@ -15,7 +15,12 @@ from manycpu.pipeline.targets.context import Access
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptState
 from manycpu.pipeline.targets.kubernetes.following.diagnosis import endings, losses, pending
 from manycpu.pipeline.targets.kubernetes.following.judgement import budgets, phase
-from manycpu.pipeline.targets.kubernetes.following.kueue import by_job, look_once, place, waits_for
+from manycpu.pipeline.targets.kubernetes.following.kueue import (
+    describe_position,
+    describe_wait,
+    describe_wait_once,
+    latest_by_job,
+)
 from manycpu.pipeline.targets.kubernetes.preflight import check_queue
 
 RUN = TrainingRun.model_validate(
@@ -129,13 +134,13 @@ CASES: dict[str, tuple[Object | None, float, list[str]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_what_it_waits_for_is_said_in_words(case: str) -> None:
     found, seconds, lines = CASES[case]
-    assert waits_for(found, job(suspend=True), T0 + seconds) == lines
+    assert describe_wait(found, job(suspend=True), T0 + seconds) == lines
 
 
 def test_a_priority_that_may_not_exist_is_named_where_kueue_makes_no_workload() -> None:
     found = job(suspend=True)
     found["metadata"] = found["metadata"] | {"labels": {"kueue.x-k8s.io/priority-class": "hihg"}}
-    (line,) = waits_for(None, found, T0 + 60)
+    (line,) = describe_wait(None, found, T0 + 60)
     assert "see that there is a WorkloadPriorityClass 'hihg' (target.queue_priority), that Kueue runs" in line
 
 
@@ -146,7 +151,7 @@ def test_what_may_not_be_seen_is_told() -> None:
     waiting = job(suspend=True)
     waiting["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-a"}
     cluster: Any = SimpleNamespace(list=forbidden)
-    assert look_once(cluster, snapshot(waiting), T0).endswith("this account may not list workloads")
+    assert describe_wait_once(cluster, snapshot(waiting), T0).endswith("this account may not list workloads")
 
 
 def checked(found: Object | None = None, **fields: str) -> list[str]:
@@ -172,7 +177,7 @@ def test_preflight_looks_at_the_queue() -> None:
 
 def test_of_several_workloads_of_a_job_the_latest_counts() -> None:
     foreign = workload() | {"metadata": workload()["metadata"] | {"labels": {}}}
-    assert by_job([workload(born=9), foreign, workload(born=3)])["job"] == workload(born=9)
+    assert latest_by_job([workload(born=9), foreign, workload(born=3)])["job"] == workload(born=9)
 
 
 @pytest.mark.parametrize(
@@ -185,8 +190,8 @@ def test_of_several_workloads_of_a_job_the_latest_counts() -> None:
 def test_its_place_is_told(local: int, overall: int, told: str) -> None:
     places = {"positionInLocalQueue": local, "positionInClusterQueue": overall}
     one = {"metadata": {"name": "pytorchjob-qa-1-1"}, "localQueueName": "team-a", **places}
-    assert place(workload(), [{"metadata": {"name": "other"}}, one]) == told
-    assert place(workload(), []) == ""
+    assert describe_position(workload(), [{"metadata": {"name": "other"}}, one]) == told
+    assert describe_position(workload(), []) == ""
 
 
 # time

@@ -40,7 +40,7 @@ def test_only_the_jobs_own_launcher_loses_its_start(owner: str, changes: int) ->
 
     async def look() -> None:
         release = LauncherRelease(snapshot, cluster)
-        release.look(began=True)
+        release.release_after_change(began=True)
         assert release._task is not None  # noqa: SLF001 - what it does ends with it
         await release._task  # noqa: SLF001
 

@@ -18,7 +18,7 @@ from manycpu.pipeline.ledger.base import (
     RENEW_INTERVAL_S,
     Lease,
     from_annotations,
-    pause,
+    renewal_pause,
     to_annotations,
 )
 from manycpu.pipeline.ledger.file import FileLedger
@@ -80,7 +80,7 @@ def test_a_lease_on_kubernetes_is_what_was_written() -> None:
 
 
 def test_renewals_of_a_thousand_runs_are_two_a_second_and_far_shorter_apart_than_a_lease() -> None:
-    pauses = [pause() for _ in range(1000)]
+    pauses = [renewal_pause() for _ in range(1000)]
     assert RENEW_INTERVAL_S / 2 <= min(pauses) < max(pauses) <= 1.5 * RENEW_INTERVAL_S < LEASE_S / 10
     assert 1000 / RENEW_INTERVAL_S < 2
 
@@ -98,7 +98,7 @@ def test_a_lease_is_renewed_while_somebody_works_and_a_volume_that_is_away_is_no
         change(**fields)
 
     monkeypatch.setattr(ledger, "change_lease", changes)
-    monkeypatch.setattr(ledger_base, "pause", lambda: 0.01)
+    monkeypatch.setattr(ledger_base, "renewal_pause", lambda: 0.01)
     ledger.keep(0)
     with ledger.kept_alive():
         away.set()

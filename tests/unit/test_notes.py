@@ -9,7 +9,7 @@ def test_of_several_reasons_those_that_are_new_are_told() -> None:
 
     def told(reason: str) -> list[str]:
         clock[0] += 20
-        notes.waiting(reason)
+        notes.add_new_reasons(reason)
         return [line.text for line in notes.take()]
 
     assert told("suspended\nnumber 2") == ["suspended", "number 2"]

@@ -115,7 +115,7 @@ def test_the_largest_value_survives_a_cursor_a_ledger_and_the_report(told: Told)
     assert ended == [False] * (len(ended) - 1) + [True], "all of it is to be written down at once"
     assert again.observed.returned == value
     fields = {"attempt": 1, "observed": again.observed.model_dump(mode="json", exclude_defaults=True)}
-    least = attempt_recorder.unpack(attempt_recorder.least(fields))
+    least = attempt_recorder.unpack(attempt_recorder.pack_only_the_end(fields))
     assert least["observed"]["returned"] == value
     entry = Entry(key="k", name="fit-k", created=0, run={}, target={})
     report = draft(entry, again.observed, RunState.SUCCEEDED)

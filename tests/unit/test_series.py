@@ -186,5 +186,5 @@ def test_curves_survive_the_ledger_and_get_out_of_its_way() -> None:
     some = {"attempt": 1, "observed": _run(5, 400).model_dump(mode="json")}
     again = Observed.model_validate(attempt_recorder.unpack(attempt_recorder.pack(some))["observed"])
     assert again.series == _run(5, 400).series
-    smallest = attempt_recorder.unpack(attempt_recorder.least(some))["observed"]
+    smallest = attempt_recorder.unpack(attempt_recorder.pack_only_the_end(some))["observed"]
     assert "series" not in smallest

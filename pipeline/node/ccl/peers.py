@@ -162,7 +162,7 @@ def _offer(store: Store, size: int, timeout: timedelta, part: int) -> int | None
     store.set(_VERDICT, _YES if all_answers == {_YES} else _ELSEWHERE)
     faults = all_answers - {_YES, _ELSEWHERE}
     if faults:
-        _warn(f"ccl: the ranks of this host share no memory, so that allreduce is slower: {min(faults)}")
+        _warn(f"ccl: the ranks of this host share no memory, so that collectives are slower: {min(faults)}")
     return memory
 
 

@@ -29,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 _CANCEL_TIMEOUT_S = 90.0  # the grace period of pods is 30 s
 _GONE_TIMEOUT_S = 120.0  # for the run's objects
 _EXPIRED_TIMEOUT_S = 30.0  # that a run waits for the removal of all expired runs
-_LAST = ("ConfigMap", "PersistentVolumeClaim")  # the ledger; Kubernetes deletes its claim after it
+_DELETED_LAST = ("ConfigMap", "PersistentVolumeClaim")  # the ledger; Kubernetes deletes its claim after it
 
 
 def cancel(ctx: ClusterContext, by: str, attempt: int | None) -> bool:
@@ -77,7 +77,7 @@ def keep_results(ctx: ClusterContext, seconds: float | None) -> list[str]:
     Returns:
         The results with their claim, for people; empty if the training wrote neither output nor checkpoints.
     """
-    folder, results = _trim(ctx)
+    folder, results = _delete_all_but_results(ctx)
     if not results:
         return []
     ctx.ledger.keep(seconds)
@@ -91,7 +91,7 @@ def keep_results(ctx: ClusterContext, seconds: float | None) -> list[str]:
     return [f"{folder}/{result} of {where}" for result in results]
 
 
-def _trim(ctx: ClusterContext) -> tuple[str, list[str]]:
+def _delete_all_but_results(ctx: ClusterContext) -> tuple[str, list[str]]:
     """Delete the run's files on the volume, except output and checkpoints; all stay if it cannot be read.
 
     Returns:
@@ -124,8 +124,8 @@ def remove(ctx: ClusterContext) -> list[str]:
         return wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S)
     uid = ctx.ledger.uid()
     undeleted = _begin_removal(ctx, uid)
-    another = partial(_is_of_another, uid)
-    return undeleted + wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S, but=another)
+    is_of_another_run = partial(_is_of_another_run, uid)
+    return undeleted + wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S, but=is_of_another_run)
 
 
 def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
@@ -168,12 +168,20 @@ def _remove_objects(ctx: ClusterContext, uid: str) -> list[str]:
 
 
 def _stays(uid: str, item: KubeObject) -> bool:
-    return item["kind"] in _LAST or _is_of_another(uid, item)
+    """Whether the deletion of a run's objects leaves one out: its ledger and claim, and a later run's."""
+    return item["kind"] in _DELETED_LAST or _is_of_another_run(uid, item)
 
 
-def _is_of_another(uid: str, item: KubeObject) -> bool:
-    """Whether an object is the ledger of a later run of the same name, or belongs to it."""
-    owners = [item | item["metadata"], *(item["metadata"].get("ownerReferences") or ())]
+def _is_of_another_run(uid: str, item: KubeObject) -> bool:
+    """Whether an object is the ledger of a later run of the same name, or is owned by it.
+
+    Args:
+        uid: The uid of this run's ledger.
+        item: The object.
+    """
+    if item["kind"] == "ConfigMap" and item["metadata"]["uid"] != uid:
+        return True
+    owners = item["metadata"].get("ownerReferences") or ()
     return any(owner["kind"] == "ConfigMap" and owner["uid"] != uid for owner in owners)
 
 
@@ -191,22 +199,23 @@ def remove_expired(ctx: ClusterContext, now: float, end: Callable[[RunContext], 
         Warnings about runs that could not be removed; they do not stop this run.
     """
     troubles: list[Finding] = []
-    work = threading.Thread(target=_remove_all, args=(ctx, now, end, troubles), daemon=True)
+    work = threading.Thread(target=_remove_all_expired, args=(ctx, now, end, troubles), daemon=True)
     work.start()
     work.join(_EXPIRED_TIMEOUT_S)
     if work.is_alive():
-        troubles.append(_trouble(f"the removal of older runs takes more than {_EXPIRED_TIMEOUT_S:g} s"))
+        troubles.append(_not_removed(f"the removal of older runs takes more than {_EXPIRED_TIMEOUT_S:g} s"))
     return troubles[:]
 
 
-def _remove_all(
+def _remove_all_expired(
     ctx: ClusterContext, now: float, end: Callable[[RunContext], bool], troubles: list[Finding]
 ) -> None:
+    """Delete the expired runs, one after another; warnings are appended to ``troubles``."""
     try:
         ledgers = expired(cluster_of(ctx), now)
         remove_forgotten(cluster_of(ctx))
     except ManycpuError as error:
-        troubles.append(_trouble(f"older runs cannot be looked for: {error}"))
+        troubles.append(_not_removed(f"older runs cannot be looked for: {error}"))
         return
     random.shuffle(ledgers)  # a slow removal must not delay the same runs every time
     for ledger in ledgers:
@@ -224,10 +233,12 @@ def _remove_all(
         except ManycpuError as error:
             undeleted = [str(error)]
         troubles += [
-            _trouble(f"run {ledger.name}, whose time is over, is not removed: {what}") for what in undeleted
+            _not_removed(f"run {ledger.name}, whose time is over, is not removed: {what}")
+            for what in undeleted
         ]
 
 
-def _trouble(message: str) -> Finding:
+def _not_removed(message: str) -> Finding:
+    """Make the warning that a run is not removed; it does not stop the run that tried."""
     fix = "The next run tries again; `manycpu clean` does so now"
     return Finding("target.namespace", message, fix, fatal=False)

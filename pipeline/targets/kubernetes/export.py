@@ -25,11 +25,14 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
         ClusterError: The cluster refuses the pod.
         DeadlineError: The pod did not start, or was lost repeatedly.
     """
-    ctx = _beside(ctx, handle)
+    ctx = _with_volume_of(ctx, handle)
     source = f"{attempt_directory(ctx, handle.attempt)}/output"
     try:
         with helper(ctx, "export", claim_of(ctx), progress) as pod:
-            return (_publish if is_remote(ctx.destination) else _pull)(ctx, pod, source)
+            if is_remote(ctx.destination):
+                request = {"source": source, "url": ctx.destination, "key": ctx.key}
+                return pod.run("publish", lambda channel: client.publish(channel, **request))
+            return _pull(ctx, pod, source)
     except RunGoneError:
         raise
     except (TransferError, OSError) as error:
@@ -41,7 +44,7 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
         ) from error
 
 
-def _beside(ctx: ClusterContext, handle: JobHandle) -> ClusterContext:
+def _with_volume_of(ctx: ClusterContext, handle: JobHandle) -> ClusterContext:
     """Return the run with the volume that the attempt wrote to; other fields keep their present values."""
     target = as_started(ctx, ctx.ledger.read(), handle.attempt).target
     if not isinstance(target, Kubernetes) or target == ctx.target:
@@ -50,12 +53,8 @@ def _beside(ctx: ClusterContext, handle: JobHandle) -> ClusterContext:
     return replace(ctx, target=ctx.target.model_copy(update=volume))
 
 
-def _publish(ctx: ClusterContext, pod: Helper, source: str) -> Manifest:
-    request = {"source": source, "url": ctx.destination, "key": ctx.key}
-    return pod.run("publish", lambda channel: client.publish(channel, **request))
-
-
 def _pull(ctx: ClusterContext, pod: Helper, source: str) -> Manifest:
+    """Copy a folder of the volume to the output, a folder of this machine."""
     output = ctx.output.local
     if output is None:
         raise ExportError(f"{ctx.destination} is no folder of this machine", field="run.output")
@@ -70,7 +69,7 @@ def read_returned(ctx: ClusterContext, handle: JobHandle, name: str) -> bytes:
         DeadlineError: The pod did not start, or was lost repeatedly.
         OSError: The file does not exist.
     """
-    ctx = _beside(ctx, handle)
+    ctx = _with_volume_of(ctx, handle)
     source = f"{attempt_directory(ctx, handle.attempt)}/{RETURNED}"
     with (
         TemporaryDirectory(prefix="manycpu-returned-") as folder,

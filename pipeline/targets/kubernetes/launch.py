@@ -37,7 +37,7 @@ from manycpu.pipeline.targets.kubernetes.deletion import is_companion, wait_unti
 from manycpu.pipeline.targets.kubernetes.following import exit_records, judgement
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder, attempt_state
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
-from manycpu.pipeline.targets.kubernetes.following.kueue import look_once
+from manycpu.pipeline.targets.kubernetes.following.kueue import describe_wait_once
 from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.targets.program_code import program_of
@@ -45,7 +45,7 @@ from manycpu.pipeline.targets.program_code import program_of
 _LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
 _COMPANION_TIMEOUT_S = 60.0  # an operator that has just started knows new objects by then
-_ENDED_TIMEOUT = 120.0  # seconds within which the pods of an earlier attempt must be gone
+_ENDED_TIMEOUT_S = 120.0  # within which the pods of an earlier attempt must be gone
 
 
 def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle, bool]:
@@ -62,17 +62,18 @@ def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle
         LaunchError: The cluster does not accept the job, or the earlier attempt's pods do not end.
         RunGoneError: The run was deleted meanwhile.
     """
-    _settle(ctx)
-    handle, attempt = _claiming(_record_attempt, ctx, attempt_of(ctx, staged, built))
+    _judge_by_exit_records(ctx)
+    handle, attempt = _retry_conflicts(_record_attempt, ctx, attempt_of(ctx, staged, built))
     if handle is not None:
         return handle, True
-    _end_earlier(ctx, attempt)
+    _end_earlier_attempts(ctx, attempt)
     run_secret.provide(ctx)
-    manifests = JOB_LAUNCHERS[ctx.target.launch].objects(
-        ctx.run, ctx.target, place(ctx, staged, built, attempt)
-    )
-    handle = _handle(ctx, _create(ctx, manifests), attempt)
-    return (handle, False) if _admitted(ctx, handle) else launch(ctx, staged, built)
+    placement = place(ctx, staged, built, attempt)
+    manifests = JOB_LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement)
+    handle = _make_handle(ctx, _create(ctx, manifests), attempt)
+    if _record_handle_or_delete(ctx, handle):
+        return handle, False
+    return launch(ctx, staged, built)
 
 
 def _create(ctx: ClusterContext, manifests: list[KubeObject]) -> KubeObject:
@@ -91,6 +92,11 @@ def _create(ctx: ClusterContext, manifests: list[KubeObject]) -> KubeObject:
 
 
 def _create_one(ctx: ClusterContext, manifest: KubeObject) -> KubeObject:
+    """Create an object, or return the one that this run created earlier.
+
+    Raises:
+        LaunchError: The cluster does not accept it, or it belongs to another run.
+    """
     try:
         cluster_of(ctx).create(manifest, dry_run=True)
         created = cluster_of(ctx).create(manifest)
@@ -126,11 +132,11 @@ def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
     snapshot = JobSnapshot(handle, (claim_of(ctx),))
     snapshot.replace(*observe(ctx, handle))
     snapshot.apply("Event", cluster_of(ctx).list("Event", fields="type=Warning"), [], complete=True)
-    job_status = judgement.look(ctx.run, snapshot, recorded.activity)
+    job_status = judgement.status_without_budgets(ctx.run, snapshot, recorded.activity)
     if not job_status.state.terminal:
-        more = look_once(cluster_of(ctx), snapshot, time.time())
+        more = describe_wait_once(cluster_of(ctx), snapshot, time.time())
         return job_status.model_copy(update={"reason": f"{job_status.reason}\n{more}".strip()})
-    job_status = judgement.concluded(entry, handle, job_status)
+    job_status = judgement.final_status(entry, handle, job_status)
     if job_status.state is not RunState.SUCCEEDED:
         return job_status
     return Status(state=job_status.state, reason="its log has not been read to the end yet")
@@ -139,8 +145,8 @@ def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
 def has_ended(ctx: ClusterContext, handle: JobHandle) -> bool:
     """Whether an attempt has ended and its job is gone or over: a failed attempt's job may still run."""
     job, pods = observe(ctx, handle)
-    goes_on = job is not None and JOB_KINDS[handle.launch].end(job) is None
-    return not goes_on and JOB_LAUNCHERS[handle.launch].state(job, pods).state.terminal
+    continues = job is not None and JOB_KINDS[handle.launch].end(job) is None
+    return not continues and JOB_LAUNCHERS[handle.launch].state(job, pods).state.terminal
 
 
 def observe(ctx: ClusterContext, handle: JobHandle) -> tuple[KubeObject | None, list[KubeObject]]:
@@ -162,13 +168,13 @@ def present_handle(ctx: ClusterContext, entry: Entry) -> JobHandle | None:
         return None
     kind = JOB_KINDS[entry.described().target["launch"]]
     job = cluster_of(ctx).get(kind.kind, f"{ctx.name}-{entry.attempt}")
-    return _handle(ctx, job, entry.attempt) if job and _belongs_to(job, ctx.ledger.owner()) else None
+    return _make_handle(ctx, job, entry.attempt) if job and _belongs_to(job, ctx.ledger.owner()) else None
 
 
 def objects(ctx: ClusterContext) -> list[KubeObject]:
     """Describe the objects of an attempt before anything is staged or built; the last one is the job."""
     _, arguments = program_of(ctx)
-    staged = Staged(data=_example(ctx, "data"), model=_example(ctx, "model"))
+    staged = Staged(data=_example_path(ctx, "data"), model=_example_path(ctx, "model"))
     image = (ctx.target.image or "IMAGE").removeprefix("http://")  # only manycpu knows this prefix
     built = Built(code=CODE, program=arguments, digest="", image=image)
     placement = place(ctx, staged, built, 1, owned=False)
@@ -200,7 +206,7 @@ def place(
     )
 
 
-def _admitted(ctx: ClusterContext, handle: JobHandle) -> bool:
+def _record_handle_or_delete(ctx: ClusterContext, handle: JobHandle) -> bool:
     """Record the created job in the ledger; delete it, and return false, if another attempt has begun.
 
     A launch may be suspended after it recorded an attempt and before it creates the job. When it wakes up,
@@ -208,7 +214,7 @@ def _admitted(ctx: ClusterContext, handle: JobHandle) -> bool:
     would write to the same checkpoints.
     """
     try:
-        if _claiming(_note_handle, ctx, handle):
+        if _retry_conflicts(_record_handle, ctx, handle):
             return True
     except RunGoneError:
         _delete(ctx, handle)
@@ -217,7 +223,8 @@ def _admitted(ctx: ClusterContext, handle: JobHandle) -> bool:
     return False
 
 
-def _note_handle(ctx: ClusterContext, handle: JobHandle) -> bool:
+def _record_handle(ctx: ClusterContext, handle: JobHandle) -> bool:
+    """Record the handle in the ledger; false: another attempt has begun, and nothing was changed."""
     with ctx.ledger.claim() as entry:
         if entry.attempt != handle.attempt:
             return False
@@ -226,19 +233,21 @@ def _note_handle(ctx: ClusterContext, handle: JobHandle) -> bool:
 
 
 def _delete(ctx: ClusterContext, handle: JobHandle) -> None:
+    """Begin to delete the job of a handle, and no other job of its name."""
     cluster_of(ctx).delete(JOB_KINDS[handle.launch].kind, handle.name, uid=handle.uid)
 
 
-def _settle(ctx: ClusterContext) -> None:
+def _judge_by_exit_records(ctx: ClusterContext) -> None:
     """Judge an attempt that failed without a follower: the ranks' exit records may prove a success."""
     entry = ctx.ledger.read()
     handle = present_handle(ctx, entry)
     if handle is None or handle.attempt in entry.cancelled:
         return
-    started, state = as_started(ctx, entry, handle.attempt), attempt_state(entry, handle)
+    started = as_started(ctx, entry, handle.attempt)
+    state = attempt_state(entry, handle)
     snapshot = JobSnapshot(handle, (claim_of(ctx),))
     snapshot.replace(*observe(ctx, handle))
-    failed = judgement.look(started.run, snapshot, state.activity)
+    failed = judgement.status_without_budgets(started.run, snapshot, state.activity)
     if state.verdict or failed.state is not RunState.FAILED:
         return
     records = list[dict[str, Any]]()
@@ -248,17 +257,17 @@ def _settle(ctx: ClusterContext) -> None:
         except RunGoneError:
             raise
         except exit_records.UNREADABLE as error:
-            _LOG.warning("%s", exit_records.unread(failed, error).reason)
-    settled = exit_records.judged(failed, snapshot, state.observed, records)
-    if settled.state is RunState.SUCCEEDED:
-        _LOG.info("attempt %d counts as a success: %s", handle.attempt, settled.reason)
-        state.verdict, state.ended = settled, judgement.ended_at(snapshot) or time.time()
+            _LOG.warning("%s", exit_records.with_unreadable_records(failed, error).reason)
+    judged = exit_records.judge(failed, snapshot, state.observed, records)
+    if judged.state is RunState.SUCCEEDED:
+        _LOG.info("attempt %d counts as a success: %s", handle.attempt, judged.reason)
+        state.verdict, state.ended = judged, judgement.end_time(snapshot) or time.time()
         AttemptRecorder(ctx, handle, None, state.by).write(
             state.model_dump(mode="json", exclude_defaults=True)
         )
 
 
-def _claiming(act: Callable[..., Result], *arguments: object) -> Result:
+def _retry_conflicts(act: Callable[..., Result], *arguments: object) -> Result:
     """Retry an update of the ledger if another process changed it at the same time."""
     retrying = Retrying(
         retry=retry_if_exception_type(ConflictError),
@@ -278,9 +287,9 @@ def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle 
             entry.handle = present
             return present, entry.attempt
         # The attempt is recorded and has no job: its launch was killed in between. Complete that attempt.
-        recorded = entry.attempt > 0 and present is None and entry.cancelled_by is None
+        has_no_job = entry.attempt > 0 and present is None and entry.cancelled_by is None
         # A changed description needs a new attempt: the earlier launch may still create its job.
-        if not recorded or entry.attempts.get(entry.attempt, described) != described:
+        if not has_no_job or entry.attempts.get(entry.attempt, described) != described:
             entry.attempt += 1
             entry.export = None  # this and `wait` described the previous attempt
             entry.verbs.pop("wait", None)
@@ -289,31 +298,32 @@ def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle 
         return None, entry.attempt
 
 
-def _end_earlier(ctx: ClusterContext, attempt: int) -> None:
+def _end_earlier_attempts(ctx: ClusterContext, attempt: int) -> None:
     """Delete the jobs of earlier attempts, and wait until the pods of the last one are gone.
 
     They would write to the same checkpoints.
     """
     entry = ctx.ledger.read()
-    kinds = {JOB_KINDS[entry.described(number).target["launch"]].kind for number in range(1, attempt + 1)}
-    for job in [job for kind in sorted(kinds) for job in cluster_of(ctx).list(kind, labels(ctx.name))]:
+    launches = sorted({entry.described(number).target["launch"] for number in range(1, attempt + 1)})
+    jobs = [
+        job for launch in launches for job in cluster_of(ctx).list(JOB_KINDS[launch].kind, labels(ctx.name))
+    ]
+    for job in jobs:
         if int(label(job, "attempt")) < attempt:  # another launch may have created a later attempt
             cluster_of(ctx).delete(job["kind"], job["metadata"]["name"], uid=job["metadata"]["uid"])
-    earlier = [labels(ctx.name, attempt=str(number)) for number in range(1, attempt)]
-    undeleted = [
-        name
-        for selector in earlier[-1:]
-        for name in wait_until_gone(ctx, selector, _ENDED_TIMEOUT, but=is_companion)
-    ]
+    if attempt == 1:
+        return
+    last = labels(ctx.name, attempt=str(attempt - 1))
+    undeleted = wait_until_gone(ctx, last, _ENDED_TIMEOUT_S, but=is_companion)
     if undeleted:
         raise LaunchError(
             f"an earlier attempt does not end: {', '.join(undeleted)} is still there "
-            f"after {_ENDED_TIMEOUT:g} s",
+            f"after {_ENDED_TIMEOUT_S:g} s",
             fix="See why it stays with `kubectl describe`, and run again",
         )
 
 
-def _handle(ctx: ClusterContext, job: KubeObject, attempt: int) -> JobHandle:
+def _make_handle(ctx: ClusterContext, job: KubeObject, attempt: int) -> JobHandle:
     meta = job["metadata"]
     return JobHandle(
         run=ctx.name,
@@ -327,5 +337,6 @@ def _handle(ctx: ClusterContext, job: KubeObject, attempt: int) -> JobHandle:
     )
 
 
-def _example(ctx: ClusterContext, name: str) -> str | None:
+def _example_path(ctx: ClusterContext, name: str) -> str | None:
+    """Return a path for data or model that are not staged yet; None: the run has none."""
     return f"{ctx.target.home}/{name}/DIGEST" if getattr(ctx.run, name) else None

@@ -29,7 +29,7 @@ def write_report(ctx: ClusterContext, text: str) -> None:
     if not ctx.output_in_cluster:
         output.write_report(ctx, text)
         return
-    with _pod(ctx) as pod:
+    with _report_pod(ctx) as pod:
         put(ctx, pod, text)
         written = run_report.parse(text)
         if written is not None and written.state.terminal:
@@ -43,8 +43,8 @@ def claim(ctx: ClusterContext, pod: Helper) -> None:
         BadInputError: Another run has claimed it.
         RemoteError: The output cannot be read or written.
     """
-    asked = {"run": ctx.name, "place": f"namespace {ctx.target.namespace}", "seconds": ctx.waiting_lease}
-    answer = pod.ask("claim", url=ctx.destination, key=ctx.key, **asked)
+    claimant = {"run": ctx.name, "place": f"namespace {ctx.target.namespace}", "seconds": ctx.waiting_lease}
+    answer = pod.ask("claim", url=ctx.destination, key=ctx.key, **claimant)
     if answer["other"]:
         raise_findings([output.taken(ctx, answer["other"], answer["fix"])])
 
@@ -72,7 +72,7 @@ def read_report(ctx: ClusterContext) -> str | None:
     """Read report.json; None: it does not exist."""
     if not ctx.output_in_cluster:
         return output.read_report(ctx)
-    with _pod(ctx) as pod:
+    with _report_pod(ctx) as pod:
         text: str | None = pod.ask("read", url=ctx.destination, name=REPORT)["text"]
         return text
 
@@ -84,5 +84,6 @@ def remove_forgotten(cluster: Cluster) -> None:
             cluster.delete("Pod", pod["metadata"]["name"], uid=pod["metadata"]["uid"], grace=0)
 
 
-def _pod(ctx: ClusterContext) -> AbstractContextManager[Helper]:
+def _report_pod(ctx: ClusterContext) -> AbstractContextManager[Helper]:
+    """Start a helper pod that reaches the output; it mounts the user's claim, if the target names one."""
     return helper(ctx, _VERB, ctx.target.claim, lambda *_: None)

@@ -7,9 +7,9 @@ from typing import Final, Literal, NamedTuple
 
 from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
 
-_NEVER: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})
+_FATAL: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 """Reasons why a container waits that never pass by themselves."""
-_IMAGE: Final = frozenset({*_NEVER, "ErrImagePull", "ImagePullBackOff", "ImageInspectError"})
+_IMAGE: Final = frozenset({*_FATAL, "ErrImagePull", "ImagePullBackOff", "ImageInspectError"})
 _STUCK: Final = frozenset({*_IMAGE, "CreateContainerConfigError", "CreateContainerError"})
 """Reasons why a container waits that seldom pass by themselves."""
 _VOLUME: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
@@ -27,7 +27,7 @@ class PodReason(NamedTuple):
     @property
     def fatal(self) -> bool:
         """Whether the reason never passes by itself."""
-        return self.waiting in _NEVER
+        return self.waiting in _FATAL
 
     @property
     def stuck(self) -> bool:
@@ -73,20 +73,20 @@ class Container(NamedTuple):
 
 def containers(pod: KubeObject) -> Iterator[Container]:
     """List the containers of a pod, init containers first, in the order of its spec."""
-    status = pod.get("status", {})
-    for init, group, statuses in (
-        (True, "initContainers", "initContainerStatuses"),
-        (False, "containers", "containerStatuses"),
+    pod_status = pod.get("status", {})
+    for spec_field, status_field, init in (
+        ("initContainers", "initContainerStatuses", True),
+        ("containers", "containerStatuses", False),
     ):
-        by_name = {status["name"]: status for status in status.get(statuses) or ()}
-        for spec in pod["spec"].get(group) or ():
-            yield Container(pod, spec["name"], init, by_name.get(spec["name"], {}))
+        by_name = {status["name"]: status for status in pod_status.get(status_field) or ()}
+        for spec in pod["spec"].get(spec_field) or ():
+            yield Container(pod, spec["name"], init, status=by_name.get(spec["name"], {}))
 
 
 def scheduled(pod: KubeObject) -> float | None:
     """Read when a pod got its node, in seconds since the epoch; None: it has no node."""
-    placed = condition(pod, "PodScheduled")
-    return epoch(placed["lastTransitionTime"]) if placed else None
+    has_node = condition(pod, "PodScheduled")
+    return epoch(has_node["lastTransitionTime"]) if has_node else None
 
 
 def ended(pod: KubeObject) -> bool:
@@ -97,15 +97,20 @@ def ended(pod: KubeObject) -> bool:
 
 def unschedulable(pod: KubeObject) -> str | None:
     """Read the scheduler's message why a pod has no node; None: the pod has one, or there is no message."""
-    placed = _scheduling(pod)
-    refused = placed.get("status") == "False" and placed.get("reason") == "Unschedulable"
-    return str(placed.get("message", "")) if refused else None
+    scheduling = _scheduling_condition(pod)
+    if scheduling.get("status") == "False" and scheduling.get("reason") == "Unschedulable":
+        return str(scheduling.get("message", ""))
+    return None
 
 
 def claims_of(pod: KubeObject) -> tuple[str, ...]:
     """List the claims that a pod mounts."""
     volumes = pod["spec"].get("volumes") or ()
-    return tuple(v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v)
+    return tuple(
+        volume["persistentVolumeClaim"]["claimName"]
+        for volume in volumes
+        if "persistentVolumeClaim" in volume
+    )
 
 
 def reasons(pod: KubeObject, warnings: Sequence[KubeObject] = ()) -> list[PodReason]:
@@ -118,59 +123,62 @@ def reasons(pod: KubeObject, warnings: Sequence[KubeObject] = ()) -> list[PodRea
     if ended(pod):
         return []
     if scheduled(pod) is None:
-        return [PodReason(_unscheduled(pod))]
+        return [PodReason(_describe_missing_node(pod))]
     pod_reasons = []
     for container in containers(pod):
         waiting = (container.state("waiting") or {}).get("reason", "")
         if waiting not in _BEING_MADE:
-            pod_reasons.append(PodReason(_waiting(container, warnings), waiting))
-    if not pod_reasons and (text := _being_made(pod, warnings)):
+            pod_reasons.append(PodReason(_describe_waiting(container, warnings), waiting))
+    if not pod_reasons and (text := _describe_delay(pod, warnings)):
         pod_reasons.append(PodReason(text))
     return pod_reasons
 
 
-def _scheduling(pod: KubeObject) -> KubeObject:
+def _scheduling_condition(pod: KubeObject) -> KubeObject:
+    """Return the condition PodScheduled, true or not; empty: there is none yet."""
     conditions = pod.get("status", {}).get("conditions") or ()
-    return next((c for c in conditions if c["type"] == "PodScheduled"), {})
+    return next((condition for condition in conditions if condition["type"] == "PodScheduled"), {})
 
 
-def _unscheduled(pod: KubeObject) -> str:
-    if message := _scheduling(pod).get("message"):
+def _describe_missing_node(pod: KubeObject) -> str:
+    """Describe why a pod has no node."""
+    if message := _scheduling_condition(pod).get("message"):
         return f"no node: {message}"
     claims = claims_of(pod)
     wants = f", which needs the volume of {', '.join(claims)}" if claims else ""
     return f"no node: the scheduler has not placed it yet{wants}"
 
 
-def _waiting(container: Container, warnings: Sequence[KubeObject]) -> str:
+def _describe_waiting(container: Container, warnings: Sequence[KubeObject]) -> str:
+    """Describe why a container waits, with the detail that only the warnings have."""
     waiting = container.state("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     what = f"{'init container' if container.init else 'container'} {container.name}"
     if reason in _IMAGE:
         specs = [*(container.pod["spec"].get("initContainers") or ()), *container.pod["spec"]["containers"]]
         image = next(spec.get("image") for spec in specs if spec["name"] == container.name)
-        messages = [e["message"] for e in _among(warnings, {"Failed"}) if str(image) in e["message"]]
-        return f"image {image} of {what} cannot be pulled ({reason}): {messages[-1] if messages else message}"
+        failures = [event["message"] for event in _with_reason(warnings, {"Failed"})]
+        of_image = [text for text in failures if str(image) in text]
+        detail = of_image[-1] if of_image else message
+        return f"image {image} of {what} cannot be pulled ({reason}): {detail}"
     if reason == "CrashLoopBackOff":
         return f"{what} crashes in a loop"
     return f"{what} cannot start ({reason}): {message}"
 
 
-def _being_made(pod: KubeObject, warnings: Sequence[KubeObject]) -> str:
+def _describe_delay(pod: KubeObject, warnings: Sequence[KubeObject]) -> str:
     """Describe what delays the start of a pod that has a node; empty if its containers have started."""
-    troubles = _among(warnings, _VOLUME)
-    waits = [c for c in containers(pod) if not c.state("running") and not c.state("terminated")]
-    if not waits:
+    if all(container.state("running") or container.state("terminated") for container in containers(pod)):
         return ""
-    if troubles:
-        return f"volume: {troubles[-1]['message']}"
-    if sandbox := _among(warnings, {"FailedCreatePodSandBox"}):
+    if volume := _with_reason(warnings, _VOLUME):
+        return f"volume: {volume[-1]['message']}"
+    if sandbox := _with_reason(warnings, {"FailedCreatePodSandBox"}):
         return f"no sandbox: {sandbox[-1]['message']}"
-    running = next((c for c in containers(pod) if c.init and c.state("running")), None)
-    if running is not None:
-        return f"init container {running.name} has not finished"
+    for container in containers(pod):
+        if container.init and container.state("running"):
+            return f"init container {container.name} has not finished"
     return "its containers are being made: images are pulled, volumes mounted"
 
 
-def _among(warnings: Sequence[KubeObject], reasons: AbstractSet[str]) -> list[KubeObject]:
+def _with_reason(warnings: Sequence[KubeObject], reasons: AbstractSet[str]) -> list[KubeObject]:
     return [event for event in warnings if event.get("reason") in reasons]

@@ -11,6 +11,7 @@ import yaml
 from manycpu.pipeline.adapters.cluster import amount
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.launchers.pod_spec import TPU
+from manycpu.pipeline.spec import memory_estimate
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding, ForbiddenError, NotFoundError
 from manycpu.pipeline.spec.job_kinds import (
     JOB_KINDS,
@@ -47,25 +48,31 @@ def findings(ctx: ClusterContext) -> Findings:
         cluster_of(ctx).call("GET", "/version", deadline=15)
     except ClusterError as error:
         yield Finding("target.connection", error.message, error.fix or "See target.connection")
-        yield from _found(_described, ctx)
+        yield from _run_check(_check_manifests, ctx)
         return
-    found = (finding for check in _CHECKS for finding in _found(check, ctx))
-    yield from without_echoes(dict.fromkeys(found))  # report each finding once
+    found = (finding for check in _CHECKS for finding in _run_check(check, ctx))
+    yield from without_repetitions(dict.fromkeys(found))  # report each finding once
 
 
-def without_echoes(found: Iterable[Finding]) -> list[Finding]:
+def without_repetitions(found: Iterable[Finding]) -> list[Finding]:
     """Drop findings that only repeat that the namespace or a right is missing."""
+
+    def is_of_namespace(finding: Finding) -> bool:
+        return finding.field == "target.namespace"
+
+    def is_missing_namespace(finding: Finding) -> bool:
+        return _NO_NAMESPACE.search(finding.message) is not None
+
     kept = list(found)
-    if any(one.field == "target.namespace" and _NO_NAMESPACE.search(one.message) for one in kept):
-        kept = [
-            one for one in kept if one.field == "target.namespace" or not _NO_NAMESPACE.search(one.message)
-        ]
-    if any(one.message.startswith(_MAY_NOT) for one in kept):
-        kept = [one for one in kept if not _NO_RIGHT.search(one.message)]
+    if any(is_of_namespace(finding) and is_missing_namespace(finding) for finding in kept):
+        kept = [finding for finding in kept if is_of_namespace(finding) or not is_missing_namespace(finding)]
+    if any(finding.message.startswith(_MAY_NOT) for finding in kept):
+        kept = [finding for finding in kept if not _NO_RIGHT.search(finding.message)]
     return kept
 
 
-def _found(check: Callable[[ClusterContext], Findings], ctx: ClusterContext) -> Findings:
+def _run_check(check: Callable[[ClusterContext], Findings], ctx: ClusterContext) -> Findings:
+    """Yield the findings of a check; an error that it raises is a finding, too."""
     try:
         yield from check(ctx)
     except (BadInputError, ClusterError) as error:
@@ -74,17 +81,29 @@ def _found(check: Callable[[ClusterContext], Findings], ctx: ClusterContext) -> 
 
 def rights(target: Kubernetes) -> list[Right]:
     """List the rights that an account needs in the namespace of runs with this target."""
-    of_jobs = {right for kind in JOB_KINDS.values() for right in rights_to(kind)}
-    of_queues = {LOCAL_QUEUE.group, VISIBILITY.group, *([_BATCH] if target.launch == MPIJOB.launch else [])}
-    groups = {"", *(of_queues if target.queue else ())}
-    others = [right for right in granted() if right not in of_jobs and right[1] in groups]
+    to_any_job = {right for kind in JOB_KINDS.values() for right in rights_to(kind)}
+    api_groups = {""}
+    if target.queue:
+        api_groups |= {LOCAL_QUEUE.group, VISIBILITY.group}
+        if target.launch == MPIJOB.launch:
+            api_groups.add(_BATCH)
+    others = [
+        (verb, group, resource)
+        for verb, group, resource in granted()
+        if group in api_groups and (verb, group, resource) not in to_any_job
+    ]
     return [*rights_to(JOB_KINDS[target.launch]), *others]
 
 
 def rights_to(kind: JobKind) -> list[Right]:
     """List the rights that an account needs to jobs of a kind, and to their companions."""
-    verbs = [(kind.resource, _JOB_VERBS), *((companion, _COMPANION_VERBS) for companion in kind.companions)]
-    return [(verb, resource.group, resource.plural) for resource, each in verbs for verb in each]
+    rights_to_job = [(verb, kind.resource.group, kind.resource.plural) for verb in _JOB_VERBS]
+    rights_to_companions = [
+        (verb, companion.group, companion.plural)
+        for companion in kind.companions
+        for verb in _COMPANION_VERBS
+    ]
+    return rights_to_job + rights_to_companions
 
 
 def granted() -> list[Right]:
@@ -99,7 +118,8 @@ def granted() -> list[Right]:
     ]
 
 
-def _operator(ctx: ClusterContext) -> Findings:
+def _check_operator(ctx: ClusterContext) -> Findings:
+    """Check that the cluster serves the kind of job, whose operator is then installed."""
     kind = JOB_KINDS[ctx.target.launch]
     try:
         served = cluster_of(ctx).call("GET", kind.resource.path)["resources"]
@@ -113,13 +133,13 @@ def _operator(ctx: ClusterContext) -> Findings:
         )
 
 
-def _described(ctx: ClusterContext) -> Findings:
+def _check_manifests(ctx: ClusterContext) -> Findings:
     """Describe the run's objects, which raises an error if its fields do not fit together."""
     objects(ctx)
     yield from ()
 
 
-def _runtime(ctx: ClusterContext) -> Findings:
+def _check_runtime(ctx: ClusterContext) -> Findings:
     """Create a TrainJob with the user's runtime as a dry run: Trainer checks the runtime."""
     *own, job = objects(ctx)
     if own or job["kind"] != TRAINJOB.kind:
@@ -158,7 +178,7 @@ def missing_rights(ctx: ClusterContext) -> Findings:
             )
 
 
-def _namespace(ctx: ClusterContext) -> Findings:
+def _check_namespace(ctx: ClusterContext) -> Findings:
     """Create a ConfigMap as a dry run: it fails if the namespace is missing or being deleted."""
     probe = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{ctx.name}-preflight"}}
     try:
@@ -167,7 +187,8 @@ def _namespace(ctx: ClusterContext) -> Findings:
         yield Finding("target.namespace", error.message, "Create the namespace, or name another")
 
 
-def _claim(ctx: ClusterContext) -> Findings:
+def _check_claim(ctx: ClusterContext) -> Findings:
+    """Check that the user's claim exists, has its volume, and can be mounted by all nodes of the run."""
     modes, field = [ctx.target.claim_access], "target.claim_access"
     if not ctx.target.makes_claim:
         claim = cluster_of(ctx).get("PersistentVolumeClaim", claim_of(ctx))
@@ -190,7 +211,8 @@ def _claim(ctx: ClusterContext) -> Findings:
         )
 
 
-def _secrets(ctx: ClusterContext) -> Findings:
+def _check_secrets(ctx: ClusterContext) -> Findings:
+    """Check that the secrets of ``run.env_from`` exist."""
     for name in ctx.run.env_from:
         if cluster_of(ctx).get("Secret", name) is None:
             yield Finding(
@@ -200,7 +222,8 @@ def _secrets(ctx: ClusterContext) -> Findings:
             )
 
 
-def _resources(ctx: ClusterContext) -> Findings:
+def _check_resources(ctx: ClusterContext) -> Findings:
+    """Check that cores and memory are requested, enough for the processes, and that a node has as much."""
     resources = ctx.run.resources
     if resources.cpu is None or resources.memory is None:
         yield Finding(
@@ -215,10 +238,13 @@ def _resources(ctx: ClusterContext) -> Findings:
             f"{ctx.run.processes} processes on {resources.cpu:g} cores",
             f"Set it to {max(1, int(resources.cpu))} or less, or set run.oversubscribe to true",
         )
-    yield from _allocatable(ctx)
+    estimated, memory = memory_estimate.estimate(ctx.run, ctx.base), ctx.run.cpu_request.memory
+    if memory and not isinstance(estimated, str):
+        yield from memory_estimate.findings(estimated, memory, "run.resources.memory", "a pod")
+    yield from _check_allocatable(ctx)
 
 
-def _allocatable(ctx: ClusterContext) -> Findings:
+def _check_allocatable(ctx: ClusterContext) -> Findings:
     """Compare the requests of a pod with what nodes can allocate, if this account may list nodes."""
     selector = ",".join(f"{key}={value}" for key, value in ctx.target.node_selector.items())
     try:
@@ -229,7 +255,8 @@ def _allocatable(ctx: ClusterContext) -> Findings:
     requests = {"cpu": str(ctx.run.resources.cpu or 0), "memory": ctx.run.resources.memory or "0"}
     requests |= {TPU: str(ctx.run.nproc_per_node)} if ctx.run.device == "xla" else {}
     for resource, request in requests.items():
-        most = max((amount(node["status"]["allocatable"].get(resource, "0")) for node in nodes), default=None)
+        allocatable = [amount(node["status"]["allocatable"].get(resource, "0")) for node in nodes]
+        most = max(allocatable, default=None)
         if most is not None and amount(request) > most:
             yield Finding(
                 "run.nproc_per_node" if resource == TPU else f"run.resources.{resource}",
@@ -239,7 +266,7 @@ def _allocatable(ctx: ClusterContext) -> Findings:
             )
 
 
-def _admission(ctx: ClusterContext) -> Findings:
+def _check_admission(ctx: ClusterContext) -> Findings:
     """Create a rank's pod as a dry run.
 
     The cluster checks its Pod Security level, quota, limits, service account and priority class.
@@ -254,11 +281,12 @@ def _admission(ctx: ClusterContext) -> Findings:
     try:
         cluster_of(ctx).create(pod, dry_run=True)
     except ClusterError as error:
-        field = next((field for word, field in _ADMISSION.items() if word in error.message), "target")
+        fields = [field for words, field in _ADMISSION_FIELDS.items() if words in error.message]
+        field = fields[0] if fields else "target"
         yield Finding(field, f"the cluster refuses a rank's pod: {error.message}", "See the message")
 
 
-_ADMISSION: Final = {
+_ADMISSION_FIELDS: Final = {
     "exceeded quota": "run.resources",
     "per Container": "run.resources",
     "per Pod": "run.resources",
@@ -270,9 +298,10 @@ _ADMISSION: Final = {
     "tolerations": "target.tolerations",
     "mountPath": "target.mount_path",
 }
+"""Words of the message with which the API server refuses a pod -> the field to change."""
 
 
-def _quota(ctx: ClusterContext) -> Findings:
+def _check_quota(ctx: ClusterContext) -> Findings:
     """Compare the demand of all pods with the free part of each quota; the dry run checks one pod only."""
     resources, pods = ctx.run.resources, ctx.run.nodes[0]
     demand = {"cpu": str(resources.cpu or 0), "memory": resources.memory or "0", "pods": "1"}
@@ -308,16 +337,17 @@ def check_queue(ctx: ClusterContext) -> Findings:
         fix = f"Name one that `kubectl -n {ctx.target.namespace} get localqueues` lists"
         yield Finding("target.queue", f"there is no LocalQueue {name!r} {where}", fix)
     else:
-        for one in (queue.get("status") or {}).get("conditions") or ():
-            if one["type"] == "Active" and one["status"] == "False":
-                why = f"{one.get('message', '')} ({one['reason']})".strip()
+        for condition in (queue.get("status") or {}).get("conditions") or ():
+            if condition["type"] == "Active" and condition["status"] == "False":
+                why = f"{condition.get('message', '')} ({condition['reason']})".strip()
                 text = f"LocalQueue {name!r} admits nothing at present: {why}"
                 fix = "The run waits until it admits jobs again: ask who looks after the queue"
                 yield Finding("target.queue", text, fix, fatal=False)
-    yield from _queue_priority(ctx, path.partition("/namespaces/")[0])
+    yield from _check_queue_priority(ctx, path.partition("/namespaces/")[0])
 
 
-def _queue_priority(ctx: ClusterContext, group: str) -> Findings:
+def _check_queue_priority(ctx: ClusterContext, group: str) -> Findings:
+    """Check that the priority exists; ``group`` is the path of Kueue's API group."""
     if (name := ctx.target.queue_priority) is None:
         return
     try:
@@ -332,15 +362,15 @@ def _queue_priority(ctx: ClusterContext, group: str) -> Findings:
 
 
 _CHECKS: tuple[Callable[[ClusterContext], Findings], ...] = (
-    _operator,
-    _namespace,
+    _check_operator,
+    _check_namespace,
     missing_rights,
     check_queue,
-    _runtime,
-    _claim,
-    _secrets,
-    _resources,
-    _quota,
-    _admission,
+    _check_runtime,
+    _check_claim,
+    _check_secrets,
+    _check_resources,
+    _check_quota,
+    _check_admission,
     check_images,
 )

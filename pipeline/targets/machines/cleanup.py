@@ -21,9 +21,9 @@ from manycpu.pipeline.targets.machines.context import (
 )
 from manycpu.pipeline.targets.machines.wait import ACTIVITY
 
-_OF_THE_RUN = frozenset({"ledger.json", "lease.json", "uses"})
+_RUN_RECORDS = frozenset({"ledger.json", "lease.json", "uses"})
 # The end of an attempt and what its ranks reported: the next attempt and the report need them.
-_OF_AN_ATTEMPT = frozenset({process.HANDLE, process.EXIT, ACTIVITY})
+_ATTEMPT_RECORDS = frozenset({process.HANDLE, process.EXIT, ACTIVITY})
 # Patterns on hosts; the folder itself counts too, because a program may replace it by a link.
 _RESULTS = ("attempts/*/output", "attempts/*/output/*", "checkpoints", "checkpoints/*")
 
@@ -38,12 +38,12 @@ def keep_results(ctx: MachineContext, seconds: float | None) -> list[str]:
     if not results and not on_hosts:
         return []
     ctx.ledger.keep(seconds)  # first, so that a kill from here on loses no record
-    needed = {folder / name for name in _OF_THE_RUN} | set(results)
-    needed |= {attempt / name for attempt in attempts for name in _OF_AN_ATTEMPT}
+    needed = {folder / name for name in _RUN_RECORDS} | set(results)
+    needed |= {attempt / name for attempt in attempts for name in _ATTEMPT_RECORDS}
     for path in [*_children(folder), *(child for attempt in attempts for child in _children(attempt))]:
         if path not in needed and path.name != "attempts":
             _delete(path)
-    hosts.keep_only(ctx, folder, {*_OF_THE_RUN, *_OF_AN_ATTEMPT, "attempts", "checkpoints", "output"})
+    hosts.keep_only(ctx, folder, {*_RUN_RECORDS, *_ATTEMPT_RECORDS, "attempts", "checkpoints", "output"})
     return [*map(str, results), *on_hosts]
 
 
@@ -55,19 +55,21 @@ def _attempts(ctx: MachineContext) -> list[Path]:
 
 def _stray_results(ctx: MachineContext) -> list[Path]:
     """List the working folders of attempts that succeeded and wrote files there instead of to the output."""
-    found = []
-    for number, ran in ctx.ledger.read().attempts.items():
+    folders = []
+    for number, attempt in ctx.ledger.read().attempts.items():
         work = working_folder(attempt_directory(ctx, number))
-        if ran.fruitless and ran.code and work.is_dir() and transfer.strays(Path(ran.code), work):
-            found.append(work.parent)
-    return found
+        if attempt.fruitless and attempt.code and work.is_dir() and transfer.strays(Path(attempt.code), work):
+            folders.append(work.parent)
+    return folders
 
 
 def _children(folder: Path) -> list[Path]:
+    """List what is in a folder; empty if there is no such folder."""
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
 def _delete(path: Path) -> None:
+    """Delete a file, a link or a folder; what cannot be deleted stays."""
     with suppress(OSError):  # it is deleted later, with the kept folder
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -76,15 +78,16 @@ def _delete(path: Path) -> None:
 
 
 def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
-    """Delete what the run owns, unless ``only_over`` and its lease was renewed; return what is left."""
+    """Delete what the run owns, here and on its hosts; return what is left.
+
+    Args:
+        ctx: The run.
+        only_over: Whether to delete nothing if the run's lease was renewed.
+    """
     left: list[str] = []
     folder = directory_of(ctx)
-
-    def on_hosts() -> None:
-        left.extend(hosts.remove_folder(ctx, folder))
-
     try:
-        ctx.ledger.remove(only_over=only_over, before=on_hosts)
+        ctx.ledger.remove(only_over=only_over, before=lambda: left.extend(hosts.remove_folder(ctx, folder)))
     except OSError as error:
         return [*left, f"{folder}: {error}"]
     return [*left, str(folder)] if folder.exists() and not only_over else left
@@ -95,17 +98,19 @@ def remove_expired(ctx: MachineContext, now: float, end: Callable[[RunContext], 
     try:
         finish_removals(home_of(ctx) / "runs")
     except OSError as error:
-        return [_trouble(f"an older run is not removed: {error}")]
-    others = [other for other in ctx.driver.runs(ctx.target) if other.name != ctx.name]
-    return [
-        _trouble(f"run {other.name}, whose time is over, is not removed: {what}")
-        for other in others
-        if is_on_machines(other)
-        for what in _remove_one(other, now, end)
-    ]
+        return [_not_removed(f"an older run is not removed: {error}")]
+    findings = []
+    for other in ctx.driver.runs(ctx.target):
+        if other.name != ctx.name and is_on_machines(other):
+            findings += [
+                _not_removed(f"run {other.name}, whose time is over, is not removed: {what}")
+                for what in _remove_if_expired(other, now, end)
+            ]
+    return findings
 
 
-def _remove_one(other: MachineContext, now: float, end: Callable[[RunContext], bool]) -> list[str]:
+def _remove_if_expired(other: MachineContext, now: float, end: Callable[[RunContext], bool]) -> list[str]:
+    """Delete a run if its lease has expired and ``end`` allows it; return what is left, or why it stays."""
     try:
         if not other.ledger.lease().over(now) or not end(other):
             return []
@@ -116,6 +121,7 @@ def _remove_one(other: MachineContext, now: float, end: Callable[[RunContext], b
         return [str(error)]
 
 
-def _trouble(message: str) -> Finding:
+def _not_removed(message: str) -> Finding:
+    """Make the warning that a run is not removed; it does not stop the run that tried."""
     fix = "The next run tries again; `manycpu clean` does so now"
     return Finding("target.directory", message, fix, fatal=False)

@@ -1,8 +1,7 @@
 """The driver of the targets ``local`` (this machine) and ``baremetal`` (the hosts of a hostfile)."""
 
-from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import disk, process
@@ -10,14 +9,13 @@ from manycpu.pipeline.adapters.commands import END_TIMEOUT
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.ledger.file import FileLedger, ledgers
 from manycpu.pipeline.spec.credentials import without
-from manycpu.pipeline.spec.errors import ExportError, Finding
+from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.output import RETURNED
-from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.spec.targets import BareMetal, Local
 from manycpu.pipeline.targets import Driver
-from manycpu.pipeline.targets.context import Built, Copied, RunContext, Staged, home
+from manycpu.pipeline.targets.context import RunContext, home
 from manycpu.pipeline.targets.machines import cleanup, hosts, launch, wait
 from manycpu.pipeline.targets.machines.context import MachineContext, directory_of, home_of, working_folder
 from manycpu.pipeline.targets.machines.preflight import findings
@@ -28,6 +26,18 @@ from manycpu.pipeline.transfer import Manifest, Progress
 
 class MachineDriver(Driver[MachineContext, ProcessHandle]):
     """Works on runs whose state is a folder, and whose training is a supervised process."""
+
+    findings = staticmethod(findings)
+    stage = staticmethod(stage)
+    build = staticmethod(build)
+    objects = staticmethod(launch.objects)
+    present_handle = staticmethod(launch.present_handle)
+    status = staticmethod(wait.status)
+    watch = staticmethod(wait.MachineWatch)
+    keep_results = staticmethod(cleanup.keep_results)
+    remove = staticmethod(cleanup.remove)
+    remove_expired = staticmethod(cleanup.remove_expired)
+    launch = staticmethod(launch.launch)  # the last one: it hides the module of its name
 
     def ledger(self, ctx: MachineContext) -> FileLedger:
         return FileLedger(directory_of(ctx))
@@ -49,30 +59,6 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
 
     def home(self, ctx: MachineContext) -> Path:
         return home_of(ctx)
-
-    def findings(self, ctx: MachineContext) -> Iterable[Finding]:
-        return findings(ctx)
-
-    def stage(self, ctx: MachineContext, sources: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
-        return stage(ctx, sources, progress)
-
-    def build(self, ctx: MachineContext) -> tuple[Built, bool]:
-        return build(ctx)
-
-    def launch(self, ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHandle, bool]:
-        return launch.launch(ctx, staged, built)
-
-    def objects(self, ctx: MachineContext) -> list[dict[str, Any]]:
-        return launch.objects(ctx)
-
-    def present_handle(self, ctx: MachineContext, entry: Entry) -> ProcessHandle | None:
-        return launch.present_handle(ctx, entry)
-
-    def status(self, ctx: MachineContext, handle: ProcessHandle, entry: Entry) -> Status:
-        return wait.status(ctx, handle, entry)
-
-    def watch(self, ctx: MachineContext, handle: ProcessHandle, cursor: int | None) -> wait.MachineWatch:
-        return wait.MachineWatch(ctx, handle, cursor)
 
     def observed_of(self, ctx: MachineContext, handle: ProcessHandle) -> Observed:  # noqa: ARG002
         return wait.ActivityLog(Path(handle.directory)).read_all()
@@ -130,8 +116,8 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
 
     def _collect(self, ctx: MachineContext, handle: ProcessHandle, folder: Path) -> None:
         """Copy the files of a folder on the hosts that the attempt ran on to the same folder here."""
-        ran = as_started(ctx, ctx.ledger.read(), handle.attempt)
-        hosts.collect(cast("MachineContext", ran), folder)
+        started = as_started(ctx, ctx.ledger.read(), handle.attempt)
+        hosts.collect(cast("MachineContext", started), folder)
 
     def model_of(self, ctx: MachineContext, handle: ProcessHandle) -> str:  # noqa: ARG002
         return str(Path(handle.directory) / "output")
@@ -141,31 +127,24 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         return disk.may_hold_files(folder) or bool(hosts.holding_files(ctx, folder))
 
     def strays(self, ctx: MachineContext, entry: Entry, handle: ProcessHandle) -> list[str]:
-        """Name files in its working folder, here or on a host, or in staged folders."""
-        ran = entry.described(handle.attempt)
+        """Name files that the program wrote to its working folder, here or on hosts, or to staged folders."""
+        attempt = entry.described(handle.attempt)
         work = working_folder(Path(handle.directory))
-        written = transfer.strays(Path(ran.code), work) if ran.code and work.is_dir() else []
-        code = transfer.staged(Path(ran.code)) if ran.code else None
-        listed = {f"work/code/{file.path}" for file in code.files} if code else set()
-        on_hosts = hosts.strays(ctx, Path(handle.directory), listed)
-        staged = [Path(path) for path in (ran.data, ran.model) if path]
-        beside = [stray for folder in staged for stray in transfer.strays(folder)]
-        return [*map(str, written), *on_hosts, *map(str, beside)]
+        here: list[Path] = []
+        code_files: set[str] = set()
+        if attempt.code:
+            if work.is_dir():
+                here = transfer.strays(Path(attempt.code), work)
+            if code := transfer.staged(Path(attempt.code)):
+                code_files = {f"work/code/{file.path}" for file in code.files}
+        on_hosts = hosts.strays(ctx, Path(handle.directory), code_files)
+        staged = [Path(path) for path in (attempt.data, attempt.model) if path]
+        in_staged = [stray for folder in staged for stray in transfer.strays(folder)]
+        return [*map(str, here), *on_hosts, *map(str, in_staged)]
 
     def keep(self, ctx: MachineContext, seconds: float | None) -> list[str]:
         ctx.ledger.keep(seconds)
         return [str(directory_of(ctx))]
 
-    def keep_results(self, ctx: MachineContext, seconds: float | None) -> list[str]:
-        return cleanup.keep_results(ctx, seconds)
-
     def owns(self, ctx: MachineContext, what: str) -> bool:
         return what.startswith(f"{directory_of(ctx)}/")  # files that later runs reuse are outside it
-
-    def remove(self, ctx: MachineContext) -> list[str]:
-        return cleanup.remove(ctx)
-
-    def remove_expired(
-        self, ctx: MachineContext, now: float, end: Callable[[RunContext], bool]
-    ) -> list[Finding]:
-        return cleanup.remove_expired(ctx, now, end)

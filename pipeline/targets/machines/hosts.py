@@ -17,27 +17,30 @@ from manycpu.pipeline.spec.validation import read_target
 from manycpu.pipeline.targets.machines.context import MachineContext, directory_of
 
 _LOG: Final = logging.getLogger(__name__)
-Places = list[tuple[BareMetal, tuple[Host, ...]]]
+HostGroup = tuple[BareMetal, tuple[Host, ...]]
+"""Hosts, and the target whose ssh command reaches them."""
 
 
-def _present(ctx: MachineContext) -> Places:
-    """Return the target with the hosts of the next attempt; none on ``local``."""
+def _next_hosts(ctx: MachineContext) -> list[HostGroup]:
+    """Return the hosts of the next attempt, as one group; none on ``local``."""
     return [(ctx.target, hosts.chosen(ctx.target, ctx.run))] if isinstance(ctx.target, BareMetal) else []
 
 
-def _of_all_attempts(ctx: MachineContext) -> Places:
-    """List the present hosts of the run and those of its attempts: a hostfile may have been edited."""
-    places = _present(ctx)
-    known = {host.name for _, those in places for host in those}
-    for attempt in ctx.ledger.read().attempts.values() if ctx.ledger.exists() else ():
-        started, lacking = read_target(attempt.target), set(attempt.hosts) - known
-        if isinstance(started, BareMetal) and lacking:
-            places.append((started, tuple(map(Host, sorted(lacking)))))
+def _all_hosts(ctx: MachineContext) -> list[HostGroup]:
+    """Return the hosts of the next attempt and of all earlier ones: a hostfile may have been edited."""
+    groups = _next_hosts(ctx)
+    known = {host.name for _, members in groups for host in members}
+    attempts = ctx.ledger.read().attempts.values() if ctx.ledger.exists() else ()
+    for attempt in attempts:
+        target, lacking = read_target(attempt.target), set(attempt.hosts) - known
+        if isinstance(target, BareMetal) and lacking:
+            groups.append((target, tuple(Host(name) for name in sorted(lacking))))
             known |= lacking
-    return places
+    return groups
 
 
-def _sums(manifest: transfer.Manifest) -> dict[str, str]:
+def _digests(manifest: transfer.Manifest) -> dict[str, str]:
+    """Return path -> sha256 of a manifest's files."""
     return {file.path: file.sha256 for file in manifest.files}
 
 
@@ -55,7 +58,7 @@ def deliver(ctx: MachineContext, stored: transfer.Stored, in_use: Callable[[], b
     """
     if not isinstance(ctx.target, BareMetal):
         return False
-    delivery = ssh_copies.Delivery(stored.path, _sums(stored.manifest), directory_of(ctx))
+    delivery = ssh_copies.Delivery(stored.path, _digests(stored.manifest), directory_of(ctx))
     delivered = ssh_copies.deliver(ctx.target, hosts.chosen(ctx.target, ctx.run), delivery, in_use)
     if delivered.in_use:
         fault = f"{stored.path} is in use, and not what was staged, on {', '.join(delivered.in_use)}"
@@ -66,24 +69,23 @@ def deliver(ctx: MachineContext, stored: transfer.Stored, in_use: Callable[[], b
 
 def hosts_without(ctx: MachineContext, path: Path, manifest: transfer.Manifest) -> list[str]:
     """Name the hosts on which a file or folder differs from this machine."""
-    places = _present(ctx)
     return [
         name
-        for target, those in places
-        for name in ssh_copies.hosts_without(target, those, path, _sums(manifest))
+        for target, members in _next_hosts(ctx)
+        for name in ssh_copies.hosts_without(target, members, path, _digests(manifest))
     ]
 
 
 def names(ctx: MachineContext) -> tuple[str, ...]:
     """Return the names of the hosts that the next attempt runs on; empty on ``local``."""
-    return tuple(host.name for _, those in _present(ctx) for host in those)
+    return tuple(host.name for _, members in _next_hosts(ctx) for host in members)
 
 
 def make_folder(ctx: MachineContext, folder: Path) -> None:
     """Make a folder here and on every host."""
     folder.mkdir(parents=True, exist_ok=True)
-    for target, those in _present(ctx):
-        ssh.make_folder(target, those, folder)
+    for target, members in _next_hosts(ctx):
+        ssh.make_folder(target, members, folder)
 
 
 def copy_folder(ctx: MachineContext, source: Path | None, folder: Path) -> None:
@@ -95,21 +97,23 @@ def copy_folder(ctx: MachineContext, source: Path | None, folder: Path) -> None:
         make_folder(ctx, folder)
         return
     disk.copy(source, folder)
-    for target, those in _present(ctx):
-        ssh.copy_folder(target, those, source, folder)
+    for target, members in _next_hosts(ctx):
+        ssh.copy_folder(target, members, source, folder)
 
 
 def collect(ctx: MachineContext, folder: Path) -> None:
     """Copy the files that the ranks wrote to a folder on each host to the same folder here."""
-    for target, those in _present(ctx):
-        ssh_copies.collect(target, those, folder)
+    for target, members in _next_hosts(ctx):
+        ssh_copies.collect(target, members, folder)
 
 
 def holding_files(ctx: MachineContext, folder: Path, *patterns: str) -> list[str]:
     """List the hosts that have matching files below a folder, or may have them, as ``host:folder``."""
-    places = _of_all_attempts(ctx)
-    holding = (ssh.holding_files(target, those, folder, *patterns) for target, those in places)
-    return [f"{host.name}:{folder}" for found in holding for host in found]
+    return [
+        f"{host.name}:{folder}"
+        for target, members in _all_hosts(ctx)
+        for host in ssh.holding_files(target, members, folder, *patterns)
+    ]
 
 
 def strays(ctx: MachineContext, attempt: Path, code: Container[str]) -> list[str]:
@@ -123,23 +127,28 @@ def strays(ctx: MachineContext, attempt: Path, code: Container[str]) -> list[str
     Returns:
         The files that this machine lacks; the attempt's folder if a host cannot be reached.
     """
-    places = _of_all_attempts(ctx)
-    return [
-        f"{host.name}:{attempt / path}"
-        for target, those in places
-        for host, paths in ssh.holding_files(target, those, attempt, "work/*").items()
-        for path in ([""] if paths is None else paths)
-        if path not in code and "__pycache__" not in path and not (path and os.path.lexists(attempt / path))
-    ]
+    strays = []
+    for target, members in _all_hosts(ctx):
+        for host, paths in ssh.holding_files(target, members, attempt, "work/*").items():
+            if paths is None:  # the host cannot be reached
+                strays.append(f"{host.name}:{attempt}")
+                continue
+            strays += [
+                f"{host.name}:{attempt / path}"
+                for path in paths
+                if path not in code and "__pycache__" not in path and not os.path.lexists(attempt / path)
+            ]
+    return strays
 
 
 def keep_only(ctx: MachineContext, folder: Path, names: Iterable[str]) -> None:
     """Delete all but some names in a run's folder and its attempts' folders, on hosts that can be reached."""
-    for target, those in _of_all_attempts(ctx):
-        ssh.keep_only(target, those, folder, names)
+    for target, members in _all_hosts(ctx):
+        ssh.keep_only(target, members, folder, names)
 
 
 def remove_folder(ctx: MachineContext, folder: Path) -> list[str]:
     """Delete a folder on every host; returns the folders that are left, as ``host:folder``."""
-    places = _of_all_attempts(ctx)
-    return [left for target, those in places for left in ssh.remove_folder(target, those, folder)]
+    return [
+        left for target, members in _all_hosts(ctx) for left in ssh.remove_folder(target, members, folder)
+    ]

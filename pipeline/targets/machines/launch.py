@@ -51,13 +51,14 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
         entry.verbs.pop("wait", None)  # it belongs to the attempt before
         ctx.ledger.save(entry)
         placement = _place(ctx, staged, built, entry.attempt)
-        beside = str(Path(placement.output).with_name(RETURNED))
-        for folder in (placement.output, beside, placement.checkpoints):
+        returned = str(Path(placement.output).with_name(RETURNED))  # for the value of a notebook's function
+        for folder in (placement.output, returned, placement.checkpoints):
             hosts.make_folder(ctx, Path(folder))
         hosts.copy_folder(ctx, Path(built.code) if built.code else None, Path(placement.code))
         timeouts = ctx.run.run_timeout, ctx.run.start_timeout, ctx.run.stall_timeout
         job = process.Job(ctx.name, entry.attempt, *timeouts)
-        handle = process.start(_described(ctx, placement)[-1], Path(placement.attempt_directory), job, lock)
+        command = _describe(ctx, placement)[-1]
+        handle = process.start(command, Path(placement.attempt_directory), job, lock)
         entry.handle = handle
         return handle, False
 
@@ -75,10 +76,10 @@ def objects(ctx: MachineContext) -> list[dict[str, Any]]:
     staged = Staged(data=ctx.run.data and "<data>", model=ctx.run.model and "<model>")
     _, arguments = program_of(ctx)
     built = Built(code=None, program=arguments, digest="")
-    return _described(ctx, _place(ctx, staged, built, 1))
+    return _describe(ctx, _place(ctx, staged, built, 1))
 
 
-def _described(ctx: MachineContext, placement: Placement) -> list[dict[str, Any]]:
+def _describe(ctx: MachineContext, placement: Placement) -> list[dict[str, Any]]:
     """Describe the launch; on ``local``, with the Hugging Face caches of the user's environment."""
     described = LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement)
     if not isinstance(ctx.target, BareMetal):

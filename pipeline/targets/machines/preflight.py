@@ -11,6 +11,7 @@ from pathlib import Path
 
 from manycpu.pipeline.adapters import disk, hosts, mpi
 from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec import memory_estimate
 from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError, install
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.targets import BareMetal, Local
@@ -20,9 +21,10 @@ from manycpu.pipeline.targets.machines.context import MachineContext, directory_
 def findings(ctx: MachineContext) -> Iterator[Finding]:
     """Run all checks of a run on machines; yields their findings."""
     if isinstance(ctx.target, Local):
-        yield from _scale(ctx)
-        yield from _environment(ctx)
-    yield from _mpirun(ctx)
+        yield from _check_scale(ctx)
+        yield from _check_memory(ctx)
+        yield from _check_environment(ctx)
+    yield from _check_mpirun(ctx)
     resume = ctx.run.resume_from
     if resume is not None and isinstance(ctx.target, Local) and not Path(resume).is_dir():
         yield Finding("run.resume_from", f"there is no folder {resume}", "Give a checkpoint's folder")
@@ -32,10 +34,11 @@ def findings(ctx: MachineContext) -> Iterator[Finding]:
         fix = "Set target.directory, or $MANYCPU_HOME, to a folder that can be made and written to"
         yield Finding("target.directory", f"{home_of(ctx)} cannot be written: {error.strerror}", fix)
         return
-    yield from _disk(ctx)
+    yield from _check_disk(ctx)
 
 
-def _scale(ctx: MachineContext) -> Iterator[Finding]:
+def _check_scale(ctx: MachineContext) -> Iterator[Finding]:
+    """Compare the nodes, processes and cores that the run asks for with this machine."""
     if ctx.run.nodes != (1, 1):
         yield Finding(
             "run.nnodes",
@@ -57,7 +60,14 @@ def _scale(ctx: MachineContext) -> Iterator[Finding]:
         )
 
 
-def _environment(ctx: MachineContext) -> Iterator[Finding]:
+def _check_memory(ctx: MachineContext) -> Iterator[Finding]:
+    """Compare what a recipe's ranks take with this machine's memory, if it is known."""
+    estimated, memory = memory_estimate.estimate(ctx.run, ctx.base), Machine.observe().memory
+    if memory and not isinstance(estimated, str):
+        yield from memory_estimate.findings(estimated, memory, "target.kind", "this machine")
+
+
+def _check_environment(ctx: MachineContext) -> Iterator[Finding]:
     """Check what this environment lacks; other hosts report a lack seconds after the launch."""
     if importlib.util.find_spec("torch") is None:
         yield Finding("target.kind", "this environment has no torch", install("train"))
@@ -77,7 +87,8 @@ def _environment(ctx: MachineContext) -> Iterator[Finding]:
         )
 
 
-def _mpirun(ctx: MachineContext) -> Iterator[Finding]:
+def _check_mpirun(ctx: MachineContext) -> Iterator[Finding]:
+    """Check that the launch kind ``mpirun`` finds an MPI, here and on the hosts."""
     if ctx.target.launch != "mpirun":
         return
     try:
@@ -87,15 +98,17 @@ def _mpirun(ctx: MachineContext) -> Iterator[Finding]:
         return
     if isinstance(ctx.target, BareMetal):
         with suppress(BadInputError, LaunchError):
-            yield from hosts.check(ctx.target, ctx.run, found, ctx.needs)
+            estimated = memory_estimate.estimate(ctx.run, ctx.base)
+            yield from hosts.check(ctx.target, ctx.run, found, ctx.needs, estimated)
 
 
-def _disk(ctx: MachineContext) -> Iterator[Finding]:
+def _check_disk(ctx: MachineContext) -> Iterator[Finding]:
+    """Compare the size of data and model with the free space, if they are copied."""
     if ctx.target.stage == "in_place":
         return
-    data = [url for url in (ctx.run.data, ctx.run.model) if url and Path(url).exists()]
+    local = [path for path in (ctx.run.data, ctx.run.model) if path and Path(path).exists()]
     try:
-        needed = sum(item.size for url in data for item in Location.of(url, "run.data").items())
+        needed = sum(item.size for path in local for item in Location.of(path, "run.data").items())
     except OSError:  # the check of the data reports it
         return
     folder = next(path for path in [home_of(ctx), *home_of(ctx).parents] if path.exists())

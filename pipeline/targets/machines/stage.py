@@ -2,9 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -29,14 +27,15 @@ def stage(ctx: MachineContext, sources: Mapping[str, str], progress: Progress) -
 
 
 def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> Copied:
+    """Copy the source of the field ``name``, or use it in place."""
     field, home = f"run.{name}", home_of(ctx)
     source = Location.of(url, field)
     try:
         if ctx.target.stage == "in_place" and source.local is not None:
-            return _in_place(ctx, source.local, transfer.scan(source), field)
+            return _use_in_place(ctx, source.local, transfer.scan(source), field)
         identity = transfer.identity(source)
         folder = home / name / identity[: transfer.DIGITS]
-        folder, manifest, reused = _bring(ctx, source, folder, identity, progress)
+        folder, manifest, reused = _copy_everywhere(ctx, source, folder, identity, progress)
     except (BadInputError, LaunchError, StageError):  # these already say which host or field
         raise
     except Exception as error:
@@ -49,7 +48,8 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
     return Copied(str(path), manifest.digest, reused)
 
 
-def _in_place(ctx: MachineContext, path: Path, manifest: Manifest, field: str) -> Copied:
+def _use_in_place(ctx: MachineContext, path: Path, manifest: Manifest, field: str) -> Copied:
+    """Use a source without a copy, if every host has the same content at its path."""
     if lacking := hosts_without(ctx, path, manifest):
         raise StageError(
             f"{path} is not the same here and on {', '.join(lacking)}",
@@ -67,28 +67,41 @@ def build(ctx: MachineContext) -> tuple[Built, bool]:
     source = code_of(ctx, root, arguments)
     _LOG.info("the code: %s", source)
     digest = transfer.identity(source.location)
-    code, _, reused = _bring(ctx, source.location, home_of(ctx) / "code" / digest[:_DIGITS], digest)
+    folder = home_of(ctx) / "code" / digest[:_DIGITS]
+    code, _, reused = _copy_everywhere(ctx, source.location, folder, digest)
     return Built(code=str(code), program=arguments, digest=digest), reused
 
 
-def _bring(
+def _copy_everywhere(
     ctx: MachineContext, source: Location, folder: Path, identity: str, progress: Progress = lambda *_: None
 ) -> Stored:
-    """Copy a source to a folder, here and on the hosts; if that is in use, beside it (``-2``, ``-3``)."""
-    names = (folder.name if number == 1 else f"{folder.name}-{number}" for number in count(1))
+    """Copy a source to a folder, here and on the hosts, unless they have it.
+
+    If another content is there and in use, the copy goes to a folder beside it: ``-2``, ``-3`` and so on.
+
+    Args:
+        ctx: The run.
+        source: The source.
+        folder: The folder.
+        identity: The source's identity: a copy that has it is reused.
+        progress: Called with the bytes that are done, and bytes in all.
+    """
 
     def is_same(copied: Manifest) -> bool:
         return transfer.identity(source, copied=copied) == identity
 
-    def bring_to(folder: Path) -> Stored | None:
-        in_use = partial(_in_use, ctx, folder)
-        with suppress(transfer.InUseError):
-            stored = transfer.fetch(source, folder, progress, read_only=True, in_use=in_use, is_same=is_same)
+    candidate, number = folder, 1
+    while True:
+        in_use = partial(_in_use, ctx, candidate)
+        try:
+            stored = transfer.fetch(
+                source, candidate, progress, read_only=True, in_use=in_use, is_same=is_same
+            )
             delivered = deliver(ctx, stored, in_use)
             return stored._replace(reused=stored.reused and not delivered)
-        return None
-
-    return next(stored for name in names if (stored := bring_to(folder.with_name(name))))
+        except transfer.InUseError:
+            number += 1
+            candidate = folder.with_name(f"{folder.name}-{number}")
 
 
 def _in_use(ctx: MachineContext, folder: Path) -> bool:
@@ -97,6 +110,7 @@ def _in_use(ctx: MachineContext, folder: Path) -> bool:
 
 
 def _trains_on(ctx: RunContext, folder: Path) -> bool:
+    """Whether a run's present attempt has not ended, and uses a folder; true if that cannot be seen."""
     try:
         entry = ctx.ledger.read()
         handle = ctx.driver.present_handle(ctx, entry)

@@ -28,6 +28,8 @@ _LATE_S: Final = 600.0  # after the deadline; a supervisor that has not ended by
 
 
 class _Saved(BaseModel):
+    """The content of the file ``ACTIVITY``."""
+
     offset: int = 0
     """Bytes of the log that were read."""
     observed: Observed = Field(default_factory=Observed)
@@ -42,10 +44,12 @@ class ActivityLog:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._file, saved = directory / ACTIVITY, _Saved()
+        self._file = directory / ACTIVITY
+        saved = _Saved()
         with suppress(OSError, ValueError):
             saved = _Saved.model_validate_json(self._file.read_text())
-        self._log, self._saved = process.LogFollower(directory / process.LOG, saved.offset), saved.offset
+        self._log = process.LogFollower(directory / process.LOG, saved.offset)
+        self._saved_offset = saved.offset
         self._observer = Observer(saved.observed, saved.tails)
 
     @property
@@ -58,20 +62,20 @@ class ActivityLog:
         while lines := self._log.read():
             for line in lines:
                 self._observer.hear(events.split(line))
-            if self._log.offset - self._saved > _SAVE_EVERY_BYTES:
+            if self._log.offset - self._saved_offset > _SAVE_EVERY_BYTES:
                 self._save()
         return self.observed
 
     def read_all(self) -> Observed:
         """Read the log to its present end, and save the result; return what the ranks have reported."""
         self.read_new()
-        if self._log.offset > self._saved:
+        if self._log.offset > self._saved_offset:
             self._save()
         return self.observed
 
     def _save(self) -> None:
-        self._saved = self._log.offset
-        saved = _Saved(offset=self._saved, observed=self.observed, tails=self._observer.tails)
+        self._saved_offset = self._log.offset
+        saved = _Saved(offset=self._saved_offset, observed=self.observed, tails=self._observer.tails)
         with suppress(OSError):  # such as a full disk: the log is read again then
             process.write_json(self._file, saved.model_dump(mode="json", exclude_defaults=True))
 

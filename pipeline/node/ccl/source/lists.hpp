@@ -1,5 +1,6 @@
 // Collectives over lists of tensors: a list is sent as one row of elements.
 #pragma once
+#include <algorithm>
 #include "plans.hpp"
 
 namespace manycpu::plans {
@@ -40,6 +41,10 @@ inline void one_for_each_rank(const Tensors& list, int size, const at::Tensor& l
   for (const auto& tensor : list) checked(tensor), alike(tensor, like);
 }
 
+inline bool are_dense(const Tensors& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [](const auto& tensor) { return tensor.is_contiguous(); });
+}
+
 struct Rows {
   at::Tensor in, out;
 };
@@ -54,10 +59,14 @@ inline Plan allgather(const Tensors& outs, const at::Tensor& in, int rank, int s
       outs,
       bytes_of(outs),
       [=](Comm& comm, Events& events) {
-        *rows = {row_of_values(in), empty_row(outs, in)};
+        rows->in = row_of_values(in);
+        if (comm.shared && are_dense(outs)) return gather_in_memory(*comm.shared, events, rows->in, spans(outs));
+        rows->out = empty_row(outs, in);
         gather_rows(comm, events, rows->in, rows->out, counts_of(outs));
       },
-      [=] { spread(rows->out, outs); }};
+      [=] {
+        if (rows->out.defined()) spread(rows->out, outs);
+      }};
 }
 
 // Several tensors of each rank; `outs` has one list for each rank.
@@ -90,15 +99,19 @@ inline Plan reduce_scatter(const at::Tensor& out, const Tensors& ins, const Redu
         " elements, not ", in.numel());
   }
   checked(op, out);
-  auto inner = std::make_shared<Plan>();
+  TORCH_CHECK(!is_bitwise(op), "ccl: reduce_scatter has no bitwise reductions");
+  auto reduction = std::make_shared<Reduction>();
   return {
       {out},
       bytes_of(ins),
       [=](Comm& comm, Events& events) {
-        *inner = reduce_scatter_from(out, joined(ins, out), op, size);
-        inner->start(comm, events);
+        reduction->out = row(out);
+        const bool is_direct = comm.shared && are_dense(ins) && combination(out.scalar_type(), op);
+        if (!is_direct) reduction->in = joined(ins, out);
+        const auto rows = is_direct ? spans(ins) : spans(reduction->in, counts_of(ins));
+        start_reduce_scatter(comm, events, *reduction, rows, op);
       },
-      [=] { inner->finish(); }};
+      [=] { reduction->finish(op, size, out); }};
 }
 
 inline Plan alltoall(const Tensors& outs, const Tensors& ins, int size) {

@@ -61,6 +61,10 @@ BackendPtr create(
     ccl::init();
   });
   auto peers = std::make_shared<Peers>(rank == 0, std::move(connections), std::move(names));
+  if (memory && size > Shared::kMostRanks) {
+    ::close(*memory);
+    memory.reset();
+  }
   auto shared = memory ? std::make_unique<Shared>(*memory, rank, size) : nullptr;
   auto comm = connected(store, rank, size, patience, *peers);
   comm->shared = std::move(shared);

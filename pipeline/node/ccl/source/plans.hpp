@@ -54,11 +54,40 @@ inline at::Tensor as_real(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
-inline void average(const ReduceOp& op, const at::Tensor& tensor, int size) {
-  if (op == ReduceOp::AVG && tensor.numel()) tensor.div_(size);
+inline Span span(const at::Tensor& row) { return {static_cast<char*>(row.data_ptr()), row.nbytes()}; }
+
+inline std::vector<Span> spans(const Tensors& rows) {
+  std::vector<Span> all;
+  for (const auto& row : rows) all.push_back(span(row));
+  return all;
+}
+
+// The rows of a tensor that holds one after the other.
+inline std::vector<Span> spans(const at::Tensor& rows, const Counts& counts) {
+  std::vector<Span> all;
+  auto* next = static_cast<char*>(rows.data_ptr());
+  for (const auto count : counts) {
+    all.push_back({next, count * rows.element_size()});
+    next += all.back().bytes;
+  }
+  return all;
+}
+
+enum class Collective : uint64_t { allreduce, reduce_scatter, allgather };
+
+// What the ranks compare before they use what another one has written.
+inline uint64_t kind(Collective what, at::ScalarType type, const ReduceOp& op = ReduceOp::SUM) {
+  return static_cast<uint64_t>(type) << 8 | static_cast<uint64_t>(what) << 4 | static_cast<uint64_t>(op.op_);
+}
+
+inline void gather_in_memory(Shared& shared, Events& events, const at::Tensor& in, std::vector<Span> rows) {
+  const auto width = static_cast<size_t>(in.element_size());
+  const auto name = kind(Collective::allgather, in.scalar_type());
+  events.push_back(Exchange(shared, {{span(in)}, std::move(rows), width, nullptr, name}));
 }
 
 inline void gather_rows(Comm& comm, Events& events, const at::Tensor& in, const at::Tensor& out, const Counts& counts) {
+  if (comm.shared) return gather_in_memory(*comm.shared, events, in, spans(out, counts));
   const auto [type, factor] = wire(in);
   Counts scaled(counts);
   for (auto& count : scaled) count *= factor;
@@ -102,36 +131,59 @@ inline Plan bitwise(const at::Tensor& tensor, const ReduceOp& op, int size, bool
       }};
 }
 
-inline void start_allreduce(Comm& comm, Events& events, const at::Tensor& row, const ReduceOp& op) {
+// A reduction from its start to its end.
+struct Reduction {
+  at::Tensor in, out;
+  bool is_sum = false;  // of which the average is still to be taken
+
+  void finish(const ReduceOp& op, int size, const at::Tensor& result) const {
+    if (is_sum && op == ReduceOp::AVG && out.numel()) out.div_(size);
+    write_back(result, out);
+  }
+};
+
+// Equal shares of whole cache lines; the last ones may be shorter, or empty.
+inline std::vector<Span> shares(const Span& row, int size) {
+  const size_t lines = (row.bytes + 63) / 64, each = (lines + size - 1) / size * 64;
+  std::vector<Span> all;
+  for (int rank = 0; rank < size; ++rank) {
+    const size_t start = std::min(row.bytes, rank * each);
+    all.push_back({row.data + start, std::min(row.bytes - start, each)});
+  }
+  return all;
+}
+
+inline void start_allreduce(Comm& comm, Events& events, Reduction& reduction, const ReduceOp& op) {
+  constexpr size_t kSmall = 4096;  // bytes, that every rank reduces by itself
+  const auto& row = reduction.out;
   const auto type = row.scalar_type();
-  const auto how = reduction(op, type);
-  const size_t count = row.numel();
-  const auto combine = comm.shared ? combination(type, how) : nullptr;
+  const auto combine = comm.shared ? combination(type, op) : nullptr;
+  reduction.is_sum = !combine;
   if (!combine) {
-    events.push_back(ccl::allreduce(row.data_ptr(), row.data_ptr(), count, arithmetic(type), how, comm));
+    const auto how = manycpu::reduction(op, type);
+    events.push_back(ccl::allreduce(row.data_ptr(), row.data_ptr(), row.numel(), arithmetic(type), how, comm));
     return;
   }
-  const auto kind = count << 16 | static_cast<uint64_t>(type) << 8 | static_cast<uint64_t>(how);
-  auto* data = static_cast<char*>(row.data_ptr());
-  events.push_back(Exchange(*comm.shared, {data, count, static_cast<size_t>(row.element_size()), combine, kind}));
+  const auto whole = span(row);
+  const bool is_whole = comm.shared->size == 2 || whole.bytes <= kSmall;
+  auto rows = is_whole ? std::vector<Span>{whole} : shares(whole, comm.shared->size);
+  const auto width = static_cast<size_t>(row.element_size());
+  events.push_back(Exchange(*comm.shared, {rows, rows, width, combine, kind(Collective::allreduce, type, op)}));
 }
 
 inline Plan allreduce_one(const at::Tensor& given, const ReduceOp& op, int size) {
   const auto tensor = as_real(given);
   checked(op, tensor);
   if (is_bitwise(op)) return bitwise(tensor, op, size, true);
-  auto buffer = std::make_shared<at::Tensor>();
+  auto reduction = std::make_shared<Reduction>();
   return {
       {tensor},
       tensor.nbytes(),
       [=](Comm& comm, Events& events) {
-        *buffer = row_of_values(tensor);
-        if (tensor.numel()) start_allreduce(comm, events, *buffer, op);
+        reduction->out = row_of_values(tensor);
+        if (tensor.numel()) start_allreduce(comm, events, *reduction, op);
       },
-      [=] {
-        average(op, *buffer, size);
-        write_back(tensor, *buffer);
-      }};
+      [=] { reduction->finish(op, size, tensor); }};
 }
 
 // Several plans as one: all start together, and it is complete when the last one is.
@@ -160,23 +212,20 @@ inline Plan reduce(const at::Tensor& given, const ReduceOp& op, int root, int ra
   checked(op, tensor);
   const bool mine = rank == root;
   if (is_bitwise(op)) return bitwise(tensor, op, size, mine);
-  auto buffer = std::make_shared<at::Tensor>();
-  auto result = std::make_shared<at::Tensor>();
+  auto reduction = std::make_shared<Reduction>();
   return {
       {given},
       tensor.nbytes(),
       [=](Comm& comm, Events& events) {
-        *buffer = row_of_values(tensor);
-        *result = mine ? *buffer : at::empty_like(*buffer);
+        auto& [in, out, is_sum] = *reduction;
+        in = row_of_values(tensor), out = mine ? in : at::empty_like(in), is_sum = true;
         const auto type = tensor.scalar_type();
+        const auto how = manycpu::reduction(op, type);
         if (!tensor.numel()) return;
-        events.push_back(ccl::reduce(
-            address(*buffer), address(*result), tensor.numel(), arithmetic(type), reduction(op, type), root, comm));
+        events.push_back(ccl::reduce(address(in), address(out), tensor.numel(), arithmetic(type), how, root, comm));
       },
       [=] {
-        if (!mine) return;
-        average(op, *result, size);
-        write_back(tensor, *result);
+        if (mine) reduction->finish(op, size, tensor);
       }};
 }
 
@@ -213,27 +262,40 @@ inline Plan allgather_into(const at::Tensor& out, const at::Tensor& in, int size
       [=] { write_back(out, buffers->second); }};
 }
 
+// Reduce rows, one for each rank, that are one tensor or several.
+inline void start_reduce_scatter(
+    Comm& comm, Events& events, Reduction& reduction, const std::vector<Span>& rows, const ReduceOp& op) {
+  const auto& out = reduction.out;
+  const auto type = out.scalar_type();
+  const auto combine = comm.shared ? combination(type, op) : nullptr;
+  reduction.is_sum = !combine;
+  if (!out.numel()) return;
+  if (combine) {
+    const auto width = static_cast<size_t>(out.element_size());
+    const auto name = kind(Collective::reduce_scatter, type, op);
+    events.push_back(Exchange(*comm.shared, {rows, {span(out)}, width, combine, name}));
+    return;
+  }
+  const auto how = manycpu::reduction(op, type);
+  events.push_back(ccl::reduce_scatter(rows[0].data, address(out), out.numel(), arithmetic(type), how, comm));
+}
+
 inline Plan reduce_scatter_from(const at::Tensor& out, const at::Tensor& in, const ReduceOp& op, int size) {
   checked(out), checked(in), alike(out, in), checked(op, out);
   TORCH_CHECK(!is_bitwise(op), "ccl: reduce_scatter has no bitwise reductions");
   TORCH_CHECK(
       in.numel() == out.numel() * size, "ccl: the input of reduce_scatter has ", in.numel(), " elements and needs ",
       out.numel() * size, ", the output's ", out.numel(), " for each of ", size, " ranks");
-  auto buffers = std::make_shared<std::pair<at::Tensor, at::Tensor>>();
+  auto reduction = std::make_shared<Reduction>();
   return {
       {out},
       in.nbytes(),
       [=](Comm& comm, Events& events) {
-        *buffers = {row_of_values(in), row(out)};
-        const auto type = out.scalar_type();
-        if (!out.numel()) return;
-        events.push_back(ccl::reduce_scatter(
-            address(buffers->first), address(buffers->second), out.numel(), arithmetic(type), reduction(op, type), comm));
+        reduction->in = row_of_values(in), reduction->out = row(out);
+        const auto rows = spans(reduction->in, Counts(size, out.numel()));
+        start_reduce_scatter(comm, events, *reduction, rows, op);
       },
-      [=] {
-        average(op, buffers->second, size);
-        write_back(out, buffers->second);
-      }};
+      [=] { reduction->finish(op, size, out); }};
 }
 }  // namespace plans
 }  // namespace manycpu

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 namespace manycpu::rows {
-// Combines element by element, in the order of the rows; the result must not be one of the rows.
+// Combines element by element, in the order of the rows; slowly if the result is one of the rows.
 using Combine = void (*)(void* result, const void* const* rows, size_t count, size_t elements);
 
 template <typename Stored>
@@ -32,7 +32,39 @@ struct Element<Bfloat> {
   }
 };
 
-struct Sum {
+// float16: computed with integers, so that every compiler vectorises it for every processor.
+struct Half {
+  uint16_t bits;
+};
+
+template <>
+struct Element<Half> {
+  using Wide = float;
+  static Wide widen(Half value) {
+    const uint32_t magnitude = (value.bits & 0x7fffu) << 13, sign = (value.bits & 0x8000u) << 16;
+    const uint32_t endless = magnitude >= (0x7c00u << 13) ? 0x7f800000u : 0;  // infinity and NaN
+    return std::bit_cast<float>(std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f) | endless | sign);
+  }
+  static Half narrow(Wide value) {
+    const auto bits = std::bit_cast<uint32_t>(value), magnitude = bits & 0x7fffffffu;
+    const uint32_t nearest_even = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+    // Adding a half shifts the bits of a subnormal to the end, and rounds them.
+    const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+    const uint32_t endless = magnitude > 0x7f800000u ? 0x7e00 : 0x7c00;
+    const uint32_t finite = magnitude < (113u << 23) ? subnormal : nearest_even;
+    return {static_cast<uint16_t>((magnitude >= (143u << 23) ? endless : finite) | (bits >> 16 & 0x8000u))};
+  }
+};
+
+// What is done with a result that is complete, of so many rows.
+struct AsItIs {
+  template <typename Wide>
+  static Wide finish(Wide value, size_t) {
+    return value;
+  }
+};
+
+struct Sum : AsItIs {
   template <typename Wide>
   static Wide of(Wide a, Wide b) {
     if constexpr (std::is_integral_v<Wide>) {
@@ -44,14 +76,21 @@ struct Sum {
   }
 };
 
-struct Least {
+struct Mean : Sum {
+  template <typename Wide>
+  static Wide finish(Wide value, size_t count) {
+    return value / static_cast<Wide>(count);
+  }
+};
+
+struct Least : AsItIs {
   template <typename Wide>
   static Wide of(Wide a, Wide b) {
     return b < a ? b : a;
   }
 };
 
-struct Greatest {
+struct Greatest : AsItIs {
   template <typename Wide>
   static Wide of(Wide a, Wide b) {
     return a < b ? b : a;
@@ -62,7 +101,7 @@ template <typename Stored, typename Operation>
 [[gnu::always_inline]] inline void combine_two(Stored* result, const Stored* a, const Stored* b, size_t elements) {
   using Traits = Element<Stored>;
   for (size_t k = 0; k < elements; ++k) {
-    result[k] = Traits::narrow(Operation::of(Traits::widen(a[k]), Traits::widen(b[k])));
+    result[k] = Traits::narrow(Operation::finish(Operation::of(Traits::widen(a[k]), Traits::widen(b[k])), 2));
   }
 }
 
@@ -78,7 +117,7 @@ template <typename Stored, typename Operation, typename Length>
     const auto* next = static_cast<const Stored*>(rows[row]) + start;
     for (size_t k = 0; k < length; ++k) block[k] = Operation::of(block[k], Traits::widen(next[k]));
   }
-  for (size_t k = 0; k < length; ++k) result[start + k] = Traits::narrow(block[k]);
+  for (size_t k = 0; k < length; ++k) result[start + k] = Traits::narrow(Operation::finish(block[k], count));
 }
 
 template <typename Stored, typename Operation>

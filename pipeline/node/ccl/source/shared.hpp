@@ -1,7 +1,6 @@
-// Allreduce among the ranks of one host, through a small shared memory that stays in the caches. Of each chunk a
-// rank writes the parts of the other ranks to the memory, reduces its own part, and reads all parts. With two
-// ranks, and for small tensors, each rank writes and reduces the whole chunk: that moves as much data. While a
-// rank waits for others it works on the next chunks. It reads and writes its tensor once, as a copy would.
+// Collectives among the ranks of one host, through a small shared memory that stays in the caches. Of each chunk a
+// rank writes to the memory what it sends, reduces what is its own, and reads what it receives. While a rank waits
+// for others it works on the next chunks. It reads and writes its tensors once, as a copy would.
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>
@@ -13,8 +12,10 @@
 namespace manycpu {
 class Shared {
  public:
-  static constexpr size_t kChunk = 64 << 10;  // bytes; the chunks in progress fit into a core's own cache
-  static constexpr size_t kSlots = 4;         // chunks in progress
+  static constexpr size_t kChunk = 64 << 10;  // bytes, that a core copies in microseconds
+  // Chunks in progress. They fit into a core's own cache, and last while another program has the core of a peer.
+  static constexpr size_t kSlots = 16;
+  static constexpr int kMostRanks = kChunk / 64;  // a cache line of a chunk for each
 
   // How many chunks a rank has written, reduced and read since the group began; and the kinds of its requests.
   struct Counts {
@@ -62,23 +63,49 @@ class Shared {
   char* start_;
 };
 
-// A dense row of elements to reduce, in place.
-struct Row {
+// Dense elements of a tensor.
+struct Span {
   char* data;
-  size_t elements, width;
-  rows::Combine combine;
-  uint64_t kind;  // equal on all ranks that request the same reduction
+  size_t bytes;
 };
 
-// One allreduce: `test` does what is possible without waiting, and returns whether it is complete.
+// What a rank sends and receives: one row for each rank, or a single one.
+//
+//   sent      received  combine
+//   single    each      no       allgather
+//   each      single    yes      reduce_scatter
+//   each      each      yes      allreduce: each rank reduces its row, and all gather them
+//   single    single    yes      allreduce: every rank reduces everything, which for two ranks moves as much data
+struct Request {
+  std::vector<Span> sent, received;
+  size_t width;           // of an element, in bytes
+  rows::Combine combine;  // or nullptr
+  uint64_t kind;          // below 1 << 16; equal on all ranks that call the same collective
+
+  bool is_for_all() const { return sent.size() == 1; }
+
+  // How many elements a rank sends, as this rank knows it.
+  size_t elements_of(int rank) const {
+    if (!combine) return received[rank].bytes / width;
+    size_t bytes = 0;
+    for (const auto& row : sent) bytes += row.bytes;
+    return bytes / width;
+  }
+};
+
+// One collective: `test` does what is possible without waiting, and returns whether it is complete.
 class Exchange {
  public:
-  Exchange(Shared& shared, const Row& row)
+  Exchange(Shared& shared, Request request)
       : shared_(&shared),
-        row_(row),
-        bytes_(row.elements * row.width),
-        chunks_((bytes_ + Shared::kChunk - 1) / Shared::kChunk),
-        everyone_reduces_all_(shared.size == 2 || bytes_ <= kSmall) {}
+        request_(std::move(request)),
+        piece_(request_.is_for_all() ? Shared::kChunk : Shared::kChunk / shared.size / 64 * 64) {
+    size_t longest = 0;
+    for (const auto* rows : {&request_.sent, &request_.received}) {
+      for (const auto& row : *rows) longest = std::max(longest, row.bytes);
+    }
+    chunks_ = (longest + piece_ - 1) / piece_;
+  }
 
   bool test() {
     if (!brought_) first_ = shared_->complete;
@@ -91,30 +118,26 @@ class Exchange {
   }
 
  private:
-  static constexpr int kSteps = 16;       // at most, before other groups have their turn
-  static constexpr size_t kSmall = 4096;  // bytes
-
-  struct Span {
-    size_t start, bytes;
-  };
+  static constexpr int kSteps = 16;  // at most, before other groups have their turn
 
   bool step() {
     const bool took = take(), reduced = reduce(), brought = bring();
     return took || reduced || brought;
   }
 
-  char* data(uint64_t chunk) const { return row_.data + chunk * Shared::kChunk; }
-
-  size_t bytes_of(uint64_t chunk) const {
-    return std::min(Shared::kChunk, bytes_ - chunk * Shared::kChunk);
+  // What of a row is in a chunk.
+  Span part(const Span& row, uint64_t chunk) const {
+    const size_t start = std::min(row.bytes, chunk * piece_);
+    return {row.data + start, std::min(row.bytes - start, piece_)};
   }
 
-  // The part of a chunk that a rank reduces, in whole cache lines.
-  Span part(int rank, uint64_t chunk) const {
-    const size_t bytes = bytes_of(chunk);
-    const size_t lines = (bytes + 63) / 64, each = (lines + shared_->size - 1) / shared_->size * 64;
-    const size_t start = std::min(bytes, rank * each);
-    return {start, std::min(bytes - start, each)};
+  // Where a rank writes what is for another rank, or that other's result.
+  char* place(int of, int other, uint64_t number) const {
+    return shared_->slot(of, number) + (request_.is_for_all() ? 0 : other * piece_);
+  }
+
+  static void copy(char* to, const char* from, size_t bytes) {
+    if (bytes && to != from) std::memcpy(to, from, bytes);
   }
 
   bool bring() {
@@ -122,14 +145,15 @@ class Exchange {
     if (brought_ == chunks_) return false;
     // Wait until all ranks have read the chunk that was in this slot.
     if (number >= Shared::kSlots && !shared_->have_all(&Shared::Counts::taken, number - Shared::kSlots + 1)) return false;
-    char* slot = shared_->slot(shared_->rank, number);
-    for (int rank = 0; rank < shared_->size; ++rank) {
-      if (rank == shared_->rank && !everyone_reduces_all_) continue;
-      const auto [start, bytes] = part(rank, brought_);
-      std::memcpy(slot + start, data(brought_) + start, bytes);
+    const int me = shared_->rank;
+    for (size_t k = 0; k < request_.sent.size(); ++k) {
+      const bool is_own = !request_.is_for_all() && k == static_cast<size_t>(me);
+      const auto [data, bytes] = part(request_.sent[k], brought_);
+      if (!is_own) copy(place(me, k, number), data, bytes);
+      if (!request_.combine) copy(part(request_.received[me], brought_).data, data, bytes);
     }
-    auto& counts = shared_->counts(shared_->rank);
-    counts.kinds[number % Shared::kSlots].store(row_.kind, std::memory_order_relaxed);
+    auto& counts = shared_->counts(me);
+    counts.kinds[number % Shared::kSlots].store(kind_of(me), std::memory_order_relaxed);
     counts.brought.store(number + 1, std::memory_order_release);
     ++brought_;
     return true;
@@ -137,46 +161,54 @@ class Exchange {
 
   bool reduce() {
     const auto number = first_ + reduced_;
-    if (reduced_ == brought_ || !shared_->have_all(&Shared::Counts::brought, number + 1)) return false;
+    if (!request_.combine || reduced_ == brought_ || !shared_->have_all(&Shared::Counts::brought, number + 1)) return false;
     const int me = shared_->rank;
-    const auto [start, bytes] = everyone_reduces_all_ ? Span{0, bytes_of(reduced_)} : part(me, reduced_);
+    const auto own = part(request_.is_for_all() ? request_.sent[0] : request_.sent[me], reduced_);
     for (int rank = 0; rank < shared_->size; ++rank) {
       check(rank, number);
-      const bool is_here = rank == me && !everyone_reduces_all_;
-      shared_->rows[rank] = (is_here ? data(reduced_) : shared_->slot(rank, number)) + start;
+      const bool is_here = rank == me && !request_.is_for_all();
+      shared_->rows[rank] = is_here ? own.data : place(rank, me, number);
     }
-    char* result = (everyone_reduces_all_ ? data(reduced_) : shared_->slot(me, number)) + start;
-    row_.combine(result, shared_->rows.data(), shared_->size, bytes / row_.width);
-    shared_->counts(shared_->rank).reduced.store(number + 1, std::memory_order_release);
+    const bool is_kept = request_.received.size() == 1;
+    char* result = is_kept ? part(request_.received[0], reduced_).data : place(me, me, number);
+    request_.combine(result, shared_->rows.data(), shared_->size, own.bytes / request_.width);
+    shared_->counts(me).reduced.store(number + 1, std::memory_order_release);
     ++reduced_;
     return true;
   }
 
   bool take() {
     const auto number = first_ + taken_;
-    if (taken_ == reduced_) return false;
-    if (!everyone_reduces_all_ && !shared_->have_all(&Shared::Counts::reduced, number + 1)) return false;
-    for (int rank = 0; rank < shared_->size && !everyone_reduces_all_; ++rank) {
-      const auto [start, bytes] = part(rank, taken_);
-      std::memcpy(data(taken_) + start, shared_->slot(rank, number) + start, bytes);
+    if (taken_ == (request_.combine ? reduced_ : brought_)) return false;
+    if (request_.received.size() > 1) {
+      const auto written = request_.combine ? &Shared::Counts::reduced : &Shared::Counts::brought;
+      if (!shared_->have_all(written, number + 1)) return false;
+      for (int rank = 0; rank < shared_->size; ++rank) {
+        if (!request_.combine) check(rank, number);
+        if (!request_.combine && rank == shared_->rank) continue;
+        const auto [data, bytes] = part(request_.received[rank], taken_);
+        copy(data, place(rank, rank, number), bytes);
+      }
     }
     shared_->counts(shared_->rank).taken.store(number + 1, std::memory_order_release);
     ++taken_;
     return true;
   }
 
+  uint64_t kind_of(int rank) const { return request_.elements_of(rank) << 16 | request_.kind; }
+
   void check(int rank, uint64_t number) const {
     const auto kind = shared_->counts(rank).kinds[number % Shared::kSlots].load(std::memory_order_relaxed);
+    const auto expected = kind_of(rank);
     TORCH_CHECK(
-        kind == row_.kind, "rank ", rank, " of the group reduces ", kind >> 16, " elements, this one ", row_.kind >> 16,
-        ", or another dtype or operation");
+        kind == expected, "rank ", rank, " of the group has ", kind >> 16, " elements where this one expects ", expected >> 16,
+        ", or it calls another collective, or has another dtype or operation");
   }
 
   Shared* shared_;
-  Row row_;
-  size_t bytes_;
+  Request request_;
+  size_t piece_;  // bytes of each row in a chunk
   uint64_t chunks_, first_ = 0;
-  bool everyone_reduces_all_;
   uint64_t brought_ = 0, reduced_ = 0, taken_ = 0;
 };
 }  // namespace manycpu

@@ -51,31 +51,6 @@ inline ccl::datatype arithmetic(at::ScalarType type) {
   }
 }
 
-template <typename Stored>
-rows::Combine combination(ccl::reduction how) {
-  switch (how) {
-    case ccl::reduction::sum: return rows::best<Stored, rows::Sum>();
-    case ccl::reduction::min: return rows::best<Stored, rows::Least>();
-    case ccl::reduction::max: return rows::best<Stored, rows::Greatest>();
-    default: return nullptr;
-  }
-}
-
-// How the ranks of one host reduce in shared memory; nullptr: oneCCL reduces, which has instructions for float16,
-// and for rare types.
-inline rows::Combine combination(at::ScalarType type, ccl::reduction how) {
-  switch (type) {
-    case at::kFloat: return combination<float>(how);
-    case at::kDouble: return combination<double>(how);
-    case at::kBFloat16: return combination<rows::Bfloat>(how);
-    case at::kInt: return combination<int32_t>(how);
-    case at::kLong: return combination<int64_t>(how);
-    case at::kByte:
-    case at::kBool: return combination<uint8_t>(how);
-    default: return nullptr;
-  }
-}
-
 // Sending needs no arithmetic: elements of any dtype are sent as integers of their size.
 struct Wire {
   ccl::datatype type;
@@ -109,6 +84,36 @@ inline ccl::reduction reduction(const ReduceOp& op, at::ScalarType type) {
     case ReduceOp::MIN: return ccl::reduction::min;
     case ReduceOp::MAX: return ccl::reduction::max;
     default: TORCH_CHECK(false, "ccl: has no such reduction; use SUM, AVG, PRODUCT, MIN, MAX, or BAND, BOR, BXOR");
+  }
+}
+
+template <typename Stored>
+rows::Combine combination(const ReduceOp& op) {
+  switch (op.op_) {
+    case ReduceOp::SUM: return rows::best<Stored, rows::Sum>();
+    case ReduceOp::MIN: return rows::best<Stored, rows::Least>();
+    case ReduceOp::MAX: return rows::best<Stored, rows::Greatest>();
+    case ReduceOp::AVG:
+      if constexpr (!std::is_integral_v<Stored>) return rows::best<Stored, rows::Mean>();
+      return nullptr;
+    default: return nullptr;
+  }
+}
+
+// How the ranks of one host reduce in shared memory; nullptr: oneCCL reduces, which knows rare types and operations.
+inline rows::Combine combination(at::ScalarType type, const ReduceOp& op) {
+  switch (type) {
+    case at::kFloat: return combination<float>(op);
+    case at::kDouble: return combination<double>(op);
+    case at::kBFloat16: return combination<rows::Bfloat>(op);
+    case at::kHalf: return combination<rows::Half>(op);
+    case at::kLong: return combination<int64_t>(op);
+    case at::kInt: return combination<int32_t>(op);
+    case at::kShort: return combination<int16_t>(op);
+    case at::kChar: return combination<int8_t>(op);
+    case at::kByte: return combination<uint8_t>(op);
+    case at::kBool: return combination<uint8_t>(op == ReduceOp::SUM ? ReduceOp(ReduceOp::MAX) : op);
+    default: return nullptr;
   }
 }
 

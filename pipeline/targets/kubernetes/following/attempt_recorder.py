@@ -4,7 +4,7 @@ import base64
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -37,14 +37,14 @@ def pack(fields: Fields) -> Fields:
     plain = json.dumps(fields)
     if len(plain) <= _PLAIN:
         return fields
-    for leave_out in _LESS:
-        packed = _compressed(leave_out(fields))
+    for shorten in _WAYS_TO_SHORTEN:
+        packed = _compressed(shorten(fields))
         if len(packed) <= LIMIT:
             break
     return {"attempt": fields["attempt"], "packed": packed}
 
 
-def least(fields: Fields) -> Fields:
+def pack_only_the_end(fields: Fields) -> Fields:
     """Pack only how an attempt ended, for a ledger that has no room for more."""
     return {"attempt": fields["attempt"], "packed": _compressed(_only_the_end(fields))}
 
@@ -59,32 +59,34 @@ def unpack(written: Mapping[str, Any]) -> Fields:
         return dict(written)
     try:
         fields: Fields = json.loads(zlib.decompress(base64.b64decode(written["packed"])))
-        return _with_rounds(
-            fields, (meeting | {"ranks": [*_from_spans(meeting["ranks"])]} for meeting in _rounds(fields))
-        )
+        rounds = [meeting | {"ranks": _from_spans(meeting["ranks"])} for meeting in _rounds(fields)]
+        return _with_rounds(fields, rounds)
     except (zlib.error, TypeError, LookupError, AttributeError) as error:
         raise ValueError(f"what the ledger holds of the ranks cannot be read: {error}") from error
 
 
 def _compressed(fields: Fields) -> str:
-    short = _with_rounds(
-        fields, (meeting | {"ranks": _to_spans(meeting["ranks"])} for meeting in _rounds(fields))
-    )
-    return base64.b64encode(zlib.compress(json.dumps(short).encode(), 9)).decode()
+    """Compress fields to base64, with the ranks of each round as spans."""
+    rounds = [meeting | {"ranks": _to_spans(meeting["ranks"])} for meeting in _rounds(fields)]
+    text = json.dumps(_with_rounds(fields, rounds))
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def _without_the_oldest(fields: Fields) -> Fields:
     """Keep only the last meetings and the last entries of lists that grow with time; thin out the curves."""
     observed = fields.get("observed", {})
-    last = {name: observed[name][-_ENTRIES:] for name in ("introduced", "warnings") if name in observed}
+    last_entries = {
+        name: observed[name][-_ENTRIES:] for name in ("introduced", "warnings") if name in observed
+    }
     cursor = dict([*fields.get("cursor", {}).items()][-_ENTRIES:])
     curves = {name: Series(**series).thinned(_POINTS) for name, series in observed.get("series", {}).items()}
-    thin = {"series": {name: curve.model_dump() for name, curve in curves.items()}}
-    shortened = fields | {"cursor": cursor, "observed": observed | last | thin}
+    thinned = {"series": {name: curve.model_dump() for name, curve in curves.items()}}
+    shortened = fields | {"cursor": cursor, "observed": observed | last_entries | thinned}
     return _with_rounds(shortened, _rounds(shortened)[-_ROUNDS:])
 
 
 def _only_the_last_meeting(everything: Fields) -> Fields:
+    """Keep of all meetings only the last one, and drop how far the logs were read."""
     fields = _without_the_oldest(everything)
     observed = {name: value for name, value in fields.get("observed", {}).items() if name != "introduced"}
     shortened = fields | {"cursor": {}, "parted": {}, "observed": observed}
@@ -92,29 +94,32 @@ def _only_the_last_meeting(everything: Fields) -> Fields:
 
 
 def _only_the_end(fields: Fields) -> Fields:
-    """Drop also what the program reported: the output contains its metrics too."""
+    """Keep the last meeting without what the program reported: the output contains its metrics too."""
     left_out = {"metrics", "series", "warnings", "failure"}
     shortened = _only_the_last_meeting(fields)
     observed = {name: value for name, value in shortened["observed"].items() if name not in left_out}
     return shortened | {"observed": observed}
 
 
-_LESS: Final[tuple[Callable[[Fields], Fields], ...]] = (
+_WAYS_TO_SHORTEN: Final[tuple[Callable[[Fields], Fields], ...]] = (
     dict,
     _without_the_oldest,
     _only_the_last_meeting,
     _only_the_end,
 )
-"""Ways to shorten the fields, from the mildest on; the first that makes them fit is used."""
+"""From the one that drops nothing on; the first after which the fields are short enough is used."""
 
 
 def _rounds(fields: Fields) -> list[Fields]:
+    """Return the rounds of the ranks: each is a meeting of all ranks, at a start or a restart."""
     return list(fields.get("observed", {}).get("rounds", ()))
 
 
-def _with_rounds(fields: Fields, rounds: Iterable[Fields]) -> Fields:
-    meetings = [*rounds]
-    return fields | {"observed": fields.get("observed", {}) | {"rounds": meetings}} if meetings else fields
+def _with_rounds(fields: Fields, rounds: list[Fields]) -> Fields:
+    """Return the fields with these rounds; without rounds, the fields as they are."""
+    if not rounds:
+        return fields
+    return fields | {"observed": fields.get("observed", {}) | {"rounds": rounds}}
 
 
 def _to_spans(ranks: Iterable[int]) -> list[list[int]]:
@@ -128,20 +133,23 @@ def _to_spans(ranks: Iterable[int]) -> list[list[int]]:
     return spans
 
 
-def _from_spans(spans: Iterable[list[int]]) -> Iterator[int]:
-    for first, last in spans:
-        yield from range(first, last + 1)
+def _from_spans(spans: Iterable[list[int]]) -> list[int]:
+    """Convert spans of first and last rank to ranks."""
+    return [rank for first, last in spans for rank in range(first, last + 1)]
 
 
 Cursor = dict[str, list[Any]]
 """``pod uid/container/number of restarts`` -> state of a ``LogCursor``."""
-SAVE_EVERY = 30.0  # seconds between saves: after a kill, at most the lines of this time are delivered twice
+SAVE_INTERVAL_S = (
+    30.0  # seconds between saves: after a kill, at most the lines of this time are delivered twice
+)
 TAIL = 20  # last lines to keep of each pod
 WIDTH = 2000  # characters to keep of each last line
-_CLOCKS = 2.0  # seconds of tolerance: the cluster's times are whole seconds, from several clocks
-_TAKEN_BACK = 60.0  # seconds after a suspension within which the operator has surely deleted the pods
-_NEVER = (0.0, "")
-_STARTS = 3  # of a container, whose positions are kept: the log of the last start but one is still readable
+_CLOCK_TOLERANCE_S = 2.0  # the cluster's times are whole seconds, from several clocks
+_PODS_DELETED_S = 60.0  # after a suspension within which the operator has surely deleted the pods
+_KEPT_STARTS = (
+    3  # of a container, whose positions are kept: the log of the last start but one is still readable
+)
 
 
 class Line(NamedTuple):
@@ -213,19 +221,21 @@ class AttemptState(BaseModel):
             admitted: When the operator last suspended or resumed the job; 0: it never did.
             now: Seconds since the epoch.
         """
-        if self.began and capacity < self.paused - _CLOCKS:  # nodes from before the suspension
-            if now - max(self.paused, admitted) > _TAKEN_BACK:  # the pods were never deleted
+        if self.began and capacity < self.paused - _CLOCK_TOLERANCE_S:  # nodes from before the suspension
+            if now - max(self.paused, admitted) > _PODS_DELETED_S:  # the pods were never deleted
                 self.paused, self.admitted = 0.0, admitted
             return
         if self.began and (self.paused or admitted > self.admitted):
-            # If no follower saw when the suspension began, run_timeout starts again.
-            self.began = self.began + max(0.0, capacity - self.paused) if self.paused else capacity
+            if self.paused:
+                self.began += max(0.0, capacity - self.paused)  # time without nodes does not count
+            else:  # no follower saw when the suspension began: run_timeout starts again
+                self.began = capacity
             self.preempted = self.paused or admitted
             self.observed.forget_failure(before=capacity)
         self.began, self.paused, self.admitted = self.began or capacity, 0.0, admitted
 
     def pause(self, since: float) -> bool:
-        """Record that the run is suspended; return whether it had its nodes until now."""
+        """Record that the run is suspended since then; return whether it had its nodes until now."""
         had_nodes = bool(self.began) and not self.paused
         self.paused = self.paused or since
         return had_nodes
@@ -269,10 +279,13 @@ class AttemptRecorder:
         self.spoken = bool(self.state.spoke)
         self.stood = 0.0
         """When the follower last saw the job with its nodes, or suspended; seconds since the epoch."""
-        self._introduced: dict[int, tuple[float, str]] = {}  # rank -> time and pod of its last proof
+        self._introduced: dict[int, tuple[float, str]] = {}
+        """Rank -> time and pod of its last proof that it takes part."""
         self.since = 0.0
         """Since when the follower watches the pods without a break; seconds since the epoch."""
-        self._saved, self._pressing = time.monotonic(), False
+        self._saved = time.monotonic()
+        self._pressing = False
+        """Whether an important event was recorded since the last save."""
         self._written = entry.observed
         self.recorded_cursor: Cursor = dict(self.state.cursor)
         """The cursor as last written to the ledger."""
@@ -282,49 +295,55 @@ class AttemptRecorder:
         """The activity of the ranks and the follower, on which the time budgets depend."""
         return self.state.activity._replace(since=self.since, stood=self.stood)
 
-    def hear(self, log_batches: Iterable[LogBatch]) -> None:
+    def record_delivered(self, log_batches: Iterable[LogBatch]) -> None:
         """Record lines and mark their batches delivered, so that a resumed follower does not repeat them."""
         for log_batch in log_batches:
             for line in log_batch.lines:
                 event = decode(line.line.text)
-                if not self._is_of_another_pod(line, event):
+                if isinstance(event, ProofEvent):
+                    time_before, _ = self._introduced.get(event.rank, (0.0, ""))
+                    if line.time >= time_before:
+                        self._introduced[event.rank] = line.time, line.pod
+                if not self._is_end_in_earlier_pod(line, event):
                     self._pressing |= self._observer.hear(line.line, line.time)
-                self._note(line, event)
-            container, _, number = log_batch.log.rpartition("/")
+                self._record_line(line, event)
+            container, _, restarts = log_batch.log.rpartition("/")
             cursor = self.state.cursor
             cursor.pop(log_batch.log, None)  # inserted again, so that the latest is last
             cursor[log_batch.log] = log_batch.position
-            if number.isdecimal():
-                cursor.pop(f"{container}/{int(number) - _STARTS}", None)
+            if restarts.isdecimal():
+                cursor.pop(f"{container}/{int(restarts) - _KEPT_STARTS}", None)
 
-    def _is_of_another_pod(self, line: Line, event: Event | None) -> bool:
+    def _is_end_in_earlier_pod(self, line: Line, event: Event | None) -> bool:
         """Whether a line reports the end of a rank that has since started again in another pod."""
-        if isinstance(event, ProofEvent) and line.time >= self._introduced.get(event.rank, _NEVER)[0]:
-            self._introduced[event.rank] = line.time, line.pod
         if not isinstance(event, ExitEvent):
             return False
         rank = line.line.rank if event.rank is None else event.rank
-        return rank is not None and self._introduced.get(rank, (0.0, line.pod))[1] != line.pod
+        if rank not in self._introduced:
+            return False
+        _, present_pod = self._introduced[rank]
+        return line.pod != present_pod
 
-    def _note(self, line: Line, event: Event | None) -> None:
+    def _record_line(self, line: Line, event: Event | None) -> None:
+        """Record when a rank last wrote, which pods' ranks ended, and the last lines of each pod."""
         if line.line.rank is not None:
             self.spoken = True
             self.state.spoke = max(self.state.spoke, line.time)
         tail = self.tails.setdefault(line.pod, [])
         if isinstance(event, ExitEvent):
             self.state.parted[line.pod] = line.time
-        if event is None:  # events are for the report, not for people
+        if event is None:  # the last lines are for people, who do not read events
             tail.append(line.line.text[:WIDTH])
             del tail[:-TAIL]
 
-    def fail(self, failure: RankFailure) -> None:
+    def record_failure(self, failure: RankFailure) -> None:
         """Record the rank that failed first, if that rank could not report its failure."""
         self.state.observed.failure = failure
 
     @property
     def due(self) -> bool:
         """Whether to write the ledger now: after an important event, or if the last save is old."""
-        return self._pressing or time.monotonic() - self._saved > SAVE_EVERY
+        return self._pressing or time.monotonic() - self._saved > SAVE_INTERVAL_S
 
     def fields(self) -> dict[str, Any]:
         """Return the fields to write to the ledger, and restart the time until the next save."""
@@ -343,20 +362,21 @@ class AttemptRecorder:
         packed = pack(fields)
         if packed != self._written:  # a thousand runs may wait, mostly without a change
             try:
-                self._put(packed)
+                self._write_entry(packed)
             except InvalidError:  # too large, most likely
-                self._put(least(fields))
+                self._write_entry(pack_only_the_end(fields))
             self._written = packed
         self.recorded_cursor = fields.get("cursor", {})
 
-    def _put(self, written: dict[str, Any]) -> None:
+    def _write_entry(self, written: dict[str, Any]) -> None:
+        """Write packed fields to the ledger, unless the run is at another attempt."""
         with self._ctx.ledger.update() as entry:
             if entry.attempt == self._handle.attempt:
                 entry.observed = written
 
 
 def attempt_state(entry: Entry, handle: JobHandle) -> AttemptState:
-    """Read an attempt's state from the ledger; empty: none is recorded, or it cannot be read."""
+    """Read an attempt's state from the ledger; an empty state if none is recorded or it cannot be read."""
     if entry.observed is not None and entry.observed.get("attempt") == handle.attempt:
         with suppress(ValueError):
             return AttemptState.model_validate(unpack(entry.observed))

@@ -9,17 +9,18 @@ from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
 from manycpu.pipeline.spec.state import describe_exit
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
     JobSnapshot,
-    remembered,
+    cached_until_change,
     role,
 )
 from manycpu.pipeline.targets.kubernetes.pod_status import Container, PodReason, containers, reasons
 
-_REFUSED: Final = frozenset(
+_PODS_REFUSED: Final = frozenset(
     {
         *("FailedCreate", "FailedCreatePod"),
         *("TrainJobResourcesCreationFailed", "JobCreationFailed", "HeadlessServiceCreationFailed"),
     }
 )
+"""Reasons of the events with which operators report that the API server refuses their pods."""
 _SIGNALS: Final = 128  # if a signal ends a container, its exit code is this plus the signal's number
 
 
@@ -62,51 +63,56 @@ class Ending(NamedTuple):
         return f"{self.pod}/{self.container} ended with {describe_exit(self.code)}{word}{message}"
 
 
-@remembered
+@cached_until_change
 def explain(snapshot: JobSnapshot) -> str:
     """Explain what keeps a job from running, one line for each reason; empty: nothing does."""
     lines = [*map(str, pending(snapshot)), *crashes(snapshot), *losses(snapshot)]
     return "\n".join(dict.fromkeys(lines))
 
 
-def hopeless(snapshot: JobSnapshot) -> str:
+def fatal_reasons(snapshot: JobSnapshot) -> str:
     """Describe the obstacles that waiting never removes; empty: there are none."""
     return "\n".join(str(reason) for reason in pending(snapshot) if reason.fatal)
 
 
-@remembered
+@cached_until_change
 def pending(snapshot: JobSnapshot) -> list[Reason]:
     """List the reasons why the job or its pods wait; pods with the same reason are grouped."""
-    pods_by_reason: dict[PodReason, list[str]] = {}
-    waiting = () if snapshot.suspended else zip(snapshot.pods, snapshot.of_pods(reasons), strict=True)
-    for pod, of_pod in waiting:
-        for reason in of_pod:
-            pods_by_reason.setdefault(reason, []).append(pod["metadata"]["name"])
-    pods = [Reason(reason.text, tuple(names), reason.fatal) for reason, names in pods_by_reason.items()]
-    return [*_of_job(snapshot), *_of_claims(snapshot), *pods]
+    names_by_reason: dict[PodReason, list[str]] = {}
+    if not snapshot.suspended:
+        for pod, pod_reasons in zip(snapshot.pods, snapshot.derive_from_pods(reasons), strict=True):
+            for reason in pod_reasons:
+                names_by_reason.setdefault(reason, []).append(pod["metadata"]["name"])
+    claim_events = _latest_warnings(snapshot, None, "PersistentVolumeClaim")
+    return [
+        *_job_reasons(snapshot),
+        *(Reason(f"claim {event['involvedObject']['name']}: {event['message']}") for event in claim_events),
+        *(Reason(reason.text, tuple(names), reason.fatal) for reason, names in names_by_reason.items()),
+    ]
 
 
-def _of_job(snapshot: JobSnapshot) -> Iterator[Reason]:
+def _job_reasons(snapshot: JobSnapshot) -> Iterator[Reason]:
+    """Yield why the job itself waits, by its state and the warnings about it."""
     job = snapshot.job
     if job is None:
         yield Reason(f"{snapshot.kind} {snapshot.name} is gone: somebody deleted it")
         return
-    for event in _latest(snapshot, {"ValidationError"}, snapshot.job_kind.resource.kind):
+    for event in _latest_warnings(snapshot, {"ValidationError"}, snapshot.job_kind.resource.kind):
         yield Reason(f"the operator refuses the job: {event['message']}", fatal=True)
     if snapshot.given_back:
         yield Reason("it holds nothing until there is room for all of its ranks")
-        tries = _latest(snapshot, {"FailedScheduling"}, "Pod")
+        messages = [event["message"] for event in _latest_warnings(snapshot, {"FailedScheduling"}, "Pod")]
         # A pod that was deleted while the scheduler bound it says nothing about the nodes.
-        for event in [event for event in tries if "is being deleted" not in event["message"]][-1:]:
-            yield Reason(f"no node when it last tried: {event['message']}")
+        of_nodes = [message for message in messages if "is being deleted" not in message]
+        if of_nodes:
+            yield Reason(f"no node when it last tried: {of_nodes[-1]}")
         return
     if snapshot.suspended:
         queue = job["metadata"].get("labels", {}).get(QUEUE_LABEL)
-        yield Reason(
-            f"it is suspended, until Kueue's queue {queue} admits it" if queue else "it is suspended"
-        )
+        until = f", until Kueue's queue {queue} admits it" if queue else ""
+        yield Reason(f"it is suspended{until}")
         return
-    refused = list(_latest(snapshot, _REFUSED))
+    refused = _latest_warnings(snapshot, _PODS_REFUSED)
     for event in refused:
         yield Reason(f"pods are refused: {event['message']}")
     if snapshot.pods or refused:
@@ -117,15 +123,10 @@ def _of_job(snapshot: JobSnapshot) -> Iterator[Reason]:
         yield Reason("it has no pods yet")
 
 
-def _of_claims(snapshot: JobSnapshot) -> Iterator[Reason]:
-    for event in _latest(snapshot, None, "PersistentVolumeClaim"):
-        yield Reason(f"claim {event['involvedObject']['name']}: {event['message']}")
-
-
-@remembered
+@cached_until_change
 def crashes(snapshot: JobSnapshot) -> list[str]:
     """List the containers that were restarted after a crash, and a launcher that failed several times."""
-    lines = [text for texts in snapshot.of_pods(_crashes_of) for text in texts]
+    lines = [text for texts in snapshot.derive_from_pods(_crashes_of_pod) for text in texts]
     failed = _failed_launchers(snapshot)
     if len(failed) > 1:
         lines.append(
@@ -134,42 +135,54 @@ def crashes(snapshot: JobSnapshot) -> list[str]:
     return lines
 
 
-def _crashes_of(pod: KubeObject, _: list[KubeObject]) -> list[str]:
-    crashed = [
-        container
+def _crashes_of_pod(pod: KubeObject, _: list[KubeObject]) -> list[str]:
+    """Describe the last crash of each container of a pod that was restarted after one."""
+    return [
+        f"started {container.restarts + 1} times: {_ending(container)}"
         for container in containers(pod)
-        if container.restarts and container.last and container.last.get("exitCode")
+        if container.restarts and _has_failed(container)
     ]
-    return [f"started {container.restarts + 1} times: {_ending(container)}" for container in crashed]
+
+
+def _has_failed(container: Container) -> bool:
+    """Whether the last end of a container was a failure; false while it has not ended."""
+    return container.last is not None and bool(container.last.get("exitCode"))
 
 
 def _failed_launchers(snapshot: JobSnapshot) -> list[str]:
-    return [name for name in snapshot.of_pods(_failed_launcher) if name]
+    """List the names of launcher pods that have failed."""
+    return [
+        str(pod["metadata"]["name"])
+        for pod in snapshot.pods
+        if role(pod) == "launcher" and pod["status"].get("phase") == "Failed"
+    ]
 
 
-def _failed_launcher(pod: KubeObject, _: list[KubeObject]) -> str:
-    failed = role(pod) == "launcher" and pod["status"].get("phase") == "Failed"
-    return str(pod["metadata"]["name"]) if failed else ""
-
-
-@remembered
+@cached_until_change
 def restarts(snapshot: JobSnapshot) -> int:
     """Return the number of restarts of the container, or the launcher, that was restarted most often."""
-    return max([*snapshot.of_pods(_restarts_of), len(_failed_launchers(snapshot)) - 1, 0])
+    launcher_restarts = len(_failed_launchers(snapshot)) - 1  # a new pod replaces each that has failed
+    return max([*snapshot.derive_from_pods(_restarts_of_pod), launcher_restarts, 0])
 
 
-def _restarts_of(pod: KubeObject, _: list[KubeObject]) -> int:
-    return max((c.restarts for c in containers(pod) if not c.init and c.last), default=0)
+def _restarts_of_pod(pod: KubeObject, _: list[KubeObject]) -> int:
+    """Return the number of restarts of the pod's container that was restarted most often."""
+    return max(
+        (container.restarts for container in containers(pod) if not container.init and container.last),
+        default=0,
+    )
 
 
-@remembered
+@cached_until_change
 def losses(snapshot: JobSnapshot) -> list[str]:
     """List the pods that were evicted, preempted, or lost with their node."""
-    gone = [_loss_of(pod, []) for pod in snapshot.departed.values()]
-    return [text for text in dict.fromkeys([*snapshot.of_pods(_loss_of), *gone]) if text]
+    present = snapshot.derive_from_pods(_loss_of_pod)
+    departed = [_loss_of_pod(pod, []) for pod in snapshot.departed.values()]
+    return [text for text in dict.fromkeys([*present, *departed]) if text]
 
 
-def _loss_of(pod: KubeObject, _: list[KubeObject]) -> str:
+def _loss_of_pod(pod: KubeObject, _: list[KubeObject]) -> str:
+    """Describe why a pod was evicted, preempted or lost with its node; empty: it was not."""
     status, name = pod.get("status", {}), pod["metadata"]["name"]
     if status.get("reason") in ("Evicted", "NodeLost", "Preempting", "Shutdown", "Terminated"):
         return f"pod {name} was lost ({status['reason']}): {status.get('message', '')}"
@@ -181,11 +194,12 @@ def _loss_of(pod: KubeObject, _: list[KubeObject]) -> str:
 def endings(snapshot: JobSnapshot) -> list[Ending]:
     """List the containers that failed, those of deleted pods included, the earliest end first."""
     pods = [*snapshot.pods, *snapshot.departed.values()]
-    ended = [_ending(c) for pod in pods for c in containers(pod) if c.last and c.last.get("exitCode")]
-    return sorted(set(ended))
+    failed = {_ending(container) for pod in pods for container in containers(pod) if _has_failed(container)}
+    return sorted(failed)
 
 
 def _ending(container: Container) -> Ending:
+    """Read the last end of a container, which has ended at least once."""
     last = container.last or {}
     return Ending(
         time=epoch(last.get("finishedAt")),
@@ -206,14 +220,21 @@ def exit_code(terminated: KubeObject) -> int:
     return _SIGNALS - code if code > _SIGNALS else code
 
 
-def _latest(
+def _latest_warnings(
     snapshot: JobSnapshot, reasons: AbstractSet[str] | None, kind: str | None = None
-) -> Iterator[KubeObject]:
-    """Yield the last warning for each of these reasons about each object of this kind; None: all."""
+) -> list[KubeObject]:
+    """List the last warning for each reason about each object, and each message only once.
+
+    Args:
+        snapshot: The job.
+        reasons: Reasons of the warnings; None: all.
+        kind: Kind of the objects; None: all.
+    """
     latest = {
         (event["involvedObject"].get("uid"), event.get("reason")): event
         for event in snapshot.events
         if (reasons is None or event.get("reason") in reasons)
         and kind in (None, event["involvedObject"].get("kind"))
     }
-    yield from {event["message"]: event for event in latest.values()}.values()
+    by_message = {event["message"]: event for event in latest.values()}
+    return list(by_message.values())

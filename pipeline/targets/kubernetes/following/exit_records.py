@@ -11,12 +11,16 @@ from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, attempt_directory, claim_of
 from manycpu.pipeline.targets.kubernetes.following import diagnosis
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
-from manycpu.pipeline.targets.kubernetes.following.judgement import ends
+from manycpu.pipeline.targets.kubernetes.following.judgement import exit_codes_of_containers
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import helper
 from manycpu.pipeline.transfer import TransferError
 
-_START: Final = 300  # seconds for the helper pod to start: its node may be unreachable
-_LATE: Final = (None, "run.run_timeout", "run.stall_timeout")  # budgets that count while ranks work
+_START_TIMEOUT_S: Final = 300  # for the helper pod: its node may be unreachable
+_BUDGETS_OF_WORK: Final = (
+    None,
+    "run.run_timeout",
+    "run.stall_timeout",
+)  # while ranks work; None: no budget was used up
 UNREADABLE: Final = (ManycpuError, TransferError)
 """Errors which mean that the records cannot be read."""
 
@@ -29,13 +33,15 @@ def are_needed(status: Status, snapshot: JobSnapshot, observed: Observed) -> boo
         snapshot: The job.
         observed: What its ranks have reported, still without the exit codes of their containers.
     """
-    if status.state is RunState.CANCELLED or observed.finished or any(r.exit_code for r in observed.ranks):
+    a_rank_failed = any(rank.exit_code for rank in observed.ranks)
+    if status.state is RunState.CANCELLED or observed.finished or a_rank_failed:
         return False
     if _is_lost(snapshot):  # then the exit codes of its containers are not those of its ranks
         return True
-    if not observed.met or status.budget not in _LATE:
+    if not observed.met or status.budget not in _BUDGETS_OF_WORK:
         return False
-    known = {rank.rank: rank.exit_code for rank in observed.ranks} | ends(snapshot, observed)
+    reported = {rank.rank: rank.exit_code for rank in observed.ranks}
+    known = reported | exit_codes_of_containers(snapshot, observed)
     if status.state is RunState.SUCCEEDED:
         return snapshot.speaker != "launcher" and any(code != 0 for code in known.values())
     return not any(known.values())
@@ -50,11 +56,11 @@ def read(ctx: ClusterContext, attempt: int) -> list[dict[str, Any]]:
         ManycpuError: The volume cannot be read.
         TransferError: The volume cannot be read.
     """
-    with helper(ctx, "exits", claim_of(ctx), lambda *_: None, start_timeout=_START) as pod:
+    with helper(ctx, "exits", claim_of(ctx), lambda *_: None, start_timeout=_START_TIMEOUT_S) as pod:
         return list(pod.ask("exits", folder=f"{attempt_directory(ctx, attempt)}/{FOLDER}")["records"])
 
 
-def judged(
+def judge(
     status: Status, snapshot: JobSnapshot, observed: Observed, records: Iterable[dict[str, Any]]
 ) -> Status:
     """Judge an end by the reports and records of the ranks: if all have finished, it is a success. Pure.
@@ -67,13 +73,13 @@ def judged(
     """
     believe(observed, records)
     # mpirun may know of a failure that no rank knows: that counts unless pods were lost or time ran out.
-    counts = snapshot.speaker != "launcher" or _is_lost(snapshot) or status.budget is not None
-    if status.state is not RunState.FAILED or not observed.finished or not counts:
+    overrides_job = snapshot.speaker != "launcher" or _is_lost(snapshot) or status.budget is not None
+    if status.state is not RunState.FAILED or not observed.finished or not overrides_job:
         return status
     return Status(state=RunState.SUCCEEDED, reason=f"all ranks had finished before: {status.in_short}")
 
 
-def unread(status: Status, error: BaseException) -> Status:
+def with_unreadable_records(status: Status, error: BaseException) -> Status:
     """Add to a status that its exit records cannot be read, so that the training is not blamed."""
     lack = f"its ranks may have finished: their records on the volume cannot be read: {error}"
     reason = "\n".join(part for part in (status.reason, lack) if part)
@@ -81,4 +87,5 @@ def unread(status: Status, error: BaseException) -> Status:
 
 
 def _is_lost(snapshot: JobSnapshot) -> bool:
+    """Whether the job was deleted, or pods of it were evicted or lost with their node."""
     return snapshot.job is None or bool(diagnosis.losses(snapshot))

@@ -60,14 +60,17 @@ _MIN_TICK_S: Final = 0.1  # minimum between two checks
 _UNCONFIRMED_S: Final = 300.0  # after which a used-up budget counts although the API server is away
 _SILENCE_TIMEOUT_S: Final = 3600.0  # without news of the job or its pods after which the wait ends
 _RECORDING_TIMEOUT_S: Final = 600.0  # within which the end must be recorded
-_READING: Final = ThreadPoolExecutor(4, thread_name_prefix="exits")  # so slow volumes delay no other calls
+_VOLUME_READERS: Final = ThreadPoolExecutor(
+    4, thread_name_prefix="exits"
+)  # so slow volumes delay no other calls
 
 Result = TypeVar("Result")
-Tell = Callable[[list[RankLine]], Awaitable[None]]
+Deliver = Callable[[list[RankLine]], Awaitable[None]]
+"""Delivers lines to whom follows the run."""
 
 
 class Notes:
-    """Notes that wait for delivery.
+    """Notes for the person who follows the run: lines of manycpu itself, which wait for delivery.
 
     Args:
         now: Returns the time, in seconds since the epoch.
@@ -80,34 +83,34 @@ class Notes:
         self._reason, self._reason_due = "", now() + _FIRST_NOTE_DELAY_S
         self._away_due = 0.0
 
-    def say(self, text: str) -> None:
+    def add(self, text: str) -> None:
         """Add a note."""
         self._texts.append(text)
         self._wake()
 
-    def away(self, text: str) -> None:
+    def add_unreachable(self, text: str) -> None:
         """Add a note that the cluster cannot be reached, at most once a minute."""
         if self._now() >= self._away_due:
             self._away_due = self._now() + _AWAY_NOTE_INTERVAL_S
-            self.say(text)
+            self.add(text)
 
-    def waiting(self, reason: str) -> None:
-        """Add a note for each new line of the job's reason, such as a lost pod, but not too often."""
+    def add_new_reasons(self, reason: str) -> None:
+        """Add a note for each new line of the reason of the job's status, at most every ten seconds."""
         if reason == self._reason or self._now() < self._reason_due:
             return
-        told = self._reason.splitlines()
+        known_lines = self._reason.splitlines()
         self._reason, self._reason_due = reason, self._now() + _NOTE_INTERVAL_S
         for line in reason.splitlines():
-            if line not in told:
-                self.say(line)
+            if line not in known_lines:
+                self.add(line)
 
-    def soon(self) -> None:
-        """Make the next note on a reason due within two seconds, even if the last one is recent."""
+    def make_reasons_due(self) -> None:
+        """Let the next new reason become a note within two seconds, even if the last note is recent."""
         self._reason_due = min(self._reason_due, self._now() + _PREEMPTION_NOTE_DELAY_S)
 
-    def due(self, reason: str) -> list[float]:
-        """Return when the note on this reason is due, in seconds since the epoch; empty: it is not new."""
-        return [self._reason_due] if reason != self._reason else []
+    def due(self, reason: str) -> float | None:
+        """Return when the note on this reason is due, in seconds since the epoch; None: it is not new."""
+        return self._reason_due if reason != self._reason else None
 
     def take(self) -> list[RankLine]:
         """Return the notes that were not delivered yet, and remove them."""
@@ -144,21 +147,23 @@ class Follower:
         self._launcher = LauncherRelease(self._snapshot, cluster_of(ctx))
         self._queue = QueueWaiting(self._snapshot, cluster_of(ctx), watch, self._wake.set)
         self._notes = Notes(watch.now, self._wake.set)
-        self._asking, self._unasked_since = Backoff(), 0.0
+        self._confirm_backoff = Backoff()
+        self._unconfirmed_since = 0.0
+        """Since when the API server does not confirm an end, in seconds since the epoch; 0: it does."""
         self._saving: asyncio.Task[None] | None = None
-        self._tell: Tell | None = None
+        self._deliver: Deliver | None = None
         # By this machine's clock, which does not depend on answers of the cluster.
         self._last_change = dict.fromkeys((self._snapshot.kind, "Pod"), time.monotonic())
         self._trouble = "no watch says anything"
         self.status = Status(state=RunState.PENDING)
         """The present status of the job."""
 
-    async def run(self, stream: AsyncIterator[list[Changes]], tell: Tell) -> Status:
+    async def run(self, stream: AsyncIterator[list[Changes]], deliver: Deliver) -> Status:
         """Follow the job to its end through broken connections, at most until a time budget is used up.
 
         Args:
             stream: The changes of objects in the namespace.
-            tell: Receives the lines as they come, in order for each rank.
+            deliver: Receives the lines as they come, in order for each rank.
 
         Returns:
             The final status.
@@ -166,16 +171,16 @@ class Follower:
         Raises:
             ClusterError: There was no news of the job for an hour. The job is left as it is.
         """
-        self._tell = tell
+        self._deliver = deliver
         feeding = asyncio.create_task(self._feed(stream))
         self._recorder.since = self._watch.now()
         try:
             while not self.status.state.terminal:
-                await self._pause(feeding)
-                await self._pass_on(tell)
-                self.status = await self._judge()
+                await self._wait_until_due(feeding)
+                await self._deliver_read_lines(deliver)
+                self.status = await self._confirmed_status()
                 self._check_silence()
-            await self._drain(tell)
+            await self._drain(deliver)
             return await self._conclude(self.status)
         finally:
             feeding.cancel()
@@ -187,14 +192,18 @@ class Follower:
                 await feeding
 
     async def _feed(self, stream: AsyncIterator[list[Changes]]) -> None:
+        """Apply all changes of the stream, which does not end by itself."""
         async for changes in stream:
             for change in changes:
                 self._apply(change)
 
     def _apply(self, change: Changes) -> None:
+        """Apply a change to the snapshot, and wake the loop if it concerns this job."""
         if change.trouble:
             self._trouble = change.trouble
-            self._notes.away(f"nothing is known of {change.kind} objects at present: {change.trouble}")
+            self._notes.add_unreachable(
+                f"nothing is known of {change.kind} objects at present: {change.trouble}"
+            )
             if change.kind == "Pod":
                 self._recorder.since = self._watch.now()  # silence counts only while pods are watched
             return
@@ -215,15 +224,17 @@ class Follower:
             fix="See that the cluster can be reached, and run again: that attaches to the job",
         )
 
-    async def _pause(self, feeding: "asyncio.Task[None]") -> None:
+    async def _wait_until_due(self, feeding: "asyncio.Task[None]") -> None:
         """Wait for a change, or until a budget, a note or the next check is due."""
         now = self._watch.now()
         activity = self._recorder.activity
-        due = [budget.due for budget in budgets(self._ctx.run, self._snapshot, activity)[:1]]
-        due += [judgement.settled(activity)] if activity.finished else []
-        note = self._notes.due(self.status.reason)
-        tick = _WAITING_TICK_S if self._turn.waits else _TICK_S
-        seconds = max(_MIN_TICK_S, min([now + tick, *due, *note]) - now)
+        due = [now + (_WAITING_TICK_S if self._turn.waits else _TICK_S)]
+        due += [budget.due for budget in budgets(self._ctx.run, self._snapshot, activity)]
+        if activity.finished:
+            due.append(judgement.success_time(activity))
+        if (note_due := self._notes.due(self.status.reason)) is not None:
+            due.append(note_due)
+        seconds = max(_MIN_TICK_S, min(due) - now)
         waking = asyncio.ensure_future(self._wake.wait())
         await asyncio.wait([waking, feeding], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         waking.cancel()
@@ -232,90 +243,101 @@ class Follower:
             feeding.result()
             raise RuntimeError("the stream of changes ended, which none should")
 
-    async def _pass_on(self, tell: Tell) -> None:
-        left = self._log_batches.qsize()
+    async def _deliver_read_lines(self, deliver: Deliver) -> None:
+        """Deliver the notes and the lines that have been read, some at a time; save the recorder if due."""
+        batches_left = self._log_batches.qsize()
         while True:
             log_batches: list[LogBatch] = []
-            while left and sum(len(batch.lines) for batch in log_batches) < _MAX_LINES:
+            while batches_left and sum(len(batch.lines) for batch in log_batches) < _MAX_LINES:
                 log_batches.append(self._log_batches.get_nowait())
-                left -= 1
+                batches_left -= 1
             notes = self._notes.take()  # not rate-limited, as they are few
             lines = [line.line for batch in log_batches for line in batch.lines]
-            shown = [*notes, *self._limit.admit(lines, self._watch.now())]
-            if shown or log_batches:
-                await _finished(self._tell_and_hear(tell, shown, log_batches))
-            if not left:
+            admitted = [*notes, *self._limit.admit(lines, self._watch.now())]
+            if admitted or log_batches:
+                await _finish(self._deliver_and_record(deliver, admitted, log_batches))
+            if not batches_left:
                 break
             await asyncio.sleep(0)  # let other followers in this event loop run
         if self._recorder.due and (self._saving is None or self._saving.done()):
             self._saving = asyncio.create_task(self._save())
 
-    async def _tell_and_hear(self, tell: Tell, shown: list[RankLine], log_batches: list[LogBatch]) -> None:
-        if shown:
-            await tell(shown)
-        self._recorder.hear(log_batches)  # after delivery: a resumed follower must not skip undelivered lines
+    async def _deliver_and_record(
+        self, deliver: Deliver, admitted: list[RankLine], log_batches: list[LogBatch]
+    ) -> None:
+        if admitted:
+            await deliver(admitted)
+        self._recorder.record_delivered(
+            log_batches
+        )  # after delivery: a resumed follower must not skip undelivered lines
 
     async def _save(self) -> None:
+        """Write the recorder's state to the ledger."""
         with suppress(*FAILURES):  # the next save tries again
             await asyncio.to_thread(self._recorder.write, self._recorder.fields())
 
-    async def _judge(self) -> Status:
-        status = self._view()
+    async def _confirmed_status(self) -> Status:
+        """Derive the status; an end counts only after the API server has confirmed it."""
+        status = self._derive_status()
         if not status.state.terminal:
             return status
         # The watch may be stale: read job and pods from the API server before an end is accepted.
         try:
             self._snapshot.replace(*await asyncio.to_thread(observe, self._ctx, self._handle))
         except FAILURES as error:
-            return await self._unasked(status, error)
-        self._unasked_since = 0.0
+            return await self._unconfirmed_status(status, error)
+        self._unconfirmed_since = 0.0
         self._readers.follow(self._snapshot)
-        return self._view()
+        return self._derive_status()
 
-    async def _unasked(self, status: Status, error: BaseException) -> Status:
+    async def _unconfirmed_status(self, status: Status, error: BaseException) -> Status:
         """Keep the status if the API server cannot confirm an end; a used-up budget counts after a while."""
         self._recorder.since = now = self._watch.now()
-        self._unasked_since = self._unasked_since or now
-        if status.budget and now - self._unasked_since > _UNCONFIRMED_S:
+        self._unconfirmed_since = self._unconfirmed_since or now
+        if status.budget and now - self._unconfirmed_since > _UNCONFIRMED_S:
             return status
-        if now - self._unasked_since > _SILENCE_TIMEOUT_S:
+        if now - self._unconfirmed_since > _SILENCE_TIMEOUT_S:
             raise error
-        self._notes.away(f"whether it has ended cannot be asked at present: {error}")
-        await asyncio.sleep(self._asking.next())
+        self._notes.add_unreachable(f"whether it has ended cannot be asked at present: {error}")
+        await asyncio.sleep(self._confirm_backoff.next())
         return self.status
 
-    def _view(self) -> Status:
+    def _derive_status(self) -> Status:
         """Derive the status from job, pods and budgets; give the job back or resume it if it is its turn."""
         if not {self._snapshot.kind, "Pod"} <= self._snapshot.listed_kinds:
             return self.status
         now = self._watch.now()
-        self._begin(now)
+        self._record_nodes(now)
         status = judgement.judge(self._ctx.run, self._snapshot, self._recorder.activity, now)
         if not status.state.terminal:
-            self._launcher.look(began=bool(self._recorder.state.began or self._snapshot.note))
-            lacking = self._turn.look(met=self._recorder.activity.met, now=now) or self._queue.look(now)
-            status = _with_reason(status, lacking)
-            self._notes.waiting(status.reason)
+            self._launcher.release_after_change(began=bool(self._recorder.state.began or self._snapshot.note))
+            waits_for = self._turn.take_turn(met=self._recorder.activity.met, now=now)
+            waits_for = waits_for or self._queue.waiting_reason(now)
+            status = _with_reason(status, waits_for)
+            self._notes.add_new_reasons(status.reason)
         elif status.budget:
-            status = _with_reason(status, self._queue.look(now))
+            status = _with_reason(status, self._queue.waiting_reason(now))
         return status
 
-    def _begin(self, now: float) -> None:
+    def _record_nodes(self, now: float) -> None:
+        """Record whether the run has its nodes or is suspended: its time budgets depend on that."""
         if self._snapshot.given_back and not self._recorder.activity.met:
             self._recorder.state.began = 0.0  # it had its nodes, but could not start on them
         elif self._snapshot.suspended:
             self._recorder.stood = now
-            if self._recorder.state.pause(self._snapshot.suspended_since or now):
-                self._notes.soon()
+            had_nodes = self._recorder.state.pause(self._snapshot.suspended_since or now)
+            if had_nodes:
+                self._notes.make_reasons_due()
         elif capacity := self._snapshot.capacity(self._ctx.run.nodes[0]):
             self._recorder.state.begin(capacity, self._snapshot.last_transition, now)
             self._recorder.stood = now
 
     async def _put(self, log_batch: LogBatch) -> None:
+        """Queue lines for delivery; wait while the queue is full."""
         await self._log_batches.put(log_batch)
         self._wake.set()
 
-    async def _drain(self, tell: Tell) -> None:
+    async def _drain(self, deliver: Deliver) -> None:
         """Deliver the last lines, until the logs of ended containers are read completely."""
         began = self._watch.now()
         until = began + _DRAIN_S
@@ -325,51 +347,53 @@ class Follower:
                 await asyncio.wait_for(self._wake.wait(), _MIN_TICK_S)
             if not self._log_batches.empty():
                 until = min(self._watch.now() + _DRAIN_S, began + _DRAIN_TIMEOUT_S)
-            await self._pass_on(tell)
-        await self._pass_on(tell)
+            await self._deliver_read_lines(deliver)
+        await self._deliver_read_lines(deliver)
         if dropped := self._limit.dropped():
-            await tell(dropped)
+            await deliver(dropped)
 
     async def _conclude(self, status: Status) -> Status:
         """Complete and record the final status, and delete the job if it must not continue."""
-        entry = await self._surely(self._ctx.ledger.read)
-        status = status if entry is None else judgement.concluded(entry, self._handle, status)
+        entry = await self._call_with_retries(self._ctx.ledger.read)
+        if entry is not None:
+            status = judgement.final_status(entry, self._handle, status)
         if self._recorder.state.paused:  # the suspension ended the ranks, so that is not the cause
             self._recorder.state.observed.forget_failure(before=self._watch.now())
-        status = await self._settle(status)
+        status = await self._judge_by_exit_records(status)
         if status.state is RunState.FAILED:
             await self._read_tail()
-            status = judgement.complete(self._snapshot, self._recorder, status)
+            status = judgement.with_first_failure(self._snapshot, self._recorder, status)
         state = self._recorder.state
-        judgement.note_ends(self._snapshot, state.observed)
-        state.ended, state.verdict = judgement.ended_at(self._snapshot) or self._watch.now(), status
+        judgement.record_exit_codes(self._snapshot, state.observed)
+        state.ended, state.verdict = judgement.end_time(self._snapshot) or self._watch.now(), status
         if self._saving is not None:
             await self._saving
-        await self._surely(self._recorder.write, self._recorder.fields())
-        if judgement.to_be_ended(self._ctx.run, self._snapshot, status):
-            await self._surely(self._delete, lacking="what still runs of it could not be deleted")
+        await self._call_with_retries(self._recorder.write, self._recorder.fields())
+        if judgement.must_be_deleted(self._ctx.run, self._snapshot, status):
+            await self._call_with_retries(self._delete, failure="what still runs of it could not be deleted")
         return status
 
-    async def _settle(self, status: Status) -> Status:
+    async def _judge_by_exit_records(self, status: Status) -> Status:
         """Judge an end by the ranks' exit records, if cluster and logs do not show how all ranks ended."""
         observed, records = self._recorder.state.observed, list[dict[str, Any]]()
         if exit_records.are_needed(status, self._snapshot, observed):
             loop, attempt = asyncio.get_running_loop(), self._handle.attempt
             try:
-                records = await loop.run_in_executor(_READING, exit_records.read, self._ctx, attempt)
+                records = await loop.run_in_executor(_VOLUME_READERS, exit_records.read, self._ctx, attempt)
             except exit_records.UNREADABLE as error:
-                return exit_records.unread(status, error)
-        settled = exit_records.judged(status, self._snapshot, observed, records)
-        if settled.state is not status.state:
-            self._notes.say(f"it counts as a success: {settled.reason}")
-            await self._tell_notes()
-        return settled
+                return exit_records.with_unreadable_records(status, error)
+        judged = exit_records.judge(status, self._snapshot, observed, records)
+        if judged.state is not status.state:
+            self._notes.add(f"it counts as a success: {judged.reason}")
+            await self._deliver_notes()
+        return judged
 
     async def _read_tail(self) -> None:
         """Read the last lines of the container that failed first, if its log was not followed."""
-        ending = next(iter(endings(self._snapshot)), None)
-        if ending is None or ending.pod in self._recorder.tails:
+        failed = endings(self._snapshot)
+        if not failed or failed[0].pod in self._recorder.tails:
             return
+        ending = failed[0]
         with suppress(NoLogError, *FAILURES):
             async with asyncio.timeout(_DRAIN_S):
                 part = LogPart(follow=False, previous=ending.previous, tail=TAIL)
@@ -378,25 +402,30 @@ class Follower:
             texts = [line.text for line in map(parse, lines) if line is not None]
             self._recorder.tails[ending.pod] = [text[:WIDTH] for text in texts if decode(text) is None]
 
-    async def _surely(
+    async def _call_with_retries(
         self,
         act: Callable[..., Result],
         *arguments: object,
-        lacking: str = "how it ended could not be recorded",
+        failure: str = "how it ended could not be recorded",
     ) -> Result | None:
         """Retry a call that must precede the end; if no retry succeeds, report that and continue.
+
+        Args:
+            act: The call, which runs on a thread.
+            arguments: Its arguments.
+            failure: What could not be done, for the note if it fails.
 
         Returns:
             The call's result; None: the run is cleaned up already, or no retry succeeded.
         """
 
         async def report(state: RetryCallState) -> None:
-            self._notes.away(f"{lacking} so far: {state.outcome and state.outcome.exception()}")
-            await self._tell_notes()
+            self._notes.add_unreachable(f"{failure} so far: {state.outcome and state.outcome.exception()}")
+            await self._deliver_notes()
 
         try:
             return await AsyncRetrying(
-                retry=retry_if_exception(_may_pass),
+                retry=retry_if_exception(_is_worth_a_retry),
                 stop=stop_after_delay(_RECORDING_TIMEOUT_S),
                 wait=wait_random_exponential(multiplier=0.5, max=5.0),
                 before_sleep=report,
@@ -405,19 +434,20 @@ class Follower:
         except FileNotFoundError:
             return None
         except FAILURES as error:
-            self._notes.say(f"{lacking}: {error}")
-            await self._tell_notes()
+            self._notes.add(f"{failure}: {error}")
+            await self._deliver_notes()
             return None
 
-    async def _tell_notes(self) -> None:
-        if (notes := self._notes.take()) and self._tell is not None:
-            await self._tell(notes)
+    async def _deliver_notes(self) -> None:
+        """Deliver the notes at once, after the last lines were delivered."""
+        if (notes := self._notes.take()) and self._deliver is not None:
+            await self._deliver(notes)
 
     def _delete(self) -> None:
         cluster_of(self._ctx).delete(self._snapshot.kind, self._handle.name, uid=self._handle.uid)
 
 
-async def _finished(work: Coroutine[Any, Any, None]) -> None:
+async def _finish(work: Coroutine[Any, Any, None]) -> None:
     """Wait for work, and let it finish even if the wait is cancelled."""
     working = asyncio.create_task(work)
     try:
@@ -428,10 +458,11 @@ async def _finished(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _with_reason(status: Status, more: str) -> Status:
+    """Add a line to the reason of a status, unless it is empty."""
     return status.model_copy(update={"reason": f"{status.reason}\n{more}"}) if more else status
 
 
-def _may_pass(error: BaseException) -> bool:
+def _is_worth_a_retry(error: BaseException) -> bool:
     """Whether a retry may succeed: lost rights may come back, but a wrong call stays wrong."""
     return isinstance(error, FAILURES) and not isinstance(
         error, (FileNotFoundError, NotFoundError, InvalidError)

@@ -1,6 +1,6 @@
 """A snapshot of a job, its pods and its warnings, as the cluster last reported them."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -8,14 +8,14 @@ from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, Role
 from manycpu.pipeline.spec.kube_object import KubeObject, epoch, is_being_deleted
 from manycpu.pipeline.spec.naming import attempt_key, label
-from manycpu.pipeline.targets.kubernetes.following.turns import Note, has_given_back, note_of
+from manycpu.pipeline.targets.kubernetes.following.turns import Note, has_given_back, read_note
 from manycpu.pipeline.targets.kubernetes.pod_status import Container, containers, scheduled
 
 Params = ParamSpec("Params")
 Value = TypeVar("Value")
 
 
-def remembered(
+def cached_until_change(
     read: "Callable[Concatenate[JobSnapshot, Params], Value]",
 ) -> "Callable[Concatenate[JobSnapshot, Params], Value]":
     """Cache a value derived from a snapshot until the snapshot changes: mostly, only log lines arrive."""
@@ -54,9 +54,13 @@ class JobSnapshot:
         self.memory: dict[Any, Any] = {}
         """The values derived since the last change."""
         self._departed: dict[str, KubeObject] = {}
+        """Uid -> last state of each pod that is gone."""
         self._objects: dict[str, dict[str, KubeObject]] = {}
+        """Kind -> uid -> object."""
         self._changed: dict[str, KubeObject] = {}
+        """Uid -> each pod that has changed since the last :meth:`take_changed`."""
         self._of_pods: dict[Any, dict[str, tuple[KubeObject, list[KubeObject], Any]]] = {}
+        """Function -> uid of a pod -> the pod, its warnings, and the value derived from them."""
 
     def apply(
         self, kind: str, objects: Iterable[KubeObject], deleted: Iterable[KubeObject], complete: bool
@@ -72,23 +76,27 @@ class JobSnapshot:
         Returns:
             Whether an object of this job has changed, or its kind is listed for the first time.
         """
-        mine = {item["metadata"]["uid"]: item for item in objects if self.concerns(kind, item)}
-        last = {item["metadata"]["uid"]: item for item in deleted if self.concerns(kind, item)}
         before = self._objects.get(kind, {})
-        mine |= {uid: before[uid] for uid, item in mine.items() if _same(before.get(uid), item)}
-        after = mine if complete else {uid: o for uid, o in (before | mine).items() if uid not in last}
+        given = {item["metadata"]["uid"]: item for item in objects if self.is_about_job(kind, item)}
+        removed = {item["metadata"]["uid"]: item for item in deleted if self.is_about_job(kind, item)}
+        # Unchanged objects stay the same Python objects: values that were derived from them stay cached.
+        given |= {uid: before[uid] for uid, item in given.items() if _is_unchanged(before.get(uid), item)}
+        if complete:
+            after = given
+        else:
+            after = {uid: item for uid, item in (before | given).items() if uid not in removed}
         self._objects[kind] = after
         if kind == "Pod":
-            self._departed |= {uid: last.get(uid, pod) for uid, pod in before.items() if uid not in after}
-            self._changed |= {uid: pod for uid, pod in mine.items() if pod is not before.get(uid)}
-        self.note = note_of(self.job) or self.note
+            self._departed |= {uid: removed.get(uid, pod) for uid, pod in before.items() if uid not in after}
+            self._changed |= {uid: pod for uid, pod in given.items() if pod is not before.get(uid)}
+        self.note = read_note(self.job) or self.note
         if self.job is not None and label(self.job, "speaker") not in ("", self.speaker):
             self.speaker = "launcher"
             self._changed |= self._objects.get("Pod", {})  # their logs are not read yet
-        first = complete and kind not in self.listed_kinds
+        is_first_list = complete and kind not in self.listed_kinds
         if complete:
             self.listed_kinds.add(kind)
-        changed = first or before != after
+        changed = is_first_list or before != after
         if changed:
             self.memory.clear()
         return changed
@@ -98,14 +106,18 @@ class JobSnapshot:
         changed, self._changed = self._changed, {}
         return [pod for pod in self.pods if pod["metadata"]["uid"] in changed] if changed else []
 
-    def of_pods(self, read: Callable[[KubeObject, list[KubeObject]], Value]) -> list[Value]:
+    def derive_from_pods(self, read: Callable[[KubeObject, list[KubeObject]], Value]) -> list[Value]:
         """Derive a value from each of :attr:`pods` and its warnings, and cache it until either changes."""
-        before, after, warnings = self._of_pods.get(read, {}), {}, self._warnings()
+        before = self._of_pods.get(read, {})
+        after: dict[str, tuple[KubeObject, list[KubeObject], Value]] = {}
         for pod in self.pods:
             uid = pod["metadata"]["uid"]
-            warned, previous = warnings.get(uid, []), before.get(uid)
-            same = previous is not None and previous[0] is pod and previous[1] == warned
-            after[uid] = previous if previous is not None and same else (pod, warned, read(pod, warned))
+            warnings = self.warnings_about(uid)
+            cached = before.get(uid)
+            if cached is not None and cached[0] is pod and cached[1] == warnings:
+                after[uid] = cached
+            else:
+                after[uid] = (pod, warnings, read(pod, warnings))
         self._of_pods[read] = after
         return [value for _, _, value in after.values()]
 
@@ -114,8 +126,8 @@ class JobSnapshot:
         self.apply(self.kind, [job] if job else [], [], complete=True)
         self.apply("Pod", pods, [], complete=True)
 
-    def concerns(self, kind: str, item: KubeObject) -> bool:
-        """Whether an object belongs to this job."""
+    def is_about_job(self, kind: str, item: KubeObject) -> bool:
+        """Whether an object is the job, one of its pods, or an event about it, its pods or its claims."""
         meta = item["metadata"]
         if kind == self.kind:
             return bool(meta["uid"] == self.uid)
@@ -133,27 +145,29 @@ class JobSnapshot:
         return self._objects.get(self.kind, {}).get(self.uid)
 
     @property
-    @remembered
+    @cached_until_change
     def pods(self) -> list[KubeObject]:
         """The job's pods, sorted by name; if several have the same name, only the latest."""
-        by_age = sorted(self._objects.get("Pod", {}).values(), key=_born)
-        return sorted({pod["metadata"]["name"]: pod for pod in by_age}.values(), key=_name)
+        oldest_first = sorted(self._objects.get("Pod", {}).values(), key=_creation_time)
+        latest_by_name = {str(pod["metadata"]["name"]): pod for pod in oldest_first}
+        return [latest_by_name[name] for name in sorted(latest_by_name)]
 
     @property
-    @remembered
+    @cached_until_change
     def events(self) -> list[KubeObject]:
         """Warnings about the job, its pods and its claims since the job was created, the latest last."""
         job = self.job
-        since = _born(job) if job else 0.0
-        timed = [(event_time(event), event) for event in self._objects.get("Event", {}).values()]
-        return [event for time, event in sorted(timed, key=lambda pair: pair[0]) if time >= since]
+        since = _creation_time(job) if job else 0.0
+        events = sorted(self._objects.get("Event", {}).values(), key=event_time)
+        return [event for event in events if event_time(event) >= since]
 
-    def about(self, uid: str) -> list[KubeObject]:
+    def warnings_about(self, uid: str) -> list[KubeObject]:
         """List the warnings about one object, the latest last."""
-        return self._warnings().get(uid, [])
+        return self._warnings_by_uid().get(uid, [])
 
-    @remembered
-    def _warnings(self) -> dict[str, list[KubeObject]]:
+    @cached_until_change
+    def _warnings_by_uid(self) -> dict[str, list[KubeObject]]:
+        """Group the warnings by the uid of the object that they are about."""
         by_uid: dict[str, list[KubeObject]] = {}
         for event in self.events:
             by_uid.setdefault(event["involvedObject"].get("uid", ""), []).append(event)
@@ -162,8 +176,8 @@ class JobSnapshot:
     @property
     def departed(self) -> dict[str, KubeObject]:
         """Uid -> last state of each pod that is gone, except the pods that a suspension ended."""
-        since = max(self.note.at if self.note else 0.0, self.last_transition)
-        return {uid: pod for uid, pod in self._departed.items() if _born(pod) >= since}
+        suspended_at = max(self.note.at if self.note else 0.0, self.last_transition)
+        return {uid: pod for uid, pod in self._departed.items() if _creation_time(pod) >= suspended_at}
 
     @property
     def given_back(self) -> bool:
@@ -182,51 +196,40 @@ class JobSnapshot:
         return epoch(suspended["lastTransitionTime"]) if suspended else 0.0
 
     @property
-    @remembered
+    @cached_until_change
     def last_transition(self) -> float:
         """When the operator last suspended or resumed the job, in seconds since the epoch; 0: never."""
         conditions = ((self.job or {}).get("status") or {}).get("conditions") or ()
         # Also a condition that is no longer true: then its time is that of the resumption.
-        times = [epoch(one["lastTransitionTime"]) for one in conditions if one.get("type") == "Suspended"]
+        suspended = [condition for condition in conditions if condition.get("type") == "Suspended"]
+        times = [epoch(condition["lastTransitionTime"]) for condition in suspended]
         return max(times, default=0.0)
 
     @property
     def acknowledged(self) -> bool:
         """Whether an operator has noticed the job: by its status, its pods, or a warning about the job."""
         status = (self.job or {}).get("status") or {}
-        noticed = [status.get(name) for name in ("conditions", "startTime", "jobsStatus", "state")]
-        return bool(any(noticed) or self.pods or self.about(self.uid))
+        has_status = any(status.get(name) for name in ("conditions", "startTime", "jobsStatus", "state"))
+        return bool(has_status or self.pods or self.warnings_about(self.uid))
 
     @property
-    @remembered
-    def members(self) -> list[KubeObject]:
-        """The pods that run ranks."""
-        return [pod for pod in self.pods if role(pod) == "rank"]
+    def rank_containers(self) -> list[Container]:
+        """The containers that run ranks, those of deleted pods first, in their last state."""
+        pods = [pod for pod in (*self.departed.values(), *self.pods) if role(pod) == "rank"]
+        return [container for pod in pods for container in containers(pod) if not container.init]
 
     @property
-    def ranks(self) -> Iterator[Container]:
-        """The containers that run ranks, those of deleted pods included, in their last state."""
-        pods = [*self.departed.values(), *self.members]
-        return (
-            container
-            for pod in pods
-            if role(pod) == "rank"
-            for container in containers(pod)
-            if not container.init
-        )
-
-    @property
-    def launchable(self) -> bool:
+    def launchers_have_nodes(self) -> bool:
         """Whether every launcher pod has a node."""
         return all(scheduled(pod) is not None for pod in self.pods if role(pod) == "launcher")
 
-    @remembered
+    @cached_until_change
     def capacity(self, nodes: int) -> float | None:
         """Return when this many rank pods had nodes, in seconds since the epoch; None: fewer have nodes.
 
         Pods that have failed or are being deleted do not count: another pod may replace each of them.
         """
-        times = sorted(time for time in self.of_pods(_member_scheduled) if time is not None)
+        times = sorted(time for time in self.derive_from_pods(_rank_scheduled) if time is not None)
         return times[nodes - 1] if len(times) >= nodes else None
 
 
@@ -238,18 +241,22 @@ def role(pod: KubeObject) -> str:
 def event_time(event: KubeObject) -> float:
     """Return when an event was last observed, in seconds since the epoch."""
     series = event.get("series") or {}
-    times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
-    last = next((time for time in times if time), event["metadata"].get("creationTimestamp"))
-    return epoch(last)
+    return epoch(
+        series.get("lastObservedTime")
+        or event.get("lastTimestamp")
+        or event.get("eventTime")
+        or event["metadata"].get("creationTimestamp")
+    )
 
 
-def _member_scheduled(pod: KubeObject, _: list[KubeObject]) -> float | None:
+def _rank_scheduled(pod: KubeObject, _: list[KubeObject]) -> float | None:
     """Return when a rank's pod got its node; None: it has none, or it failed or is being deleted."""
-    over = is_being_deleted(pod) or (pod.get("status") or {}).get("phase") == "Failed"
-    return scheduled(pod) if role(pod) == "rank" and not over else None
+    if role(pod) != "rank" or is_being_deleted(pod) or (pod.get("status") or {}).get("phase") == "Failed":
+        return None
+    return scheduled(pod)
 
 
-def _same(before: KubeObject | None, now: KubeObject) -> bool:
+def _is_unchanged(before: KubeObject | None, now: KubeObject) -> bool:
     """Whether an object is unchanged, by its resource version if it has one."""
     if before is None:
         return False
@@ -257,9 +264,6 @@ def _same(before: KubeObject | None, now: KubeObject) -> bool:
     return before == now if version is None else version == before["metadata"].get("resourceVersion")
 
 
-def _born(item: KubeObject) -> float:
+def _creation_time(item: KubeObject) -> float:
+    """Return when an object was created, in seconds since the epoch."""
     return epoch(item["metadata"].get("creationTimestamp"))
-
-
-def _name(item: KubeObject) -> str:
-    return str(item["metadata"]["name"])

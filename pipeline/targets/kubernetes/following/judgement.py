@@ -42,12 +42,13 @@ def budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> 
         snapshot: The job, which has not ended.
         activity: What its ranks have done so far.
     """
-    return sorted(_budgets(run, snapshot, activity), key=lambda budget: budget.due)
+    return sorted(_present_budgets(run, snapshot, activity), key=lambda budget: budget.due)
 
 
-def _budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Iterator[Budget]:
-    now = phase(run, snapshot, activity)
-    if now == "unacknowledged":
+def _present_budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Iterator[Budget]:
+    """Yield the time budgets that count in the present phase of the job."""
+    present_phase = phase(run, snapshot, activity)
+    if present_phase == "unacknowledged":
         message = (
             f"no operator acknowledged {snapshot.kind} {snapshot.name} within {run.acknowledge_timeout} s: "
             f"is the {snapshot.job_kind.operator} running, and does it watch this namespace?"
@@ -59,25 +60,25 @@ def _budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) ->
     if began and not activity.paused:
         message = f"not done {run.run_timeout} s after its nodes were there"
         yield Budget("run_timeout", began + run.run_timeout, message)
-    if now == "queued":
+    if present_phase == "queued":
         message = f"no capacity for it within {run.queue_timeout} s"
         yield Budget("queue_timeout", _queued_since(snapshot, activity) + run.queue_timeout, message)
         return
     capacity = snapshot.capacity(run.nodes[0]) or began or 0.0
-    if now == "starting":
+    if present_phase == "starting":
         message = f"its ranks have not met within {run.start_timeout} s of its nodes being there"
         yield Budget("start_timeout", max(capacity, activity.since) + run.start_timeout, message)
     if run.stall_timeout is not None:
         message = f"no line from any rank for {run.stall_timeout} s"
-        silent = max(capacity, activity.last, activity.since)
-        yield Budget("stall_timeout", silent + run.stall_timeout, message)
+        silent_since = max(capacity, activity.last, activity.since)
+        yield Budget("stall_timeout", silent_since + run.stall_timeout, message)
 
 
 def phase(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> str:
     """Return the phase of a job that has not ended: unacknowledged, queued, starting or running."""
     if not snapshot.acknowledged and not snapshot.suspended:
         return "unacknowledged"
-    if snapshot.suspended or snapshot.capacity(run.nodes[0]) is None or not snapshot.launchable:
+    if snapshot.suspended or snapshot.capacity(run.nodes[0]) is None or not snapshot.launchers_have_nodes:
         return "queued"
     return "running" if activity.met else "starting"
 
@@ -92,18 +93,22 @@ def _queued_since(snapshot: JobSnapshot, activity: RankActivity) -> float:
     if snapshot.suspended:
         return activity.paused or snapshot.suspended_since or _created(snapshot)
     waiting = [pod for pod in snapshot.pods if scheduled(pod) is None]
-    times = [epoch(pod["metadata"]["creationTimestamp"]) for pod in waiting]
+    if waiting:
+        return min(epoch(pod["metadata"]["creationTimestamp"]) for pod in waiting)
     # Without pods: since it was created, was resumed, or last had its nodes.
     since = max(_created(snapshot), snapshot.last_transition, activity.paused)
-    return min(times, default=max(since, activity.stood or activity.since) if activity.began else since)
+    if activity.began:
+        since = max(since, activity.stood or activity.since)
+    return since
 
 
 def _created(snapshot: JobSnapshot) -> float:
+    """Return when the job was created, in seconds since the epoch; 0: it is gone."""
     return epoch(snapshot.job["metadata"]["creationTimestamp"]) if snapshot.job else 0.0
 
 
-_SETTLED = 30.0  # seconds for a job to end after all its ranks ended with 0: torchrun would wait 300
-_CRASHES = 3  # restarts that are no crash loop yet: a peer may be late, for example
+_END_TIMEOUT_S = 30.0  # for a job to end after all its ranks ended with 0: torchrun would wait 300
+_MAX_RESTARTS = 3  # more are a crash loop; a few are not, as a peer may be late, for example
 
 
 def judge(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity, now: float) -> Status:
@@ -115,59 +120,61 @@ def judge(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity, now: 
         activity: What its ranks have done so far.
         now: Seconds since the epoch, by the cluster's clock.
     """
-    status = look(run, snapshot, activity)
+    status = status_without_budgets(run, snapshot, activity)
     if status.state.terminal:
         return status
     if activity.finished:
-        return Status(state=RunState.SUCCEEDED) if now >= settled(activity) else status
-    first = next(iter(budgets(run, snapshot, activity)), None)
-    if first is None or now < first.due:
+        return Status(state=RunState.SUCCEEDED) if now >= success_time(activity) else status
+    present_budgets = budgets(run, snapshot, activity)
+    if not present_budgets or now < present_budgets[0].due:
         return status
+    first = present_budgets[0]
     reason = "\n".join(part for part in (first.message, diagnosis.explain(snapshot)) if part)
     return Status(state=RunState.FAILED, reason=reason, budget=f"run.{first.field}", by_itself=True)
 
 
-def settled(activity: RankActivity) -> float:
-    """Return when a job that has not ended counts as a success, in seconds since the epoch.
+def success_time(activity: RankActivity) -> float:
+    """Return when a job whose ranks have all finished counts as a success, in seconds since the epoch.
 
-    All its ranks have finished by then; processes that still run wait for peers that are gone.
+    If the job has not ended by then, its remaining processes wait for peers that are gone.
     """
-    return activity.finished + _SETTLED
+    return activity.finished + _END_TIMEOUT_S
 
 
-def look(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Status:
+def status_without_budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Status:
     """Derive a job's status from its operator, its pods and its ranks, without time budgets."""
     status = JOB_LAUNCHERS[snapshot.job_kind.launch].state(snapshot.job, snapshot.pods)
     if status.state is RunState.FAILED:
-        exists = snapshot.job is not None
-        failed = exists and bool(diagnosis.endings(snapshot)) and not diagnosis.losses(snapshot)
-        return status.model_copy(update={"by_itself": failed})
+        exists, was_lost = snapshot.job is not None, bool(diagnosis.losses(snapshot))
+        by_itself = exists and not was_lost and bool(diagnosis.endings(snapshot))
+        return status.model_copy(update={"by_itself": by_itself})
     if status.state.terminal:
         return status
-    hopeless = diagnosis.hopeless(snapshot)
-    if not hopeless and diagnosis.restarts(snapshot) > max(run.max_restarts, _CRASHES):
-        hopeless = f"it crashes in a loop, and run.max_restarts is {run.max_restarts}"
-    if hopeless:
-        return Status(state=RunState.FAILED, reason=hopeless, by_itself=True)
-    where = phase(run, snapshot, activity)
-    if where == "running":
+    fatal = diagnosis.fatal_reasons(snapshot)
+    if not fatal and diagnosis.restarts(snapshot) > max(run.max_restarts, _MAX_RESTARTS):
+        fatal = f"it crashes in a loop, and run.max_restarts is {run.max_restarts}"
+    if fatal:
+        return Status(state=RunState.FAILED, reason=fatal, by_itself=True)
+    present_phase = phase(run, snapshot, activity)
+    if present_phase == "running":
         lines = [status.reason, *diagnosis.crashes(snapshot), *diagnosis.losses(snapshot)]
         return Status(state=RunState.RUNNING, reason="\n".join(line for line in lines if line))
     why = diagnosis.explain(snapshot)
-    return Status(state=RunState.PENDING, reason=f"{where}: {why}" if why else where)
+    return Status(state=RunState.PENDING, reason=f"{present_phase}: {why}" if why else present_phase)
 
 
-def to_be_ended(run: TrainingRun, snapshot: JobSnapshot, status: Status) -> bool:
-    """Whether to delete the job: it would continue without need, or its running pods are not to be kept."""
+def must_be_deleted(run: TrainingRun, snapshot: JobSnapshot, status: Status) -> bool:
+    """Whether to delete an ended attempt's job: it would continue, or has running pods that are not kept."""
     if snapshot.job is None:
         return False
     if status.state is RunState.SUCCEEDED:
         return snapshot.job_kind.end(snapshot.job) is None
-    given_up = status.budget is not None or snapshot.job_kind.condition(snapshot.job, FAILED) is None
-    return given_up or (run.keep in ("never", "results") and any(not ended(pod) for pod in snapshot.pods))
+    if status.budget is not None or snapshot.job_kind.condition(snapshot.job, FAILED) is None:
+        return True  # manycpu has given the job up, and its operator has not
+    return run.keep in ("never", "results") and any(not ended(pod) for pod in snapshot.pods)
 
 
-def concluded(entry: Entry, handle: JobHandle, status: Status) -> Status:
+def final_status(entry: Entry, handle: JobHandle, status: Status) -> Status:
     """Return an attempt's final status: the ledger may hold a cancellation or an earlier verdict."""
     if (by := entry.cancelled.get(handle.attempt)) is not None:
         return Status(state=RunState.CANCELLED, reason=f"ended by {by}")
@@ -176,40 +183,41 @@ def concluded(entry: Entry, handle: JobHandle, status: Status) -> Status:
     return attempt_state(entry, handle).verdict or status
 
 
-def complete(snapshot: JobSnapshot, recorder: AttemptRecorder, status: Status) -> Status:
+def with_first_failure(snapshot: JobSnapshot, recorder: AttemptRecorder, status: Status) -> Status:
     """Add the rank or the container that failed first, with its last lines, to a failed status."""
     if status.failure is not None or (snapshot.job is None and status.budget):
         return status
     observed = recorder.state.observed
-    endings, reported = diagnosis.endings(snapshot), recorder.state.parted
-    silent = next((one for one in endings if reported.get(one.pod, -1.0) < one.began), None)
-    first = silent is not None and (observed.failure is None or silent.time <= int(observed.failed_at))
+    endings = diagnosis.endings(snapshot)
     # The first failed container, unless a rank reported a failure, and all that were out of memory.
     failed = endings[:1] if observed.failure is None else []
     failed += [ending for ending in endings if ending.reason == "OOMKilled"]
     causes = [*map(str, failed), *diagnosis.losses(snapshot)]
     reason = "\n".join(dict.fromkeys([status.reason, *causes]))
-    if not first or silent is None:
+    reported = recorder.state.parted
+    unreported = [ending for ending in endings if reported.get(ending.pod, -1.0) < ending.began]
+    silent = unreported[0] if unreported else None  # the first container whose rank did not report its end
+    if silent is None or (observed.failure is not None and silent.time > int(observed.failed_at)):
         return status.model_copy(update={"reason": reason, "failure": observed.failure})
     lines = tuple(recorder.tails.get(silent.pod, ()))
     rank = next((rank for rank in observed.ranks if rank.hostname == silent.hostname), None)
     if rank is None:
-        last = "\n".join(["its last lines:", *lines]) if lines else ""
-        text = "\n".join(part for part in (reason, last) if part)
+        shown = ["its last lines:", *lines] if lines else []
+        text = "\n".join(part for part in (reason, "\n".join(shown)) if part)
         return status.model_copy(update={"reason": text, "failure": observed.failure})
     failure = RankFailure(rank=rank.rank, host=rank.host, exit_code=silent.code, last_lines=lines)
-    recorder.fail(failure)
+    recorder.record_failure(failure)
     return status.model_copy(update={"reason": reason, "failure": failure})
 
 
-def note_ends(snapshot: JobSnapshot, observed: Observed) -> None:
+def record_exit_codes(snapshot: JobSnapshot, observed: Observed) -> None:
     """Record the exit codes that ranks could not report, from their containers."""
-    codes = ends(snapshot, observed)
+    codes = exit_codes_of_containers(snapshot, observed)
     for rank in observed.ranks:
         rank.exit_code = codes.get(rank.rank, rank.exit_code)
 
 
-def ends(snapshot: JobSnapshot, observed: Observed) -> dict[int, int]:
+def exit_codes_of_containers(snapshot: JobSnapshot, observed: Observed) -> dict[int, int]:
     """Read the exit codes that ranks could not report, from the containers in which they ran.
 
     Returns:
@@ -217,17 +225,17 @@ def ends(snapshot: JobSnapshot, observed: Observed) -> dict[int, int]:
     """
     if snapshot.speaker == "launcher":
         return {}  # the ranks' containers run sshd
-    began = int(observed.rounds[-1].get("began", 0)) if observed.rounds else 0
-    last = {container.hostname: container.last for container in snapshot.ranks}
-    silent = {rank.rank: last.get(rank.hostname or "") for rank in observed.ranks if rank.exit_code is None}
-    return {
-        rank: diagnosis.exit_code(ended)
-        for rank, ended in silent.items()
-        if ended and epoch(ended.get("finishedAt")) >= began
-    }
+    round_began = int(observed.rounds[-1].get("began", 0)) if observed.rounds else 0
+    last_ends = {container.hostname: container.last for container in snapshot.rank_containers}
+    codes = {}
+    for rank in observed.ranks:
+        end = last_ends.get(rank.hostname or "")
+        if rank.exit_code is None and end and epoch(end.get("finishedAt")) >= round_began:
+            codes[rank.rank] = diagnosis.exit_code(end)
+    return codes
 
 
-def ended_at(snapshot: JobSnapshot) -> float:
+def end_time(snapshot: JobSnapshot) -> float:
     """Return when the job ended, in seconds since the epoch; 0: it has not, or the time is unknown."""
     end = snapshot.job_kind.end(snapshot.job)
     return epoch(end.get("lastTransitionTime")) if end else 0.0

@@ -15,17 +15,17 @@ from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapsh
 from manycpu.pipeline.targets.kubernetes.following.shared_view import Selections, SharedView
 
 # Kueue's words for a flavor whose quota is too small, or, with "unused", used by other jobs.
-_LACKING: Final = re.compile(r"insufficient (unused )?quota for \S+ in flavor ([^\s,]+)")
-_PLACES_INTERVAL_S: Final = 10.0  # between two requests for the positions in a queue
-_PLACES_TIMEOUT_S: Final = 5.0
-_MAX_PLACES: Final = "1000"  # in an answer
+_INSUFFICIENT: Final = re.compile(r"insufficient (unused )?quota for \S+ in flavor ([^\s,]+)")
+_POSITIONS_INTERVAL_S: Final = 10.0  # between two requests for the positions in a queue
+_POSITIONS_TIMEOUT_S: Final = 5.0
+_MAX_POSITIONS: Final = "1000"  # in an answer
 _ACTION_S: Final = 20.0  # seconds within which Kueue creates a job's workload, and resumes an admitted job
 
 
-def by_job(workloads: Iterable[KubeObject]) -> dict[str, KubeObject]:
+def latest_by_job(workloads: Iterable[KubeObject]) -> dict[str, KubeObject]:
     """Map the uid of each job to its workload, the latest if it has several."""
-    oldest_first = sorted(workloads, key=lambda found: epoch(found["metadata"]["creationTimestamp"]))
-    return {job_uid(found): found for found in oldest_first}
+    oldest_first = sorted(workloads, key=lambda item: epoch(item["metadata"]["creationTimestamp"]))
+    return {job_uid(workload): workload for workload in oldest_first}
 
 
 def job_uid(workload: KubeObject) -> str:
@@ -33,7 +33,7 @@ def job_uid(workload: KubeObject) -> str:
     return str(workload["metadata"].get("labels", {}).get(JOB_UID_LABEL, ""))
 
 
-def waits_for(workload: KubeObject | None, job: KubeObject, now: float) -> list[str]:
+def describe_wait(workload: KubeObject | None, job: KubeObject, now: float) -> list[str]:
     """Describe what a suspended job waits for, one line for each reason; empty: Kueue acts soon.
 
     Args:
@@ -46,44 +46,49 @@ def waits_for(workload: KubeObject | None, job: KubeObject, now: float) -> list[
             return []
         # Kueue itself reports nothing then.
         priority = job["metadata"].get("labels", {}).get(PRIORITY_LABEL)
-        exists = (
-            f"there is a WorkloadPriorityClass {priority!r} (target.queue_priority), that "
-            if priority
-            else ""
-        )
+        exists = ""
+        if priority:
+            exists = f"there is a WorkloadPriorityClass {priority!r} (target.queue_priority), that "
         managed = f"that its configuration has {job['kind']} among integrations.frameworks"
         return [f"Kueue has made no workload of it: see that {exists}Kueue runs, and {managed}"]
     name = workload["metadata"]["name"]
     if admitted := condition(workload, "Admitted"):
-        kept = f"Kueue has admitted it but not resumed it: see its events, and those of workload {name}"
-        return [kept] if now - epoch(admitted["lastTransitionTime"]) > _ACTION_S else []
+        if now - epoch(admitted["lastTransitionTime"]) <= _ACTION_S:
+            return []
+        return [f"Kueue has admitted it but not resumed it: see its events, and those of workload {name}"]
     lines = []
     if not workload["spec"].get("active", True):
         lines.append(f"workload {name} is deactivated: it waits until its spec.active is set to true")
     if evicted := condition(workload, "Evicted"):
         word = "preempted" if evicted["reason"] == "Preempted" else f"evicted ({evicted['reason']})"
-        lines.append(f"it was {word}: {_message(evicted)}")
+        lines.append(f"it was {word}: {_message_on_one_line(evicted)}")
     for check in (workload.get("status") or {}).get("admissionChecks") or ():
         if check["state"] != "Ready":
-            message = f": {_message(check)}" if check.get("message") else ""
+            message = f": {_message_on_one_line(check)}" if check.get("message") else ""
             lines.append(f"admission check {check['name']} is {check['state']}{message}")
-    return list(dict.fromkeys([*lines, *_lacking(workload, evicted)]))
+    return list(dict.fromkeys([*lines, *_describe_quota(workload, evicted)]))
 
 
-def _lacking(workload: KubeObject, evicted: KubeObject | None) -> Iterator[str]:
-    """Describe which quota is too small, in Kueue's words."""
+def _describe_quota(workload: KubeObject, evicted: KubeObject | None) -> Iterator[str]:
+    """Yield which quota is too small, in Kueue's words, and whether it would be even if nothing used it.
+
+    Args:
+        workload: The workload.
+        evicted: Its condition Evicted, which is described already; None: it was not evicted.
+    """
     for found in (workload.get("status") or {}).get("conditions") or ():
         if found["type"] == "QuotaReserved" and found["status"] == "False" and found.get("message"):
-            message = _message(found)
-            if evicted is None or message != _message(evicted):  # Kueue first repeats that message here
+            message = _message_on_one_line(found)
+            if evicted is None or message != _message_on_one_line(evicted):  # Kueue first repeats it here
                 yield message
-            flavors = _LACKING.findall(message)
-            used_or_not = {flavor for unused, flavor in flavors if not unused}
-            if flavors and used_or_not == {flavor for _, flavor in flavors}:
+            insufficient = _INSUFFICIENT.findall(message)
+            flavors = {flavor for _, flavor in insufficient}
+            too_small = {flavor for unused, flavor in insufficient if not unused}
+            if flavors and too_small == flavors:
                 yield "its queue may never have as much: ask for less, or have its quota raised"
 
 
-def place(workload: KubeObject, pending: Iterable[KubeObject]) -> str:
+def describe_position(workload: KubeObject, pending: Iterable[KubeObject]) -> str:
     """Describe a workload's position in its queue; empty: it is not in the list.
 
     Args:
@@ -92,7 +97,7 @@ def place(workload: KubeObject, pending: Iterable[KubeObject]) -> str:
             namespace, but counts their positions among all that wait for the same quota, too.
     """
     name = workload["metadata"]["name"]
-    own = next((one for one in pending if one["metadata"]["name"] == name), None)
+    own = next((item for item in pending if item["metadata"]["name"] == name), None)
     if own is None:
         return ""
     local, overall = own["positionInLocalQueue"] + 1, own["positionInClusterQueue"] + 1
@@ -100,8 +105,8 @@ def place(workload: KubeObject, pending: Iterable[KubeObject]) -> str:
     return f"it is number {local} in queue {own['localQueueName']}{among}"
 
 
-def _message(found: KubeObject) -> str:
-    return " ".join(found["message"].split())
+def _message_on_one_line(condition_or_check: KubeObject) -> str:
+    return " ".join(condition_or_check["message"].split())
 
 
 class QueueWaiting:
@@ -120,7 +125,7 @@ class QueueWaiting:
         self._snapshot, self._cluster, self._watch, self._wake = snapshot, cluster, watch, wake
         self._queues: _Queues | None = None
 
-    def look(self, now: float) -> str:
+    def waiting_reason(self, now: float) -> str:
         """Return what the job waits for, one line for each reason; empty: nothing, or it is unknown.
 
         Args:
@@ -132,11 +137,11 @@ class QueueWaiting:
             return ""
         if self._queues is None:
             self._queues = _Queues.of(self._watch, self._cluster)
-            self._queues.join(self._wake, self._concerns)
+            self._queues.join(self._wake, self._is_about_job)
         if not self._queues.is_complete:
             return ""
         workload = self._queues.workload_of(self._snapshot.uid)
-        return _words(workload, job, self._queues.pending(queue, now), now)
+        return _describe_wait_and_position(workload, job, self._queues.pending(queue, now), now)
 
     def close(self) -> None:
         """Stop watching."""
@@ -144,7 +149,8 @@ class QueueWaiting:
             self._queues.leave(self._wake)
             self._queues = None
 
-    def _concerns(self, change: Changes) -> bool:
+    def _is_about_job(self, change: Changes) -> bool:
+        """Whether a change may be one of the job's workload."""
         return change.complete or self._snapshot.uid in map(job_uid, change.objects)
 
 
@@ -154,10 +160,13 @@ class _Queues(SharedView):
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
         super().__init__(watch, cluster)
         self._by_job: dict[str, KubeObject] = {}
-        self._read_at = -1
+        self._read_changes = -1
+        """Number of changes at which the workloads were read last."""
         self._pending: dict[str, list[KubeObject]] = {}
-        self._asked: dict[str, float] = {}
-        self._asking: dict[str, asyncio.Task[None]] = {}
+        """Queue -> the workloads that wait in it."""
+        self._requested: dict[str, float] = {}
+        """Queue -> when its list was last requested, in seconds since the epoch."""
+        self._requests: dict[str, asyncio.Task[None]] = {}
 
     def selections(self) -> Selections:
         """Select the workloads that stand for jobs."""
@@ -165,22 +174,23 @@ class _Queues(SharedView):
 
     def workload_of(self, uid: str) -> KubeObject | None:
         """Return the workload of the job with this uid; None: it has none."""
-        if self._read_at != self.changes:
-            self._read_at, self._by_job = self.changes, by_job(self.objects()[WORKLOAD.kind])
+        if self._read_changes != self.changes:
+            self._read_changes = self.changes
+            self._by_job = latest_by_job(self.objects()[WORKLOAD.kind])
         return self._by_job.get(uid)
 
     def pending(self, queue: str, now: float) -> list[KubeObject]:
         """Return the workloads that wait in a queue, as of the last request; all followers share requests."""
-        if now - self._asked.get(queue, 0.0) > _PLACES_INTERVAL_S:
-            self._asked[queue] = now
-            self._asking[queue] = asyncio.create_task(self._ask(queue))
+        if now - self._requested.get(queue, 0.0) > _POSITIONS_INTERVAL_S:
+            self._requested[queue] = now
+            self._requests[queue] = asyncio.create_task(self._request(queue))
         return self._pending.get(queue, [])
 
-    async def _ask(self, queue: str) -> None:
-        self._pending[queue] = await asyncio.to_thread(_pending, self._cluster, queue)
+    async def _request(self, queue: str) -> None:
+        self._pending[queue] = await asyncio.to_thread(_list_pending, self._cluster, queue)
 
 
-def look_once(cluster: Cluster, snapshot: JobSnapshot, now: float) -> str:
+def describe_wait_once(cluster: Cluster, snapshot: JobSnapshot, now: float) -> str:
     """Return what a job waits for at present, as :class:`QueueWaiting` does, but without a watch.
 
     Args:
@@ -192,30 +202,34 @@ def look_once(cluster: Cluster, snapshot: JobSnapshot, now: float) -> str:
     if job is None or not queue or not snapshot.suspended:
         return ""
     try:
-        found = by_job(cluster.list(WORKLOAD.kind, {JOB_UID_LABEL: snapshot.uid})).get(snapshot.uid)
+        workloads = latest_by_job(cluster.list(WORKLOAD.kind, {JOB_UID_LABEL: snapshot.uid}))
     except ForbiddenError:
         return "what it waits for in its queue cannot be seen: this account may not list workloads"
     except FAILURES:
         return ""
-    return _words(found, job, _pending(cluster, queue), now)
+    pending = _list_pending(cluster, queue)
+    return _describe_wait_and_position(workloads.get(snapshot.uid), job, pending, now)
 
 
-def _words(workload: KubeObject | None, job: KubeObject, pending: list[KubeObject], now: float) -> str:
-    lines = waits_for(workload, job, now)
+def _describe_wait_and_position(
+    workload: KubeObject | None, job: KubeObject, pending: list[KubeObject], now: float
+) -> str:
+    lines = describe_wait(workload, job, now)
     if workload is not None and lines:
-        lines.append(place(workload, pending))
+        lines.append(describe_position(workload, pending))
     return "\n".join(filter(None, lines))
 
 
-def _pending(cluster: Cluster, queue: str) -> list[KubeObject]:
+def _list_pending(cluster: Cluster, queue: str) -> list[KubeObject]:
     """List the workloads that wait in a queue; empty if the cluster does not serve or allow that."""
     with suppress(*FAILURES):
         path = cluster.path(VISIBILITY.kind, f"{queue}/pendingworkloads")
         return list(
-            cluster.call("GET", path, query={"limit": _MAX_PLACES}, deadline=_PLACES_TIMEOUT_S)["items"]
+            cluster.call("GET", path, query={"limit": _MAX_POSITIONS}, deadline=_POSITIONS_TIMEOUT_S)["items"]
         )
     return []
 
 
 def _queue_of(job: KubeObject | None) -> str:
+    """Return the name of a job's LocalQueue; empty: it has none."""
     return str(job["metadata"].get("labels", {}).get(QUEUE_LABEL, "")) if job else ""

@@ -18,8 +18,8 @@ from manycpu.pipeline.targets.kubernetes.pod_status import Container, containers
 
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
 _NANO = 1_000_000_000
-_NOTHING = ((), 0, 0, 0)
-_KEPT = 1  # whole seconds before that of the last line, whose lines are read again
+_EMPTY_STATE = ((), 0, 0, 0)
+_REREAD_S = 1  # the lines of so many whole seconds before the last line are requested again
 
 
 class Stamped(NamedTuple):
@@ -37,33 +37,41 @@ def parse(line: bytes) -> Stamped | None:
         match = _STAMP.fullmatch(stamp.decode("ascii"))
         if match is None:
             return None
-        time = _seconds(match[1] + match[3]) * _NANO + int(f"{match[2] or '':0<9}")
+        fraction = (match[2] or "").ljust(9, "0")
+        time = _epoch_seconds(match[1] + match[3]) * _NANO + int(fraction)
     except ValueError:
         return None
     return Stamped(time, text.decode(errors="replace").rstrip("\r"))
 
 
-def placed(line: RankLine, container: str) -> RankLine:
+def with_container_name(line: RankLine, container: str) -> RankLine:
     """Prefix a line with its container if no rank wrote it; an event stays unchanged, to be decoded later."""
     if line.rank is not None or decode(line.text) is not None:
         return line
     return RankLine(None, None, f"[{container}] {line.text}")
 
 
-@lru_cache(64)
-def _seconds(text: str) -> int:
+@lru_cache(64)  # most lines have the same second as the line before
+def _epoch_seconds(text: str) -> int:
+    """Convert an ISO time without a fraction to seconds since the epoch."""
     return int(datetime.fromisoformat(text).timestamp())
 
 
-class _Second(NamedTuple):
+class _SecondOfLog(NamedTuple):
+    """The delivered lines of one second: a log can be requested from a whole second on only."""
+
     second: int
+    """Seconds since the epoch."""
     lines: int
+    """Number of its lines that were read."""
     first: int
-    """Time of its first line in the log."""
+    """Time of its first line in the log, in nanoseconds since the epoch."""
 
 
 class LogCursor:
-    """The position up to which a container's log was read.
+    """The position up to which a container's log was read; tells new lines from delivered ones.
+
+    Times of lines are nanoseconds since the epoch.
 
     Args:
         state: The ``state`` of another cursor of this log, to resume from; empty: start at the beginning.
@@ -76,9 +84,11 @@ class LogCursor:
         self._restore(state)
 
     def _restore(self, state: Iterable[Any]) -> None:
-        seconds, self._last, self._equal, self._first = (*state,) or _NOTHING
-        self._seconds = [_Second(*second) for second in seconds]
+        """Take over a ``state``: seconds, time of the last line, lines with that time, time of the first."""
+        seconds, self._last, self._equal, self._first = (*state,) or _EMPTY_STATE
+        self._seconds = [_SecondOfLog(*second) for second in seconds]
         self._skip = 0
+        """Number of delivered lines that are still to be skipped."""
         self._by_count: bool | None = None
         """Whether to skip delivered lines by count, or else by time; None: the first line will decide."""
 
@@ -96,19 +106,19 @@ class LogCursor:
         """Prepare to read the lines from ``since`` on."""
         self._skip, self._by_count = sum(second.lines for second in self._seconds), None
 
-    def doubts(self, time: int) -> bool:
-        """Whether the first line since ``reopen`` differs from before, so that this may be another log."""
+    def may_be_another_log(self, time: int) -> bool:
+        """Whether the first line since ``reopen`` differs from before: then this may be another log."""
         return self._by_count is None and bool(self._seconds) and time != self._seconds[0].first
 
     def take(self, time: int) -> bool:
         """Advance by one line; return whether the line is new."""
         if self._by_count is None:
-            self._begin(time)
+            self._choose_how_to_skip(time)
         if self._by_count and self._skip:
             self._skip -= 1
             return False
-        self._count(time)
-        if not self._by_count:
+        self._count_line(time)
+        if not self._by_count:  # skip by time, up to the last delivered line
             if time < self._last:
                 return False
             if time == self._last and self._skip:
@@ -123,29 +133,31 @@ class LogCursor:
             self._equal += 1
         return True
 
-    def _begin(self, time: int) -> None:
-        mistaken = not self._seconds and self._before and self._before[-1] == time
-        if mistaken:
+    def _choose_how_to_skip(self, time: int) -> None:
+        """Decide by the first line of an answer: skip by count in the same log, by time in another file."""
+        is_log_of_previous_start = not self._seconds and self._before and self._before[-1] == time
+        if is_log_of_previous_start:
             self._restore(self._before)
-        self._by_count = not mistaken and not self.doubts(time)
+        self._by_count = not is_log_of_previous_start and not self.may_be_another_log(time)
         if not self._by_count:  # another file: count its lines from the beginning
             self._skip, self._seconds = self._equal, []
 
-    def _count(self, time: int) -> None:
+    def _count_line(self, time: int) -> None:
+        """Count a line in its second; forget the seconds that are never requested again."""
         second = time // _NANO
         newest = max((entry.second for entry in self._seconds), default=second)
         for index, entry in enumerate(self._seconds):
             if entry.second == second:
                 self._seconds[index] = entry._replace(lines=entry.lines + 1)
                 return
-        if second < newest - _KEPT:
-            return  # too old to be read again
-        recent = [entry for entry in self._seconds if entry.second >= second - _KEPT]
-        self._seconds = [*recent, _Second(second, 1, time)]
+        if second < newest - _REREAD_S:
+            return
+        recent = [entry for entry in self._seconds if entry.second >= second - _REREAD_S]
+        self._seconds = [*recent, _SecondOfLog(second, lines=1, first=time)]
 
 
 class RateLimiter:
-    """Limits the rate of lines, and that of progress events; reports how many were dropped.
+    """Drops ordinary lines, and progress events, above a rate; reports how many were dropped.
 
     Args:
         per_second: Maximum number of lines, and of progress events, in each second.
@@ -212,9 +224,9 @@ class LogReaders:
 
     def follow(self, snapshot: JobSnapshot) -> None:
         """Start readers for new containers; tell the others which pods have changed or are gone."""
-        if snapshot.given_back:  # how the launcher of such a pod ends says nothing about the run
+        if snapshot.given_back:  # pods of a try that found no room: how they end says nothing about the run
             for reader, task in self._readers.values():
-                reader.leave()
+                reader.mark_gone()
                 task.cancel()
             return
         if snapshot.kind not in snapshot.listed_kinds:
@@ -223,11 +235,11 @@ class LogReaders:
             if role(pod) != snapshot.speaker:
                 continue
             for container in containers(pod):
-                self._read(container)
+                self._update_reader(container)
         present = {pod["metadata"]["uid"] for pod in snapshot.pods}
         for (uid, _), (reader, _) in self._readers.items():
             if uid not in present:
-                reader.leave()
+                reader.mark_gone()
 
     async def aclose(self) -> None:
         """Stop all readers, and wait until they have stopped."""
@@ -236,7 +248,8 @@ class LogReaders:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _read(self, container: Container) -> None:
+    def _update_reader(self, container: Container) -> None:
+        """Give a container's reader its present state; create the reader if the container has started."""
         started = container.restarts or container.state("running") or container.state("terminated")
         if container.init or not started:
             return
@@ -250,6 +263,9 @@ class LogReaders:
 class LogReader:
     """Reads the log of one container of a pod.
 
+    Each restart begins another log. The starts of a container are numbered from 0, so that start ``number``
+    is the present one if the kubelet counts as many restarts.
+
     Args:
         watch: The namespace.
         cursor: How far each log was read, this one included.
@@ -260,20 +276,22 @@ class LogReader:
         self._watch, self._cursor, self._put = watch, cursor, put
         self._container: Container | None = None
         self._gone = False
-        self._finished = -1
+        self._read_to_end = -1
+        """Number of the last start whose log was read to its end."""
         self._changed = asyncio.Event()
 
     @property
     def behind(self) -> bool:
         """Whether the container has ended and its log was not read to the end yet."""
-        return self._over(self._now.restarts) and self._finished < self._now.restarts and not self._gone
+        restarts = self._present.restarts
+        return self._has_ended(restarts) and self._read_to_end < restarts and not self._gone
 
     def update(self, container: Container) -> None:
         """Update the container, even if its pod was presumed gone."""
         self._container, self._gone = container, False
         self._changed.set()
 
-    def leave(self) -> None:
+    def mark_gone(self) -> None:
         """Record that the pod is gone."""
         self._gone = True
         self._changed.set()
@@ -281,60 +299,67 @@ class LogReader:
     async def read(self, container: Container) -> None:
         """Read the logs of all starts of the container, one after another, until its pod is gone."""
         self.update(container)
-        number = max(0, self._now.restarts - 1)  # of earlier starts, the kubelet keeps the last log only
+        number = max(0, self._present.restarts - 1)  # of earlier starts, the kubelet keeps the last log only
         while True:
-            await self._read_one(number)
-            self._finished = number
-            while self._now.restarts <= number:
+            await self._read_start(number)
+            self._read_to_end = number
+            while self._present.restarts <= number:
                 if self._gone:
                     return
-                await self._wait()
-            number = max(number + 1, self._now.restarts - 1)
+                await self._wait_for_change()
+            number = max(number + 1, self._present.restarts - 1)
 
-    async def _read_one(self, number: int) -> None:
-        """Read the log of one start of the container to its end."""
+    async def _read_start(self, number: int) -> None:
+        """Read the log of one start of the container to its end, with as many requests as that takes."""
         key = self._key(number)
         if _DONE in self._cursor.get(key, ()):
             return
         earlier = self._cursor.get(self._key(number - 1), ())[:_STATE]
         position = LogCursor(self._cursor.get(key, ()), before=earlier)
         pauses = Backoff()
-        while self._now.restarts <= number + 1 and not self._gone:
-            over = self._over(number)
+        while True:
+            if self._gone:
+                return  # not marked as done: the snapshot may be stale
+            if self._present.restarts > number + 1:
+                break  # the kubelet has deleted this log
+            ended = self._has_ended(number)
             try:
-                if await self._pass(number, position, over=over) and over:
+                if await self._request(number, position, follow=not ended) and ended:
                     break
                 pauses.worked()
             except NoLogError:
-                if over:
+                if ended:
                     break
             except FAILURES:
                 pass  # retry for as long as the pod exists
-            await self._wait(pauses.next())
-        else:
-            if self._gone:
-                return  # not marked as done: the snapshot may be stale
+            await self._wait_for_change(pauses.next())
         await self._put(LogBatch(key, [], [*position.state, _DONE]))
 
-    async def _pass(self, number: int, position: LogCursor, *, over: bool) -> bool:
-        """Read the log with one request; return whether it was the log of this start."""
+    async def _request(self, number: int, position: LogCursor, *, follow: bool) -> bool:
+        """Read the log from the position on with one request; return whether it was the log of this start.
+
+        Args:
+            number: The start of the container.
+            position: The position, which advances.
+            follow: Whether to wait for further lines, because the container still runs.
+        """
         position.reopen()
-        previous = self._now.restarts > number
-        pod, name = self._now.pod["metadata"]["name"], self._now.name
-        log = self._watch.log(pod, name, LogPart(follow=not over, previous=previous, since=position.since))
+        previous = self._present.restarts > number
+        pod, name = self._present.pod["metadata"]["name"], self._present.name
+        log = self._watch.log(pod, name, LogPart(follow=follow, previous=previous, since=position.since))
         async with aclosing(log) as blocks:
             async for block in blocks:
                 for start in range(0, len(block), _BATCH_LINES):
                     part = map(parse, block[start : start + _BATCH_LINES])
                     stamped = [line for line in part if line is not None]
-                    if stamped and position.doubts(stamped[0].time):
+                    if stamped and position.may_be_another_log(stamped[0].time):
                         # Perhaps the log of another start, which the kubelet reports late.
-                        before = self._now.restarts
+                        before = self._present.restarts
                         await asyncio.sleep(_RESTART_REPORT_S)
-                        if self._now.restarts != before or before not in (number, number + 1):
+                        if self._present.restarts != before or before not in (number, number + 1):
                             return False
                     lines = [
-                        Line(placed(split(line.text), f"{pod}/{name}"), line.time / 1e9, pod)
+                        Line(with_container_name(split(line.text), f"{pod}/{name}"), line.time / _NANO, pod)
                         for line in stamped
                         if position.take(line.time)
                     ]
@@ -342,11 +367,12 @@ class LogReader:
                         await self._put(LogBatch(self._key(number), lines, position.state))
         return True
 
-    def _over(self, number: int) -> bool:
+    def _has_ended(self, number: int) -> bool:
         """Whether this start of the container has ended, so that its log is complete."""
-        return self._gone or self._now.restarts > number or self._now.state("terminated") is not None
+        return self._gone or self._present.restarts > number or self._present.state("terminated") is not None
 
-    async def _wait(self, seconds: float | None = None) -> None:
+    async def _wait_for_change(self, seconds: float | None = None) -> None:
+        """Wait until the container changes or its pod is gone, at most for some seconds (None: no limit)."""
         self._changed.clear()
         try:
             await asyncio.wait_for(self._changed.wait(), seconds)
@@ -354,10 +380,12 @@ class LogReader:
             return
 
     def _key(self, number: int) -> str:
-        return f"{self._now.pod['metadata']['uid']}/{self._now.name}/{number}"
+        """Return the cursor's key of the log of one start."""
+        return f"{self._present.pod['metadata']['uid']}/{self._present.name}/{number}"
 
     @property
-    def _now(self) -> Container:
+    def _present(self) -> Container:
+        """The container as of its last update."""
         if self._container is None:
             raise RuntimeError("read() comes first")
         return self._container

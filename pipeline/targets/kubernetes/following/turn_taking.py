@@ -18,9 +18,9 @@ from manycpu.pipeline.targets.kubernetes.following.turns import (
     Job,
     Note,
     Turns,
+    claim_mounted_elsewhere,
     job_of,
     patch,
-    unmountable,
     waits_for,
 )
 from manycpu.pipeline.targets.kubernetes.pod_status import claims_of, ended, scheduled
@@ -46,26 +46,25 @@ class TurnTaking:
         self._snapshot, self._cluster, self._watch, self._wake = snapshot, cluster, watch, wake
         self._others: _Others | None = None
         self._patching: asyncio.Task[None] | None = None
-        self._patched, self._trouble = "", ""
+        self._patched = ""
+        """The resource version of the last action: then the watch must show a later one."""
+        self._trouble = ""
+        """Why the last action failed; empty: it did not."""
 
     @property
     def waits(self) -> bool:
         """Whether the job waits for room, so that the other jobs are watched."""
         return self._others is not None
 
-    def look(self, *, met: bool, now: float) -> str:
+    def take_turn(self, *, met: bool, now: float) -> str:
         """Give back or resume if it is the job's turn; return what the job waits for, empty: nothing.
 
         Args:
             met: Whether its ranks have met: then the job keeps its pods.
             now: Seconds since the epoch, by the cluster's clock.
         """
-        snapshot, mine = self._snapshot, None
-        if snapshot.job is not None and (snapshot.given_back or not met):  # not for each line of a training
-            mine = job_of(snapshot.job, snapshot.job_kind, snapshot.pods, now)
-        if mine is not None:
-            mine = mine._replace(stuck=unmountable(snapshot.pods, snapshot.events))
-        if mine is None or not (mine.given_back or mine.refused or mine.stuck):
+        mine = self._waiting_job(met=met, now=now)
+        if mine is None:
             self._leave()
             return ""
         if self._others is None:
@@ -73,14 +72,25 @@ class TurnTaking:
             self._others.join(self._wake)
         if not self._others.is_complete:
             return ""
-        jobs, holders = self._others.look(now)
+        jobs, holders = self._others.jobs_and_holders(now)
         decision = self._others.turns.decide(mine, now)
         if decision is not None and (self._patching is None or self._patching.done()):
             job, note = decision
-            if job.version != self._patched:  # else the watch does not show the last action yet
+            if job.version != self._patched:
                 self._patched = job.version
                 self._patching = asyncio.create_task(self._patch(job, note))
         return "\n".join(filter(None, [waits_for(mine, jobs, holders), self._trouble]))
+
+    def _waiting_job(self, *, met: bool, now: float) -> Job | None:
+        """Summarize the job; None: it needs no turn, as it has its pods or another scheduler decides."""
+        snapshot = self._snapshot
+        if snapshot.job is None or (met and not snapshot.given_back):  # a training calls this for each line
+            return None
+        mine = job_of(snapshot.job, snapshot.job_kind, snapshot.pods, now)
+        if mine is None:
+            return None
+        mine = mine._replace(stuck=claim_mounted_elsewhere(snapshot.pods, snapshot.events))
+        return mine if mine.given_back or mine.refused or mine.stuck else None
 
     def close(self) -> None:
         """Stop watching. A request that was already sent may still take effect; the next follower sees it."""
@@ -89,6 +99,7 @@ class TurnTaking:
             self._patching.cancel()
 
     async def _patch(self, job: Job, note: Note) -> None:
+        """Suspend or resume a job with a note; without the rights to do so, do not try again."""
         try:
             change = patch(job.kind, note, job.version)
             await asyncio.to_thread(self._cluster.patch, job.kind.kind, job.name, change)
@@ -101,16 +112,17 @@ class TurnTaking:
         self._wake()
 
     def _leave(self) -> None:
+        """Stop watching the other jobs."""
         if self._others is not None:
             self._others.leave(self._wake)
             self._others = None
 
 
-class _Jobs(NamedTuple):
-    """The jobs that wait or run, and the runs whose pods have nodes."""
-
+class _JobsAndHolders(NamedTuple):
     jobs: list[Job]
+    """The jobs that wait or run."""
     holders: set[str]
+    """The runs whose pods have nodes."""
 
 
 class _Others(SharedView):
@@ -118,7 +130,7 @@ class _Others(SharedView):
 
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
         super().__init__(watch, cluster)
-        self._jobs, self._read_changes, self._read_time = _Jobs([], set()), -1, 0.0
+        self._jobs, self._read_changes, self._read_time = _JobsAndHolders([], set()), -1, 0.0
         self.turns = Turns()
         self._unreadable: set[str] = set()  # uids of jobs that were logged
 
@@ -134,34 +146,39 @@ class _Others(SharedView):
             return False
         return True
 
-    def look(self, now: float) -> _Jobs:
+    def jobs_and_holders(self, now: float) -> _JobsAndHolders:
         """Read all jobs and their pods, once for all followers."""
         if self._read_changes != self.changes or now - self._read_time > RETRY_INTERVAL_S:
             self._read_changes, self._read_time = self.changes, now
             self._jobs = self._read_all(self.objects(), now)
         return self._jobs
 
-    def _read_all(self, objects: dict[str, list[KubeObject]], now: float) -> _Jobs:
-        by_job: dict[tuple[str, str], list[KubeObject]] = {}
-        for pod in filter(role, objects.get("Pod", ())):
-            by_job.setdefault(attempt_key(pod), []).append(pod)
-        jobs = [
-            self._job_of(job, kind, by_job.get(attempt_key(job), ()), now)
-            for kind in JOB_KINDS.values()
-            for job in objects.get(kind.kind, ())
-        ]
-        placed = [
-            pod for pods in by_job.values() for pod in pods if scheduled(pod) is not None and not ended(pod)
-        ]
+    def _read_all(self, objects: dict[str, list[KubeObject]], now: float) -> _JobsAndHolders:
+        """Summarize the jobs, and update the turns."""
+        job_pods = [pod for pod in objects.get("Pod", ()) if role(pod)]
+        by_attempt: dict[tuple[str, str], list[KubeObject]] = {}
+        for pod in job_pods:
+            by_attempt.setdefault(attempt_key(pod), []).append(pod)
+        jobs = []
+        for kind in JOB_KINDS.values():
+            for item in objects.get(kind.kind, ()):
+                job = self._summarize(item, kind, by_attempt.get(attempt_key(item), ()), now)
+                if job is not None:
+                    jobs.append(job)
+        holders: set[str] = set()
         mounts: dict[str, set[str]] = {}
-        for pod in placed:
-            for claim in claims_of(pod):
-                mounts.setdefault(claim, set()).add(label(pod, "run"))
-        found = [job for job in jobs if job is not None]
-        self.turns.see(found, mounts, now)
-        return _Jobs(found, {label(pod, "run") for pod in placed})
+        for pod in job_pods:
+            if scheduled(pod) is not None and not ended(pod):
+                holders.add(label(pod, "run"))
+                for claim in claims_of(pod):
+                    mounts.setdefault(claim, set()).add(label(pod, "run"))
+        self.turns.update(jobs, mounts, now)
+        return _JobsAndHolders(jobs, holders)
 
-    def _job_of(self, job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: float) -> Job | None:
+    def _summarize(
+        self, job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: float
+    ) -> Job | None:
+        """Summarize a job and its pods; None: it takes no turns, or cannot be read."""
         try:
             return job_of(job, kind, pods, now)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -187,9 +204,10 @@ class LauncherRelease:
     def __init__(self, snapshot: JobSnapshot, cluster: Cluster) -> None:
         self._snapshot, self._cluster = snapshot, cluster
         self._task: asyncio.Task[None] | None = None
-        self._seen: tuple[bool, float] | None = None
+        self._handled: tuple[bool, float] | None = None
+        """Whether the job was suspended or resumed last, and when, as of the last release."""
 
-    def look(self, *, began: bool) -> None:
+    def release_after_change(self, *, began: bool) -> None:
         """Start to release the launcher, once for each time that the job was suspended or resumed.
 
         Args:
@@ -197,9 +215,9 @@ class LauncherRelease:
         """
         snapshot = self._snapshot
         change = (snapshot.suspended, snapshot.last_transition)
-        if snapshot.job_kind.launcher and began and snapshot.last_transition and change != self._seen:
+        if snapshot.job_kind.launcher and began and snapshot.last_transition and change != self._handled:
             self.close()
-            self._seen, self._task = change, asyncio.create_task(self._release())
+            self._handled, self._task = change, asyncio.create_task(self._release())
 
     def close(self) -> None:
         """Cancel a release that has not finished."""
@@ -207,13 +225,14 @@ class LauncherRelease:
             self._task.cancel()
 
     async def _release(self) -> None:
+        """Retry until the launcher is released."""
         while True:
             with suppress(*FAILURES):  # retry: if no retry works, a time budget ends the wait
-                if await asyncio.to_thread(self._is_released):
+                if await asyncio.to_thread(self._release_once):
                     return
             await asyncio.sleep(_LAUNCHER_INTERVAL_S)
 
-    def _is_released(self) -> bool:
+    def _release_once(self) -> bool:
         """Clear the start time of a suspended launcher; return whether nothing is left to do."""
         name = f"{self._snapshot.name}-launcher"
         launcher = self._cluster.get("Job", name)
@@ -221,7 +240,7 @@ class LauncherRelease:
         if launcher is None or self._snapshot.uid not in [owner["uid"] for owner in owners]:
             return True
         if not launcher["spec"].get("suspend"):
-            return not self._snapshot.suspended  # if it is, the operator has yet to suspend the launcher
+            return not self._snapshot.suspended  # a suspended job's operator has yet to suspend the launcher
         if launcher.get("status", {}).get("startTime"):
             self._cluster.patch("Job", f"{name}/status", {"status": {"startTime": None}})
         return True

@@ -34,10 +34,10 @@ _MAX_FACTOR: Final = 6  # on all these times
 _FOLLOWER_TIMEOUT_S: Final = 30.0  # after which the follower of a job that should act is presumed dead
 _CREATION_S: Final = 20.0  # within which an operator creates all pods, unless a quota refuses them
 _START_S: Final = 60.0  # maximum between the first and the last pod of one start
-_PLACE: Final = ("nodeSelector", "tolerations", "priorityClassName")
+_PLACEMENT_FIELDS: Final = ("nodeSelector", "tolerations", "priorityClassName")
 _INSUFFICIENT: Final = re.compile(r"Insufficient ([\w./-]+?)(?=[,. ]|$)")
-_GROUPS: Final = ("scheduling.k8s.io/group-name", "scheduling.x-k8s.io/pod-group")
-_NAMED: Final = 4  # maximum number of runs that a message names
+_GANG_LABELS: Final = ("scheduling.k8s.io/group-name", "scheduling.x-k8s.io/pod-group")
+_MAX_NAMED_RUNS: Final = 4  # maximum number of runs that a message names
 
 
 class Note(BaseModel):
@@ -85,7 +85,7 @@ class Job(NamedTuple):
     trying: bool
     """Whether the job is not suspended, and some of its ranks or its launcher still wait for a node."""
     refused: bool
-    """Whether the cluster has no room for one of these pods: the scheduler or a quota refused it."""
+    """Whether the cluster has no room for one of its pods: the scheduler or a quota refused it."""
     short: tuple[str, ...]
     """The resources that are short, or ``quota``; empty: there is another obstacle."""
     underway: bool
@@ -121,7 +121,7 @@ class Job(NamedTuple):
         return self.place == other.place and self.need <= other.need and less
 
 
-def note_of(job: KubeObject | None) -> Note | None:
+def read_note(job: KubeObject | None) -> Note | None:
     """Read the note of a job; None: it has none."""
     text = ((job or {}).get("metadata", {}).get("annotations") or {}).get(_NOTE)
     try:
@@ -132,7 +132,7 @@ def note_of(job: KubeObject | None) -> Note | None:
 
 def has_given_back(kind: JobKind, job: KubeObject) -> bool:
     """Whether a job is suspended because it gave back its pods, and waits for its turn."""
-    note = note_of(job)
+    note = read_note(job)
     return kind.suspended(job) and note is not None and not note.resumed
 
 
@@ -150,24 +150,25 @@ def patch(kind: JobKind, note: Note, version: str) -> KubeObject:
 
 def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: float) -> Job | None:
     """Summarize a job and its pods; None: it has ended, or a queue or another scheduler decides."""
-    pods, meta, note = list(pods), job["metadata"], note_of(job)
+    pods, meta, note = list(pods), job["metadata"], read_note(job)
     demand, given_back = JOB_LAUNCHERS[kind.launch].ranks(job), has_given_back(kind, job)
-    left_to_others = (
+    others_decide = (
         kind.suspend is None
         or QUEUE_LABEL in meta.get("labels", {})
-        or any(map(_has_other_scheduler, pods))
+        or any(_has_other_scheduler(pod) for pod in pods)
         or (kind.suspended(job) and not given_back)
     )
-    if left_to_others or demand is None or is_being_deleted(job) or kind.end(job) is not None:
+    if others_decide or demand is None or is_being_deleted(job) or kind.end(job) is not None:
         return None
     need, spec = demand
     created = epoch(meta["creationTimestamp"])
     since = max(created, note.resumed if note else 0.0)
     ranks = [pod for pod in pods if label(pod, "role") == "rank"]
     placed = sum(scheduled(pod) is not None and pod["status"].get("phase") != "Failed" for pod in ranks)
-    births = [epoch(pod["metadata"]["creationTimestamp"]) for pod in pods] or [now]
-    over_quota = 0 < len(ranks) < need and now - min(births) > _CREATION_S
+    creation_times = [epoch(pod["metadata"]["creationTimestamp"]) for pod in pods] or [now]
+    over_quota = 0 < len(ranks) < need and now - min(creation_times) > _CREATION_S
     messages = [text for pod in pods if (text := unschedulable(pod)) is not None]
+    insufficient = sorted({*_INSUFFICIENT.findall("\n".join(messages))})
     launcher_waits = any(label(pod, "role") == "launcher" and scheduled(pod) is None for pod in pods)
     trying = not kind.suspended(job) and (placed < need or launcher_waits)
     return Job(
@@ -178,8 +179,8 @@ def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: floa
         version=meta.get("resourceVersion", ""),
         age=(created, meta["uid"]),
         need=need,
-        ask=_requests(spec),
-        place=_place(spec),
+        ask=_total_requests(spec),
+        place=_placement_rules(spec),
         claims=claims_of({"spec": spec}),
         note=note,
         given_back=given_back,
@@ -187,19 +188,23 @@ def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: floa
         placed=placed,
         trying=trying and (bool(pods) or now - since < _CREATION_S),
         refused=trying and (bool(messages) or over_quota),
-        short=("quota",) if over_quota else tuple(sorted({*_INSUFFICIENT.findall("\n".join(messages))})),
-        underway=max(births) - min(births) > _START_S,
+        short=("quota",) if over_quota else tuple(insufficient),
+        underway=max(creation_times) - min(creation_times) > _START_S,
         since=since,
     )
 
 
 def _has_other_scheduler(pod: KubeObject) -> bool:
-    marks = {**pod["metadata"].get("labels", {}), **pod["metadata"].get("annotations", {})}
-    other = pod["spec"].get("schedulerName", "default-scheduler") != "default-scheduler"
-    return other or bool(pod["spec"].get("schedulingGates")) or any(mark in marks for mark in _GROUPS)
+    """Whether another scheduler, a scheduling gate or a gang decides when a pod gets its node."""
+    spec, meta = pod["spec"], pod["metadata"]
+    if spec.get("schedulerName", "default-scheduler") != "default-scheduler" or spec.get("schedulingGates"):
+        return True
+    names = {*meta.get("labels", {}), *meta.get("annotations", {})}
+    return any(name in names for name in _GANG_LABELS)
 
 
-def _requests(spec: KubeObject) -> dict[str, Decimal]:
+def _total_requests(spec: KubeObject) -> dict[str, Decimal]:
+    """Add up the requests of a pod's containers: resource -> amount."""
     totals: dict[str, Decimal] = {}
     for container in spec["containers"]:
         for name, quantity in container.get("resources", {}).get("requests", {}).items():
@@ -207,23 +212,27 @@ def _requests(spec: KubeObject) -> dict[str, Decimal]:
     return totals
 
 
-def _place(spec: KubeObject) -> str:
-    apart = spec.get("affinity", {}).get("podAntiAffinity", {})
-    rule = "requiredDuringSchedulingIgnoredDuringExecution" in apart
-    return json.dumps([{name: spec.get(name) for name in _PLACE}, rule], sort_keys=True)
+def _placement_rules(spec: KubeObject) -> str:
+    """Write the rules for where a pod may run as text, which is equal for equal rules."""
+    anti_affinity = spec.get("affinity", {}).get("podAntiAffinity", {})
+    needs_own_machine = "requiredDuringSchedulingIgnoredDuringExecution" in anti_affinity
+    fields = {name: spec.get(name) for name in _PLACEMENT_FIELDS}
+    return json.dumps([fields, needs_own_machine], sort_keys=True)
 
 
 class Turns:
-    """Decides for the jobs of a namespace, and remembers since when followers should have acted."""
+    """Decides which jobs of a namespace give back their pods or resume, for all followers in this process."""
 
     def __init__(self) -> None:
         self._jobs: list[Job] = []
         self._mounts: Mapping[str, AbstractSet[str]] = {}
-        self._owed: dict[tuple[str, str], float] = {}
-        self._late: list[Job] = []
+        self._due_since: dict[tuple[str, str], float] = {}
+        """Uid and resource version of each job whose follower should act -> since when, by the clock."""
+        self._unattended: list[Job] = []
+        """Jobs whose followers are presumed dead."""
 
-    def see(self, jobs: Iterable[Job], mounts: Mapping[str, AbstractSet[str]], now: float) -> None:
-        """Take the present state of the namespace, once for all followers.
+    def update(self, jobs: Iterable[Job], mounts: Mapping[str, AbstractSet[str]], now: float) -> None:
+        """Store the present state of the namespace, once for all followers; find jobs without a follower.
 
         Args:
             jobs: The jobs of manycpu.
@@ -231,10 +240,16 @@ class Turns:
             now: Seconds since the epoch, by the cluster's clock.
         """
         self._jobs, self._mounts = sorted(jobs, key=lambda job: job.age), mounts
-        waiting = (job for job in self._jobs if job.waits and not job.underway)
-        owed = {(job.uid, job.version): job for job in waiting if _next(job, self._older(job), mounts, now)}
-        self._owed = {key: self._owed.get(key, now) for key in owed}
-        self._late = [owed[key] for key, since in self._owed.items() if now - since > _FOLLOWER_TIMEOUT_S]
+        waiting = [job for job in self._jobs if job.waits and not job.underway]
+        due = {
+            (job.uid, job.version): job
+            for job in waiting
+            if _next_note(job, self._older(job), mounts, now) is not None
+        }
+        self._due_since = {key: self._due_since.get(key, now) for key in due}
+        self._unattended = [
+            due[key] for key, since in self._due_since.items() if now - since > _FOLLOWER_TIMEOUT_S
+        ]
 
     def decide(self, mine: Job, now: float) -> tuple[Job, Note] | None:
         """Return a job and the note with which it gives back its pods or resumes; None: nothing is to do.
@@ -242,42 +257,71 @@ class Turns:
         The job is mostly this one. It is another one if that holds what others need and its follower, which
         should have given it back, does not act.
         """
-        late = [job for job in self._late if job.uid != mine.uid]
-        for job in late:
-            if not job.given_back and (note := _next(job, self._older(job), self._mounts, now)):
-                return job, note
-        note = _next(mine, (job for job in self._older(mine) if job not in late), self._mounts, now)
-        return (mine, note) if note else None
+        unattended = [job for job in self._unattended if job.uid != mine.uid]
+        for job in unattended:
+            if not job.given_back:
+                note = _next_note(job, self._older(job), self._mounts, now)
+                if note is not None:
+                    return job, note
+        attended = (job for job in self._older(mine) if job not in unattended)
+        note = _next_note(mine, attended, self._mounts, now)
+        return (mine, note) if note is not None else None
 
     def _older(self, mine: Job) -> Iterator[Job]:
+        """Yield the jobs that are older than this one, the oldest first."""
         return takewhile(lambda job: job.age < mine.age, self._jobs)
 
 
-def _next(job: Job, older: Iterator[Job], mounts: Mapping[str, AbstractSet[str]], now: float) -> Note | None:
-    """Return the note with which a job gives back or resumes now; None: it stays as it is."""
-    tries = job.note.tries if job.note else 0
+def _next_note(
+    job: Job, older: Iterator[Job], mounts: Mapping[str, AbstractSet[str]], now: float
+) -> Note | None:
+    """Return the note with which a job gives back its pods or resumes now; None: it stays as it is.
+
+    Args:
+        job: The job.
+        older: The older jobs, the oldest first; only as many are read as the decision needs.
+        mounts: Claim -> runs whose pods mount it.
+        now: Seconds since the epoch.
+    """
     claim = job.stuck or job.claim
-    held = bool(mounts.get(claim, set()) - {job.run})
-    before = (one for one in older if one.waits and (not one.claim or one.claim in job.claims))
-    first = next(before, None)
+    claim_is_held = bool(mounts.get(claim, set()) - {job.run})  # by pods of other runs
+    older_waiting = (
+        other for other in older if other.waits and (not other.claim or other.claim in job.claims)
+    )
+    first = next(older_waiting, None)
     if job.given_back and job.note is not None:
+        if job.pods:
+            return None  # its earlier pods are still being deleted
         if first is None:
-            may_try = now >= (job.note.due if held else job.note.rests)
+            may_try = now >= (job.note.due if claim_is_held else job.note.rests)
         else:  # the first job mostly decides: jobs are alike, and there may be a thousand
-            blocked = any((one.trying and one.placed) or one.covers(job) for one in chain([first], before))
-            may_try = now >= job.note.due and not blocked
-        return job.note.model_copy(update={"resumed": now}) if may_try and not job.pods else None
+            may_try = now >= job.note.due and not any(
+                (other.trying and other.placed) or other.covers(job)
+                for other in chain([first], older_waiting)
+            )
+        return job.note.model_copy(update={"resumed": now}) if may_try else None
+    tries = job.note.tries if job.note else 0
     factor = min(tries + 1, _MAX_FACTOR) * job.jitter
-    in_vain = job.placed and job.short and now - job.since > _HOLD_S * factor
-    if not (held if job.stuck else job.refused and (first or in_vain)):
+    if job.stuck:
+        gives_back = claim_is_held
+    else:
+        holds_in_vain = bool(job.placed and job.short) and now - job.since > _HOLD_S * factor
+        gives_back = job.refused and (first is not None or holds_in_vain)
+    if not gives_back:
         return None
-    rest = 0.0 if first or held else _REST_S * factor
-    pause = _PAUSE_S * min(2 ** min(tries, 4), 10) * job.jitter
-    short = () if claim else job.short
-    return Note(at=now, tries=tries + 1, short=short, claim=claim, rests=now + rest, due=now + pause)
+    rest_s = 0.0 if first or claim_is_held else _REST_S * factor
+    pause_s = _PAUSE_S * min(2 ** min(tries, 4), 10) * job.jitter
+    return Note(
+        at=now,
+        tries=tries + 1,
+        short=() if claim else job.short,
+        claim=claim,
+        rests=now + rest_s,
+        due=now + pause_s,
+    )
 
 
-def unmountable(pods: Iterable[KubeObject], events: Iterable[KubeObject]) -> str:
+def claim_mounted_elsewhere(pods: Iterable[KubeObject], events: Iterable[KubeObject]) -> str:
     """Return the claim that a pod cannot mount, since it is mounted on another node; empty: there is none."""
     warned = {
         event["involvedObject"].get("uid")
@@ -285,8 +329,8 @@ def unmountable(pods: Iterable[KubeObject], events: Iterable[KubeObject]) -> str
         if event.get("reason") == "FailedAttachVolume" and "Multi-Attach" in event.get("message", "")
     }
     for pod in pods:
-        states = [status["state"] for status in pod.get("status", {}).get("containerStatuses") or ()]
-        started = any("running" in state or "terminated" in state for state in states)
+        statuses = pod.get("status", {}).get("containerStatuses") or ()
+        started = any({"running", "terminated"} & status["state"].keys() for status in statuses)
         if pod["metadata"]["uid"] in warned and not started:
             return next(iter(claims_of(pod)), "")
     return ""
@@ -299,26 +343,36 @@ def waits_for(mine: Job, jobs: Iterable[Job], holders: Iterable[str]) -> str:
         return f"waits for claim {claim}, which is mounted on another node"
     if mine.trying and not mine.short:
         return ""  # it waits for something else than room
-    number = mine.need - (0 if mine.given_back else mine.placed)
+    lacking_nodes = mine.need - (0 if mine.given_back else mine.placed)
     short = note.short if note else mine.short
-    amounts = [_amount(name, mine.ask[name] * number) for name in short if name in mine.ask]
-    room = " and ".join(amounts) or f"{number} node{'' if number == 1 else 's'}"
+    amounts = [_format_amount(name, mine.ask[name] * lacking_nodes) for name in short if name in mine.ask]
+    if lacking_nodes <= 0:
+        room = "a node for its launcher"
+    elif amounts:
+        room = " and ".join(amounts)
+    else:
+        room = f"{lacking_nodes} node{'' if lacking_nodes == 1 else 's'}"
     before = [job.run for job in sorted(jobs, key=lambda job: job.age) if job.waits and job.age < mine.age]
     others = sorted({*holders} - {mine.run})
-    by = f"held by {_runs(others)}" if others else "no run of this namespace holds any"
-    after = f"; after {_runs(before)}" if before else ""
-    return f"waits for {room if number > 0 else 'a node for its launcher'}; {by}{after}"
+    by = f"held by {_name_runs(others)}" if others else "no run of this namespace holds any"
+    after = f"; after {_name_runs(before)}" if before else ""
+    return f"waits for {room}; {by}{after}"
 
 
-def _amount(resource: str, total: Decimal) -> str:
+def _format_amount(resource: str, total: Decimal) -> str:
+    """Write an amount of a resource for people: memory is in bytes, cpu in cores."""
     if resource == "memory":
         return f"{float(total) / 2**30:.3g} GiB of memory"
-    unit = resource if resource != "cpu" else "CPU" if total == 1 else "CPUs"
+    unit = resource
+    if resource == "cpu":
+        unit = "CPU" if total == 1 else "CPUs"
     return f"{total.normalize():f} {unit}"
 
 
-def _runs(names: list[str]) -> str:
-    if len(names) > _NAMED:
-        names = [*names[:_NAMED], f"{len(names) - _NAMED} more"]
-    *first, last = names
-    return f"runs {', '.join(first)} and {last}" if first else f"run {last}"
+def _name_runs(names: list[str]) -> str:
+    """Name runs, at least one, for a message."""
+    if len(names) == 1:
+        return f"run {names[0]}"
+    if len(names) > _MAX_NAMED_RUNS:
+        names = [*names[:_MAX_NAMED_RUNS], f"{len(names) - _MAX_NAMED_RUNS} more"]
+    return f"runs {', '.join(names[:-1])} and {names[-1]}"

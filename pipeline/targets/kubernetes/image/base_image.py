@@ -73,7 +73,8 @@ def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
 
 def plan(ctx: "ClusterContext", stage: Stage, ours: Reference) -> Build:
     """Plan the build of an image, named by the hash of its inputs."""
-    inputs, digests = recipe(ctx, stage), dict[str, str]()
+    inputs = recipe(ctx, stage)
+    digests: dict[str, str] = {}
     with registries(ctx, _LOOK_TIMEOUT_S) as opened:
         for base in inputs.bases:
             reference = Reference.parse(base, "target.build_args")
@@ -89,7 +90,8 @@ def plan(ctx: "ClusterContext", stage: Stage, ours: Reference) -> Build:
 def _build_here(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None:
     """Build an image with a program on this machine, and push it."""
     with archived(ctx, image_build, opened) as archive:
-        image, target = archive.image, opened.repository(image_build.reference)
+        image = archive.image
+        target = opened.repository(image_build.reference)
         for layer in image.layers:
             target.push(archive.content(layer))
         target.push(of_bytes(image.config_bytes, image.manifest["config"]["digest"]))

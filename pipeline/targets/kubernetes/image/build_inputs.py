@@ -58,14 +58,16 @@ class Recipe:
         Args:
             digests: Base image -> its present digest.
         """
-        parts = [self.target or "", *(f"{name}={value}" for name, value in self.arguments)]
+        parts = [self.target or ""]
+        parts += [f"{name}={value}" for name, value in self.arguments]
         parts += [f"{base} {digests.get(base, '')}" for base in self.bases]
         parts += [f"{path} {mode:o} {digest}" for path, mode, digest in self._contents]
-        whole = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-        return f"{self.stage}-{whole[:_DIGITS]}"
+        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        return f"{self.stage}-{digest[:_DIGITS]}"
 
     @cached_property
     def _contents(self) -> list[tuple[str, int, str]]:
+        """Path, mode and sha256 of each file."""
         return [(path, _mode(file), _sha256(file)) for path, file in self.files]
 
     @contextmanager
@@ -121,7 +123,7 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
         file = _existing(target.dockerfile, "target.dockerfile")
         context = Path(target.context) if target.context else file.parent
         arguments = tuple(sorted(target.build_args.items()))
-        files = {**_below(context), "Dockerfile": file}
+        files = {**_files_below(context), "Dockerfile": file}
         return Recipe(stage, None, file.read_text(), arguments, tuple(sorted(files.items())))
     own_arguments = {name for names in _ARGUMENTS.values() for name in names}
     if not target.dockerfile and (unknown := set(target.build_args) - own_arguments):
@@ -130,21 +132,26 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
             field="target.build_args",
             fix=f"Use {', '.join(sorted(own_arguments))}, or a Dockerfile of your own in target.dockerfile",
         )
-    mine = {name: value for name, value in target.build_args.items() if name in _ARGUMENTS[stage]}
-    theirs = _below(Path(target.context)) if target.context and not target.dockerfile else {}
-    files = {**theirs, **_below(OWN), **(_ccl() if mine.get("CCL") else {})}
+    arguments = tuple(
+        sorted((name, value) for name, value in target.build_args.items() if name in _ARGUMENTS[stage])
+    )
+    files = _files_below(Path(target.context)) if target.context and not target.dockerfile else {}
+    files |= _files_below(OWN)
+    if dict(arguments).get("CCL"):
+        files |= _ccl_sources()
     text = (OWN / "Dockerfile").read_text()
-    return Recipe(stage, stage, text, tuple(sorted(mine.items())), tuple(sorted(files.items())))
+    return Recipe(stage, stage, text, arguments, tuple(sorted(files.items())))
 
 
-def _ccl() -> dict[str, Path]:
+def _ccl_sources() -> dict[str, Path]:
     """List the sources of the backend ccl: if they change, a new image is built."""
     parts = [PACKAGE / "__init__.py", *(PACKAGE / "node").rglob("*"), *(PACKAGE / "spec").rglob("*.py")]
     files = (path for path in parts if path.is_file() and path.suffix != ".pyc")
     return {f"lib/manycpu/pipeline/{path.relative_to(PACKAGE).as_posix()}": path for path in files}
 
 
-def _below(folder: Path) -> dict[str, Path]:
+def _files_below(folder: Path) -> dict[str, Path]:
+    """Find the files of a build's context: path below the folder -> file."""
     _existing(str(folder), "target.context")
     files_by_path: dict[str, Path] = {}
     for here, folders, files in os.walk(folder):
@@ -154,12 +161,14 @@ def _below(folder: Path) -> dict[str, Path]:
 
 
 def _existing(path: str, field: str) -> Path:
+    """Return the path; raise BadInputError if there is nothing."""
     if not Path(path).exists():
         raise BadInputError(f"there is nothing at {path}", field=field, fix="Give a path that exists")
     return Path(path)
 
 
 def _mode(file: Path) -> int:
+    """Return 0o755 for an executable file, else 0o644: the rest depends on the machine's umask."""
     return 0o755 if file.stat().st_mode & 0o100 else 0o644
 
 

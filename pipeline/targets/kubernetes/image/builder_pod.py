@@ -24,7 +24,7 @@ from manycpu.pipeline.targets.kubernetes.image.layers import append, tree
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries, own_repository
 from manycpu.pipeline.targets.kubernetes.pod_status import containers, reasons
 
-_LARGEST: Final = 512 << 20
+_MAX_CONTEXT_BYTES: Final = 512 << 20
 _START_TIMEOUT_S: Final = 600.0
 _STUCK_TIMEOUT_S: Final = 60.0  # for which a pod may be stuck at its start or its deletion
 _POLL_INTERVAL_S: Final = 1.0
@@ -38,14 +38,15 @@ def build(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None
         ClusterError: The cluster refuses the pod.
     """
     namespace = ctx.target.builds_in
-    away = namespace != ctx.target.namespace
-    cluster = cluster_of(ctx).in_namespace(namespace) if away else cluster_of(ctx)
-    owners = [] if away else ctx.ledger.owner()
+    if namespace == ctx.target.namespace:
+        cluster, owners = cluster_of(ctx), ctx.ledger.owner()
+    else:
+        cluster, owners = cluster_of(ctx).in_namespace(namespace), []
     files = access(ctx, image_build, opened)
-    pod = manifest(ctx, image_build, _image(ctx, image_build, opened), owners)
+    pod = manifest(ctx, image_build, _push_builder_image(ctx, image_build, opened), owners)
     name = pod["metadata"]["name"]
     with _temporary_objects(ctx, cluster, [_secret(ctx, name, files, owners), pod]):
-        _wait(cluster, name, image_build)
+        _wait_for_end(cluster, name, image_build)
 
 
 def manifest(ctx: "ClusterContext", image_build: Build, image: str, owners: list[KubeObject]) -> KubeObject:
@@ -105,12 +106,12 @@ def _secret(
     }
 
 
-def _image(ctx: "ClusterContext", image_build: Build, opened: Registries) -> str:
-    """Append the context to the builder's image; return the result's name."""
+def _push_builder_image(ctx: "ClusterContext", image_build: Build, opened: Registries) -> str:
+    """Append the context to the builder's image, and push it; return its name."""
     files = image_build.recipe.files
-    if sum(file.stat().st_size for _, file in files) > _LARGEST:
+    if sum(file.stat().st_size for _, file in files) > _MAX_CONTEXT_BYTES:
         raise BadInputError(
-            f"the build's context is larger than {_LARGEST >> 20} MiB",
+            f"the build's context is larger than {_MAX_CONTEXT_BYTES >> 20} MiB",
             field="target.context",
             fix="Leave out what the Dockerfile does not copy",
         )
@@ -130,7 +131,7 @@ def _temporary_objects(
     ctx: "ClusterContext", cluster: Cluster, manifests: list[KubeObject]
 ) -> Iterator[None]:
     """Create objects, and delete them at the end; the ledger records them, so that cleanup can do it."""
-    names = {f"{cluster.namespace}/{m['kind']}/{m['metadata']['name']}": m for m in manifests}
+    names = {f"{cluster.namespace}/{item['kind']}/{item['metadata']['name']}": item for item in manifests}
     try:
         with ctx.ledger.update() as entry:
             entry.elsewhere |= dict.fromkeys(names, "build")
@@ -139,9 +140,9 @@ def _temporary_objects(
             cluster.create(item)
         yield
     finally:
-        gone = [name for name, item in reversed(names.items()) if _delete(cluster, item)]
+        deleted = [name for name, item in reversed(names.items()) if _delete(cluster, item)]
         with suppress(ClusterError, FileNotFoundError), ctx.ledger.update() as entry:
-            for name in gone:
+            for name in deleted:
                 entry.elsewhere.pop(name, None)
 
 
@@ -157,7 +158,7 @@ def _delete(cluster: Cluster, item: KubeObject) -> bool:
     return False
 
 
-def _wait(cluster: Cluster, name: str, image_build: Build) -> None:
+def _wait_for_end(cluster: Cluster, name: str, image_build: Build) -> None:
     """Log the pod's lines until it has ended; raise an error if the build failed."""
     lines, shown, began = LastLines(), 0, time.monotonic()
     while True:
@@ -166,10 +167,9 @@ def _wait(cluster: Cluster, name: str, image_build: Build) -> None:
             raise lines.failed(image_build, f"somebody deleted pod {cluster.namespace}/{name}")
         phase = pod["status"].get("phase", "Pending")
         if phase == "Pending":
-            why, seconds = reasons(pod), time.monotonic() - began
-            if seconds > _START_TIMEOUT_S or (
-                seconds > _STUCK_TIMEOUT_S and any(reason.stuck for reason in why)
-            ):
+            why, waited_s = reasons(pod), time.monotonic() - began
+            is_stuck = any(reason.stuck for reason in why)
+            if waited_s > (_STUCK_TIMEOUT_S if is_stuck else _START_TIMEOUT_S):
                 texts = "; ".join(reason.text for reason in why)
                 raise lines.failed(image_build, f"its pod does not start: {texts}")
         else:
@@ -181,11 +181,12 @@ def _wait(cluster: Cluster, name: str, image_build: Build) -> None:
         if phase == "Succeeded":
             return
         if phase == "Failed" or time.monotonic() - began > TIMEOUT + _START_TIMEOUT_S:
-            raise lines.failed(image_build, f"pod {cluster.namespace}/{name} {_end(pod)}")
+            raise lines.failed(image_build, f"pod {cluster.namespace}/{name} {_describe_end(pod)}")
         time.sleep(_POLL_INTERVAL_S)
 
 
-def _end(pod: KubeObject) -> str:
+def _describe_end(pod: KubeObject) -> str:
+    """Describe how a failed pod ended, by its container's exit code if there is one."""
     for container in containers(pod):
         if ended := container.state("terminated"):
             return f"ended with {ended['exitCode']} ({ended.get('reason', '')})"

@@ -75,50 +75,58 @@ def access(ctx: "ClusterContext", build: Build, opened: Registries) -> dict[str,
     `config.json` has the logins, and `ca.crt` is the certificate authority. The builder's settings file lists
     the hosts with plain HTTP, and those with this authority.
     """
-    names = [Reference.parse(base, "target.build_args") for base in build.recipe.bases]
-    hosts = {reference.registry: reference for reference in (*names, build.reference)}
+    bases = [Reference.parse(base, "target.build_args") for base in build.recipe.bases]
+    hosts = {image.registry: image for image in (*bases, build.reference)}
     auths: dict[str, object] = {}
     for host in sorted(hosts):
         if login := opened.login(host):
             auths |= login.as_config(host)["auths"]
-    plain = [host for host, name in hosts.items() if opened.repository(name).connection.plain]
+    plain = [host for host, image in hosts.items() if opened.repository(image).connection.plain]
     files = {"config.json": json.dumps({"auths": auths})}
+    trusted = []
     if ctx.target.registry_ca:
         files[CERTIFICATE] = Path(ctx.target.registry_ca).read_text()
-    trusted = [host for host in hosts if CERTIFICATE in files and host == opened.own and host not in plain]
+        trusted = [host for host in hosts if host == opened.own and host not in plain]
     return files | BUILDERS[ctx.target.builder].settings(plain, trusted)
 
 
-def _of_buildah(plain: Sequence[str], _: Sequence[str]) -> dict[str, str]:
+def _buildah_settings(plain: Sequence[str], _: Sequence[str]) -> dict[str, str]:
+    """Write ``registries.conf``; buildah finds certificates in a folder that its commands name."""
     lines = ['unqualified-search-registries = ["docker.io"]']
     for host in plain:
         lines += ["[[registry]]", f'location = "{host}"', "insecure = true"]
     return {"registries.conf": "\n".join((*lines, ""))}
 
 
-def _of_buildkit(plain: Sequence[str], trusted: Sequence[str]) -> dict[str, str]:
-    secure = f'http = false\nca = ["{ACCESS}/{CERTIFICATE}"]'
-    settings = dict.fromkeys(plain, "http = true") | dict.fromkeys(trusted, secure)
-    return {"buildkitd.toml": "".join(f'[registry."{host}"]\n{how}\n' for host, how in settings.items())}
+def _buildkit_settings(plain: Sequence[str], trusted: Sequence[str]) -> dict[str, str]:
+    """Write ``buildkitd.toml``."""
+    text = "".join(f'[registry."{host}"]\nhttp = true\n' for host in plain)
+    for host in trusted:
+        text += f'[registry."{host}"]\nhttp = false\nca = ["{ACCESS}/{CERTIFICATE}"]\n'
+    return {"buildkitd.toml": text}
 
 
-def _of_docker(_: Sequence[str], __: Sequence[str]) -> dict[str, str]:
+def _docker_settings(_: Sequence[str], __: Sequence[str]) -> dict[str, str]:
     return {}  # the daemon has its own settings, which no client can change
 
 
 def _options(recipe: Recipe) -> list[str]:
     """Build the options that docker and buildah share."""
-    arguments = [word for name, value in recipe.arguments for word in ("--build-arg", f"{name}={value}")]
-    return [*(("--target", recipe.target) if recipe.target else ()), *arguments]
+    options = ["--target", recipe.target] if recipe.target else []
+    for name, value in recipe.arguments:
+        options += ["--build-arg", f"{name}={value}"]
+    return options
 
 
 def _buildkit_options(recipe: Recipe) -> list[str]:
-    words = [f"target={recipe.target}"] if recipe.target else []
-    words += [f"build-arg:{name}={value}" for name, value in recipe.arguments]
-    return [part for word in words for part in ("--opt", word)]
+    options = ["--opt", f"target={recipe.target}"] if recipe.target else []
+    for name, value in recipe.arguments:
+        options += ["--opt", f"build-arg:{name}={value}"]
+    return options
 
 
-def _buildah(build: Build, place: Place) -> Commands:
+def _buildah_commands(build: Build, place: Place) -> Commands:
+    """Build the commands that make an image with buildah, and write it to the archive."""
     env = {
         "REGISTRY_AUTH_FILE": str(place.access_folder / "config.json"),
         "CONTAINERS_REGISTRIES_CONF": str(place.access_folder / "registries.conf"),
@@ -130,7 +138,8 @@ def _buildah(build: Build, place: Place) -> Commands:
     return [[*make, str(place.context)], save], env
 
 
-def _docker(build: Build, place: Place) -> Commands:
+def _docker_commands(build: Build, place: Place) -> Commands:
+    """Build the commands that make an image with docker, and write it to the archive; write its logins."""
     settings = place.access_folder / "docker"
     write_docker_settings(settings, json.loads((place.access_folder / "config.json").read_text())["auths"])
     # With an attestation, docker would write an index instead of a single image.
@@ -147,6 +156,7 @@ def _docker(build: Build, place: Place) -> Commands:
 
 
 def _check_docker(recipe: Recipe) -> None:
+    """Raise BadInputError if the Dockerfile needs BuildKit, and docker lacks it."""
     if needs_buildkit(recipe.text) and not has_buildkit():
         raise BadInputError(
             "the Dockerfile needs BuildKit, and docker on this machine builds without it",
@@ -157,15 +167,15 @@ def _check_docker(recipe: Recipe) -> None:
 
 
 WORKERS: Final[Mapping[str, OnWorker]] = {
-    "buildah": OnWorker(_of_buildah, _buildah),
-    "docker": OnWorker(_of_docker, _docker, _check_docker),
+    "buildah": OnWorker(settings=_buildah_settings, commands=_buildah_commands),
+    "docker": OnWorker(settings=_docker_settings, commands=_docker_commands, check=_check_docker),
 }
 
 PODS: Final[Mapping[str, InPod]] = {
     "pod": InPod(
         image="quay.io/buildah/stable:latest",
         level="baseline",
-        settings=_of_buildah,
+        settings=_buildah_settings,
         # overlay, if the node's kernel lets a user namespace mount it; else vfs, which copies files.
         script=f"""
 set -eu
@@ -195,7 +205,7 @@ buildah push --quiet $trust "$name" "docker://$name"
     "buildkit": InPod(
         image="docker.io/moby/buildkit:rootless",
         level="privileged",
-        settings=_of_buildkit,
+        settings=_buildkit_settings,
         script=f"""
 set -eu
 name=$1; shift

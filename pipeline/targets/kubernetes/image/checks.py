@@ -53,8 +53,9 @@ def check_images(ctx: "ClusterContext") -> Iterator[Finding]:
 
 
 def _findings(ctx: "ClusterContext") -> Iterator[Finding]:
+    """Run all checks; an error of one is a finding."""
     with registries(ctx, _DEADLINE) as opened:
-        for check in (_secret, _finished_images, _push, _builder):
+        for check in (_check_pull_secret, _check_finished_images, _check_push, _check_builder):
             try:
                 yield from check(ctx, opened)
             except TransientError as error:  # the registry would not answer the next check either
@@ -68,7 +69,7 @@ def _finding(error: ManycpuError) -> Finding:
     return Finding(error.field or "target.registry", error.message, error.fix or "See docs/images.md")
 
 
-def _secret(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
+def _check_pull_secret(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
     """Check that the pull secret exists, and has a login for each registry of the run."""
     name = ctx.target.pull_secret
     if not name:
@@ -77,25 +78,26 @@ def _secret(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
     if secret.get("type") != _DOCKER_CONFIG:
         yield _no_pull_secret(name, f"is of type {secret.get('type')}, not {_DOCKER_CONFIG}")
         return
-    for host in sorted({reference.registry for _, reference in _pulled(ctx)}):
+    for host in sorted({reference.registry for _, reference in _pulled_images(ctx)}):
         if from_secret(secret, host) is None:
             yield _no_pull_secret(name, f"has no login for registry {host}")
 
 
-def _finished_images(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
+def _check_finished_images(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
     """Check that finished images exist, have the right versions, and can be pulled by the pods."""
     if ctx.target.pull_policy == "Never":  # the images are on the nodes only
         return
-    for field, reference in _images(ctx):
+    for field, reference in _named_images(ctx):
         repository = opened.repository(reference)
         if repository.digest(reference.version) is None:
             yield Finding(field, f"there is no image {reference}", "Push it, or name another")
         elif field == "target.image":
             image = repository.pull(reference.version)
-            yield from [*too_old(image, str(reference), field), *_other(image, str(reference), ctx.needs)]
+            yield from too_old(image, str(reference), field)
+            yield from _other_than_notebook(image, str(reference), ctx.needs)
     if ctx.target.pull_secret:
         return
-    for field, reference in _pulled(ctx):
+    for field, reference in _pulled_images(ctx):
         if _asks_for_login(reference, ctx, opened):
             yield Finding(
                 field,
@@ -105,7 +107,7 @@ def _finished_images(ctx: "ClusterContext", opened: Registries) -> Iterator[Find
             )
 
 
-def _push(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
+def _check_push(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
     """Check that the worker may push images, or that there is a finished one."""
     ours = own_repository(ctx)
     if ours is not None:
@@ -118,13 +120,13 @@ def _push(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
         )
 
 
-def _builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
+def _check_builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
     """Check that the builder exists, if an image may have to be built."""
     target, ours = ctx.target, own_repository(ctx)
     if ours is None or finished_image(ctx, "train"):
         return
     if target.builder in PODS:
-        yield from _pod(ctx, ours)
+        yield from _check_pod(ctx, ours)
     elif shutil.which(target.builder) is None:
         yield Finding(
             "target.builder",
@@ -137,7 +139,7 @@ def _builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
                 WORKERS[target.builder].check(recipe(ctx, stage))
 
 
-def _pod(ctx: "ClusterContext", ours: Reference) -> Iterator[Finding]:
+def _check_pod(ctx: "ClusterContext", ours: Reference) -> Iterator[Finding]:
     """Check with a dry run that the namespace accepts a builder pod."""
     namespace = ctx.target.builds_in
     cluster = cluster_of(ctx).in_namespace(namespace)
@@ -157,6 +159,7 @@ def _pod(ctx: "ClusterContext", ours: Reference) -> Iterator[Finding]:
 
 
 def _rights(cluster: Cluster, namespace: str) -> Iterator[Finding]:
+    """Yield a finding for each right that this account lacks to build in a namespace of its own."""
     for rule in yaml.safe_load(RIGHTS.read_text())["rules"]:
         for resource, verb in product(rule["resources"], rule["verbs"]):
             plural, _, subresource = resource.partition("/")
@@ -183,18 +186,19 @@ def too_old(image: Image, name: str, field: str) -> Iterator[Finding]:
 
 
 def _version(image: Image, label: str, variable: str) -> str:
+    """Read a version that an image states by its label or variable; empty: it states none."""
     return image.labels.get(label) or image.env.get(variable) or ""
 
 
-def _other(image: Image, name: str, needs: Mapping[str, str]) -> Iterator[Finding]:
+def _other_than_notebook(image: Image, name: str, needs: Mapping[str, str]) -> Iterator[Finding]:
     """Compare the versions that an image states with those of the notebook whose function it runs.
 
     The ranks compare all versions.
     """
     for what, (_, label, variable) in _LEAST_VERSIONS.items():
         text, needed = _version(image, label, variable), needs.get(what, "")
-        known = public(text).split(".")[: needed.count(".") + 1]
-        if text and needed and known != needed.split("."):
+        same_precision = public(text).split(".")[: needed.count(".") + 1]  # 3.12.4 fits 3.12
+        if text and needed and same_precision != needed.split("."):
             yield Finding(
                 "target.image",
                 f"{name} has {what} {text}, and the notebook {needed}: a function travels between the "
@@ -203,19 +207,20 @@ def _other(image: Image, name: str, needs: Mapping[str, str]) -> Iterator[Findin
             )
 
 
-def _images(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
+def _named_images(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
+    """Yield the target's finished images, each with its field."""
     for field in ("image", "helper_image"):
         if name := getattr(ctx.target, field):
             yield f"target.{field}", Reference.parse(name, f"target.{field}")
 
 
-def _pulled(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
+def _pulled_images(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
     """List the images that pods pull: the run's own, or the finished ones if there is no registry."""
     ours = own_repository(ctx)
     if ours is not None:
         yield "target.registry", ours
     elif ctx.target.pull_policy != "Never":
-        yield from _images(ctx)
+        yield from _named_images(ctx)
 
 
 def _asks_for_login(reference: Reference, ctx: "ClusterContext", opened: Registries) -> bool:

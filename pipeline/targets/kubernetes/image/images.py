@@ -52,23 +52,25 @@ def train(ctx: "ClusterContext", code: Tree | None) -> tuple[str, bool]:
 
 
 def _image(ctx: "ClusterContext", stage: Stage, trees: Sequence[Tree]) -> tuple[str, bool]:
+    """Push the image with these trees; return its name, and whether the registry had it already."""
     ours = own_repository(ctx)
     with registries(ctx) as opened:
         base = base_image.image(ctx, stage, opened)
         if ours is None:
-            return _finished(ctx, base, trees, opened), True
+            return _check_finished(ctx, base, trees, opened), True
         return append(base, ours, trees, lambda: change(trees), opened)
 
 
-def _finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree], opened: Registries) -> str:
+def _check_finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree], opened: Registries) -> str:
     """Check that a finished image contains this manycpu and this code; return its name."""
     digests = {tree.digest[:_DIGITS] for tree in trees}
     if ctx.target.pull_policy == "Never":  # the image is on the nodes only: compare its tag
-        present, reference = set((base.tag or "").split("-")), base
+        reference = base
+        present = set((base.tag or "").split("-"))
     else:
         image = opened.repository(base).pull(base.version)
-        labels = (image.labels.get(name, "") for name in (_LIB_LABEL, _CODE_LABEL))
-        present, reference = {digest[:_DIGITS] for digest in labels}, base.at(image.digest)
+        reference = base.at(image.digest)
+        present = {image.labels.get(label, "")[:_DIGITS] for label in (_LIB_LABEL, _CODE_LABEL)}
     if digests <= present:
         return str(reference)
     raise BadInputError(

@@ -57,11 +57,13 @@ def code(source: Location) -> Tree:
 
 def library() -> Tree:
     """Pack this manycpu, which nodes, recipes and helper pods run."""
-    files = (path for path in sorted(_PACKAGE.rglob("*")) if path.is_file())
-    sources = (path for path in files if path.suffix != ".pyc")
-    names = ((f"{LIB}/manycpu/pipeline/{path.relative_to(_PACKAGE).as_posix()}", path) for path in sources)
+    files = [
+        (f"{LIB}/manycpu/pipeline/{path.relative_to(_PACKAGE).as_posix()}", path)
+        for path in sorted(_PACKAGE.rglob("*"))
+        if path.is_file() and path.suffix != ".pyc"
+    ]
     # The program needs its working folder, even if there is no layer with code.
-    return tree([*names, (f"{CODE}/", _PACKAGE)], "manycpu", None)
+    return tree([*files, (f"{CODE}/", _PACKAGE)], "manycpu", None)
 
 
 def tree(files: Iterable[tuple[str, Path]], what: str, field: str | None) -> Tree:
@@ -86,7 +88,7 @@ def tree(files: Iterable[tuple[str, Path]], what: str, field: str | None) -> Tre
                     status = os.fstat(file.fileno())
                     info.size = status.st_size
                     info.mode = _EXECUTABLE if status.st_mode & 0o100 else _PLAIN
-                    tar.addfile(_owned(info), file)
+                    tar.addfile(_with_owner(info), file)
     except OSError as error:
         raise BuildError(f"the code cannot be read: {error}", field=field) from error
     return Tree(stream.getvalue(), f"manycpu: {what}")
@@ -101,10 +103,11 @@ def _add_folders(tar: tarfile.TarFile, name: str, added: set[str]) -> None:
             added.add(path)
             info = tarfile.TarInfo(path)
             info.type, info.mode = tarfile.DIRTYPE, _EXECUTABLE
-            tar.addfile(_owned(info))
+            tar.addfile(_with_owner(info))
 
 
-def _owned(info: tarfile.TarInfo) -> tarfile.TarInfo:
+def _with_owner(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Set the pods' user as the owner of a file of the code; all else belongs to root."""
     if f"/{info.name}/".startswith(f"{CODE}/"):
         info.uid = info.gid = UID
     return info
@@ -166,5 +169,6 @@ def _copy_base(image: Image, source: Repository, target: Repository) -> None:
 
 
 def _push(target: Repository, image: Image, tag: str) -> str:
+    """Push an image whose layers the repository has; return its digest."""
     target.push(of_bytes(image.config_bytes, image.manifest["config"]["digest"]))
     return target.push_image(image, tag)

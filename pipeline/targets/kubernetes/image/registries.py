@@ -44,8 +44,9 @@ class Registries:
         target, connection = self._ctx.target, self._ctx.access.registry_login
         if connection is not None and host == self.own:
             return Login(connection["username"], connection["password"])
-        named = target.registry_connection if connection is None else None
-        login = registry_login.from_config(registry_login.docker_config(named), host)
+        # With Airflow's connection, target.registry_connection names it, and not a file of settings.
+        settings_file = target.registry_connection if connection is None else None
+        login = registry_login.from_config(registry_login.docker_config(settings_file), host)
         if login is None and target.pull_secret:
             login = registry_login.from_secret(pull_secret(self._ctx), host)
         return login
@@ -54,8 +55,7 @@ class Registries:
     def own(self) -> str | None:
         """The registry to which ``target.registry_connection`` and ``target.registry_ca`` apply."""
         target = self._ctx.target
-        name = target.registry and f"{target.registry}/{_REPOSITORY}"
-        text = name or target.image
+        text = f"{target.registry}/{_REPOSITORY}" if target.registry else target.image
         return Reference.parse(text, "target.registry").registry if text else None
 
     def close(self) -> None:
@@ -82,9 +82,10 @@ def plain_hosts(ctx: "ClusterContext") -> frozenset[str]:
     """
     target = ctx.target
     images = {f"target.{name}": getattr(target, name) for name in ("image", "helper_image", "builder_image")}
-    named = [Reference.parse(text, field) for field, text in images.items() if text]
-    own = own_repository(ctx)
-    return frozenset(reference.registry for reference in (*named, *([own] if own else [])) if reference.plain)
+    references = [Reference.parse(text, field) for field, text in images.items() if text]
+    if own := own_repository(ctx):
+        references.append(own)
+    return frozenset(reference.registry for reference in references if reference.plain)
 
 
 def own_repository(ctx: "ClusterContext") -> Reference | None:

@@ -37,7 +37,7 @@ def ensure_claim(ctx: ClusterContext) -> str:
     """
     name = claim_of(ctx)
     if not ctx.target.makes_claim:
-        _check(ctx, cluster_of(ctx).get("PersistentVolumeClaim", name))
+        _check_usable(ctx, cluster_of(ctx).get("PersistentVolumeClaim", name))
         return name
     deadline = time.monotonic() + _DELETION_TIMEOUT_S
     manifest = claim(ctx.name, ctx.target, ctx.ledger.owner())
@@ -48,11 +48,11 @@ def ensure_claim(ctx: ClusterContext) -> str:
                 fix=f"See what still uses it: kubectl -n {ctx.target.namespace} describe pvc {name}",
             )
         time.sleep(_POLL_INTERVAL_S)
-    _check(ctx, created)
+    _check_usable(ctx, created)
     return name
 
 
-def see(ctx: ClusterContext, name: str) -> None:
+def check_exists(ctx: ClusterContext, name: str) -> None:
     """Check that a claim in use still exists.
 
     Raises:
@@ -68,7 +68,8 @@ def see(ctx: ClusterContext, name: str) -> None:
     )
 
 
-def _check(ctx: ClusterContext, claim: KubeObject | None) -> None:
+def _check_usable(ctx: ClusterContext, claim: KubeObject | None) -> None:
+    """Raise ClusterError if the run's claim is gone, is being deleted, or has lost its volume."""
     name = f"{ctx.target.namespace}/{claim_of(ctx)}"
     if claim is None:
         raise ClusterError(

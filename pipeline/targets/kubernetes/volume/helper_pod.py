@@ -125,7 +125,10 @@ class Helper:
         self._manifest = manifest(ctx, verb, claim, images.helper(ctx), owners)
         self._claim, self._owned, self._checked = claim, bool(owners), time.monotonic()
         self.name = str(self._manifest["metadata"]["name"])
-        self._best, self._moved = 0, False
+        self._most_done = 0
+        """The most bytes that the present command has reported as done."""
+        self._progressed = False
+        """Whether the present connection has made progress."""
         self._way = WayToPod(cluster_of(ctx), self.name, direct=ctx.target.direct)
 
     def create(self) -> None:
@@ -153,22 +156,25 @@ class Helper:
             ClusterError: The cluster refuses the call.
             RunGoneError: The run was deleted meanwhile.
         """
-        self._best, broken, pause = 0, None, _POLL_INTERVAL_S
+        self._most_done = 0
+        broken_since: float | None = None
+        pause = _POLL_INTERVAL_S
         while True:
-            self._moved = False
+            self._progressed = False
             try:
                 self.wait_ready()
                 return self._talk(command, talk)
             except InvalidError:
                 raise
             except (LostError, ClusterError) as error:
-                if not self._moved:
-                    self._way.doubt()
-                if broken is None or self._moved:
-                    broken, pause = time.monotonic(), _POLL_INTERVAL_S
-                if isinstance(error, ForbiddenError) and time.monotonic() - broken > _FORBIDDEN_TIMEOUT_S:
+                if not self._progressed:
+                    self._way.leave_silent_connection()
+                if broken_since is None or self._progressed:
+                    broken_since, pause = time.monotonic(), _POLL_INTERVAL_S
+                broken_s = time.monotonic() - broken_since
+                if isinstance(error, ForbiddenError) and broken_s > _FORBIDDEN_TIMEOUT_S:
                     raise
-                if time.monotonic() - broken > STALL:
+                if broken_s > STALL:
                     raise DeadlineError(
                         f"pod {self.name} was lost again and again; {STALL:g} s without progress: {error}",
                         fix="See that the cluster is well, and run again: the copy resumes",
@@ -195,20 +201,20 @@ class Helper:
         Raises:
             RunGoneError: The run was deleted meanwhile.
         """
-        if done > self._best:
-            self._best, self._moved = done, True
+        if done > self._most_done:
+            self._most_done, self._progressed = done, True
         with suppress(ClusterError):  # the pod may answer while the API server does not
-            self._see_run()
+            self._check_run_exists()
         self._progress(done, total)
 
-    def _see_run(self) -> None:
+    def _check_run_exists(self) -> None:
         """Check at intervals that the run still exists: otherwise its pod is useless, or cannot start."""
         if not self._owned or time.monotonic() - self._checked < _CHECK_INTERVAL_S:
             return
         self._checked = time.monotonic()
         self._ctx.ledger.uid()
         if self._claim is not None:
-            claims.see(self._ctx, self._claim)
+            claims.check_exists(self._ctx, self._claim)
 
     def wait_ready(self) -> None:
         """Wait until the pod runs; replace a pod that has ended or differs from the requested one.
@@ -217,13 +223,17 @@ class Helper:
             BadInputError: A secret of ``run.env_from`` does not exist.
             DeadlineError: The pod cannot start, or did not start in time; the message has the reason.
         """
-        deadline, lacking = time.monotonic() + self._start_timeout, 0
-        while not (_runs(pod := self._get_or_recreate()) and self._is_alike(pod)):
-            self._see_run()
+        deadline = time.monotonic() + self._start_timeout
+        polls_without_secret = 0
+        while True:
+            pod = self._get_or_recreate()
+            if _is_running(pod) and self._has_requested_spec(pod):
+                return
+            self._check_run_exists()
             why = reasons(pod)
             secret = next((reason.missing_secret for reason in why if reason.missing_secret), None)
-            lacking = lacking + 1 if secret else 0
-            if secret and lacking > _SECRET_POLLS:
+            polls_without_secret = polls_without_secret + 1 if secret else 0
+            if secret and polls_without_secret > _SECRET_POLLS:
                 namespace = self._ctx.target.namespace
                 raise BadInputError(
                     f"pod {self.name} cannot start: there is no secret {secret!r} in namespace {namespace}",
@@ -234,13 +244,18 @@ class Helper:
             hopeless = any(reason.fatal for reason in why)
             if hopeless or time.monotonic() > deadline:
                 raise DeadlineError(
-                    f"pod {self.name} did not start: {self._why(pod, why)}",
+                    f"pod {self.name} did not start: {self._describe_reasons(pod, why)}",
                     field="target.helper_image" if hopeless else "run.start_timeout",
                     fix=f"kubectl -n {self._ctx.target.namespace} describe pod {self.name}",
                 )
             time.sleep(_POLL_INTERVAL_S)
 
     def _get_or_recreate(self) -> KubeObject:
+        """Read the pod; create it if it is gone, and begin to delete one that has ended or differs.
+
+        Raises:
+            RemoteError: The pod ran out of memory.
+        """
         pod = self._cluster.get("Pod", self.name)
         if pod is None:
             return self._cluster.create(self._manifest)
@@ -248,29 +263,33 @@ class Helper:
             self._cluster.delete("Pod", self.name, uid=pod["metadata"]["uid"], grace=0)
             raise RemoteError(f"pod {self.name} ran out of memory: it may use {MEMORY}", "memory")
         ended = pod["status"].get("phase") in {"Succeeded", "Failed"}
-        if (ended or not self._is_alike(pod)) and not is_being_deleted(pod):
+        if (ended or not self._has_requested_spec(pod)) and not is_being_deleted(pod):
             self._cluster.delete("Pod", self.name, uid=pod["metadata"]["uid"], grace=0)
         return pod
 
-    def _is_alike(self, pod: KubeObject) -> bool:
+    def _has_requested_spec(self, pod: KubeObject) -> bool:
         """Whether a pod has the requested spec; an earlier pod may have another claim or other secrets."""
         asked = self._manifest["metadata"]["annotations"][_ASKED]
         return bool(pod["metadata"].get("annotations", {}).get(_ASKED) == asked)
 
-    def _why(self, pod: KubeObject, why: list[PodReason]) -> str:
-        phase = str(pod["status"].get("phase", "Pending"))
+    def _describe_reasons(self, pod: KubeObject, why: list[PodReason]) -> str:
+        """Describe why the pod does not run, with its last warnings."""
         texts = [reason.text for reason in why]
-        texts = texts or ["it is being replaced" if is_being_deleted(pod) else phase]
+        if not texts and is_being_deleted(pod):
+            texts = ["it is being replaced"]
+        elif not texts:
+            texts = [str(pod["status"].get("phase", "Pending"))]
         events = self._cluster.list("Event", fields=f"involvedObject.name={self.name}")
         warnings = [event["message"] for event in events if event.get("type") == "Warning"]
         return "; ".join(dict.fromkeys([*texts, *warnings[-3:]]))
 
 
-def _runs(pod: KubeObject) -> bool:
+def _is_running(pod: KubeObject) -> bool:
+    """Whether a pod runs, and is not being deleted."""
     return pod.get("status", {}).get("phase") == "Running" and not is_being_deleted(pod)
 
 
 def out_of_memory(pod: KubeObject) -> bool:
     """Whether a container of a pod was killed because its memory ran out."""
     ended = [container.state("terminated") or {} for container in containers(pod)]
-    return any(each.get("reason") == "OOMKilled" for each in ended)
+    return any(state.get("reason") == "OOMKilled" for state in ended)

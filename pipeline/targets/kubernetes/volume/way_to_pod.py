@@ -19,9 +19,9 @@ PROGRAM: Final = ("python3", "-m", "manycpu.pipeline.pod")
 MEMORY: Final = "2Gi"
 _KILLED: Final = 137
 _SIGNALS: Final = 128  # a higher exit code: a signal ended the program
-_AGAIN: Final = 75  # EX_TEMPFAIL: the connection broke, or another process makes the same copy
-_UNHEARD: Final = 69  # EX_UNAVAILABLE: the pod received nothing from the worker
-_SETTLE: Final = 2.0  # seconds for the pod's program to end after the connection broke
+_RETRY: Final = 75  # EX_TEMPFAIL: the connection broke, or another process makes the same copy
+_SILENCE: Final = 69  # EX_UNAVAILABLE: the pod received nothing from the worker
+_END_TIMEOUT_S: Final = 2.0  # for the pod's program to end after the connection broke
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -36,8 +36,10 @@ class WayToPod:
 
     def __init__(self, cluster: Cluster, pod: str, *, direct: bool) -> None:
         self._cluster, self._pod, self._direct = cluster, pod, direct
-        self._told = ""
+        self._logged_way = ""
+        """The way that was logged last."""
         self._fell_silent = False
+        """Whether nothing came over the last direct connection before it broke."""
 
     def talk(self, command: str, talk: Callable[[Channel], Answer], progress: Progress) -> Answer:
         """Start a command in the pod, and return what ``talk`` returns for the channel to it.
@@ -47,44 +49,45 @@ class WayToPod:
             RemoteError: The pod's program failed.
             ClusterError: The cluster refuses the exec.
         """
-        if not (self._direct or self._told):
-            self._tell("through the API server, since target.direct is false")
+        if not (self._direct or self._logged_way):
+            self._log_way("through the API server, since target.direct is false")
         words = [*PROGRAM, command, *(["direct"] if self._direct else [])]
         address = self._address() if self._direct else ""  # before the pod waits for it
         running = cluster_exec.start(self._cluster, self._pod, CONTAINER, words)
         try:
             streams = self._connect(running, address) if self._direct else None
             if streams is None:
-                return _over(running, talk, progress)
-            return self._over_tls(streams, running, talk, progress)
+                return _talk_over(running, talk, progress)
+            return self._talk_over_tls(streams, running, talk, progress)
         except LostError as error:
             if running.exit_code is not None:
-                raise _why_it_ended(running, error) from error
+                raise _error_of_ended_program(running, error) from error
             raise
         finally:
             running.close()
             running.release()
 
-    def doubt(self) -> None:
+    def leave_silent_connection(self) -> None:
         """Use the API server from now on if the last direct connection ended in silence.
 
         A network may let the handshake pass, and then drop large packets, or all packets after some time.
         """
         if self._direct and self._fell_silent:
             self._direct = False
-            self._tell("through the API server, since nothing comes through straight any more")
+            self._log_way("through the API server, since nothing comes through straight any more")
 
-    def _over_tls(
+    def _talk_over_tls(
         self, streams: Streams, running: Exec, talk: Callable[[Channel], Answer], progress: Progress
     ) -> Answer:
+        """Talk over a direct connection; the exec only starts the program, and waits for its end."""
         # Read the output of the pod's program: it would block on a full pipe.
         reading = threading.Thread(target=_read_all, args=(running,), daemon=True)
         reading.start()
         try:
-            return _over(streams, talk, progress)
+            return _talk_over(streams, talk, progress)
         except LostError as error:
-            reading.join(_SETTLE)  # the pod's program may be about to end
-            self._fell_silent = isinstance(error, SilentError) or running.exit_code == _UNHEARD
+            reading.join(_END_TIMEOUT_S)  # the pod's program may be about to end
+            self._fell_silent = isinstance(error, SilentError) or running.exit_code == _SILENCE
             raise
         finally:
             streams.release()
@@ -92,6 +95,7 @@ class WayToPod:
             reading.join()
 
     def _address(self) -> str:
+        """Read the IP address of the pod; empty: it is unknown."""
         pod = self._cluster.get("Pod", self._pod) or {"status": {}}
         return str(pod["status"].get("podIP", ""))
 
@@ -109,36 +113,40 @@ class WayToPod:
         return streams
 
     def _reach(self, address: str, port: int, identity: bytes) -> Streams | None:
+        """Open a connection to the pod; None: it cannot be reached, and is not tried again."""
         try:
             streams = direct.connect(address, port, identity)
         except OSError as error:
             self._direct = False
-            self._tell(f"through the API server, since {address}:{port} cannot be reached: {error}")
+            self._log_way(f"through the API server, since {address}:{port} cannot be reached: {error}")
             return None
-        self._tell("straight to it, over TLS")
+        self._log_way("straight to it, over TLS")
         return streams
 
-    def _tell(self, way: str) -> None:
-        if way != self._told:
-            self._told = way
+    def _log_way(self, way: str) -> None:
+        """Log the way that data takes, if it differs from the last one."""
+        if way != self._logged_way:
+            self._logged_way = way
             _LOG.info("data for pod %s goes %s", self._pod, way)
 
 
-def _over(streams: Exec | Streams, talk: Callable[[Channel], Answer], progress: Progress) -> Answer:
+def _talk_over(streams: Exec | Streams, talk: Callable[[Channel], Answer], progress: Progress) -> Answer:
     with Channel(streams, streams, streams.close, progress) as channel:
         return talk(channel)
 
 
 def _read_all(running: Exec) -> None:
+    """Read and drop the output of the pod's program, until it ends."""
     while running.read(1):
         pass
 
 
-def _why_it_ended(running: Exec, error: LostError) -> Exception:
+def _error_of_ended_program(running: Exec, error: LostError) -> Exception:
+    """Choose the error to raise by the exit code of the pod's program: a LostError is worth a retry."""
     code = running.exit_code
     # Only the program was killed, and the pod still runs: its memory ran out, or an admin ended it.
     if code == _KILLED:
         return LostError(f"its program was killed (signal 9), as when its memory of {MEMORY} runs out")
-    if code is None or code > _SIGNALS or code in (0, _AGAIN, _UNHEARD):
+    if code is None or code > _SIGNALS or code in (0, _RETRY, _SILENCE):
         return error
     return RemoteError(f"the helper pod's program ended with code {code}: {running.last_words}", "image")

@@ -1,0 +1,245 @@
+"""Estimate the memory of a run whose program is a recipe, and judge whether its nodes have it.
+
+Reads the run's arguments and the folder of its model on this machine; knows no torch and asks no network.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from manycpu.pipeline.spec import memory_plan, model_shape
+from manycpu.pipeline.spec.errors import Finding
+from manycpu.pipeline.spec.memory_plan import Model, Nodes, Shard, Training
+from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.spec.words import counted, format_bytes, is_true
+
+
+class _Recipe(NamedTuple):
+    """What a recipe does where its options do not say."""
+
+    batch: int
+    length: int
+    causal: bool
+    outputs: int
+    """Of the head that the training adds, for each token."""
+
+
+RECIPES: Final[Mapping[str, _Recipe]] = {"question_answering": _Recipe(8, 384, causal=False, outputs=2)}
+"""The recipes that train transformers; the memory of others is not estimated."""
+_BATCH: Final = ("per_device_train_batch_size", "per_gpu_train_batch_size")
+_LENGTH: Final = ("max_seq_length", "max_length", "block_size", "sequence_length")
+_CHECKPOINTING: Final = ("activation_checkpointing", "gradient_checkpointing")
+_MODEL: Final = ("model_name_or_path",)
+# Bytes for each trained parameter of the optimizers that keep less than AdamW; Adafactor keeps rows and sums.
+_OPTIMIZERS: Final = {"adafactor": 0, "adagrad": 4, "lion_32bit": 4, "rmsprop": 4, "sgd": 0}
+
+
+class Row(NamedTuple):
+    """A line of the table that ``manycpu plan`` shows."""
+
+    name: str
+    replica: str
+    sharded: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """The arithmetic of a run: its model, how it trains, and its option ``--shard``."""
+
+    model: Model
+    training: Training
+    nodes: int
+    """At least so many nodes train."""
+    processes: int
+    """Ranks of each node."""
+    shard: str = "auto"
+
+    def on(self, memory: int) -> Nodes:
+        """Describe the run's nodes with some bytes of memory each."""
+        return Nodes(nodes=self.nodes, processes=self.processes, memory=memory)
+
+    @property
+    def over(self) -> str:
+        """The ranks that a sharded model is divided among, in words."""
+        if self.shard == "hybrid":
+            return f"the {counted(self.processes, 'rank')} of a node"
+        return counted(self.nodes * self.processes, "rank")
+
+    @property
+    def sharding(self) -> Shard:
+        """How the run is sharded, if it is."""
+        return "hybrid" if self.shard == "hybrid" else "full"
+
+
+def estimate(run: TrainingRun, base: Path, parameters: int | None = None) -> Estimate | str:
+    """Estimate a run; returns why not, if something is not known.
+
+    Args:
+        run: The run.
+        base: The folder that a relative ``run.model`` starts from.
+        parameters: The number of parameters, where the user gives it; the program may then be any.
+    """
+    recipe, options = RECIPES.get(run.program), _options(run.args, base)
+    if recipe is None and parameters is None:
+        return f"the memory of {run.program} is not known: give --parameters to see that of its model"
+    own = recipe or _Recipe(1, 1, causal=False, outputs=0)
+    name = _first(options, _MODEL) or run.model
+    folder = base / name if name else None
+    model = None
+    if folder is not None and folder.is_dir():
+        model = model_shape.read(folder, causal=own.causal, overrides=_overrides(options))
+    if model is None and parameters is None:
+        where = f"{name} is not a folder here with config.json or safetensors" if name else "there is none"
+        return f"the size of the model is not known ({where}): give --parameters"
+    if parameters is not None:
+        model = replace(model or Model(parameters=parameters), parameters=parameters)
+    elif model is not None:
+        model = model_shape.with_head(model, own.outputs)
+    assert model is not None  # noqa: S101 - for mypy: one of the two was given
+    return Estimate(
+        model=model,
+        training=_training(run, own, options, model, folder),
+        nodes=run.nodes[0],
+        processes=run.processes,
+        shard=options.get("shard") or "auto",
+    )
+
+
+def _training(
+    run: TrainingRun, recipe: _Recipe, options: Mapping[str, str], model: Model, folder: Path | None
+) -> Training:
+    length = _integer(_first(options, _LENGTH)) or recipe.length
+    limit = model_shape.length_limit(folder) if folder is not None else None
+    frozen = model.layout is not None and is_true(options.get("freeze_embeddings", "no"))
+    words = model.layout.vocabulary * model.layout.hidden if model.layout and frozen else 0
+    optimizer = options.get("optim", "adamw_torch_fused")
+    return Training(
+        batch=_integer(_first(options, _BATCH)) or recipe.batch,
+        length=min(length, limit or length),
+        bf16=is_true(options.get("bf16", "yes" if run.dtype == "bf16" else "no")),
+        checkpointing=is_true(_first(options, _CHECKPOINTING) or "no"),
+        causal=recipe.causal,
+        trained=model.parameters - words if words else None,
+        optimizer=_OPTIMIZERS.get(optimizer, memory_plan.ADAMW),
+    )
+
+
+def _options(args: Sequence[str], base: Path) -> dict[str, str]:
+    """Read the options of a recipe by their names, with underscores; a switch is ``true``."""
+    if len(args) == 1 and args[0].endswith(".json"):
+        try:
+            values: dict[str, Any] = json.loads((base / args[0]).read_text(encoding="utf-8"))
+            return {name: str(value) for name, value in values.items() if value is not None}
+        except (OSError, ValueError, AttributeError):  # the recipe says what is wrong with the file
+            return {}
+    options: dict[str, str] = {}
+    for word, following in zip(args, [*args[1:], "--"], strict=False):
+        if word.startswith("--"):
+            name, equals, value = word.removeprefix("--").partition("=")
+            switch = "true" if following.startswith("--") else following
+            options[name.replace("-", "_")] = value if equals else switch
+    return options
+
+
+def _first(options: Mapping[str, str], names: Sequence[str]) -> str | None:
+    return next((options[name] for name in names if options.get(name)), None)
+
+
+def _integer(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None
+
+
+def _overrides(options: Mapping[str, str]) -> dict[str, str]:
+    pairs = (part.partition("=") for part in options.get("config_overrides", "").split(",") if "=" in part)
+    return {name.strip(): value for name, _, value in pairs}
+
+
+def findings(estimate: Estimate, memory: int, field: str, node: str = "a node") -> Iterator[Finding]:
+    """Find out whether a run's ranks have the memory that they need.
+
+    Args:
+        estimate: The run's arithmetic.
+        memory: Bytes of a node.
+        field: The field to change where only more memory helps.
+        node: What the memory is of, for the message.
+    """
+    model, training, nodes = estimate.model, estimate.training, estimate.on(memory)
+    wanted: tuple[Shard, ...] = ("no", "full") if estimate.shard == "auto" else (_shard(estimate.shard),)
+    if any(memory_plan.fits(model, training, nodes, shard) for shard in wanted):
+        return
+    needed = memory_plan.parts(model, training, nodes, wanted[-1]).total * nodes.processes
+    how = "with a replica in each rank" if wanted == ("no",) else f"sharded over {estimate.over}"
+    message = (
+        f"the training takes about {format_bytes(needed)} of a node {how}, and {node} has "
+        f"{format_bytes(memory)}, a tenth of it to spare"
+    )
+    each = memory_plan.processes_possible(model, training, nodes)
+    others = memory_plan.nodes_needed(model, training, nodes, "full")
+    fewer = [f"set run.nproc_per_node to {each}"] if 0 < each < nodes.processes else []
+    option = [] if "full" in wanted else ["add --shard full to run.args"]
+    more = [f"set run.nnodes to {others}"] if others and others > nodes.nodes else []
+    if others:
+        where = "run.nnodes" if more else "run.args"
+        fixes = [" and ".join([*option, *more]), *fewer]
+    elif fewer:
+        where, fixes = "run.nproc_per_node", fewer
+    else:
+        where, fixes = (
+            field,
+            ["no number of such nodes fits: give them more memory", "compute less at a time"],
+        )
+    fix = ", or ".join(fixes)
+    # The arithmetic alone refuses: what only lacks the spare part may well train.
+    yield Finding(where, message, fix[0].upper() + fix[1:], fatal=needed > memory)
+
+
+def _shard(option: str) -> Shard:
+    return "no" if option == "no" else "hybrid" if option == "hybrid" else "full"
+
+
+def rows(estimate: Estimate, memory: int | None) -> Iterator[Row]:
+    """Write the arithmetic as a table: a replica in each rank, and the model sharded over the ranks."""
+    nodes = estimate.on(memory or 0)
+    both = [
+        memory_plan.parts(estimate.model, estimate.training, nodes, each)
+        for each in ("no", estimate.sharding)
+    ]
+
+    def row(name: str, values: Sequence[int], reason: str) -> Row:
+        replica, sharded = map(format_bytes, values)
+        return Row(name, replica, sharded, reason)
+
+    for name, reason in _reasons(estimate).items():
+        yield row(name, [getattr(each, name) for each in both], reason)
+    yield row("a rank", [each.total for each in both], "at its peak")
+    ranks = counted(nodes.processes, "rank")
+    yield row("a node", [each.total * nodes.processes for each in both], ranks)
+    if memory:
+        answers = [_answer(estimate, nodes, shard) for shard in ("no", estimate.sharding)]
+        yield Row("fits", answers[0], answers[1], f"{format_bytes(memory)} of a node, a tenth of it to spare")
+
+
+def _reasons(estimate: Estimate) -> dict[str, str]:
+    model, training = estimate.model, estimate.training
+    trained = training.adapters + (model.parameters if training.trained is None else training.trained)
+    steps = f"{training.batch} x {training.length} tokens"
+    again = ", computed again in the backward pass" if training.checkpointing else ""
+    copies = "bf16 weights of a step; " if training.bf16 else ""
+    return {
+        "parameters": f"{model.parameters / 1e6:,.1f}M in fp32",
+        "gradients": f"{trained / 1e6:,.1f}M in fp32",
+        "optimizer": f"{training.optimizer} bytes for each trained parameter",
+        "activations": f"{steps} of each rank{again}" if model.layout else "not known: not counted",
+        "copies": f"{copies}sharded: gathered blocks, and their gradients",
+        "process": "Python, torch and libraries",
+    }
+
+
+def _answer(estimate: Estimate, nodes: Nodes, shard: Shard) -> str:
+    if memory_plan.fits(estimate.model, estimate.training, nodes, shard):
+        return "yes"
+    needed = memory_plan.nodes_needed(estimate.model, estimate.training, nodes, shard)
+    return f"no: {counted(needed, 'node')} would" if needed else "no, on no number of nodes"

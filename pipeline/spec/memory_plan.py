@@ -1,0 +1,278 @@
+"""Compute the memory of a rank that trains a model: as a replica of its own (DDP), or sharded (FSDP).
+
+Pure arithmetic in bytes; knows no torch, so that ``manycpu plan``, preflight and ranks share it.
+docs/large_models.md explains the formula; a test compares it with what trainings take.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final, Literal, NamedTuple
+
+Family = Literal["encoder", "gated", "gpt2"]
+Shard = Literal["no", "full", "hybrid"]
+
+FLOAT: Final = 4
+"""Bytes of a parameter, a gradient and a number of the optimizer: they are fp32, whatever is computed in."""
+HALF: Final = 2
+"""Bytes of a bf16 number."""
+ADAMW: Final = 8
+"""Bytes for each trained parameter: two moments in fp32."""
+PROCESS: Final = 600 << 20
+"""Bytes of a rank before it has a model: Python, torch, transformers and datasets, measured."""
+SPARE: Final = 0.1
+"""Share of a node's memory that is planned for nothing: allocators, page cache, the data, the system."""
+_LOGIT_COPIES: Final = 3  # the logits, their log-softmax, and their gradient
+_SCORE_COPIES: Final = 3  # where attention scores are kept: softmax, the mask of dropout, their product
+
+
+class _Saved(NamedTuple):
+    """Numbers that a layer keeps of each token for its backward pass, counted by saved_tensors_hooks."""
+
+    fp32: int
+    """Multiples of the hidden size, if all is computed in fp32."""
+    kept: int
+    """Multiples of the hidden size that stay fp32 under autocast: inputs of norms."""
+    cast: int
+    """Multiples of the hidden size that are bf16 under autocast: inputs of linear layers."""
+    wide: int
+    """Multiples of the intermediate size."""
+
+
+_SAVED: Final[dict[Family, _Saved]] = {
+    "encoder": _Saved(4, 2, 4, 2),
+    "gated": _Saved(6, 4, 5, 4),
+    "gpt2": _Saved(6, 2, 4, 5),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What a transformer's activations depend on."""
+
+    family: Family
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    queries: int
+    """Width of all queries: heads times the size of a head."""
+    keys: int
+    """Width of all keys, and of all values."""
+    vocabulary: int
+    attention_dropout: bool = False
+    """Whether attention has dropout: torch has no fused kernel for it on CPUs, and keeps the scores."""
+    hidden_dropout: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The numbers of parameters of a model; what is not known is left out."""
+
+    parameters: int
+    block: int | None = None
+    """Parameters of the largest block: what sharding gathers at a time. None: all of the model."""
+    outside: int = 0
+    """Parameters outside the blocks: embeddings, and the head."""
+    layout: Layout | None = None
+    """None: activations are not known, and count as nothing."""
+
+    @property
+    def largest(self) -> int:
+        """Parameters of the largest block."""
+        return self.parameters - self.outside if self.block is None else self.block
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a model is trained, as far as memory depends on it."""
+
+    batch: int = 1
+    """Samples of a rank's step, which are computed together."""
+    length: int = 1
+    """Tokens of each."""
+    bf16: bool = False
+    """Whether it is computed in bf16, beside weights in fp32."""
+    checkpointing: bool = False
+    """Whether a block keeps its input alone, and is computed again in the backward pass."""
+    causal: bool = False
+    """Whether each token has logits over the vocabulary."""
+    trained: int | None = None
+    """Parameters that have gradients (adapters count as additional); None: all."""
+    adapters: int = 0
+    """Parameters of adapters (LoRA): trained, beside the model's own."""
+    frozen: int = FLOAT
+    """Bytes of a parameter that is not trained: 4, or 2 where it is stored as bf16."""
+    optimizer: int = ADAMW
+    """Bytes of the optimizer for each trained parameter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The memory of a rank, in bytes."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    copies: int
+    """Weights beside the rank's own: in bf16, or gathered from the other ranks, with their gradients."""
+    process: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.states + self.activations + self.copies + self.process
+
+    @property
+    def states(self) -> int:
+        """What sharding divides: parameters, gradients and the optimizer's numbers."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+def replica(model: Model, training: Training) -> Parts:
+    """Compute the memory of a rank that holds the whole model, as under DDP.
+
+    Gradients are views of DDP's buckets, and take no memory beside them.
+    """
+    parameters, gradients, optimizer = _states(model, training)
+    # Autocast casts the weights of linear layers once in a step, and keeps them for the backward pass.
+    cast = _in_linear_layers(model, training) if training.bf16 else 0
+    return Parts(
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=activations(model, training),
+        copies=HALF * cast,
+        process=PROCESS,
+    )
+
+
+def sharded(model: Model, training: Training, ranks: int) -> Parts:
+    """Compute the memory of one of ``ranks`` that share the model, as under FSDP.
+
+    A rank also holds what it computes with: what is outside of the blocks, the present block and the next
+    one, and the gradients of one of them, as they are and as they are sent.
+    """
+    width = HALF if training.bf16 else FLOAT
+    trains = training.trained is None or training.trained > 0
+    unit = max(model.largest, model.outside)
+    gathered = width * (model.outside + min(2 * model.largest, model.parameters - model.outside))
+    reduced = (width + FLOAT) * unit if trains else 0
+    parameters, gradients, optimizer = (math.ceil(part / ranks) for part in _states(model, training))
+    return Parts(
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=activations(model, training),
+        copies=gathered + reduced,
+        process=PROCESS,
+    )
+
+
+def _states(model: Model, training: Training) -> tuple[int, int, int]:
+    own = model.parameters if training.trained is None else training.trained
+    trained = own + training.adapters
+    frozen = (model.parameters - own) * training.frozen
+    return frozen + FLOAT * trained, FLOAT * trained, training.optimizer * trained
+
+
+def _in_linear_layers(model: Model, training: Training) -> int:
+    """Count the weights that autocast casts: embeddings are looked up, and frozen bf16 needs no cast."""
+    if training.frozen == HALF and training.trained is not None:
+        return training.trained + training.adapters
+    head = model.layout.vocabulary * model.layout.hidden if model.layout and training.causal else 0
+    return model.parameters - model.outside + head + training.adapters
+
+
+def activations(model: Model, training: Training) -> int:
+    """Compute what a rank keeps of a step for its backward pass; 0: the model's layout is not known.
+
+    After Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section
+    4.1, for the layers of today and for fp32 too: there a layer keeps s b h (34 + 5 a s / h) bytes in 16
+    bits. The second part, of attention scores, is only kept where attention has dropout.
+    """
+    layout = model.layout
+    if layout is None:
+        return 0
+    tokens = training.batch * training.length
+    of_layer = tokens * _saved_of_token(layout, training)
+    # The gradients of the layer in its backward pass: of the widest tensors, and of the residual stream.
+    passing = tokens * (HALF if training.bf16 else FLOAT) * (2 * layout.intermediate + 2 * layout.hidden)
+    kept = tokens * FLOAT * layout.hidden if training.checkpointing else of_layer
+    layers = layout.layers * kept + passing + (of_layer if training.checkpointing else 0)
+    ends = tokens * FLOAT * 3 * layout.hidden  # of the embeddings, and of the last norm
+    logits = _LOGIT_COPIES * FLOAT * tokens * layout.vocabulary if training.causal else 0
+    # The logits are freed before the first layers' gradients are made: with checkpoints, only one is at most.
+    return ends + (max(layers, layout.layers * kept + logits) if training.checkpointing else layers + logits)
+
+
+def _saved_of_token(layout: Layout, training: Training) -> int:
+    """Compute the bytes that a layer keeps of each token."""
+    saved = _SAVED[layout.family]
+    inner = 2 * layout.queries + 2 * layout.keys + saved.wide * layout.intermediate
+    inner += 2 * layout.hidden if layout.hidden_dropout else 0
+    scores = 0
+    if layout.attention_dropout:
+        scores = FLOAT * _SCORE_COPIES * layout.heads * training.length
+    if training.bf16:
+        return FLOAT * saved.kept * layout.hidden + HALF * (saved.cast * layout.hidden + inner) + scores
+    return FLOAT * (saved.fp32 * layout.hidden + inner) + scores
+
+
+def adapter_parameters(layout: Layout, rank: int) -> int:
+    """Count the parameters of LoRA of a rank at every linear layer: at each, rank x (inputs + outputs)."""
+    attention = 2 * (layout.hidden + layout.queries) + 2 * (layout.hidden + layout.keys)
+    matrices = 3 if layout.family == "gated" else 2
+    return layout.layers * rank * (attention + matrices * (layout.hidden + layout.intermediate))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """The nodes that a training runs on."""
+
+    nodes: int
+    processes: int
+    """Ranks of each node."""
+    memory: int
+    """Bytes of each node."""
+
+    @property
+    def share(self) -> int:
+        """Bytes that each rank may plan with."""
+        return int(self.memory * (1 - SPARE)) // self.processes
+
+
+def parts(model: Model, training: Training, nodes: Nodes, shard: Shard) -> Parts:
+    """Compute the memory of a rank on some nodes; ``hybrid`` shares the model among a node's ranks."""
+    if shard == "no":
+        return replica(model, training)
+    ranks = nodes.processes if shard == "hybrid" else nodes.nodes * nodes.processes
+    return sharded(model, training, ranks)
+
+
+def fits(model: Model, training: Training, nodes: Nodes, shard: Shard) -> bool:
+    """Whether each rank has the memory that it needs."""
+    return parts(model, training, nodes, shard).total <= nodes.share
+
+
+def nodes_needed(model: Model, training: Training, nodes: Nodes, shard: Shard) -> int | None:
+    """Count the nodes of this kind that would do, in another number; None: no number of them."""
+    if shard != "full":
+        return 1 if fits(model, training, nodes, shard) else None
+    alone = sharded(model, training, 1)
+    room = nodes.share - (alone.total - alone.states)
+    if room <= 0:
+        return None
+    count = max(1, math.ceil(alone.states / room / nodes.processes))
+    # Each of the three parts is rounded up by itself.
+    return count if fits(model, training, replace(nodes, nodes=count), shard) else count + 1
+
+
+def processes_possible(model: Model, training: Training, nodes: Nodes) -> int:
+    """Count the replicas that fit a node; 0: not even one."""
+    return int(nodes.memory * (1 - SPARE)) // replica(model, training).total
+
+
+def choose(model: Model, training: Training, nodes: Nodes) -> Shard:
+    """Choose how ``--shard auto`` trains: by replicas where they fit, else sharded over all ranks."""
+    return "no" if fits(model, training, nodes, "no") else "full"

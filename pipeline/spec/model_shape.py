@@ -1,0 +1,184 @@
+"""Find the numbers of parameters of a model in its folder, without torch and without the network.
+
+They are in the headers of its safetensors files (8 bytes of length, then JSON: name -> dtype, shape); of a
+folder without weights they follow from config.json, for the architectures that are most in use.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from manycpu.pipeline.spec.memory_plan import Layout, Model
+
+_BLOCK: Final = re.compile(r"(.*?\.\d+)\.")  # the name of a block ends with its number in a list
+_HEADS: Final = ("lm_head.", "cls.", "score.", "classifier.", "qa_outputs.")
+_POOLER: Final = "pooler."
+_MAX_HEADER_BYTES: Final = 100 << 20  # what the safetensors library itself accepts
+# Names of the same number in config.json: of most models, of GPT-2, of DistilBERT.
+_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers"),
+    "hidden": ("hidden_size", "n_embd", "dim"),
+    "heads": ("num_attention_heads", "n_head", "n_heads"),
+    "intermediate": ("intermediate_size", "n_inner", "hidden_dim"),
+    "positions": ("max_position_embeddings", "n_positions"),
+    "attention_dropout": ("attention_probs_dropout_prob", "attn_pdrop", "attention_dropout"),
+    "hidden_dropout": ("hidden_dropout_prob", "resid_pdrop", "dropout"),
+}
+_GATED: Final = {"gemma", "gemma2", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"}
+Config = Mapping[str, Any]
+
+
+def read(folder: Path, *, causal: bool, overrides: Mapping[str, str] | None = None) -> Model | None:
+    """Read a model's numbers of parameters, and what its activations depend on.
+
+    Args:
+        folder: A folder with config.json, and mostly with weights.
+        causal: Whether it is trained to predict tokens; otherwise the head that does so does not count.
+        overrides: Values of its configuration that the training changes.
+
+    Returns:
+        None: the folder says neither; a model without a layout: activations cannot be known.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text()) | dict(overrides or {})
+    except (OSError, ValueError, TypeError):
+        config = {}
+    layout = layout_of(config)
+    counts = dict(_shapes(folder, causal=causal))
+    if not counts:
+        return of_config(config, causal=causal)
+    blocks = Counter[str]()
+    for name, count in counts.items():
+        if match := _BLOCK.match(name):
+            blocks[match[1]] += count
+    parameters = sum(counts.values())
+    largest = max(blocks.values(), default=None)
+    return Model(parameters=parameters, block=largest, outside=parameters - blocks.total(), layout=layout)
+
+
+def _shapes(folder: Path, *, causal: bool) -> Iterator[tuple[str, int]]:
+    """Yield the name and the size of each tensor of a folder's safetensors files."""
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            for name, each in _header(file).items():
+                counts = not name.startswith(_POOLER) and f".{_POOLER}" not in name
+                if name != "__metadata__" and counts and (causal or not name.startswith(_HEADS)):
+                    yield name, math.prod(each["shape"])
+        except (OSError, ValueError, KeyError, TypeError):  # the training itself says what is wrong with it
+            continue
+
+
+def _header(file: Path) -> dict[str, Any]:
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if length > _MAX_HEADER_BYTES:
+            raise ValueError(f"{file} is no safetensors file")
+        header: dict[str, Any] = json.loads(opened.read(length))
+    return header
+
+
+def layout_of(config: Config) -> Layout | None:
+    """Read what the activations of a transformer depend on; None: its configuration does not say."""
+    layers, hidden, heads = (_number(config, name) for name in ("layers", "hidden", "heads"))
+    vocabulary = config.get("vocab_size")
+    if not (layers and hidden and heads and vocabulary):
+        return None
+    kind = config.get("model_type")
+    intermediate = _number(config, "intermediate") or 4 * hidden  # GPT-2's n_inner is null
+    head = config.get("head_dim") or hidden // heads
+    return Layout(
+        family="gated" if kind in _GATED else "gpt2" if kind == "gpt2" else "encoder",
+        layers=layers,
+        hidden=hidden,
+        intermediate=intermediate,
+        heads=heads,
+        queries=heads * head,
+        keys=(config.get("num_key_value_heads") or heads) * head,
+        vocabulary=int(vocabulary),
+        attention_dropout=_dropout(config, kind, "attention_dropout") > 0,
+        hidden_dropout=_dropout(config, kind, "hidden_dropout") > 0,
+    )
+
+
+def _number(config: Config, name: str) -> int | None:
+    value = next((config[each] for each in _NAMES[name] if config.get(each)), None)
+    return None if value is None else int(value)
+
+
+def _dropout(config: Config, kind: str | None, name: str) -> float:
+    """Read a probability of dropout; encoders and GPT-2 have a tenth where the file does not say."""
+    given = next((config[each] for each in _NAMES[name] if config.get(each) is not None), None)
+    return float(given) if given is not None else 0.1 if kind not in _GATED else 0.0
+
+
+def length_limit(folder: Path) -> int | None:
+    """Read how many tokens the model of a folder takes at most; None: it does not say."""
+    try:
+        return _number(json.loads((folder / "config.json").read_text()), "positions")
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def of_config(config: Config, *, causal: bool) -> Model | None:
+    """Compute a model's numbers of parameters from its configuration; None: the architecture is another."""
+    count, layout = _COUNTS.get(str(config.get("model_type"))), layout_of(config)
+    if count is None or layout is None:
+        return None
+    block, outside = count(config, layout, causal)
+    return Model(parameters=layout.layers * block + outside, block=block, outside=outside, layout=layout)
+
+
+def _encoder(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
+    """Count BERT, RoBERTa and DistilBERT, without a pooler and a head."""
+    del causal
+    hidden = layout.hidden
+    block = 4 * (hidden + 1) * hidden + 2 * hidden * layout.intermediate + layout.intermediate + 5 * hidden
+    types = 0 if config["model_type"] == "distilbert" else config.get("type_vocab_size", 2)
+    rows = layout.vocabulary + (_number(config, "positions") or 512) + types
+    return block, (rows + 2) * hidden
+
+
+def _gpt2(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
+    del causal  # its head is its embedding
+    hidden = layout.hidden
+    block = 4 * (hidden + 1) * hidden + 2 * hidden * layout.intermediate + layout.intermediate + 5 * hidden
+    return block, (layout.vocabulary + (_number(config, "positions") or 1024) + 2) * hidden
+
+
+def _llama(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
+    """Count Llama, Mistral and Qwen."""
+    kind, hidden, width = config["model_type"], layout.hidden, layout.queries + 2 * layout.keys
+    block = hidden * (width + layout.queries) + 3 * hidden * layout.intermediate + 2 * hidden
+    if kind == "qwen2" or config.get("attention_bias"):
+        block += width + (hidden if kind != "qwen2" else 0)
+    if kind == "qwen3":  # norms of queries and keys
+        block += 2 * (layout.queries // layout.heads)
+    if config.get("mlp_bias"):
+        block += 2 * layout.intermediate + hidden
+    embeddings = 2 if causal and not config.get("tie_word_embeddings") else 1
+    return block, embeddings * layout.vocabulary * hidden + hidden
+
+
+_COUNTS: Final[Mapping[str, Callable[[Config, Layout, bool], tuple[int, int]]]] = {
+    **dict.fromkeys(("bert", "distilbert", "roberta"), _encoder),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _llama),
+    "gpt2": _gpt2,
+}
+
+
+def of_count(parameters: int) -> Model:
+    """Describe a model of which only the size is known."""
+    return Model(parameters=parameters)
+
+
+def with_head(model: Model, outputs: int) -> Model:
+    """Add a linear head with some outputs for each token."""
+    if model.layout is None:
+        return model
+    head = outputs * (model.layout.hidden + 1)
+    return replace(model, parameters=model.parameters + head, outside=model.outside + head)

@@ -1,0 +1,39 @@
+"""Run cases of tests/scripts/ccl_worlds.py, each in a world of ranks of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+Found = Callable[[str], dict[str, Any]]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return this process' environment, without what a run or oneCCL would read there."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("CCL_", "I_MPI", "MANYCPU_"))
+    }
+    return kept | {"PYTHONPATH": str(SCRIPTS.parents[1] / ".dev"), "OMP_NUM_THREADS": "1"} | more
+
+
+def run(folder: Path, *cases: str) -> Found:
+    """Run all cases (``NAME:SIZE``), in one process that imports torch once; returns what one of them saw."""
+    command = [sys.executable, str(SCRIPTS / "ccl_worlds.py"), str(folder), *cases]
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=560, env=environment()
+    )
+
+    def of(case: str) -> dict[str, Any]:
+        path = folder / f"{case.replace(':', '-')}.result"
+        assert path.exists(), done.stdout + done.stderr
+        result: dict[str, Any] = json.loads(path.read_text())
+        assert "hung" not in result["codes"], f"{result}\n{done.stderr[-3000:]}"
+        return result | {"stderr": done.stderr}
+
+    return of
