@@ -10,9 +10,12 @@ from typing import Final
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 
+from manycpu.pipeline.node import sharding
 from manycpu.pipeline.recipes.reporting import say
 from manycpu.pipeline.spec.errors import BadInputError
 
+SHARDED: Final = "sharded"
+"""Folder of a checkpoint with the shares of all ranks, of model and optimizer."""
 _NAME: Final = re.compile(r"checkpoint-(\d+)")
 
 
@@ -87,6 +90,8 @@ def fault(checkpoint: Path) -> str | None:
     # The state is written last.
     if step(checkpoint) is None:
         return "it has no readable trainer_state.json: it was not written to its end"
+    if (checkpoint / SHARDED).is_dir():
+        return sharding.fault(checkpoint / SHARDED)
     weights = sorted(checkpoint.glob("model*.safetensors"))
     if not weights:
         return "it has no model*.safetensors"

@@ -1,13 +1,19 @@
 """What every recipe on Hugging Face's Trainer shares: CPU defaults, progress, and Intel's extension."""
 
+import contextlib
+import copy
 import os
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
 from accelerate.utils import DDPCommunicationHookType
 from transformers import (
+    PretrainedConfig,
     PreTrainedModel,
     PrinterCallback,
     Trainer,
@@ -15,10 +21,14 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.distributed.configuration_utils import DistributedConfig
 
+from manycpu.pipeline.node import sharding
 from manycpu.pipeline.node.metrics import metrics
 from manycpu.pipeline.recipes.arguments import option
+from manycpu.pipeline.recipes.checkpoints import SHARDED
 from manycpu.pipeline.recipes.reporting import Pace, say
+from manycpu.pipeline.spec.errors import BadInputError
 
 _REPLACED: Final = (
     "torch itself has bf16 autocast, fused AdamW and torch.compile, which are as fast (docs/speed.md)"
@@ -37,6 +47,11 @@ class CpuTrainingOptions(TrainingArguments):
     gradient_compression: Literal["no", "bf16", "fp16", "power_sgd"] = option(
         "no", "What gradients are sent as: bf16 halves the traffic, power_sgd sends a low-rank part of them."
     )
+    shard: Literal["no", "full", "hybrid"] = option(
+        "no",
+        "What each rank holds: no: a replica of the model; full: a share over all ranks; hybrid: a share over "
+        "the ranks of a node, and a replica on each node (docs/large_models.md).",
+    )
     use_ipex: bool = option(
         False, "Optimize by Intel's extension, where it is installed: torch 2.8 and earlier."
     )
@@ -47,6 +62,49 @@ def usable(options: CpuTrainingOptions) -> list[str]:
     why = why_no_ipex() if options.use_ipex else None
     options.use_ipex = options.use_ipex and why is None
     return [f"--use_ipex is left out: {why}"] if why else []
+
+
+def sharded_loading(kind: Any, config: PretrainedConfig, options: CpuTrainingOptions) -> dict[str, Any]:
+    """Return arguments of ``from_pretrained`` with which each rank reads its share of the weights alone.
+
+    Args:
+        kind: The Auto class that loads the model.
+        config: The model's configuration.
+        options: With ``shard``; one rank holds the whole model.
+
+    Raises:
+        BadInputError: The model does not name its blocks, or the options exclude each other.
+    """
+    ranks = options.world_size
+    if options.shard == "no" or ranks == 1:
+        return {}
+    if options.use_ipex or options.torch_compile or options.gradient_compression != "no":
+        raise BadInputError(
+            f"--shard {options.shard} excludes --use_ipex, --torch_compile and --gradient_compression",
+            field="run.args",
+            fix="Leave one of them out",
+        )
+    with torch.device("meta"):
+        empty = kind.from_config(config)
+    names = {
+        re.sub(r"\.\d+(?=\.|$)", ".*", name)
+        for name, module in empty.named_modules()
+        if type(module).__name__ in (empty._no_split_modules or ())  # noqa: SLF001 - the models' own list
+    }
+    if not names:
+        raise BadInputError(
+            f"{type(empty).__name__} does not name its blocks, so that it cannot be sharded",
+            field="run.args",
+            fix="Leave out --shard",
+        )
+    replicas = ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks)) if options.shard == "hybrid" else 1
+    # Of the models' own plans many name no module that there is: the model would be gathered as a whole.
+    plan = dict.fromkeys(sorted(names), "free_full_weight")
+    sizes = {"fsdp_size": ranks // replicas, "dp_replicate_size": replicas}
+    say(f"the model is sharded over {ranks // replicas} ranks" + (f", {replicas} replicas" * (replicas > 1)))
+    return {
+        "distributed_config": DistributedConfig(fsdp_plan=plan, fsdp_mixed_precision=options.bf16, **sizes)
+    }
 
 
 def why_no_ipex() -> str | None:
@@ -71,8 +129,14 @@ class CpuTrainer(Trainer):
 
     args: CpuTrainingOptions
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, model: Any, args: CpuTrainingOptions, **kwargs: Any) -> None:
+        # The Trainer cannot save a sharded optimizer, and says so; this class can.
+        only_model, args.save_only_model = args.save_only_model, True
+        super().__init__(model, args, **kwargs)
+        args.save_only_model = only_model
+        self._is_sharded = self.is_distributed_loading_by_transformers
+        if self._is_sharded:
+            sharding.overlap(model)
         self.add_callback(ProgressCallback())
         if self.pop_callback(PrinterCallback):
             self.add_callback(Printer())
@@ -96,12 +160,76 @@ class CpuTrainer(Trainer):
             self.optimizer = optimizer
         return optimizer
 
+    @contextlib.contextmanager
+    def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:
+        """Reduce the gradients of each of several batches: deferred, a rank would hold those of the whole model."""
+        if self.args.shard == "hybrid":  # which defers the reduction between nodes alone
+            with super()._defer_fsdp_gradient_reduction():
+                yield
+        else:
+            yield
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model; Intel's extension trains in bf16 and saves fp32: the configuration must say so."""
+        if self._is_sharded and isinstance(self.model, PreTrainedModel):
+            self._save_sharded(Path(output_dir or self.args.output_dir), is_checkpoint=_internal_call)
+            return
         super().save_model(output_dir, _internal_call)
         if self.args.use_ipex and self.args.should_save and isinstance(self.model, PreTrainedModel):
             self.model.config.dtype = torch.float32
             self.model.config.save_pretrained(str(output_dir or self.args.output_dir))
+
+    def _save_sharded(self, folder: Path, *, is_checkpoint: bool) -> None:
+        """Save the files beside the weights, and the weights, which a checkpoint has with the optimizer's state."""
+        if self.args.should_save:
+            config = copy.deepcopy(self.model.config)
+            del config.distributed_config
+            config.architectures = [type(self.model).__name__.removeprefix("FSDP")]
+            config.dtype = torch.float32
+            config.save_pretrained(folder)
+            if self.model.can_generate():
+                self.model.generation_config.save_pretrained(folder)
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(folder)
+        if not is_checkpoint:
+            sharding.export(self.model, folder)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self._is_sharded:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir, "scheduler.pt"))
+        sharding.save(Path(output_dir, SHARDED), self.model, self._plain_optimizer())
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if Path(resume_from_checkpoint, SHARDED).is_dir():
+            return  # the weights come with the optimizer's state
+        if self._is_sharded:
+            raise BadInputError(
+                f"{resume_from_checkpoint} is of a training that was not sharded",
+                field="run.args",
+                fix="Resume it with --shard no, or begin again in another folder of checkpoints",
+            )
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or not Path(checkpoint, SHARDED).is_dir():
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        sharding.load(Path(checkpoint, SHARDED), self.model, self._plain_optimizer())
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, "scheduler.pt"), weights_only=True))
+
+    def _load_best_model(self) -> None:
+        best = Path(str(self.state.best_model_checkpoint), SHARDED)
+        if best.is_dir():
+            sharding.load_weights(best, self.model)
+        else:
+            super()._load_best_model()
+
+    def _plain_optimizer(self) -> torch.optim.Optimizer:
+        """Return the optimizer without Accelerate's wrapper."""
+        return getattr(self.optimizer, "optimizer", self.optimizer)
 
 
 class Printer(PrinterCallback):

@@ -23,6 +23,7 @@ from transformers import (
 
 from manycpu.pipeline.recipes.question_answering import squad
 from manycpu.pipeline.recipes.question_answering.options import DataOptions, ModelOptions
+from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, sharded_loading
 from manycpu.pipeline.spec.errors import BadInputError
 
 _SCHEMA = datasets.Features(
@@ -39,7 +40,9 @@ _SCHEMA = datasets.Features(
 )
 
 
-def load_model(options: ModelOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_model(
+    options: ModelOptions, training: CpuTrainingOptions
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load model and tokenizer, which is a fast one, from a folder or the Hub."""
     name = options.model_name_or_path
     if not name:
@@ -60,8 +63,9 @@ def load_model(options: ModelOptions) -> tuple[PreTrainedModel, PreTrainedTokeni
             _override(config, options.config_overrides)
         tokenizer = AutoTokenizer.from_pretrained(options.tokenizer_name or name, use_fast=True, **common)
         # Weights are fp32 also where the checkpoint has others: bf16 is for the computation (autocast) alone.
+        shares = sharded_loading(AutoModelForQuestionAnswering, config, training)
         model = AutoModelForQuestionAnswering.from_pretrained(
-            name, config=config, dtype=torch.float32, **common
+            name, config=config, dtype=torch.float32, **common, **shares
         )
     except (OSError, ValueError) as error:
         raise BadInputError(

@@ -1,0 +1,319 @@
+"""Sharded training on CPUs: each rank holds a share of parameters, gradients and optimizer state (torch's FSDP2).
+
+A script needs five calls, on every rank::
+
+    from manycpu.pipeline.node import sharding
+
+    model = sharding.shard(MyModel(), blocks=[MyBlock])
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # after shard(): it takes the shares
+    ...
+    loss.backward()
+    sharding.clip_gradients(model, 1.0)
+    optimizer.step()
+    ...
+    sharding.save(folder, model, optimizer, step=step)
+    sharding.export(model, output)
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+_MAX_FILE_BYTES: Final = 5_000_000_000  # of an exported file, as save_pretrained has it
+_DTYPES: Final = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_EXTRA: Final = "extra"
+# Names instead of numbers fit any number of ranks; frozen parameters come with the base model. dcp.load itself
+# refuses a checkpoint that lacks a parameter.
+_OPTIONS: Final = StateDictOptions(flatten_optimizer_state_dict=True, ignore_frozen_params=True, strict=False)
+
+Mode = Literal["full", "hybrid"]
+
+
+def mesh(mode: Mode = "full") -> DeviceMesh:
+    """Arrange the ranks: ``full`` shards over all; ``hybrid`` over those of a node, with a replica on each node.
+
+    Raises:
+        RuntimeError: There is no process group, or ``hybrid`` is asked for and the nodes have unequal ranks.
+    """
+    if not dist.is_initialized():
+        raise RuntimeError("shard() needs a process group: call torch.distributed.init_process_group first")
+    ranks = _ranks()
+    if mode == "full":
+        return init_device_mesh("cpu", (ranks,), mesh_dim_names=("shard",))
+    of_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    if ranks % of_node:
+        raise RuntimeError(f"hybrid sharding needs as many ranks on each node: {ranks} are no multiple of {of_node}")
+    return init_device_mesh("cpu", (ranks // of_node, of_node), mesh_dim_names=("replicate", "shard"))
+
+
+def shard(
+    model: nn.Module,
+    *,
+    blocks: Sequence[type[nn.Module]] = (),
+    dtype: torch.dtype | None = None,
+    mode: Mode = "full",
+    checkpoint_activations: bool = False,
+) -> nn.Module:
+    """Shard a model over the ranks, in place; the optimizer is made after it.
+
+    Args:
+        model: Equal on every rank, in the precision of the optimizer's state (fp32, as a rule).
+        blocks: Classes of the modules that are gathered one at a time; default: the model's own
+            ``_no_split_modules``, which models of transformers have.
+        dtype: What blocks compute in and are gathered as, such as torch.bfloat16; gradients are summed in fp32.
+        mode: ``full``, or ``hybrid``: shares within a node, replicas between nodes.
+        checkpoint_activations: Compute a block's activations again in the backward pass; only its inputs are kept.
+
+    Returns:
+        The model, which is now an FSDPModule too.
+
+    Raises:
+        ValueError: The model has no module of these classes.
+        RuntimeError: As :func:`mesh`.
+    """
+    found = _blocks(model, blocks)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32)
+    inner = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    ranks = mesh(mode)
+    for block in found:
+        if checkpoint_activations:
+            _compute_again(block)
+        fully_shard(block, mesh=ranks, mp_policy=inner)
+    fully_shard(model, mesh=ranks, mp_policy=policy)
+    overlap(model)
+    return model
+
+
+def overlap(model: nn.Module) -> None:
+    """Gather the next block while one computes: on CPUs by asynchronous collectives, as there are no streams."""
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for module in modules:
+        module._set_unshard_async_op(True)  # noqa: SLF001 - torch has no public way on CPUs
+    blocks = [module for module in modules if module is not model]
+    for one, following in zip(blocks, blocks[1:], strict=False):
+        one.set_modules_to_forward_prefetch([following])
+
+
+def clip_gradients(model: nn.Module, max_norm: float) -> float:
+    """Scale the gradients so that their norm over all ranks is at most ``max_norm``; returns the norm before."""
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def save(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, **extra: Any) -> None:
+    """Write a checkpoint of all ranks' shares, in a folder that they share; each rank writes its own file.
+
+    The file ``.metadata`` is written last: a checkpoint without it was cut, and :func:`fault` says so.
+
+    Args:
+        folder: A new folder, or one to replace.
+        model: A sharded model, or a whole one.
+        optimizer: Its optimizer.
+        **extra: Values that JSON has, such as the step; :func:`load` returns them.
+
+    Raises:
+        RuntimeError: The ranks do not share the folder.
+    """
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    # A checkpoint that is replaced is no checkpoint until it is complete again.
+    if _rank() == 0:
+        (Path(folder) / ".metadata").unlink(missing_ok=True)
+    _barrier()
+    states = get_state_dict(model, optimizer, options=_OPTIONS)
+    dcp.save({"model": states[0], "optimizer": states[1], _EXTRA: json.dumps(extra)}, checkpoint_id=folder)
+    _barrier()
+    shared = [(Path(folder) / ".metadata").exists()] * _ranks()
+    if dist.is_initialized():
+        dist.all_gather_object(shared, shared[0])
+    if not all(shared):
+        raise RuntimeError(f"{folder} is not shared by all ranks: a sharded checkpoint needs such a folder")
+
+
+def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Read a checkpoint into a model and its optimizer, sharded over any number of ranks or whole.
+
+    Raises:
+        RuntimeError: The checkpoint is of another model, or incomplete.
+    """
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=_OPTIONS)
+    state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state, _EXTRA: ""}
+    try:
+        dcp.load(state, checkpoint_id=folder)
+    except dcp.CheckpointException as error:
+        raise RuntimeError(f"cannot resume from {folder}: {error}") from error
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+        options=_OPTIONS,
+    )
+    extra: dict[str, Any] = json.loads(state[_EXTRA])
+    return extra
+
+
+def load_weights(folder: str | Path, model: nn.Module) -> None:
+    """Read only the model's trained parameters from a checkpoint."""
+    state = {"model": get_model_state_dict(model, options=_OPTIONS)}
+    dcp.load(state, checkpoint_id=folder)
+    set_model_state_dict(model, state["model"], options=_OPTIONS)
+
+
+def fault(folder: str | Path) -> str | None:
+    """Explain why a checkpoint that :func:`save` wrote cannot be read; None when it is complete."""
+    if not (Path(folder) / ".metadata").exists():
+        return "it has no .metadata: it was not written to its end"
+    try:
+        stored = dcp.FileSystemReader(folder).read_metadata().storage_data
+    except Exception as error:  # noqa: BLE001 - a pickle may fail in any way
+        return f".metadata is damaged: {error!r}"
+    ends: dict[str, int] = {}
+    for item in (stored or {}).values():
+        ends[item.relative_path] = max(ends.get(item.relative_path, 0), item.offset + item.length)
+    for name, end in sorted(ends.items()):
+        file = Path(folder, name)
+        if not file.exists():
+            return f"{name} is missing"
+        if file.stat().st_size < end:
+            return f"{name} is cut short"
+    return None
+
+
+def export(model: nn.Module, folder: str | Path) -> None:
+    """Write the whole model as safetensors, which ``from_pretrained`` reads; every rank calls it, rank 0 writes.
+
+    Parameters are gathered one at a time: beyond its share, a rank holds one of them.
+    """
+    target, files = Path(folder), _files(model)
+    state = model.state_dict()
+    names = [_file_name(number, len(files)) for number in range(1, len(files) + 1)]
+    for file_name, keys in zip(names, files, strict=True):
+        if _rank() == 0:
+            target.mkdir(parents=True, exist_ok=True)
+            _write_file(target / file_name, {key: state[key] for key in keys})
+        else:
+            for key in keys:
+                _whole(state[key])
+    if _rank() == 0 and len(files) > 1:
+        weights = {key: name for name, keys in zip(names, files, strict=True) for key in keys}
+        index = {"metadata": {"total_size": sum(_size(state[key]) for key in weights)}, "weight_map": weights}
+        (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))
+    _barrier()
+
+
+def _write_file(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Write a file of safetensors, a tensor after the other: its length, a header as JSON, the bytes.
+
+    The format: https://github.com/huggingface/safetensors#format. Its library writes only what is in memory.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for key, tensor in tensors.items():
+        begin, end = end, end + _size(tensor)
+        header[key] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the data begins at a multiple of eight bytes
+    unfinished = path.with_name(f".{path.name}")
+    with unfinished.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(memoryview(_whole(tensor).reshape(-1).view(torch.uint8).numpy()))
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def _blocks(model: nn.Module, classes: Sequence[type[nn.Module]]) -> list[nn.Module]:
+    own = getattr(model, "_no_split_modules", None) or ()
+    names = {kind.__name__ for kind in classes} or set(own)
+    found = [module for module in model.modules() if type(module).__name__ in names and module is not model]
+    if not found:
+        what = ", ".join(sorted(names)) or "blocks"
+        raise ValueError(f"{type(model).__name__} has no module of {what}: name the classes of its blocks")
+    return found
+
+
+def _compute_again(block: nn.Module) -> None:
+    forward = block.forward
+
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        if not (torch.is_grad_enabled() and block.training):
+            return forward(*args, **kwargs)
+        return torch.utils.checkpoint.checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    block.forward = checkpointed  # type: ignore[method-assign]
+
+
+def _files(model: nn.Module) -> list[list[str]]:
+    """Divide the names of the model's tensors among files; one that is tied to an earlier one is left out."""
+    files: list[list[str]] = [[]]
+    seen, size = set[int](), 0
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        if files[-1] and size + _size(tensor) > _MAX_FILE_BYTES:
+            files.append([])
+            size = 0
+        files[-1].append(name)
+        size += _size(tensor)
+    return files
+
+
+def _size(tensor: torch.Tensor) -> int:
+    """Return the bytes of a whole tensor."""
+    return tensor.numel() * tensor.element_size()
+
+
+def _file_name(number: int, files: int) -> str:
+    return "model.safetensors" if files == 1 else f"model-{number:05d}-of-{files:05d}.safetensors"
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Gather a tensor from all ranks, which all call this."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().contiguous()
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _ranks() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _barrier() -> None:
+    if dist.is_initialized():
+        dist.barrier()

@@ -1,0 +1,51 @@
+"""Scripts that shard their model: the same training as that of one process, over gloo and ccl."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support import ccl_requirements
+
+from manycpu.pipeline import train
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "sharded.py"
+pytestmark = pytest.mark.usefixtures("home")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+def test_shares_train_as_one_process_does(backend: str, ranks: int, tmp_path: Path) -> None:
+    if backend == "ccl" and (missing := ccl_requirements.missing()):
+        pytest.skip(str(missing))
+    run = {
+        "program": str(SCRIPT),
+        "args": ["{output}"],
+        "output": str(tmp_path / "out"),
+        "checkpoints": str(tmp_path / "checkpoints"),
+        "nproc_per_node": ranks,
+        "oversubscribe": True,
+        "backend": backend,
+    }
+    measured = train(run).metrics
+    assert measured["gradients"] < 1e-5
+    assert measured["norm"] < 1e-5
+    assert measured["parameters"] < 1e-5
+    # Hybrid on one node: a share of all ranks there; tensors are divided by rows, and so not evenly.
+    assert measured["share"] == pytest.approx(1 / ranks, abs=0.1)
+    assert (measured["step"], measured["resumed"], measured["bf16_gradients_are_fp32"]) == (3, 1, 1)
+    exported_equals_the_replica(tmp_path / "out")
+
+
+def exported_equals_the_replica(folder: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    assert len(set(index.values())) > 1
+    exported = {name: tensor for file in set(index.values()) for name, tensor in load_file(folder / file).items()}
+    assert set(exported) == set(index)
+    expected = torch.load(folder / "replica.pt")
+    assert set(expected) - set(exported) == {"head.weight"}, "it is the embedding"
+    for name, tensor in exported.items():
+        torch.testing.assert_close(tensor, expected[name], atol=1e-5, rtol=1e-4)
+    assert not [path.name for path in folder.iterdir() if path.name.startswith(".model")]
