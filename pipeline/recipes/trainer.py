@@ -1,12 +1,14 @@
 """What every recipe on Hugging Face's Trainer shares: CPU defaults, progress, and Intel's extension."""
 
 import os
+from collections.abc import Sized
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, Literal
 
 import torch
 from accelerate.utils import DDPCommunicationHookType
+from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 from transformers import (
     PreTrainedModel,
     PrinterCallback,
@@ -18,6 +20,7 @@ from transformers import (
 
 from manycpu.pipeline.node.metrics import metrics
 from manycpu.pipeline.recipes.arguments import option
+from manycpu.pipeline.recipes.lengths import LengthGroups, token_lengths
 from manycpu.pipeline.recipes.reporting import Pace, say
 
 _REPLACED: Final = (
@@ -34,6 +37,11 @@ class CpuTrainingOptions(TrainingArguments):
     dataloader_pin_memory: bool = option(False, "Only of use with an accelerator.")
     ddp_find_unused_parameters: bool | None = option(False, "See torch's DistributedDataParallel.")
     logging_steps: float = option(10, "Steps between two reports of progress.")
+    train_sampling_strategy: Literal["random", "sequential", "group_by_length", "batch_rebalance"] = option(
+        "group_by_length",
+        "Order of the samples: group_by_length puts those of like length into a step, the longest first and "
+        "the others in random order, which leaves little padding; `random` switches it off.",
+    )
     gradient_compression: Literal["no", "bf16", "fp16", "power_sgd"] = option(
         "no", "What gradients are sent as: bf16 halves the traffic, power_sgd sends a low-rank part of them."
     )
@@ -76,6 +84,24 @@ class CpuTrainer(Trainer):
         self.add_callback(ProgressCallback())
         if self.pop_callback(PrinterCallback):
             self.add_callback(Printer())
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
+        """Group rows by length over all ranks; at random where rows have one length, or an unknown one."""
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        options = self.args
+        if options.train_sampling_strategy != "group_by_length" or not isinstance(dataset, Sized):
+            return super()._get_train_sampler(train_dataset)
+        lengths = token_lengths(dataset)
+        if lengths is None or not len(lengths) or lengths.min() == lengths.max():
+            return RandomSampler(dataset)
+        group = options.train_batch_size * options.gradient_accumulation_steps * options.world_size
+        seed = options.seed if options.data_seed is None else options.data_seed
+        # The Trainer's own count: Accelerate reports no epoch to a sampler whose first batches are skipped.
+        return LengthGroups(lengths, group, seed, lambda: int(self.state.epoch or 0))
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
+        """Keep the order of the rows: scores are matched with their questions by it."""
+        return SequentialSampler(eval_dataset) if isinstance(eval_dataset, Sized) else None
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
