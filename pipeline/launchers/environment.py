@@ -5,6 +5,7 @@ from typing import Final
 
 from manycpu.pipeline.spec.exit_records import FOLDER
 from manycpu.pipeline.spec.placement import Placement
+from manycpu.pipeline.spec.program import RECIPES
 from manycpu.pipeline.spec.training_run import TrainingRun
 
 PLACEHOLDERS: Final = ("data", "model", "output", "checkpoints")
@@ -24,7 +25,7 @@ def environment(run: TrainingRun, placement: Placement) -> dict[str, str]:
         "MANYCPU_XLA_DEVICES": str(run.nproc_per_node) if on_xla else "",
         # The ranks choose: they know what is installed. XLA has its own collectives among its devices.
         "MANYCPU_BACKEND": "" if on_xla else run.backend or "auto",
-        "MANYCPU_DTYPE": run.dtype,
+        "MANYCPU_DTYPE": run.dtype or ("auto" if run.program in RECIPES else "fp32"),
         "ACCELERATE_DOWNCAST_BF16": "true" if run.downcast_bf16 else "",
         "MANYCPU_SPREAD": run.spread,
         "MANYCPU_CPUS": str(run.resources.cpu or ""),

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 import torch
 from accelerate.utils import DDPCommunicationHookType
+from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 from transformers import (
     PretrainedConfig,
     PreTrainedModel,
@@ -21,12 +22,12 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from transformers.distributed.configuration_utils import DistributedConfig
 
 from manycpu.pipeline.node import sharding
 from manycpu.pipeline.node.metrics import metrics
 from manycpu.pipeline.recipes.arguments import option
 from manycpu.pipeline.recipes.checkpoints import SHARDED
+from manycpu.pipeline.recipes.lengths import LengthGroups, token_lengths
 from manycpu.pipeline.recipes.reporting import Pace, say
 from manycpu.pipeline.spec.errors import BadInputError
 
@@ -44,6 +45,11 @@ class CpuTrainingOptions(TrainingArguments):
     dataloader_pin_memory: bool = option(False, "Only of use with an accelerator.")
     ddp_find_unused_parameters: bool | None = option(False, "See torch's DistributedDataParallel.")
     logging_steps: float = option(10, "Steps between two reports of progress.")
+    train_sampling_strategy: Literal["random", "sequential", "group_by_length", "batch_rebalance"] = option(
+        "group_by_length",
+        "Order of the samples: group_by_length puts those of like length into a step, the longest first and "
+        "the others in random order, which leaves little padding; `random` switches it off.",
+    )
     gradient_compression: Literal["no", "bf16", "fp16", "power_sgd"] = option(
         "no", "What gradients are sent as: bf16 halves the traffic, power_sgd sends a low-rank part of them."
     )
@@ -97,6 +103,9 @@ def sharded_loading(kind: Any, config: PretrainedConfig, options: CpuTrainingOpt
             field="run.args",
             fix="Leave out --shard",
         )
+    # Late: transformers has it since 5.20, and what is not sharded needs none.
+    from transformers.distributed.configuration_utils import DistributedConfig
+
     replicas = ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks)) if options.shard == "hybrid" else 1
     # Of the models' own plans many name no module that there is: the model would be gathered as a whole.
     plan = dict.fromkeys(sorted(names), "free_full_weight")
@@ -134,12 +143,30 @@ class CpuTrainer(Trainer):
         only_model, args.save_only_model = args.save_only_model, True
         super().__init__(model, args, **kwargs)
         args.save_only_model = only_model
-        self._is_sharded = self.is_distributed_loading_by_transformers
+        self._is_sharded = getattr(self, "is_distributed_loading_by_transformers", False)
         if self._is_sharded:
             sharding.overlap(model)
         self.add_callback(ProgressCallback())
         if self.pop_callback(PrinterCallback):
             self.add_callback(Printer())
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
+        """Group rows by length over all ranks; at random where rows have one length, or an unknown one."""
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        options = self.args
+        if options.train_sampling_strategy != "group_by_length" or not isinstance(dataset, Sized):
+            return super()._get_train_sampler(train_dataset)
+        lengths = token_lengths(dataset)
+        if lengths is None or not len(lengths) or lengths.min() == lengths.max():
+            return RandomSampler(dataset)
+        group = options.train_batch_size * options.gradient_accumulation_steps * options.world_size
+        seed = options.seed if options.data_seed is None else options.data_seed
+        # The Trainer's own count: Accelerate reports no epoch to a sampler whose first batches are skipped.
+        return LengthGroups(lengths, group, seed, lambda: int(self.state.epoch or 0))
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
+        """Keep the order of the rows: scores are matched with their questions by it."""
+        return SequentialSampler(eval_dataset) if isinstance(eval_dataset, Sized) else None
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()

@@ -244,9 +244,14 @@ def processor_flags(root: Path = Path("/")) -> frozenset[str]:
     return frozenset(_value_behind(root / "proc/cpuinfo", "flags", "Features").split())
 
 
+def has_bf16(flags: Collection[str]) -> bool:
+    """Whether a processor with these flags has instructions for bf16."""
+    return not _BF16_FLAGS.isdisjoint(flags)
+
+
 def bf16_warning(flags: Collection[str]) -> str | None:
     """Explain the cost of bf16 on a processor without it; None: the processor has it, or is unknown."""
-    if not flags or _BF16_FLAGS.intersection(flags):
+    if not flags or has_bf16(flags):
         return None
     factor = next((factor for flag, factor in _BF16_FACTORS.items() if flag in flags), "many times")
     return (

@@ -71,3 +71,19 @@ def test_downloads_of_before_are_found_where_the_user_keeps_them(monkeypatch: py
     assert caches() == ["/cache", "/cache/datasets"]
     monkeypatch.setenv("HF_DATASETS_CACHE", "/sets")
     assert caches(env={"HF_HOME": "/mine"}) == ["/mine", "/sets"]
+
+
+@pytest.mark.parametrize(
+    ("program", "dtype", "told"),
+    [
+        ("question_answering", None, "auto"),
+        ("question_answering", "fp32", "fp32"),
+        ("train.py", None, "fp32"),
+        ("train.py", "bf16", "bf16"),
+    ],
+)
+def test_only_a_recipe_chooses_its_number_format(program: str, dtype: str | None, told: str) -> None:
+    paths = {"code", "data", "model", "output", "checkpoints", "caches", "attempt_directory", "resume_from"}
+    placed = dict.fromkeys(paths | {"name", "python"}, "given")
+    run = context(0, program=program, dtype=dtype).run
+    assert environment(run, Placement(attempt=1, program=("x",), **placed))["MANYCPU_DTYPE"] == told

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from manycpu.pipeline.recipes.question_answering import options as qa_options
 from manycpu.pipeline.recipes.question_answering.options import Options, parse
 from manycpu.pipeline.spec.errors import BadInputError
 
@@ -68,6 +69,26 @@ def test_what_the_user_says_wins_over_the_run() -> None:
     assert (options.model.model_name_or_path, options.training.bf16) == ("mine", False)
     assert parsed("--bf16", dtype="fp32").training.bf16
     assert not parsed("--fp16", dtype="bf16").training.bf16
+
+
+@pytest.mark.parametrize(
+    ("flags", "words", "bf16"),
+    [
+        ({"avx2", "avx512_bf16"}, (), True),
+        ({"amx_bf16"}, (), True),
+        ({"avx2", "avx512f"}, (), False),
+        (set(), (), False),  # flags that cannot be read
+        ({"amx_bf16"}, ("--bf16", "false"), False),
+        ({"amx_bf16"}, ("--fp16",), False),
+    ],
+)
+def test_a_run_that_names_no_format_trains_in_bf16_where_it_is_fast(
+    flags: set[str], words: tuple[str, ...], bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(qa_options, "processor_flags", lambda: frozenset(flags))
+    options = parsed(*words, dtype="auto")
+    assert (options.training.bf16, len(options.notes)) == (bf16, bf16)
+    assert not parsed(*words, dtype="fp32").training.bf16
 
 
 def test_the_output_of_a_run_is_where_the_model_goes_and_that_is_said() -> None:

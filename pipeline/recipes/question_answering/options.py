@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from manycpu.pipeline.recipes import arguments
 from manycpu.pipeline.recipes.arguments import Parser, has_option, option, translate
 from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, usable
+from manycpu.pipeline.spec.machine import has_bf16, processor_flags
 
 _COUNTS = (
     *("max_answer_length", "max_seq_length", "n_best_size", "preprocessing_num_workers"),
@@ -89,8 +90,12 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     model_name, output = env.get("MANYCPU_MODEL"), env.get("MANYCPU_OUTPUT")
     parser = Parser(kinds, model_name_or_path=model_name, output_dir=output)
     words, notes = translate(arguments.words(argv), parser)
-    if env.get("MANYCPU_DTYPE") == "bf16" and not has_option(words, "fp16"):
+    asked = env.get("MANYCPU_DTYPE")
+    found = asked == "auto" and has_bf16(processor_flags()) and not has_option(words, "bf16")
+    if (found or asked == "bf16") and not has_option(words, "fp16"):
         parser.set_defaults(bf16=True)
+        if found:
+            notes = [*notes, "in bf16, for which this processor has instructions; run.dtype: fp32 is more exact"]
     model, data, training = parser.read(words)
     arguments.check_least(data, 1, *_COUNTS)
     arguments.check_least(data, 0, "doc_stride")

@@ -13,6 +13,7 @@ from transformers import DataCollatorWithPadding, PretrainedConfig, PreTrainedTo
 
 from manycpu.pipeline.node.metrics import metrics
 from manycpu.pipeline.recipes.checkpoints import resume_point
+from manycpu.pipeline.recipes.lengths import longest_first
 from manycpu.pipeline.recipes.question_answering.features import Shape, build, usable_length
 from manycpu.pipeline.recipes.question_answering.inputs import load_model, read_data
 from manycpu.pipeline.recipes.question_answering.options import DataOptions, Options
@@ -121,7 +122,8 @@ def _prepare(
                 field="run.data",
                 fix="Give a greater --max_seq_length, or data with answers",
             )
-        prepared[split] = Scorer(table, features, limits)
+        # The scorer finds a feature's question by its number, so their order is free.
+        prepared[split] = Scorer(table, features if split == "train" else longest_first(features), limits)
     return prepared
 
 

@@ -1,0 +1,83 @@
+"""Batches of samples of like length, so that little of a step is spent on padding.
+
+The ranks of a step wait for the one with the longest samples, so a group is a step of all ranks. Groups are
+made of samples drawn at random, and come in random order: only the longest comes first, so that a training
+that needs more memory than there is fails at once.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, cast
+
+import datasets  # type: ignore[import-untyped]
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute  # type: ignore[import-untyped]
+import torch
+from torch.utils.data import Sampler
+
+_GROUPS_TOGETHER: Final = 50
+"""Groups that are cut from one random draw sorted by length: more leave less padding, and less chance."""
+_LEAST_DRAWS: Final = 4
+
+Lengths = npt.NDArray[np.int64]
+
+
+def token_lengths(dataset: Any, column: str = "input_ids") -> Lengths | None:
+    """Count the tokens of each row, (rows,), without reading the tokens; None where that is not possible."""
+    if not isinstance(dataset, datasets.Dataset) or column not in dataset.column_names:
+        return None
+    table = dataset.select_columns(column).with_format("arrow")[:]
+    counted = pyarrow.compute.list_value_length(table[column])
+    return cast("Lengths", counted.to_numpy().astype(np.int64))
+
+
+def longest_first(dataset: Any) -> Any:
+    """Order a data set of ``datasets`` by its tokens, the longest row first; rows of one length stay so."""
+    lengths = token_lengths(dataset)
+    return dataset if lengths is None else dataset.select(np.argsort(-lengths, kind="stable"))
+
+
+class LengthGroups(Sampler[int]):
+    """Samples every row once in an epoch, those of a group next to each other.
+
+    Accelerate deals batches to the ranks in turn: the batches of a group are the step of all ranks. The order
+    depends on nothing but lengths, group, seed and epoch: it is the same on every rank, and after a restart.
+
+    Args:
+        lengths: Tokens of each row, (rows,).
+        group: Rows of a step: batch x ranks x steps whose gradients are accumulated.
+        seed: Seed of the order.
+        epoch: Tells which epoch begins, from 0, whenever rows are asked for.
+    """
+
+    def __init__(self, lengths: Lengths, group: int, seed: int, epoch: Callable[[], int]) -> None:
+        self._lengths, self._group, self._seed, self._epoch = lengths, group, seed, epoch
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self._seed + self._epoch())
+        rows, size = torch.randperm(len(self), generator=generator).numpy(), self._group
+        whole = len(rows) // size
+        longest = int(np.argmax(self._lengths[rows])) if whole else -1
+        if longest >= whole * size:  # it is not to be in the incomplete group, which comes last
+            rows[[0, longest]] = rows[[longest, 0]]
+        draws = max(-(-whole // _GROUPS_TOGETHER), min(_LEAST_DRAWS, whole), 1)
+        groups = [
+            ordered
+            for drawn in np.array_split(rows[: whole * size].reshape(whole, size), draws)
+            for ordered in self._sorted(drawn.reshape(-1)).reshape(-1, size)
+        ]
+        order = torch.randperm(whole, generator=generator).tolist()
+        first = max(order, key=lambda index: int(self._lengths[groups[index][0]]), default=None)
+        ordered_groups = sorted(order, key=lambda index: index != first)  # stable: only the first one moves
+        return (
+            int(row)
+            for group in [*map(groups.__getitem__, ordered_groups), rows[whole * size :]]
+            for row in group
+        )
+
+    def _sorted(self, rows: Lengths) -> Lengths:
+        ordered: Lengths = rows[np.argsort(-self._lengths[rows], kind="stable")]
+        return ordered
