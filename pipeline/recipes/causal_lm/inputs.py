@@ -197,11 +197,12 @@ def prepare(
             load_from_cache_file=not data.overwrite_cache,
             desc=f"{split} documents",
         )
+        if not len(documents):
+            what = "text has two tokens" if kind == "text" else f"answer begins within {length} tokens"
+            message = f"no {what} in the {split} split"
+            raise BadInputError(message, field="run.data", fix="Give other data, or a greater --max_seq_length")
         cut = sum(documents["cut"][:])
         dropped = 0 if kind == "text" else len(table) - len(documents)
-        if not len(documents):
-            message = f"no answer of the {split} split begins within {length} tokens"
-            raise BadInputError(message, field="run.data", fix="Give a greater --max_seq_length")
         if cut or dropped:
             say(
                 f"of {len(table)} {split} records, {cut} are cut to {length} tokens, and {dropped} are left "

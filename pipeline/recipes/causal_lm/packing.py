@@ -19,9 +19,9 @@ IGNORED: Final = -100
 """Label of a token that is no part of the loss."""
 ATTENTION: Final = "manycpu_documents"
 """Name of the attention of packed batches, in transformers' registry."""
-_TOLERANCE: Final = 1e-3
+_TOLERANCE: Final = 1e-4
 """Largest difference of logits, relative to the largest of them, that rounding explains in fp32."""
-_BF16_TOLERANCE: Final = 5e-2
+_BF16_TOLERANCE: Final = 2e-2
 
 
 def bins(lengths: Sequence[int], size: int) -> list[list[int]]:

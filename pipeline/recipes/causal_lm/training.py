@@ -58,8 +58,11 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     resume = resume_point(str(training.output_dir), training.resume_from_checkpoint, env)
     trained = trainer.train(resume_from_checkpoint=resume)
     packs: Any = trainer.train_dataset
+    # The Trainer reports the share of rank 0.
+    mean = trainer.accelerator.reduce(torch.tensor(trained.metrics["train_loss"]), "mean")
     results: dict[str, Any] = {
         **trained.metrics,
+        "train_loss": float(mean),
         "train_steps": trained.global_step,
         "train_tokens": packs.tokens,
         "train_tokens_per_second": round(
