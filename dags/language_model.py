@@ -30,7 +30,7 @@ TAGS = ["manycpu", "example"]
 )
 def language_model() -> None:
     @task(multiple_outputs=True)
-    def begin(params: Any = None, run_id: str = "") -> dict[str, Any]:
+    def begin(params: Any = None, run_id: Any = None) -> dict[str, Any]:
         """Write the data, and return what to train."""
         from manycpu.operators.examples import language_runs
         from manycpu.pipeline.targets.context import home

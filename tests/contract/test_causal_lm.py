@@ -102,7 +102,9 @@ def test_bf16_adapters_keep_frozen_weights_as_the_checkpoint_has_them(
     assert {tensor.dtype for tensor in weights(env["MANYCPU_OUTPUT"]).values()} == {torch.bfloat16}
 
 
-def test_a_retry_resumes_where_an_unbroken_training_ends_the_same(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_retry_resumes_where_an_unbroken_training_ends_the_same(
+    env: dict[str, str], tmp_path: Path
+) -> None:
     steps = ("--max_steps", "6", "--save_steps", "3", "--max_seq_length", "96")
     run(env, *steps)
     whole = weights(env["MANYCPU_OUTPUT"])
@@ -142,7 +144,9 @@ def test_activation_checkpointing_changes_no_result(env: dict[str, str], tmp_pat
 
 
 def test_early_stopping_keeps_the_best_model(env: dict[str, str]) -> None:
-    found = run(env, *FULL, "--learning_rate", "10", "--num_train_epochs", "9", "--early_stopping_patience", "1")
+    found = run(
+        env, *FULL, "--learning_rate", "10", "--num_train_epochs", "9", "--early_stopping_patience", "1"
+    )
     state = json.loads(
         max(Path(env["MANYCPU_CHECKPOINTS"]).glob("*/trainer_state.json"), key=os.path.getmtime).read_text()
     )
@@ -178,7 +182,16 @@ def test_two_ranks_train_and_evaluate_as_one(env: dict[str, str], tmp_path: Path
         output = tmp_path / f"model-{ranks}"
         done = subprocess.run(
             [
-                *(sys.executable, "-m", main.__module__, "run", "--program", "causal_lm", "--nproc-per-node", str(ranks)),
+                *(
+                    sys.executable,
+                    "-m",
+                    main.__module__,
+                    "run",
+                    "--program",
+                    "causal_lm",
+                    "--nproc-per-node",
+                    str(ranks),
+                ),
                 *("--data", env["MANYCPU_DATA"], "--model", env["MANYCPU_MODEL"], "--output", str(output)),
                 *("--backend", "gloo", "--oversubscribe", "true"),
                 *("--args", shlex.join([*words, "--per_device_train_batch_size", str(batch)])),
@@ -208,7 +221,11 @@ def bad(message: str, field: str, *words: str, **changed: Any) -> Any:
     ("message", "field", "words", "changed"),
     [
         bad("has none of the columns", "run.data", data=[{"question": "a", "answer": "b"}]),
-        bad("record 2: its completion is empty", "run.data", data=[*sums(1), {"prompt": "a", "completion": ""}]),
+        bad(
+            "record 2: its completion is empty",
+            "run.data",
+            data=[*sums(1), {"prompt": "a", "completion": ""}],
+        ),
         bad("no layer 'vproj' .*v_proj", "run.args", "--lora_target_modules", "q_proj", "vproj"),
         bad("no pad token", "run.model", "--packing", "False", settings={"pad_token": None}),
         bad("more than the model's 128 positions", "run.args", "--max_seq_length", "129"),
@@ -216,7 +233,9 @@ def bad(message: str, field: str, *words: str, **changed: Any) -> Any:
         bad(
             "template cuts off the answer 'secret'",
             "run.model",
-            data=[{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "secret"}]}],
+            data=[
+                {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "secret"}]}
+            ],
             settings={"chat_template": "{{ messages[0]['content'] }}"},
         ),
         bad(

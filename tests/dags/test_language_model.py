@@ -14,7 +14,9 @@ def test_a_base_model_is_trained_and_adapted_over_four_ranks(
 ) -> None:
     ran = run_dag("language_model", conf={"folder": str(tmp_path / "models"), "ranks": 4, "steps": 2})
     assert (ran.state, set(ran.tasks.values())) == ("success", {"success"}), ran.said
-    base, answers = (json.loads((tmp_path / "models" / name / "report.json").read_text()) for name in ("base", "answers"))
+    base, answers = (
+        json.loads((tmp_path / "models" / name / "report.json").read_text()) for name in ("base", "answers")
+    )
     assert (base["world_size"], answers["world_size"]) == (4, 4)
     assert answers["metrics"]["eval_perplexity"] > 1
     assert answers["metrics"]["sample_1"]

@@ -42,7 +42,7 @@ LENGTHS = (7, 1, 13, 2, 20)
 
 def documents() -> list[dict[str, Any]]:
     """Make documents of several lengths, of which the first third is no part of the loss."""
-    rng = random.Random(1)
+    rng = random.Random(1)  # noqa: S311 - tokens
     found = []
     for length in LENGTHS:
         ids = [rng.randrange(3, 50) for _ in range(length)]
@@ -110,9 +110,9 @@ def test_a_padded_batch_has_the_loss_of_a_packed_one() -> None:
 def test_a_model_that_mixes_documents_by_other_means_is_found() -> None:
     config = MambaConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, state_size=4)
     model = made(config)
-    before = model.config._attn_implementation
+    before = model.config._attn_implementation  # noqa: SLF001 - transformers has no other name
     assert use_documents(model)
-    assert model.config._attn_implementation == before != ATTENTION
+    assert model.config._attn_implementation == before != ATTENTION  # noqa: SLF001
 
 
 def test_a_packed_model_generates_as_it_did() -> None:
@@ -134,7 +134,7 @@ def test_a_batch_without_labels_has_gradients_of_nothing() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_bins_hold_each_document_once_and_no_more_than_fits(seed: int) -> None:
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311 - lengths
     lengths = [rng.randint(1, 100) for _ in range(500)]
     packed = bins(lengths, 100)
     assert sorted(number for each in packed for number in each) == list(range(500))

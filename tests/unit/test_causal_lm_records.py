@@ -24,7 +24,9 @@ TALK = [
 ]
 
 
-def found(*args: str, data: Path | None = None, model: Path | None = None) -> list[tuple[str, str, str, bool]]:
+def found(
+    *args: str, data: Path | None = None, model: Path | None = None
+) -> list[tuple[str, str, str, bool]]:
     listed = findings(str(data) if data else None, str(model) if model else None, args)
     return [(each.field, each.message, each.fix, each.fatal) for each in listed]
 
@@ -90,7 +92,8 @@ def test_answers_are_found_in_what_the_template_writes() -> None:
 
 def test_answers_are_found_where_a_template_writes_the_last_turn_in_another_way() -> None:
     template = (
-        "{% for m in messages %}[{{ m.role }}]{% if loop.last %}(thought){% endif %}{{ m.content }}|{% endfor %}"
+        "{% for m in messages %}[{{ m.role }}]"
+        "{% if loop.last %}(thought){% endif %}{{ m.content }}|{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
     text, spans = records.answer_spans(TALK, render({"chat_template": template}), "record 1")
@@ -103,7 +106,9 @@ def test_an_answer_that_the_template_cuts_off_is_found(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     assert found(data=data, model=model) == []
     settings = json.loads((model / "tokenizer_config.json").read_text())
-    settings["chat_template"] = "{% for m in messages %}{{ m.role }}{{ m.content if m.role == 'user' }}{% endfor %}"
+    settings["chat_template"] = (
+        "{% for m in messages %}{{ m.role }}{{ m.content if m.role == 'user' }}{% endfor %}"
+    )
     (model / "tokenizer_config.json").write_text(json.dumps(settings))
     ((field, message, _, fatal),) = found(data=data, model=model)
     assert (field, fatal) == ("run.model", True)

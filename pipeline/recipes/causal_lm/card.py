@@ -33,14 +33,16 @@ def card(
     ]
     method = {"full": "all weights"}.get(
         model.method,
-        f"{model.method}, rank {model.lora_r}, alpha {model.lora_alpha}, of {', '.join(model.lora_target_modules)}",
+        f"{model.method}, rank {model.lora_r}, alpha {model.lora_alpha}, of "
+        f"{', '.join(model.lora_target_modules)}",
     )
     steps = training.gradient_accumulation_steps
+    scheduler = getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type)
     rows = {
         "base": f"{Path(base).name if is_folder else base}{', random weights' if model.from_scratch else ''}",
         "trained": method,
         "sequences of a step": training.train_batch_size * steps * training.world_size,
-        "learning rate": f"{training.learning_rate:g}, {getattr(training.lr_scheduler_type, 'value', training.lr_scheduler_type)}",
+        "learning rate": f"{training.learning_rate:g}, {scheduler}",
         "number format": "bf16" if training.bf16 else "fp32",
         "seed": training.seed,
         **{name.replace("_", " "): round(results[name], 4) for name in _SHOWN if name in results},

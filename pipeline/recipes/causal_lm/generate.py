@@ -1,8 +1,8 @@
 """Write what the example trains on: ``python -m manycpu.pipeline.recipes.causal_lm.generate FOLDER``.
 
-``texts`` and ``questions`` are the contexts and the questions of question_answering's data set, as JSON lines.
-``model`` is a small Llama without weights: a configuration, and a tokenizer whose tokens are bytes. Imports the
-standard library alone, so that a task of Airflow can write them.
+``texts`` and ``questions`` are the contexts and the questions of question_answering's data set, as JSON
+lines. ``model`` is a small Llama without weights: a configuration, and a tokenizer whose tokens are bytes.
+Imports the standard library alone, so that a task of Airflow can write them.
 """
 
 import json

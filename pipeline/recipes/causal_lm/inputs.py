@@ -1,4 +1,4 @@
-"""What a training begins with: tokenizer, documents as tokens with labels, and the model with its adapters."""
+"""What a training begins with: tokenizer, documents as tokens with labels, and the model with adapters."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -58,7 +58,9 @@ def read_config(options: ModelOptions) -> tuple[PretrainedConfig, PreTrainedToke
     if options.pad_token:
         if options.pad_token not in tokenizer.get_vocab():
             message = f"--pad_token {options.pad_token!r} is no token of the tokenizer"
-            raise BadInputError(message, field="run.args", fix=f"Give one of it, such as {tokenizer.eos_token}")
+            raise BadInputError(
+                message, field="run.args", fix=f"Give one of it, such as {tokenizer.eos_token}"
+            )
         tokenizer.pad_token = options.pad_token
     return config, tokenizer
 
@@ -102,7 +104,9 @@ def usable_length(data: DataOptions, config: PretrainedConfig) -> int:
     return asked
 
 
-def read_data(model: ModelOptions, data: DataOptions, env: Mapping[str, str], seed: int) -> dict[str, Dataset]:
+def read_data(
+    model: ModelOptions, data: DataOptions, env: Mapping[str, str], seed: int
+) -> dict[str, Dataset]:
     """Read the splits train and validation; the latter is a share of the former where there is none.
 
     The options come first: a data set of the Hub, then single files; then MANYCPU_DATA.
@@ -200,7 +204,9 @@ def prepare(
         if not len(documents):
             what = "text has two tokens" if kind == "text" else f"answer begins within {length} tokens"
             message = f"no {what} in the {split} split"
-            raise BadInputError(message, field="run.data", fix="Give other data, or a greater --max_seq_length")
+            raise BadInputError(
+                message, field="run.data", fix="Give other data, or a greater --max_seq_length"
+            )
         cut = sum(documents["cut"][:])
         dropped = 0 if kind == "text" else len(table) - len(documents)
         if cut or dropped:
@@ -253,18 +259,20 @@ class _Writer(NamedTuple):
         return [(prompt + answer, [IGNORED] * len(prompt) + answer)]
 
     def _begun(self, text: str) -> list[int]:
-        """Encode a text with the token that begins one, where the tokenizer has it, and not the one that ends it."""
+        """Encode a text with the token that begins one, if there is one, without the one that ends it."""
         ids: list[int] = self.tokenizer.encode(text)
         return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], begins: bool) -> str:  # noqa: FBT001 - a Render
+    def _render(self, messages: Sequence[Mapping[str, Any]], begins: bool) -> str:
         return str(
             self.tokenizer.apply_chat_template(
                 [*map(dict, messages)], tokenize=False, add_generation_prompt=begins
             )
         )
 
-    def _conversation(self, messages: Sequence[Mapping[str, Any]], source: str) -> tuple[list[int], list[int]]:
+    def _conversation(
+        self, messages: Sequence[Mapping[str, Any]], source: str
+    ) -> tuple[list[int], list[int]]:
         text, spans = records.answer_spans(messages, self._render, source)
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids: list[int] = encoded["input_ids"]
@@ -277,7 +285,7 @@ class _Writer(NamedTuple):
         return ids, labels
 
     def prompt(self, record: Mapping[str, Any]) -> str:
-        """Return what a sample continues: a prompt, a conversation before its last answer, or a text's beginning."""
+        """Return what a sample continues: a prompt, a conversation up to its last answer, or half a text."""
         if self.kind == "completion":
             return str(record[self.columns.prompt])
         if self.kind == "text":
@@ -292,7 +300,7 @@ def load_model(options: ModelOptions, config: PretrainedConfig, *, bf16: bool) -
     """Load the model, or make it of its configuration.
 
     Weights that are trained are fp32: bf16 is for the computation (autocast). Those below adapters stay bf16
-    where they are so in the checkpoint, and the computation is too: half the memory, and no cast in each step.
+    where they are so in the checkpoint: half the memory, and no cast in each step.
     """
     if options.from_scratch:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

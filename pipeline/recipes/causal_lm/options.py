@@ -93,9 +93,7 @@ class Options(NamedTuple):
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     """Parse the options, or one JSON file that has them; the environment of a run has defaults."""
     kinds: list[Any] = [ModelOptions, DataOptions, CpuTrainingOptions]
-    parser = Parser(
-        kinds, model_name_or_path=env.get("MANYCPU_MODEL"), output_dir=env.get("MANYCPU_OUTPUT")
-    )
+    parser = Parser(kinds, model_name_or_path=env.get("MANYCPU_MODEL"), output_dir=env.get("MANYCPU_OUTPUT"))
     words, notes = translate(arguments.words(argv), parser)
     if env.get("MANYCPU_DTYPE") == "bf16" and not has_option(words, "fp16"):
         parser.set_defaults(bf16=True)

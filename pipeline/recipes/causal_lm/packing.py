@@ -180,7 +180,7 @@ def _is_exact(model: PreTrainedModel) -> bool:
     return bool((packed - alone).abs().max() <= tolerance * alone.abs().max())
 
 
-def _attention(  # noqa: PLR0913 - transformers' signature
+def _attention(  # noqa: PLR0913, PLR0917 - transformers' signature
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,

@@ -8,7 +8,7 @@ from manycpu.pipeline.spec.errors import BadInputError, Finding
 
 
 def findings(data: str | None, model: str | None, args: Sequence[str]) -> Iterator[Finding]:
-    """Find what the recipe would refuse, as far as it can be seen from here: URLs and names are not looked at.
+    """Find what the recipe would refuse, as far as it can be seen from here: in files, not behind URLs.
 
     Args:
         data: ``run.data``.
@@ -31,7 +31,8 @@ def findings(data: str | None, model: str | None, args: Sequence[str]) -> Iterat
     packing = (values(args, "packing") or ["true"])[0].lower() in ("true", "1", "yes", "y", "t")
     packing = packing and not any(word in ("--no_packing", "--no-packing") for word in args)
     if settings and not packing and not settings.get("pad_token") and not values(args, "pad_token"):
-        fix = f"Add --pad_token '{_text(settings.get('eos_token')) or '<pad>'}' to run.args, or leave --packing on"
+        end = _text(settings.get("eos_token")) or "<pad>"
+        fix = f"Add --pad_token '{end}' to run.args, or leave --packing on"
         yield Finding("run.model", "the tokenizer has no pad token, and batches are padded", fix)
     targets = values(args, "lora_target_modules")
     layers = records.layers_of(folder) if folder and targets else []

@@ -62,7 +62,9 @@ def _conversation_fault(messages: Any) -> str | None:
         ):
             return "a message of it has no role or no content"
     answers = [message for message in messages if message["role"] == "assistant"]
-    return None if any(answer["content"].strip() for answer in answers) else "it has no answer of an assistant"
+    return (
+        None if any(answer["content"].strip() for answer in answers) else "it has no answer of an assistant"
+    )
 
 
 def splits(path: str | Path) -> dict[str, list[Path]]:
@@ -193,8 +195,8 @@ def answer_spans(
 def missing_target(targets: Sequence[str], layers: Sequence[str]) -> tuple[str, str] | None:
     """Find the first target that names no layer; returns what is wrong, and the fix.
 
-    >>> missing_target(["q_proj", "vproj"], ["model.layers.0.q_proj", "model.layers.0.v_proj"])
-    ("the model has no layer 'vproj' for --lora_target_modules; it has q_proj, v_proj", 'Did you mean v_proj?')
+    >>> missing_target(["q_proj", "vproj"], ["layers.0.q_proj", "layers.0.v_proj"])[1]
+    'Did you mean v_proj?'
     """
     if list(targets) == [ALL_LINEAR]:
         return None
@@ -209,7 +211,7 @@ def missing_target(targets: Sequence[str], layers: Sequence[str]) -> tuple[str, 
 
 
 def layers_of(folder: Path) -> list[str]:
-    """List the layers with a matrix that a folder's weights have, from the headers of its safetensors files."""
+    """List the layers with a matrix, by the headers of a folder's safetensors files."""
     found: set[str] = set()
     for file in folder.glob("*.safetensors"):
         with file.open("rb") as stream:
@@ -235,7 +237,7 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
 
 
 def renderer(settings: Mapping[str, Any]) -> Render | None:
-    """Return what writes messages as transformers would; None where jinja2 or a usable template is missing."""
+    """Return what writes messages as transformers would; None without jinja2 or a usable template."""
     template = settings.get("chat_template")
     if not isinstance(template, str) or find_spec("jinja2") is None:
         return None

@@ -129,7 +129,9 @@ class LanguageTrainer(CpuTrainer):
 
         DDP averages gradients over the ranks: the sum over all of them needs the factor.
         """
-        counted = (inputs["labels"][:, 1:] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+        counted = (
+            (inputs["labels"][:, 1:] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+        )
         tokens = torch.as_tensor(counted).clamp(min=1)
         is_global = num_items_in_batch is not None and self.args.average_tokens_across_devices
         loss = loss_sum(model, inputs) / tokens * (self.args.world_size if is_global else 1)
@@ -170,7 +172,7 @@ class LanguageTrainer(CpuTrainer):
         )
 
 
-def _export(  # noqa: PLR0913 - what a model card tells
+def _export(  # noqa: PLR0913, PLR0917 - what a model card tells
     options: Options,
     env: Mapping[str, str],
     trainer: LanguageTrainer,
