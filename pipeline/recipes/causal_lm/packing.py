@@ -87,7 +87,7 @@ def flat(packs: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
     }
     positions = torch.cat([torch.arange(int(length)) for length in lengths])[None]
     starts = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
-    # The first token of a document follows none: it is nobody's next token.
+    # The first token of a document follows none: no token predicts it.
     joined["labels"][0, starts[:-1]] = IGNORED
     return joined | {"position_ids": positions, "cu_seq_lens_q": starts.int()}
 
