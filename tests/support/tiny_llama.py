@@ -23,7 +23,8 @@ def tiny_checkpoint(folder: Path, **changes: Any) -> Path:
 
     write_model(folder, **(SMALL | changes))
     set_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
+    model: Any = AutoModelForCausalLM
+    model.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
     return folder
 
 

@@ -25,7 +25,7 @@ from manycpu.pipeline.recipes.causal_lm.packing import (
     use_documents,
 )
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": 50,
     "hidden_size": 32,
     "intermediate_size": 64,

@@ -69,7 +69,7 @@ def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
 
 
 def test_parquet_is_checked_by_its_columns(tmp_path: Path) -> None:
-    from datasets import Dataset
+    from datasets import Dataset  # type: ignore[import-untyped]
 
     Dataset.from_list([{"question": "a"}]).to_parquet(tmp_path / "train.parquet")
     with pytest.raises(BadInputError, match="it has question"):

@@ -303,14 +303,16 @@ def load_model(options: ModelOptions, config: PretrainedConfig, *, bf16: bool) -
     where they are so in the checkpoint: half the memory, and no cast in each step.
     """
     if options.from_scratch:
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=torch.float32
+        )
         say(f"{model.num_parameters():,} weights begin at random")
         return model
     stored = getattr(config, "dtype", None)
     frozen = options.method != "full" and bf16 and stored == torch.bfloat16
     name = str(options.model_name_or_path)
     try:
-        return AutoModelForCausalLM.from_pretrained(  # type: ignore[no-any-return]
+        return AutoModelForCausalLM.from_pretrained(
             name, config=config, dtype=torch.bfloat16 if frozen else torch.float32, **_common(options)
         )
     except (OSError, ValueError) as error:
