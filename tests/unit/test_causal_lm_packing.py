@@ -53,7 +53,7 @@ def documents() -> list[dict[str, Any]]:
 
 def made(config: Any) -> Any:
     set_seed(0)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
 
 
 CONFIGS = [
@@ -79,9 +79,9 @@ def test_a_packed_batch_has_the_loss_and_gradients_of_its_documents(config: Any)
         total = total + torch.nn.functional.cross_entropy(
             logits, labels[0, 1:], ignore_index=IGNORED, reduction="sum"
         )
-    total.backward()
+    total.backward()  # type: ignore[no-untyped-call]
     loss = loss_sum(packed, flat(documents()))
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     assert loss.item() == pytest.approx(total.item(), rel=1e-5)
     for (name, own), (_, theirs) in zip(packed.named_parameters(), alone.named_parameters(), strict=True):
         torch.testing.assert_close(own.grad, theirs.grad, rtol=1e-5, atol=1e-5, msg=name)
@@ -127,7 +127,7 @@ def test_a_batch_without_labels_has_gradients_of_nothing() -> None:
     model = made(LlamaConfig(**SMALL))
     assert use_documents(model) is None
     loss = loss_sum(model, flat([{"input_ids": [3, 4], "labels": [IGNORED] * 2, "lengths": [2]}]))
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     assert loss.item() == 0
     assert all(not weight.grad.any() for weight in model.parameters() if weight.grad is not None)
 

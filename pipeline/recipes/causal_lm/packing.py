@@ -121,7 +121,7 @@ class Padded:
 
 def model_inputs(batch: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Return what a model takes of a batch, without its labels."""
-    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    inputs: dict[str, Any] = {name: value for name, value in batch.items() if name != "labels"}
     if "cu_seq_lens_q" in inputs:
         # transformers passes a mask of four dimensions on as it is: it makes none of (tokens, tokens).
         inputs |= {"attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool), "use_cache": False}
@@ -167,7 +167,7 @@ def use_documents(model: PreTrainedModel) -> str | None:
 
 
 @torch.no_grad()
-def _is_exact(model: PreTrainedModel) -> bool:
+def _is_exact(model: Any) -> bool:
     vocabulary = model.get_input_embeddings().weight.shape[0]
     documents = [[number * 7 % vocabulary for number in range(first, first + 5)] for first in (1, 11)]
     packs = [{"input_ids": ids, "labels": ids, "lengths": [len(ids)]} for ids in documents]
@@ -207,13 +207,13 @@ def _attention(  # noqa: PLR0913, PLR0917 - transformers' signature
     lengths = starts.diff().tolist()
     outputs = [
         scaled_dot_product_attention(
-            *parts,
+            *parts,  # type: ignore[misc]
             attn_mask=_window(parts[0].shape[2], sliding_window),
             dropout_p=dropout,
             is_causal=not sliding_window or parts[0].shape[2] <= sliding_window,
             scale=scaling,
         )
-        for parts in zip(*(tensor.split(lengths, dim=2) for tensor in whole), strict=True)
+        for parts in zip(*(torch.split(tensor, lengths, dim=2) for tensor in whole), strict=True)
     ]
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
 
