@@ -34,3 +34,36 @@ def form_defaults(folder: os.PathLike[str]) -> dict[str, Any]:
     paths = {name: os.path.relpath(os.path.realpath(run[name]), base) for name in ("data", "model")}
     shown = {name: run[name] for name in ("program", "nproc_per_node", "dtype")}
     return {**shown, **paths, "args": shlex.join(run["args"])}
+
+
+def language_runs(folder: str, ranks: int, steps: int) -> dict[str, dict[str, Any]]:
+    """Write the data and the configuration of the example `language_model`, and return its two runs.
+
+    Args:
+        folder: Folder for them and for the models.
+        ranks: Processes of each run.
+        steps: Steps of the first run; the second has as many.
+    """
+    from manycpu.pipeline.recipes.causal_lm import generate
+
+    generate.main(folder)
+    common = {"program": "causal_lm", "nproc_per_node": ranks, "oversubscribe": True}
+    args = ["--max_steps", str(steps), "--per_device_train_batch_size", "1", "--learning_rate", "3e-3"]
+    args += ["--max_seq_length", "512", "--save_total_limit", "1", "--max_eval_samples", "100"]
+    base = f"{folder}/base"
+    return {
+        "pretrain": {
+            **common,
+            "data": f"{folder}/texts",
+            "model": f"{folder}/model",
+            "output": base,
+            "args": [*args, "--method", "full", "--from_scratch", "True"],
+        },
+        "finetune": {
+            **common,
+            "data": f"{folder}/questions",
+            "model": base,
+            "output": f"{folder}/answers",
+            "args": [*args, "--method", "lora", "--lora_target_modules", "q_proj", "v_proj", "down_proj"],
+        },
+    }

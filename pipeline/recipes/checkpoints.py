@@ -92,7 +92,7 @@ def fault(checkpoint: Path) -> str | None:
         return "it has no readable trainer_state.json: it was not written to its end"
     if (checkpoint / SHARDED).is_dir():
         return sharding.fault(checkpoint / SHARDED)
-    weights = sorted(checkpoint.glob("model*.safetensors"))
+    weights = sorted([*checkpoint.glob("model*.safetensors"), *checkpoint.glob("adapter_model*.safetensors")])
     if not weights:
         return "it has no model*.safetensors"
     whole = {file: _is_whole(file) for file in weights}

@@ -17,6 +17,7 @@ from typing import Final, Literal, NamedTuple
 AUTO: Final = "auto"
 """Value of ``run.code`` that means: find the project around the program."""
 RECIPES = {
+    "causal_lm": "manycpu.pipeline.recipes.causal_lm",
     "hogwild": "manycpu.pipeline.recipes.hogwild",
     "image_classification": "manycpu.pipeline.recipes.image_classification",
     "question_answering": "manycpu.pipeline.recipes.question_answering",

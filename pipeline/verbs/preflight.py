@@ -14,6 +14,7 @@ from manycpu.pipeline.adapters.listing import OddFileError
 from manycpu.pipeline.adapters.storage import Location, is_remote, protocols
 from manycpu.pipeline.launchers import device_refusals, refusals
 from manycpu.pipeline.launchers.environment import PLACEHOLDERS
+from manycpu.pipeline.recipes.causal_lm.preflight import findings as language_findings
 from manycpu.pipeline.recipes.image_classification import images
 from manycpu.pipeline.recipes.question_answering import squad
 from manycpu.pipeline.spec import cpu_plan, program
@@ -137,10 +138,8 @@ def _recipe(ctx: RunContext) -> Findings:
     elif run.program == "question_answering":
         if data and (problems := squad.problems(data)):
             yield Finding("run.data", problems[0], "Give files in SQuAD v1.1 format")
-        elsewhere = run.env_from or "MANYCPU_MODEL" in run.env or in_file
-        if not (run.model or elsewhere or any(word.startswith("--model") for word in run.args)):
-            fix = "Name a folder or a model there, or give --model_name_or_path in run.args"
-            yield Finding("run.model", "there is no base checkpoint", fix)
+    elif run.program == "causal_lm" and not in_file:
+        yield from language_findings(run.data, run.model, run.args)
     elif run.program == "image_classification" and data and not in_file:
         if any(word.startswith(("--data", "--label")) for word in run.args):
             return
@@ -148,6 +147,15 @@ def _recipe(ctx: RunContext) -> Findings:
             images.read(str(run.data), images.LABEL_PATTERN)
         except BadInputError as error:
             yield Finding("run.data", error.message, error.fix or "")
+
+
+def _no_model(ctx: RunContext) -> Findings:
+    run = ctx.run
+    elsewhere = run.env_from or "MANYCPU_MODEL" in run.env or any(word.endswith(".json") for word in run.args)
+    named = elsewhere or any(word.startswith("--model") for word in run.args)
+    if run.program in ("question_answering", "causal_lm") and not run.model and not named:
+        fix = "Name a folder or a model there, or give --model_name_or_path in run.args"
+        yield Finding("run.model", "there is no base checkpoint", fix)
 
 
 def _data(ctx: RunContext) -> Findings:
@@ -286,6 +294,6 @@ def _placeholders(ctx: RunContext) -> Findings:
 
 
 _CHECKS: tuple[Callable[[RunContext], Iterable[Finding]], ...] = (
-    *(_program, _main_file, _code, _recipe, _data),
+    *(_program, _main_file, _code, _recipe, _no_model, _data),
     *(_output, _places, _writable, _checkpoints, _placeholders),
 )

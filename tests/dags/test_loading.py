@@ -39,6 +39,8 @@ def test_the_dags_load_and_import_nothing_heavy() -> None:
             "champion",
             "digits_dataset",
             "judge_model",
+            "language_model",
+            "medical_language_model",
             "sweep",
             "train",
             "train_model",

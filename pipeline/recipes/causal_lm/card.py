@@ -1,0 +1,82 @@
+"""Write the model card: what was trained on what, how, and with which result."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from manycpu.pipeline.recipes.causal_lm.inputs import Documents, files_of
+from manycpu.pipeline.recipes.causal_lm.options import Options
+
+_PACKAGES = ("manycpu", "torch", "transformers", "peft", "datasets")
+_SHOWN = ("train_loss", "train_steps", "train_tokens_per_second", "eval_loss", "eval_perplexity")
+
+
+def card(
+    options: Options,
+    env: Mapping[str, str],
+    prepared: Mapping[str, Documents],
+    results: Mapping[str, Any],
+    samples: Sequence[tuple[str, str]],
+) -> str:
+    """Return the card as Markdown, with the fields that the Hub reads at its top."""
+    model, data, training = options.model, options.data, options.training
+    base = str(model.model_name_or_path)
+    is_folder = Path(base).is_dir()
+    fields = [
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags: [manycpu]",
+        *([] if is_folder else [f"base_model: {base}"]),
+        *([f"datasets: [{data.dataset_name}]"] if data.dataset_name else []),
+    ]
+    method = {"full": "all weights"}.get(
+        model.method,
+        f"{model.method}, rank {model.lora_r}, alpha {model.lora_alpha}, of "
+        f"{', '.join(model.lora_target_modules)}",
+    )
+    steps = training.gradient_accumulation_steps
+    scheduler = getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type)
+    rows = {
+        "base": f"{Path(base).name if is_folder else base}{', random weights' if model.from_scratch else ''}",
+        "trained": method,
+        "sequences of a step": training.train_batch_size * steps * training.world_size,
+        "learning rate": f"{training.learning_rate:g}, {scheduler}",
+        "number format": "bf16" if training.bf16 else "fp32",
+        "seed": training.seed,
+        **{name.replace("_", " "): round(results[name], 4) for name in _SHOWN if name in results},
+    }
+    lines = ["---", *fields, "---", "", f"# {Path(options.output).name}", ""]
+    lines += ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows.items()), ""]
+    lines += ["## Data", "", *_data(options, env, prepared), ""]
+    for asked, said in samples:
+        lines += ["## Sample", "", *_quoted(asked), "", "It continues:", "", *_quoted(said), ""]
+    return "\n".join([*lines, "Made by " + ", ".join(_versions()) + ".", ""])
+
+
+def _data(options: Options, env: Mapping[str, str], prepared: Mapping[str, Documents]) -> list[str]:
+    counts = [f"- {split}: {len(each.table)} documents" for split, each in prepared.items()]
+    if name := options.data.dataset_name:
+        return [f"- {name} of the Hub", *counts]
+    files = [file for found in files_of(options.data, env).values() for file in found]
+    return [*(f"- `{file.name}`, sha256 {_digest(file)}" for file in files), *counts]
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _quoted(text: str) -> list[str]:
+    return [f"    {line}" for line in text.splitlines()] or ["    (nothing)"]
+
+
+def _versions() -> list[str]:
+    found = []
+    for package in _PACKAGES:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,367 @@
+"""What a training begins with: tokenizer, documents as tokens with labels, and the model with adapters."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import datasets  # type: ignore[import-untyped]
+import torch
+from datasets import Dataset
+from datasets.exceptions import DatasetGenerationError  # type: ignore[import-untyped]
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from manycpu.pipeline.recipes.causal_lm import records
+from manycpu.pipeline.recipes.causal_lm.options import DataOptions, ModelOptions
+from manycpu.pipeline.recipes.causal_lm.packing import IGNORED
+from manycpu.pipeline.recipes.causal_lm.records import Columns
+from manycpu.pipeline.recipes.reporting import say
+from manycpu.pipeline.spec.errors import BadInputError, install
+
+_LENGTH: Final = 1024
+_SAMPLE_PROMPT: Final = 32  # tokens of a text that a sample begins with
+
+
+def read_config(options: ModelOptions) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
+    """Read configuration and tokenizer of the base checkpoint.
+
+    Raises:
+        BadInputError: There is no such checkpoint, or its tokenizer is not a fast one.
+    """
+    name = options.model_name_or_path
+    if not name:
+        raise BadInputError(
+            "there is no base checkpoint",
+            field="run.model",
+            fix="Name a folder or a model there, or give --model_name_or_path in run.args",
+        )
+    try:
+        config = AutoConfig.from_pretrained(name, **_common(options))
+        tokenizer = AutoTokenizer.from_pretrained(options.tokenizer_name or name, **_common(options))
+    except (OSError, ValueError) as error:
+        raise _no_checkpoint(name, error) from error
+    if options.config_overrides:
+        try:
+            config.update_from_string(options.config_overrides)
+        except (ValueError, TypeError) as error:
+            message = f"--config_overrides {options.config_overrides}: {error}"
+            raise BadInputError(message, field="run.args", fix="Write it as name=value,name=value") from error
+    if not tokenizer.is_fast:
+        message = f"the tokenizer of {name!r} is not a fast one: it does not report its tokens' places"
+        raise BadInputError(message, field="run.model", fix="Choose a checkpoint with tokenizer.json")
+    if options.pad_token:
+        if options.pad_token not in tokenizer.get_vocab():
+            message = f"--pad_token {options.pad_token!r} is no token of the tokenizer"
+            raise BadInputError(
+                message, field="run.args", fix=f"Give one of it, such as {tokenizer.eos_token}"
+            )
+        tokenizer.pad_token = options.pad_token
+    return config, tokenizer
+
+
+def check_pad(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise BadInputError if batches cannot be padded."""
+    if tokenizer.pad_token_id is None:
+        raise BadInputError(
+            "the tokenizer has no pad token, and batches are padded",
+            field="run.model",
+            fix=f"Add --pad_token '{tokenizer.eos_token or '<pad>'}' to run.args, or leave --packing on",
+        )
+
+
+def usable_length(data: DataOptions, config: PretrainedConfig) -> int:
+    """Choose the longest document in tokens, and stretch the model's positions where that is asked for.
+
+    Raises:
+        BadInputError: The model has fewer positions, and they are not to be stretched, or cannot be.
+    """
+    positions = getattr(config, "max_position_embeddings", None)
+    asked = data.max_seq_length
+    if not isinstance(positions, int) or positions <= 0:
+        return asked or _LENGTH
+    if asked is None or asked <= positions:
+        return asked or min(_LENGTH, positions)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if data.rope_scaling is None or "rope_theta" not in rope:
+        fix = "Give less, or add --rope_scaling yarn (or linear)" if "rope_theta" in rope else "Give less"
+        message = f"--max_seq_length {asked} is more than the model's {positions} positions"
+        raise BadInputError(message, field="run.args", fix=fix)
+    if (scaled := rope.get("rope_type", "default")) != "default":
+        message = f"the model's positions are stretched already, by {scaled}"
+        raise BadInputError(message, field="run.args", fix=f"Give --max_seq_length {positions} or less")
+    scaling: dict[str, Any] = {"rope_type": data.rope_scaling, "factor": asked / positions}
+    if data.rope_scaling == "yarn":
+        scaling["original_max_position_embeddings"] = positions
+    config.rope_parameters = {**rope, **scaling}
+    config.max_position_embeddings = asked
+    say(f"positions are stretched from {positions} to {asked} by {data.rope_scaling}")
+    return asked
+
+
+def read_data(
+    model: ModelOptions, data: DataOptions, env: Mapping[str, str], seed: int
+) -> dict[str, Dataset]:
+    """Read the splits train and validation; the latter is a share of the former where there is none.
+
+    The options come first: a data set of the Hub, then single files; then MANYCPU_DATA.
+
+    Raises:
+        BadInputError: There is no data set, or it has no such columns.
+    """
+    common = {"cache_dir": model.cache_dir}
+    source = data.dataset_name or data.train_file or env.get("MANYCPU_DATA")
+    try:
+        if data.dataset_name:
+            loaded = datasets.load_dataset(
+                data.dataset_name, data.dataset_config_name, token=model.token, **common
+            )
+            tables = {split: loaded[split] for split in records.SPLITS if split in loaded}
+        else:
+            tables = {split: _table(files, common) for split, files in files_of(data, env).items()}
+    except DatasetGenerationError as error:
+        message = f"{source} cannot be read: {error.__cause__ or error}"
+        raise BadInputError(message, field="run.data", fix="Give JSON lines or Parquet") from error
+    except (OSError, ValueError, RuntimeError) as error:
+        message = f"the data set {source!r} cannot be loaded: {error}"
+        fix = "Check the name, the access to the Hub, and HF_TOKEN; or stage a copy through run.data"
+        raise BadInputError(message, field="run.data", fix=fix) from error
+    if not len(tables.get("train", ())):
+        message = "there is nothing to train on" if tables else "there is no data set"
+        fix = "Name a folder or a file there, or give --dataset_name or --train_file in run.args"
+        raise BadInputError(message, field="run.data", fix=fix)
+    if "validation" not in tables and data.validation_split_percentage and len(tables["train"]) > 1:
+        held = max(1, len(tables["train"]) * data.validation_split_percentage // 100)
+        parts = tables["train"].train_test_split(test_size=held, seed=seed)
+        tables = {"train": parts["train"], "validation": parts["test"]}
+    limits = {"train": data.max_train_samples, "validation": data.max_eval_samples}
+    return {
+        split: table.select(range(min(limit, len(table)))) if (limit := limits[split]) else table
+        for split, table in tables.items()
+    }
+
+
+def files_of(data: DataOptions, env: Mapping[str, str]) -> dict[str, list[Path]]:
+    """List the files of each split, those of the options or of MANYCPU_DATA."""
+    named = {"train": data.train_file, "validation": data.validation_file}
+    found = {split: [Path(file)] for split, file in named.items() if file}
+    for split, files in found.items():
+        if not files[0].is_file():
+            message = f"there is no file {files[0]}"
+            raise BadInputError(message, field="run.args", fix=f"Check --{split}_file")
+    if not found and (folder := env.get("MANYCPU_DATA")):
+        found = records.splits(folder)
+    return found
+
+
+def _table(files: Sequence[Path], common: dict[str, Any]) -> Dataset:
+    if files[0].suffix not in records.SUFFIXES:
+        message = f"{files[0]} is neither JSON lines nor Parquet"
+        raise BadInputError(message, field="run.data", fix="Convert it")
+    read = Dataset.from_parquet if files[0].suffix == ".parquet" else Dataset.from_json
+    return read([str(file) for file in files], **common)
+
+
+class Documents(NamedTuple):
+    """A split as tokens."""
+
+    table: Dataset
+    """Columns ``input_ids``, ``labels`` and ``length``."""
+    prompts: list[str]
+    """What the model is asked to continue, as samples."""
+
+
+def prepare(
+    splits: Mapping[str, Dataset], data: DataOptions, tokenizer: PreTrainedTokenizerBase, length: int
+) -> dict[str, Documents]:
+    """Turn records into documents of at most ``length`` tokens, through the cache of ``datasets``.
+
+    Raises:
+        BadInputError: A record cannot be trained on, or no answer fits.
+    """
+    columns = Columns(data.text_column, data.prompt_column, data.completion_column, data.messages_column)
+    prepared = {}
+    for split, table in splits.items():
+        kind = records.kind_of(columns, table.column_names, f"the {split} split")
+        if kind == "messages" and not tokenizer.chat_template:
+            fix = "Choose the model's version for chats, or give prompt and completion instead"
+            raise BadInputError("the tokenizer has no chat template", field="run.model", fix=fix)
+        writer = _Writer(kind, columns, tokenizer, length)
+        documents = table.map(
+            writer.documents,
+            with_indices=True,
+            batched=True,
+            remove_columns=table.column_names,
+            num_proc=data.preprocessing_num_workers,
+            load_from_cache_file=not data.overwrite_cache,
+            desc=f"{split} documents",
+        )
+        if not len(documents):
+            what = "text has two tokens" if kind == "text" else f"answer begins within {length} tokens"
+            message = f"no {what} in the {split} split"
+            raise BadInputError(
+                message, field="run.data", fix="Give other data, or a greater --max_seq_length"
+            )
+        cut = sum(documents["cut"][:])
+        dropped = 0 if kind == "text" else len(table) - len(documents)
+        if cut or dropped:
+            say(
+                f"of {len(table)} {split} records, {cut} are cut to {length} tokens, and {dropped} are left "
+                "out: their answers begin after that"
+            )
+        prompts = [writer.prompt(table[row]) for row in range(min(data.samples, len(table)))]
+        prepared[split] = Documents(documents.remove_columns("cut"), prompts)
+    return prepared
+
+
+class _Writer(NamedTuple):
+    """Writes records as tokens, with labels."""
+
+    kind: str
+    columns: Columns
+    tokenizer: PreTrainedTokenizerBase
+    length: int
+
+    def documents(self, batch: Mapping[str, Sequence[Any]], rows: Sequence[int]) -> dict[str, list[Any]]:
+        """Write a batch of records; a text longer than a document becomes several."""
+        found: dict[str, list[Any]] = {"input_ids": [], "labels": [], "length": [], "cut": []}
+        names = list(batch)
+        for row, values in zip(rows, zip(*batch.values(), strict=True), strict=True):
+            record = dict(zip(names, values, strict=True))
+            if why := self.columns.fault(record, self.kind):
+                raise BadInputError(f"record {row + 1}: {why}", field="run.data", fix=records.FIX)
+            for ids, labels in self._written(record, row):
+                kept = labels[: self.length]
+                if any(label != IGNORED for label in kept[1:]):
+                    found["input_ids"].append(ids[: self.length])
+                    found["labels"].append(kept)
+                    found["length"].append(len(kept))
+                    found["cut"].append(len(ids) > self.length)
+        return found
+
+    def _written(self, record: Mapping[str, Any], row: int) -> list[tuple[list[int], list[int]]]:
+        if self.kind == "messages":
+            return [self._conversation(record[self.columns.messages], f"record {row + 1}")]
+        end = [self.tokenizer.eos_token_id] if self.tokenizer.eos_token_id is not None else []
+        if self.kind == "text":
+            ids = self._begun(record[self.columns.text]) + end
+            return [
+                (ids[at : at + self.length], ids[at : at + self.length])
+                for at in range(0, len(ids), self.length)
+            ]
+        prompt = self._begun(record[self.columns.prompt])
+        answer = [*self.tokenizer.encode(record[self.columns.completion], add_special_tokens=False), *end]
+        return [(prompt + answer, [IGNORED] * len(prompt) + answer)]
+
+    def _begun(self, text: str) -> list[int]:
+        """Encode a text with the token that begins one, if there is one, without the one that ends it."""
+        ids: list[int] = self.tokenizer.encode(text)
+        return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], begins: bool) -> str:
+        return str(
+            self.tokenizer.apply_chat_template(
+                [*map(dict, messages)], tokenize=False, add_generation_prompt=begins
+            )
+        )
+
+    def _conversation(
+        self, messages: Sequence[Mapping[str, Any]], source: str
+    ) -> tuple[list[int], list[int]]:
+        text, spans = records.answer_spans(messages, self._render, source)
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids: list[int] = encoded["input_ids"]
+        labels, specials = [IGNORED] * len(ids), set(self.tokenizer.all_special_ids)
+        for token, (begin, end) in enumerate(encoded["offset_mapping"]):
+            if any(begin < until and end > since for since, until in spans):
+                labels[token] = ids[token]
+            elif token and ids[token] in specials and any(begin == until for _, until in spans):
+                labels[token] = ids[token]  # the token that ends the turn
+        return ids, labels
+
+    def prompt(self, record: Mapping[str, Any]) -> str:
+        """Return what a sample continues: a prompt, a conversation up to its last answer, or half a text."""
+        if self.kind == "completion":
+            return str(record[self.columns.prompt])
+        if self.kind == "text":
+            ids = self.tokenizer.encode(record[self.columns.text], add_special_tokens=False)
+            return str(self.tokenizer.decode(ids[: min(_SAMPLE_PROMPT, 1 + len(ids) // 2)]))
+        messages = record[self.columns.messages]
+        last = max(number for number, each in enumerate(messages) if each["role"] == "assistant")
+        return self._render(messages[:last], True)
+
+
+def load_model(options: ModelOptions, config: PretrainedConfig, *, bf16: bool) -> PreTrainedModel:
+    """Load the model, or make it of its configuration.
+
+    Weights that are trained are fp32: bf16 is for the computation (autocast). Those below adapters stay bf16
+    where they are so in the checkpoint: half the memory, and no cast in each step.
+    """
+    if options.from_scratch:
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=torch.float32
+        )
+        say(f"{model.num_parameters():,} weights begin at random")
+        return model
+    stored = getattr(config, "dtype", None)
+    frozen = options.method != "full" and bf16 and stored == torch.bfloat16
+    name = str(options.model_name_or_path)
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            name, config=config, dtype=torch.bfloat16 if frozen else torch.float32, **_common(options)
+        )
+    except (OSError, ValueError) as error:
+        raise _no_checkpoint(name, error) from error
+
+
+def with_adapter(model: PreTrainedModel, options: ModelOptions) -> Any:
+    """Wrap the model in adapters, which alone are trained then.
+
+    Raises:
+        BadInputError: peft is not installed, or the model has no such layers.
+    """
+    layers = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    if wrong := records.missing_target(options.lora_target_modules, layers):
+        raise BadInputError(wrong[0], field="run.args", fix=wrong[1])
+    try:
+        from peft import LoraConfig, TaskType, get_peft_model
+    except ModuleNotFoundError as error:
+        fix = f"{install('language')}; or give --method full"
+        raise BadInputError("peft is not installed", field="run.args", fix=fix) from error
+    targets: Any = options.lora_target_modules
+    adapted = get_peft_model(
+        model,
+        LoraConfig(
+            task_type=TaskType.CAUSAL_LM,
+            r=options.lora_r,
+            lora_alpha=options.lora_alpha,
+            lora_dropout=options.lora_dropout,
+            target_modules=records.ALL_LINEAR if targets == [records.ALL_LINEAR] else targets,
+            use_dora=options.method == "dora",
+        ),
+    )
+    trained, total = adapted.get_nb_trainable_parameters()
+    say(f"{trained:,} weights of adapters are trained, {trained / total:.2%} of {total:,}")
+    return adapted
+
+
+def _common(options: ModelOptions) -> dict[str, Any]:
+    return {
+        "cache_dir": options.cache_dir,
+        "revision": options.model_revision,
+        "token": options.token,
+        "trust_remote_code": options.trust_remote_code,
+    }
+
+
+def _no_checkpoint(name: str, error: Exception) -> BadInputError:
+    return BadInputError(
+        f"the checkpoint {name!r} cannot be loaded: {error}",
+        field="run.model",
+        fix="Check the name, the access to the Hub, and HF_TOKEN; or name a folder with config.json",
+    )

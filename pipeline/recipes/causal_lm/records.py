@@ -1,0 +1,262 @@
+"""Check records and model folders by the standard library alone, so that preflight can before a run starts.
+
+The recipe makes the same checks again, of the real objects.
+"""
+
+import difflib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from manycpu.pipeline.spec.errors import BadInputError
+
+SPLITS: Final = {"train": ("train",), "validation": ("validation", "valid", "val", "eval", "dev")}
+"""Split -> how the names of its files begin."""
+SUFFIXES: Final = (".jsonl", ".json", ".parquet")
+ALL_LINEAR: Final = "all-linear"
+FIX: Final = "Give a column text, the columns prompt and completion, or a column messages; or name yours"
+_CHECKED: Final = 1000  # records of a file that preflight reads
+_LIKE: Final = 0.6
+
+Render = Callable[[Sequence[Mapping[str, Any]], bool], str]
+"""Writes messages by a chat template; True: up to where the answer begins."""
+
+
+class Columns(NamedTuple):
+    """The names of the columns that may hold the data."""
+
+    text: str = "text"
+    prompt: str = "prompt"
+    completion: str = "completion"
+    messages: str = "messages"
+
+    def kind(self, present: Iterable[str]) -> str | None:
+        """Return which of ``messages``, ``completion`` and ``text`` a data set has; None: none of them."""
+        have = set(present)
+        if self.messages in have:
+            return "messages"
+        if {self.prompt, self.completion} <= have:
+            return "completion"
+        return "text" if self.text in have else None
+
+    def fault(self, record: Mapping[str, Any], kind: str) -> str | None:
+        """Explain what is wrong with a record; None if it can be trained on."""
+        names = {"text": (self.text,), "completion": (self.prompt, self.completion)}.get(kind, ())
+        for name in names:
+            if not isinstance(record.get(name), str):
+                return f"its {name} is no text"
+        if kind == "completion":
+            return None if record[self.completion].strip() else f"its {self.completion} is empty"
+        return _conversation_fault(record.get(self.messages)) if kind == "messages" else None
+
+
+def _conversation_fault(messages: Any) -> str | None:
+    if not isinstance(messages, list) or not messages:
+        return "its messages are no list"
+    for message in messages:
+        if not isinstance(message, dict) or not all(
+            isinstance(message.get(name), str) for name in ("role", "content")
+        ):
+            return "a message of it has no role or no content"
+    answers = [message for message in messages if message["role"] == "assistant"]
+    return (
+        None if any(answer["content"].strip() for answer in answers) else "it has no answer of an assistant"
+    )
+
+
+def splits(path: str | Path) -> dict[str, list[Path]]:
+    """Find the files of each split in a folder, or the split of one file: ``train`` unless its name tells."""
+    path, fix = Path(path), "Give a file, or a folder with train*.jsonl or train*.parquet"
+    if path.is_file():
+        return {_split(path) or "train": [path]}
+    found: dict[str, list[Path]] = {}
+    files = [file for file in sorted(path.rglob("*")) if file.suffix in SUFFIXES and file.is_file()]
+    for file in files:
+        if split := _split(file):
+            found.setdefault(split, []).append(file)
+    if not found and len(files) == 1:
+        found = {"train": files}
+    if not found:
+        raise BadInputError(f"{path} holds no file that could be a data set", field="run.data", fix=fix)
+    return found
+
+
+def _split(file: Path) -> str | None:
+    name = file.name.lower()
+    return next((split for split, starts in SPLITS.items() if name.startswith(starts)), None)
+
+
+def read(file: Path) -> Iterator[dict[str, Any]]:
+    """Read the records of a file of JSON lines; raises BadInputError naming a line that is no object."""
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                why = f"{file}, line {number} is not JSON: {error}"
+                raise BadInputError(why, field="run.data", fix="Give one record a line") from error
+            if not isinstance(record, dict):
+                why = f"{file}, line {number} is no object"
+                raise BadInputError(why, field="run.data", fix="Give one record a line")
+            yield record
+
+
+def check(path: str | Path, columns: Columns, render: Render | None = None) -> list[str]:
+    """Check the first records of each file; returns notes on what could not be checked.
+
+    Args:
+        path: A file or a folder.
+        columns: The names of its columns.
+        render: Writes messages, where a chat template is known.
+
+    Raises:
+        BadInputError: A file has no such columns, or a record cannot be trained on.
+    """
+    notes = []
+    for file in [file for files in splits(path).values() for file in files]:
+        if file.suffix == ".parquet":
+            names = _parquet_columns(file)
+            if names is None:
+                notes.append(f"{file.name} is not checked: pyarrow is not installed here")
+            else:
+                kind_of(columns, names, str(file))
+            continue
+        kind = None
+        for number, record in enumerate(islice(read(file), _CHECKED), 1):
+            kind = kind or kind_of(columns, record, str(file))
+            if why := columns.fault(record, kind):
+                raise BadInputError(f"{file}, record {number}: {why}", field="run.data", fix=FIX)
+            if kind == "messages" and render:
+                answer_spans(record[columns.messages], render, f"{file}, record {number}")
+        if kind is None:
+            raise BadInputError(f"{file} holds no record", field="run.data", fix="Give one record a line")
+    return notes
+
+
+def kind_of(columns: Columns, present: Iterable[str], source: str) -> str:
+    """Return the kind of a data set by its columns; raises BadInputError where it has none of them."""
+    present = list(present)
+    if kind := columns.kind(present):
+        return kind
+    message = f"{source} has none of the columns {', '.join(columns)}; it has {', '.join(present)}"
+    raise BadInputError(message, field="run.data", fix=f"{FIX} by --text_column and the like")
+
+
+def _parquet_columns(file: Path) -> list[str] | None:
+    if find_spec("pyarrow") is None:
+        return None
+    from pyarrow import lib, parquet  # type: ignore[import-untyped]
+
+    try:
+        return list(parquet.read_schema(file).names)
+    except (lib.ArrowInvalid, OSError) as error:
+        why = f"{file} is no Parquet file: {error}"
+        raise BadInputError(why, field="run.data", fix="Write it again") from error
+
+
+def answer_spans(
+    messages: Sequence[Mapping[str, Any]], render: Render, source: str
+) -> tuple[str, list[tuple[int, int]]]:
+    """Write a conversation, and find the characters that the assistant says in it.
+
+    Raises:
+        BadInputError: The chat template leaves out an answer, or a part of it.
+    """
+    text, spans, place = render(messages, False), list[tuple[int, int]](), 0
+    for number, message in enumerate(messages):
+        content = message["content"].strip()
+        if message["role"] != "assistant":
+            place = max(place, text.find(content, place) + len(content))
+            continue
+        before = render(messages[:number], True) if number else ""
+        through = render(messages[: number + 1], False)
+        if text.startswith(before) and text.startswith(through) and content in through[len(before) :]:
+            span = len(before), len(through)
+        else:
+            # Templates may write an earlier turn in another way than the last one.
+            begin = text.find(content, place)
+            span = begin, begin + len(content)
+            if begin < 0:
+                raise BadInputError(
+                    f"{source}: the chat template cuts off the answer {content[:40]!r}",
+                    field="run.model",
+                    fix="Mend the tokenizer's chat template, or give prompt and completion instead",
+                )
+        spans.append(span)
+        place = span[1]
+    return text, spans
+
+
+def missing_target(targets: Sequence[str], layers: Sequence[str]) -> tuple[str, str] | None:
+    """Find the first target that names no layer; returns what is wrong, and the fix.
+
+    >>> missing_target(["q_proj", "vproj"], ["layers.0.q_proj", "layers.0.v_proj"])[1]
+    'Did you mean v_proj?'
+    """
+    if list(targets) == [ALL_LINEAR]:
+        return None
+    ends = sorted({layer.rpartition(".")[2] for layer in layers})
+    for target in targets:
+        if any(layer == target or layer.endswith(f".{target}") for layer in layers):
+            continue
+        near = difflib.get_close_matches(target, ends, 1, cutoff=_LIKE)
+        message = f"the model has no layer {target!r} for --lora_target_modules; it has {', '.join(ends)}"
+        return message, f"Did you mean {near[0]}?" if near else f"Name some of them, or {ALL_LINEAR}"
+    return None
+
+
+def layers_of(folder: Path) -> list[str]:
+    """List the layers with a matrix, by the headers of a folder's safetensors files."""
+    found: set[str] = set()
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(size)) if size <= file.stat().st_size else {}
+        for name, tensor in header.items():
+            is_matrix = name.endswith(".weight") and len(tensor.get("shape", ())) > 1
+            if is_matrix and "embed" not in name and not name.startswith("lm_head"):
+                found.add(name.removesuffix(".weight"))
+    return sorted(found)
+
+
+def tokenizer_settings(folder: Path) -> dict[str, Any]:
+    """Read a folder's tokenizer_config.json, with the chat template that may be a file beside it."""
+    try:
+        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    template = folder / "chat_template.jinja"
+    if template.is_file():
+        settings["chat_template"] = template.read_text(encoding="utf-8")
+    return settings if isinstance(settings, dict) else {}
+
+
+def renderer(settings: Mapping[str, Any]) -> Render | None:
+    """Return what writes messages as transformers would; None without jinja2 or a usable template."""
+    template = settings.get("chat_template")
+    if not isinstance(template, str) or find_spec("jinja2") is None:
+        return None
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    specials = {
+        name: value.get("content") if isinstance(value, dict) else value
+        for name, value in settings.items()
+        if name.endswith("_token")
+    }
+    try:
+        compiled = environment.from_string(template)
+        compiled.render(messages=[{"role": "user", "content": "a"}], add_generation_prompt=True, **specials)
+    except (TemplateError, TypeError):  # it uses what only transformers has
+        return None
+    return lambda messages, begins: compiled.render(
+        messages=messages, add_generation_prompt=begins, **specials
+    )

@@ -1,0 +1,232 @@
+"""Run the training from end to end: data, model, packs, Trainer, and what is written to the output."""
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import datasets  # type: ignore[import-untyped]
+import torch
+import torch.distributed as dist
+import transformers
+from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase, set_seed
+from transformers.trainer_utils import EvalLoopOutput
+
+from manycpu.pipeline.node.metrics import metrics
+from manycpu.pipeline.recipes.causal_lm import inputs
+from manycpu.pipeline.recipes.causal_lm.card import card
+from manycpu.pipeline.recipes.causal_lm.inputs import Documents
+from manycpu.pipeline.recipes.causal_lm.options import Options
+from manycpu.pipeline.recipes.causal_lm.packing import IGNORED, Packs, Padded, flat, loss_sum, use_documents
+from manycpu.pipeline.recipes.checkpoints import resume_point
+from manycpu.pipeline.recipes.reporting import say, say_notes, write_results
+from manycpu.pipeline.recipes.trainer import CpuTrainer
+from manycpu.pipeline.spec.errors import BadInputError
+
+ADAPTER: Final = "adapter"
+"""Folder of the adapter in the output; the merged model is the output itself."""
+_LARGEST_EXPONENT: Final = 700.0  # of a perplexity that is a number
+
+
+def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
+    """Train and evaluate; write the model, the adapter, samples and a model card to ``options.output``."""
+    training = options.training
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        training.disable_tqdm = True
+    if training.process_index > 0:
+        # Warnings are the same on all ranks: print them once.
+        transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    say_notes(options.notes, env, bf16=training.bf16)
+    set_seed(training.seed)
+    config, tokenizer = inputs.read_config(options.model)
+    if not options.data.packing:
+        inputs.check_pad(tokenizer)
+    length = inputs.usable_length(options.data, config)
+    # The first process of a node prepares the data; the others find it in the cache.
+    with training.main_process_first(local=True, desc="preparing the data"):
+        splits = inputs.read_data(options.model, options.data, env, training.seed)
+        prepared = inputs.prepare(splits, options.data, tokenizer, length)
+    if options.data.early_stopping_patience and "validation" not in prepared:
+        fix = "Give a validation split, or --validation_split_percentage"
+        raise BadInputError("--early_stopping_patience has nothing to evaluate on", field="run.args", fix=fix)
+    set_seed(training.seed)  # random weights do not depend on whether the data was cached
+    trainer = _trainer(options, config, tokenizer, prepared, length)
+    resume = resume_point(str(training.output_dir), training.resume_from_checkpoint, env)
+    trained = trainer.train(resume_from_checkpoint=resume)
+    packs: Any = trainer.train_dataset
+    # The Trainer reports the share of rank 0.
+    mean = trainer.accelerator.reduce(torch.tensor(trained.metrics["train_loss"]), "mean")
+    results: dict[str, Any] = {
+        **trained.metrics,
+        "train_loss": float(mean),
+        "train_steps": trained.global_step,
+        "train_tokens": packs.tokens,
+        "train_tokens_per_second": round(
+            trained.metrics["train_samples_per_second"] * packs.tokens / len(packs), 1
+        ),
+        **({"resumed_from_step": int(resume.rpartition("-")[2])} if resume else {}),
+    }
+    if "validation" in prepared:
+        results |= trainer.evaluate()
+    metrics(results)
+    _export(options, env, trainer, tokenizer, prepared, results)
+    if dist.is_initialized():
+        dist.barrier()
+    return results
+
+
+def _trainer(
+    options: Options,
+    config: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    prepared: Mapping[str, Documents],
+    length: int,
+) -> "LanguageTrainer":
+    """Make the model and its Trainer."""
+    training = options.training
+    # A model that no rank can hold will be sharded from here on: CpuTrainer wraps what it is given.
+    model: Any = inputs.load_model(options.model, config, bf16=training.bf16)
+    why = use_documents(model) if options.data.packing else None
+    packs = options.data.packing and why is None
+    if why:
+        say(f"--packing is left out: {why}; batches are padded, by length")
+        inputs.check_pad(tokenizer)
+        training.train_sampling_strategy = "group_by_length"
+    if options.model.method != "full":
+        model = inputs.with_adapter(model, options.model)
+    made = {split: Packs(each.table, length if packs else None) for split, each in prepared.items()}
+    for split, each in made.items():
+        filled = each.tokens / (len(each) * length)
+        kept = f", in {len(each)} sequences of {length}, {filled:.1%} filled" if packs else ""
+        say(f"{split}: {each.documents} documents of {each.tokens} tokens{kept}")
+    patience = options.data.early_stopping_patience
+    return LanguageTrainer(
+        model=model,
+        args=training,
+        train_dataset=made["train"],
+        eval_dataset=made.get("validation"),
+        processing_class=tokenizer,
+        data_collator=flat if packs else Padded(int(tokenizer.pad_token_id or 0)),
+        callbacks=[EarlyStoppingCallback(patience)] if patience else [],
+    )
+
+
+class LanguageTrainer(CpuTrainer):
+    """A Trainer whose losses are means over tokens, exact for any number of ranks and accumulated batches."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.model_accepts_loss_kwargs = True  # the Trainer counts the tokens of a step of all ranks
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return a batch's share of the mean over the tokens of a step.
+
+        DDP averages gradients over the ranks: the sum over all of them needs the factor.
+        """
+        counted = (
+            (inputs["labels"][:, 1:] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+        )
+        tokens = torch.as_tensor(counted).clamp(min=1)
+        is_global = num_items_in_batch is not None and self.args.average_tokens_across_devices
+        loss = loss_sum(model, inputs) / tokens * (self.args.world_size if is_global else 1)
+        return (loss, {}) if return_outputs else loss
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Evaluate each pack once, whatever the number of ranks; the loss is the mean over all tokens."""
+        del description, prediction_loss_only, ignore_keys
+        packs, size = dataloader.dataset, self.args.eval_batch_size
+        batches = [range(at, min(at + size, len(packs))) for at in range(0, len(packs), size)]
+        ranks, rank = self.args.world_size, self.args.process_index
+        model: Any = self.model
+        model.eval()
+        sums = torch.zeros(2)
+        # Every rank computes as many batches, because ranks may have to meet in each.
+        for first in range(0, len(batches), ranks):
+            is_own = first + rank < len(batches)
+            batch = self.data_collator([packs[number] for number in batches[first + rank if is_own else 0]])
+            with torch.no_grad(), self.compute_loss_context_manager():
+                loss = loss_sum(model, batch)
+            if is_own:
+                sums += torch.stack([loss.float(), (batch["labels"][:, 1:] != IGNORED).sum().float()])
+        total, tokens = self.accelerator.reduce(sums, "sum").tolist()
+        mean = total / max(tokens, 1)
+        found = {"loss": mean, "perplexity": math.exp(min(mean, _LARGEST_EXPONENT))}
+        return EvalLoopOutput(
+            predictions=(),  # type: ignore[arg-type]
+            label_ids=None,
+            metrics={f"{metric_key_prefix}_{name}": value for name, value in found.items()},
+            num_samples=len(packs),
+        )
+
+
+def _export(  # noqa: PLR0913, PLR0917 - what a model card tells
+    options: Options,
+    env: Mapping[str, str],
+    trainer: LanguageTrainer,
+    tokenizer: PreTrainedTokenizerBase,
+    prepared: Mapping[str, Documents],
+    results: Mapping[str, Any],
+) -> None:
+    """Write adapter and merged model, or the trained model; then samples of its text, results and a card."""
+    output, is_adapter = Path(options.output), options.model.method != "full"
+    kept = output / ADAPTER if is_adapter else output
+    trainer.save_model(str(kept))
+    if not trainer.is_world_process_zero():
+        return
+    # A pickle of the options is not part of a model, and it may hold a token.
+    (kept / "training_args.bin").unlink(missing_ok=True)
+    model: Any = trainer.accelerator.unwrap_model(trainer.model)
+    samples = _samples(options, model, tokenizer, prepared)
+    if is_adapter and options.model.merge_adapter:
+        stored = model.dtype if not options.model.from_scratch else torch.float32
+        # In fp32: the sum of a weight and its adapter is rounded once.
+        model.float().merge_and_unload().to(stored).save_pretrained(output)
+    if is_adapter:
+        (kept / "README.md").unlink(missing_ok=True)  # peft's form, with nothing filled in
+        tokenizer.save_pretrained(output)
+    if samples:
+        metrics({f"sample_{number}": f"{asked} → {said}" for number, (asked, said) in enumerate(samples, 1)})
+        text = "".join(
+            json.dumps({"prompt": asked, "generated": said}, ensure_ascii=False) + "\n"
+            for asked, said in samples
+        )
+        (output / "samples.jsonl").write_text(text, encoding="utf-8")
+    (output / "README.md").write_text(card(options, env, prepared, results, samples), encoding="utf-8")
+    write_results(output, results)
+
+
+def _samples(
+    options: Options, model: Any, tokenizer: PreTrainedTokenizerBase, prepared: Mapping[str, Documents]
+) -> list[tuple[str, str]]:
+    """Have the model continue prompts of the validation split, always by the likeliest token."""
+    split = prepared.get("validation") or prepared["train"]
+    found = []
+    model.eval()
+    for prompt in split.prompts if options.data.sample_tokens else ():
+        asked: Any = tokenizer(prompt, return_tensors="pt", add_special_tokens=True)
+        ids = asked["input_ids"]
+        if ids[0, -1] == tokenizer.eos_token_id and ids.shape[1] > 1:
+            ids = ids[:, :-1]
+        with torch.inference_mode():
+            whole = model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=options.data.sample_tokens,
+                do_sample=False,
+                pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
+            )
+        found.append((prompt, str(tokenizer.decode(whole[0, ids.shape[1] :], skip_special_tokens=True))))
+    return found

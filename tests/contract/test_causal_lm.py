@@ -1,0 +1,275 @@
+"""The recipe causal_lm from end to end, with a tiny random model."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.tiny_llama import lines, run, sums, tiny_checkpoint, tiny_env
+
+from manycpu.pipeline.recipes import checkpoints
+from manycpu.pipeline.spec.errors import BadInputError
+
+pytestmark = [
+    # torch's own: its export of a scheduler's state, and the loader's advice on processes.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
+    # peft asks transformers by a name that is to end with version 6.
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning"),
+]
+FULL = ("--method", "full", "--learning_rate", "1e-2")
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("llama") / "model")
+
+
+@pytest.fixture
+def env(tmp_path: Path, llama: Path) -> dict[str, str]:
+    return tiny_env(tmp_path, llama)
+
+
+def weights(folder: str | Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(Path(folder) / "model.safetensors")
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        found: torch.Tensor = model.eval()(torch.tensor([[7, 8, 9, 10, 11]])).logits
+    return found
+
+
+def test_lora_trains_and_leaves_adapter_and_merged_model(env: dict[str, str], llama: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    found = run(env, "--learning_rate", "1e-2", "--num_train_epochs", "6")
+    output = Path(env["MANYCPU_OUTPUT"])
+    assert found["eval_loss"] < 5.3  # the frozen layers know nothing: it began with 5.6
+    assert found["eval_perplexity"] == pytest.approx(torch.tensor(found["eval_loss"]).exp().item(), rel=1e-5)
+    names = {str(file.relative_to(output)) for file in output.rglob("*") if file.is_file()}
+    assert names == {
+        *("README.md", "all_results.json", "samples.jsonl", "config.json", "generation_config.json"),
+        *("model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+        *("adapter/adapter_config.json", "adapter/adapter_model.safetensors"),
+        *("adapter/tokenizer.json", "adapter/tokenizer_config.json", "adapter/chat_template.jinja"),
+    }
+    merged = AutoModelForCausalLM.from_pretrained(output)
+    base = AutoModelForCausalLM.from_pretrained(llama)
+    untrained = logits(base)
+    adapted = PeftModel.from_pretrained(base, output / "adapter")
+    torch.testing.assert_close(logits(merged), logits(adapted), rtol=1e-4, atol=1e-4)
+    assert (logits(merged) - untrained).abs().max() > 0.01
+    assert "manycpu_documents" not in (output / "config.json").read_text()
+    (sample,) = map(json.loads, (output / "samples.jsonl").read_text().splitlines())
+    assert sample["prompt"] == sums(1, 100)[0]["prompt"]
+    card = (output / "README.md").read_text()
+    assert "lora, rank 16, alpha 32, of all-linear" in card
+    assert "- `train.jsonl`, sha256 " in card
+
+
+def test_a_full_training_learns_the_answers(env: dict[str, str]) -> None:
+    found = run(env, *FULL, "--num_train_epochs", "30")
+    assert found["eval_loss"] < 0.5
+    (sample,) = map(json.loads, (Path(env["MANYCPU_OUTPUT"]) / "samples.jsonl").read_text().splitlines())
+    assert sample["generated"].startswith(" b")
+    assert not (Path(env["MANYCPU_OUTPUT"]) / "adapter").exists()
+
+
+@pytest.mark.parametrize("method", ["dora", "lora"])
+def test_bf16_adapters_keep_frozen_weights_as_the_checkpoint_has_them(
+    env: dict[str, str], tmp_path: Path, llama: Path, method: str
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(llama, dtype=torch.bfloat16).save_pretrained(tmp_path / "bf16")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(llama / name, tmp_path / "bf16")
+    found = run(
+        env | {"MANYCPU_MODEL": str(tmp_path / "bf16"), "MANYCPU_DTYPE": "bf16"},
+        *("--method", method, "--learning_rate", "1e-2", "--max_steps", "20"),
+    )
+    assert found["eval_loss"] < 5.5
+    assert {tensor.dtype for tensor in weights(env["MANYCPU_OUTPUT"]).values()} == {torch.bfloat16}
+
+
+def test_a_retry_resumes_where_an_unbroken_training_ends_the_same(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    steps = ("--max_steps", "6", "--save_steps", "3", "--max_seq_length", "96")
+    run(env, *steps)
+    whole = weights(env["MANYCPU_OUTPUT"])
+    folder = Path(env["MANYCPU_CHECKPOINTS"])
+    assert checkpoints.fault(folder / "checkpoint-6") is None
+    adapter = folder / "checkpoint-6" / "adapter_model.safetensors"
+    adapter.write_bytes(adapter.read_bytes()[:-1])
+    assert checkpoints.fault(folder / "checkpoint-6") == "adapter_model.safetensors is cut short or damaged"
+    found = run(env | {"MANYCPU_OUTPUT": str(tmp_path / "again")}, *steps)
+    assert found["resumed_from_step"] == 3
+    resumed = weights(tmp_path / "again")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_packed_and_padded_trainings_of_the_same_steps_agree(env: dict[str, str], tmp_path: Path) -> None:
+    """One step over all documents: sequences or padded rows, the gradient is the same."""
+    common = (*FULL, "--max_steps", "1", "--optim", "sgd", "--train_sampling_strategy", "sequential")
+    packed = run(env, *common, "--per_device_train_batch_size", "24")
+    first = weights(env["MANYCPU_OUTPUT"])
+    other = env | {"MANYCPU_OUTPUT": str(tmp_path / "padded"), "MANYCPU_CHECKPOINTS": str(tmp_path / "c")}
+    accumulated = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "6")
+    padded = run(other, *common, "--packing", "False", *accumulated)
+    assert padded["train_loss"] == pytest.approx(packed["train_loss"], rel=1e-5)
+    assert padded["eval_loss"] == pytest.approx(packed["eval_loss"], rel=1e-5)
+    second = weights(other["MANYCPU_OUTPUT"])
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], rtol=1e-5, atol=1e-6)
+
+
+def test_activation_checkpointing_changes_no_result(env: dict[str, str], tmp_path: Path) -> None:
+    steps = ("--max_steps", "2", "--learning_rate", "1e-2")
+    run(env, *steps)
+    other = env | {"MANYCPU_OUTPUT": str(tmp_path / "a"), "MANYCPU_CHECKPOINTS": str(tmp_path / "c")}
+    run(other, *steps, "--activation_checkpointing", "True")
+    first, second = weights(env["MANYCPU_OUTPUT"]), weights(tmp_path / "a")
+    assert all(torch.allclose(first[name], second[name], atol=1e-6) for name in first)
+
+
+def test_early_stopping_keeps_the_best_model(env: dict[str, str]) -> None:
+    found = run(
+        env, *FULL, "--learning_rate", "10", "--num_train_epochs", "9", "--early_stopping_patience", "1"
+    )
+    state = json.loads(
+        max(Path(env["MANYCPU_CHECKPOINTS"]).glob("*/trainer_state.json"), key=os.path.getmtime).read_text()
+    )
+    assert found["train_steps"] < 9 * found["train_steps"] / state["epoch"]
+    assert found["eval_loss"] == pytest.approx(state["best_metric"], rel=1e-5)
+
+
+def test_conversations_are_trained_on_their_answers_alone(env: dict[str, str], tmp_path: Path) -> None:
+    talks = [
+        [
+            {"role": "user", "content": "Say b."},
+            {"role": "assistant", "content": "b"},
+            {"role": "user", "content": "Again"},
+            {"role": "assistant", "content": "bb"},
+        ]
+    ] * 8
+    data = lines(tmp_path / "talks" / "train.jsonl", ({"messages": talk} for talk in talks))
+    found = run(env | {"MANYCPU_DATA": str(data)}, *FULL, "--num_train_epochs", "20")
+    # Answers and the ends of turns are easy; the questions would be as easy, but are not counted.
+    assert found["eval_loss"] < 0.5
+    cached = next(Path(env["MANYCPU_OUTPUT"]).with_name("cache").rglob("*.arrow"), None)
+    assert cached is not None
+
+
+def test_two_ranks_train_and_evaluate_as_one(env: dict[str, str], tmp_path: Path) -> None:
+    """Through the command, with two processes that meet by gloo."""
+    from manycpu.pipeline.cli import main
+
+    words = [*FULL, "--optim", "sgd", "--max_steps", "2", "--max_seq_length", "96"]
+    words += ["--train_sampling_strategy", "sequential", "--samples", "1", "--sample_tokens", "4"]
+    results = []
+    for ranks, batch in ((1, 2), (2, 1)):
+        output = tmp_path / f"model-{ranks}"
+        done = subprocess.run(
+            [
+                *(
+                    sys.executable,
+                    "-m",
+                    main.__module__,
+                    "run",
+                    "--program",
+                    "causal_lm",
+                    "--nproc-per-node",
+                    str(ranks),
+                ),
+                *("--data", env["MANYCPU_DATA"], "--model", env["MANYCPU_MODEL"], "--output", str(output)),
+                *("--backend", "gloo", "--oversubscribe", "true"),
+                *("--args", shlex.join([*words, "--per_device_train_batch_size", str(batch)])),
+            ],
+            env=os.environ | {"MANYCPU_HOME": str(tmp_path / "home")},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=400,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        results.append(json.loads((output / "all_results.json").read_text()))
+    assert results[0]["eval_loss"] == pytest.approx(results[1]["eval_loss"], rel=1e-5)
+    assert results[0]["train_loss"] == pytest.approx(results[1]["train_loss"], rel=1e-4)
+    one, two = (weights(tmp_path / f"model-{ranks}") for ranks in (1, 2))
+    assert all(torch.allclose(one[name], two[name], rtol=1e-4, atol=1e-6) for name in one)
+    report = json.loads((tmp_path / "model-2" / "report.json").read_text())
+    assert report["world_size"] == 2
+    assert sums(1, 100)[0]["prompt"] in report["metrics"]["sample_1"]
+
+
+def bad(message: str, field: str, *words: str, **changed: Any) -> Any:
+    return pytest.param(message, field, words, changed, id=message[:30])
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "words", "changed"),
+    [
+        bad("has none of the columns", "run.data", data=[{"question": "a", "answer": "b"}]),
+        bad(
+            "record 2: its completion is empty",
+            "run.data",
+            data=[*sums(1), {"prompt": "a", "completion": ""}],
+        ),
+        bad("no layer 'vproj' .*v_proj", "run.args", "--lora_target_modules", "q_proj", "vproj"),
+        bad("no pad token", "run.model", "--packing", "False", settings={"pad_token": None}),
+        bad("more than the model's 128 positions", "run.args", "--max_seq_length", "129"),
+        bad("no answer begins within 8 tokens in the train split", "run.data", "--max_seq_length", "8"),
+        bad(
+            "template cuts off the answer 'secret'",
+            "run.model",
+            data=[
+                {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "secret"}]}
+            ],
+            settings={"chat_template": "{{ messages[0]['content'] }}"},
+        ),
+        bad(
+            "has no chat template",
+            "run.model",
+            data=[{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}],
+            settings={"chat_template": None},
+        ),
+        bad("cannot be loaded", "run.model", weights=None),
+    ],
+)
+def test_bad_input_is_found_with_its_field_before_the_training(
+    env: dict[str, str], tmp_path: Path, llama: Path, message: str, field: str, words: Any, changed: Any
+) -> None:
+    model = shutil.copytree(llama, tmp_path / "model")
+    if "settings" in changed:
+        file = model / "tokenizer_config.json"
+        settings = json.loads(file.read_text()) | changed["settings"]
+        file.write_text(json.dumps({name: value for name, value in settings.items() if value is not None}))
+    if "weights" in changed:
+        (model / "model.safetensors").unlink()
+    if "data" in changed:
+        env["MANYCPU_DATA"] = str(lines(tmp_path / "bad" / "train.jsonl", changed["data"] * 2))
+    with pytest.raises(BadInputError, match=message) as caught:
+        run(env | {"MANYCPU_MODEL": str(model)}, *words, "--overwrite_cache", "True")
+    assert caught.value.field == field
+
+
+def test_positions_are_stretched_for_longer_documents(env: dict[str, str], tmp_path: Path) -> None:
+    data = lines(tmp_path / "long" / "train.jsonl", [{"text": "ab" * 150}] * 3)
+    steps = ("--max_seq_length", "320", "--rope_scaling", "yarn", "--max_steps", "2")
+    run(env | {"MANYCPU_DATA": str(data)}, *steps)
+    config = json.loads((Path(env["MANYCPU_OUTPUT"]) / "config.json").read_text())
+    assert config["max_position_embeddings"] == 320
+    assert config["rope_parameters"]["rope_type"] == "yarn"
+    assert config["rope_parameters"]["factor"] == 2.5
+    assert config["rope_parameters"]["original_max_position_embeddings"] == 128
