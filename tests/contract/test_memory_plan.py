@@ -26,8 +26,13 @@ from manycpu.pipeline.spec import memory_plan, model_shape
 from manycpu.pipeline.spec.memory_plan import Training
 
 PROGRAM = Path(__file__).parents[1] / "scripts" / "peak_memory.py"
-_BERT = {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 2048}
-_LLAMA = {
+_BERT: dict[str, Any] = {
+    "hidden_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "intermediate_size": 2048,
+}
+_LLAMA: dict[str, Any] = {
     "hidden_size": 512,
     "num_hidden_layers": 8,
     "num_attention_heads": 8,
@@ -73,7 +78,7 @@ def test_a_training_takes_what_is_planned(
         assert 0.7 < each["before"] / planned.process < 1.3
 
 
-_SMALL = {
+_SMALL: dict[str, Any] = {
     "hidden_size": 64,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
@@ -101,7 +106,7 @@ _GROUPED = _SMALL | {"num_key_value_heads": 2, "head_dim": 24}
 def test_parameters_are_those_of_torch(tmp_path: Path, config: Any) -> None:
     """From the configuration alone, and from the headers of the weights, in two files."""
     encoder = config.model_type in ("bert", "roberta", "distilbert")
-    kind = AutoModelForQuestionAnswering if encoder else AutoModelForCausalLM
+    kind: Any = AutoModelForQuestionAnswering if encoder else AutoModelForCausalLM
     model = kind.from_config(config)
     count = sum(parameter.numel() for parameter in model.parameters())
     config.save_pretrained(tmp_path)
