@@ -1,5 +1,6 @@
-"""Run benchmarks side by side: ``python -m bench [--quick] [NAME ...]``; each module is one.
+"""Run benchmarks side by side: ``python -m bench [--quick] [--scripts FOLDER] [NAME ...]``.
 
+Each module is one; ``--scripts`` names transformers' ``examples/pytorch`` for those that run public scripts.
 With ``--quick`` and no names, those that need the test cluster are left out: it takes minutes by itself.
 """
 
@@ -27,6 +28,12 @@ def main(words: list[str]) -> None:
     if quick:
         os.environ[_measure.QUICK] = "1"
     chosen = [word for word in words if word != "--quick"]
+    if "--scripts" in chosen:  # public scripts, for finetune
+        at = chosen.index("--scripts")
+        if at + 1 == len(chosen):
+            sys.exit("bench: --scripts needs a folder: transformers' examples/pytorch")
+        os.environ["MANYCPU_BENCH_SCRIPTS"] = str(Path(chosen[at + 1]).resolve())
+        del chosen[at : at + 2]
     unknown = set(chosen) - set(names())
     if unknown:
         sys.exit(f"bench: there is no {', '.join(sorted(unknown))}; choose from: {', '.join(names())}")
