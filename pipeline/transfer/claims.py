@@ -1,10 +1,12 @@
-"""The claim of an output: one run at a time holds it, and the others are refused before they train.
+"""Claims: a lock with a lease, so that only one run at a time writes to an output.
 
-Each run has its own file: in the folder behind a URL, or beside the folder on disk. The storage needs one
-property: a list shows every file that was written before. A run first asks: it writes its file, and lists the
-others. It withdraws if another run holds the output, or if one with a lower key asks; it waits until those
-with a higher key have withdrawn. Of any two runs, the one that lists last sees the other: so at most one
-holds the output, and of runs that ask at the same time it is the one with the lowest key.
+Another run is refused before it trains. Each run has its own claim file, in the folder behind a URL or beside
+the folder on disk. The storage needs one property: a list shows every file that was written before.
+
+A run first asks: it writes its file with ``held: false``, and lists the files of the others. It withdraws
+(deletes its file) if another run holds the output, or if one with a lower key asks; it waits until those with
+a higher key have withdrawn. Of any two runs, the one that lists last sees the other: so at most one holds the
+output, and of runs that ask at the same time it is the one with the lowest key.
 """
 
 import logging
@@ -26,10 +28,10 @@ from manycpu.pipeline.transfer.partial import TakenOverError
 
 log = logging.getLogger(__name__)
 
-_EXPORT_LEASE_S: Final = 86_400.0  # that an export may take between two files
+_EXPORT_LEASE_S: Final = 86_400.0  # one file may take so long to export: the claim is renewed between files
 _RENEWAL_INTERVAL_S: Final = 600.0
-_ASKING_LEASE_S: Final = 600.0  # then a run that was killed while it asked blocks no other
-_WITHDRAWAL_TIMEOUT_S: Final = 30.0  # for other runs that ask
+_ASKING_LEASE_S: Final = 600.0  # short, so that a run killed while it asks does not block the others
+_WITHDRAWAL_TIMEOUT_S: Final = 30.0  # to wait until other runs that ask have withdrawn
 _POLL_INTERVAL_S: Final = 0.1
 
 
@@ -52,9 +54,9 @@ class Claim(BaseModel):
         return f"{self.run} ({self.place}), since {_date(self.since)}"
 
     def is_over(self) -> bool:
-        """Whether it was not renewed in time, or its holder is known to be dead."""
-        dead = self.holder is not None and process.is_alive(self.holder) is False
-        return dead or self.until <= time.time()
+        """Whether the claim was not renewed in time, or its process is known to be dead."""
+        is_dead = self.holder is not None and process.is_alive(self.holder) is False
+        return is_dead or self.until <= time.time()
 
 
 class Claimant(NamedTuple):
@@ -72,47 +74,52 @@ class Claimant(NamedTuple):
 
 
 class ClaimedError(TransferError):
-    """Another run has the output.
+    """Another run has claimed the output.
 
     Args:
         other: The claim of that run.
-        path: Its file.
+        path: Path or URL of that claim's file, which the fix names.
     """
 
     def __init__(self, other: Claim, path: str) -> None:
         super().__init__(f"another run has it: {other}")
-        end = f"ends by itself on {_date(other.until)}; " if other.until else ""
+        expiry = f"ends by itself on {_date(other.until)}; " if other.until else ""
         self.fix = (
             "Give another output; or wait until that run has ended, or end it: "
-            f"`manycpu cancel {other.run}`. Its claim {end}where the run is gone for good, delete {path}"
+            f"`manycpu cancel {other.run}`. Its claim {expiry}where the run is gone for good, delete {path}"
         )
 
 
 def _date(seconds: float) -> str:
+    """Format seconds since the epoch as a date and time in UTC."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
-class _Files(NamedTuple):
-    """The claims of one output."""
+class _ClaimFiles(NamedTuple):
+    """The claim files of one output, one for each run."""
 
     folder: Location
     stem: str | None
     """Name of an output on disk, beside which its claims are; None: the output is behind a URL."""
 
     @classmethod
-    def of(cls, output: Location) -> "_Files":
+    def of(cls, output: Location) -> "_ClaimFiles":
+        """Find where the claims of an output are."""
         if output.local is None:
             return cls(output, None)
         folder = output.local.resolve()  # the target of a link, as in the export
         return cls(Location.of(str(folder.parent), "run.output"), folder.name)
 
     def name(self, key: str) -> str:
+        """Return the name of a run's claim file."""
         return claim_name(key) if self.stem is None else f".{self.stem}.{key}.claim"
 
     def path(self, key: str) -> str:
+        """Return the path or URL of a run's claim file."""
         return f"{self.folder.root.rstrip('/')}/{self.name(key)}"
 
     def read(self, key: str) -> Claim | None:
+        """Read a run's claim; None: it has none."""
         text = self.folder.read_text(self.name(key))
         if text is None:
             return None
@@ -124,33 +131,34 @@ class _Files(NamedTuple):
             )
 
     def write(self, claim: Claim) -> None:
-        text = claim.model_dump_json()
+        """Create or replace a run's claim file."""
         if self.stem is None:
-            self.folder.write_text(self.name(claim.key), text)
+            self.folder.write_text(self.name(claim.key), claim.model_dump_json())
         else:
             Path(self.folder.root).mkdir(parents=True, exist_ok=True)
             process.write_json(Path(self.path(claim.key)), claim.model_dump(mode="json"))
 
     def remove(self, key: str) -> None:
+        """Delete a run's claim file, if it exists."""
         with suppress(FileNotFoundError):
             self.folder.remove(self.name(key))
 
     def others(self, key: str) -> list[Claim]:
         """List the claims of other runs, and delete those that are over."""
-        found = [
-            self.read(other) for name in self.folder.names() if (other := self._key(name)) not in (None, key)
-        ]
-        living = []
-        for claim in found:
+        others = []
+        for name in self.folder.names():
+            other = self._key_in(name)
+            claim = self.read(other) if other not in (None, key) else None
             if claim is None:
                 continue
             if claim.is_over():
                 self.remove(claim.key)
             else:
-                living.append(claim)
-        return living
+                others.append(claim)
+        return others
 
-    def _key(self, name: str) -> str | None:
+    def _key_in(self, name: str) -> str | None:
+        """Return the run's key in the name of a claim file of this output; None: it is another file."""
         if self.stem is None:
             return claimed_by(name)
         key = name.removeprefix(f".{self.stem}.").removesuffix(".claim")
@@ -164,25 +172,38 @@ def claim(output: Location, claimant: Claimant) -> None:
         ClaimedError: Another run holds it, or asks at the same time and has the lower key.
         OSError: The output cannot be written; other protocols have their own errors.
     """
-    files, now, key = _Files.of(output), time.time(), claimant.key
+    files, now, key = _ClaimFiles.of(output), time.time(), claimant.key
     mine = files.read(key)
     if mine is None or not mine.held or mine.is_over():
-        run, place = claimant.run or key, claimant.place or f"host {socket.gethostname()}"
-        mine = Claim(key=key, run=run, place=place, since=now, until=now + _ASKING_LEASE_S, held=False)
-        mine.holder = claimant.holder
+        mine = Claim(
+            key=key,
+            run=claimant.run or key,
+            place=claimant.place or f"host {socket.gethostname()}",
+            since=now,
+            until=now + _ASKING_LEASE_S,
+            held=False,
+            holder=claimant.holder,
+        )
         files.write(mine)
-        _withdraw_for(files, key, _first(files, key))
-    until, holder = now + claimant.seconds, claimant.holder or mine.holder
-    files.write(mine.model_copy(update={"until": until, "held": True, "holder": holder}))
-    _withdraw_for(files, key, _holding(files, key))  # claimed while this process was suspended past its time
+        _withdraw_if(files, key, _wait_for_decision(files, key))
+    mine.until, mine.held, mine.holder = now + claimant.seconds, True, claimant.holder or mine.holder
+    files.write(mine)
+    # Another run may have claimed the output while this process was suspended until its own claim was over.
+    _withdraw_if(files, key, _other_holder(files, key))
 
 
-def _first(files: _Files, key: str) -> Claim | None:
-    """Find the run that goes first; None: this one, after the others have withdrawn."""
+def _wait_for_decision(files: _ClaimFiles, key: str) -> Claim | None:
+    """Wait until it is clear which of the asking runs gets the output, and return the claim of that run.
+
+    None: this run gets it, and all others have withdrawn.
+    """
     deadline = time.monotonic() + _WITHDRAWAL_TIMEOUT_S
     while others := files.others(key):
-        for other in sorted(others, key=lambda claim: not claim.held):
-            if other.held or (other.held is False and other.key < key):
+        for other in others:
+            if other.held:
+                return other
+        for other in others:
+            if other.held is False and other.key < key:
                 return other
         if time.monotonic() > deadline:
             return others[0]
@@ -190,11 +211,13 @@ def _first(files: _Files, key: str) -> Claim | None:
     return None
 
 
-def _holding(files: _Files, key: str) -> Claim | None:
+def _other_holder(files: _ClaimFiles, key: str) -> Claim | None:
+    """Return the claim of another run that holds the output; None: no other does."""
     return next((other for other in files.others(key) if other.held), None)
 
 
-def _withdraw_for(files: _Files, key: str, other: Claim | None) -> None:
+def _withdraw_if(files: _ClaimFiles, key: str, other: Claim | None) -> None:
+    """If another run has the output, delete this run's claim and raise ClaimedError."""
     if other is not None:
         files.remove(key)
         raise ClaimedError(other, files.path(other.key))
@@ -203,16 +226,16 @@ def _withdraw_for(files: _Files, key: str, other: Claim | None) -> None:
 def release(output: Location, key: str) -> None:
     """Delete a run's claim, and no other's; if that fails, the claim ends by itself."""
     try:
-        _Files.of(output).remove(key)
+        _ClaimFiles.of(output).remove(key)
     except Exception as error:  # noqa: BLE001 - every protocol of fsspec has errors of its own
         log.warning("the claim of the output cannot be deleted, and ends by itself: %s", error)
 
 
 class Holding:
-    """The claim of an output during its export."""
+    """The claim of an output during its export; the export checks and renews it between files."""
 
     def __init__(self, output: Location, key: str) -> None:
-        self._output, self._key, self._files = output, key, _Files.of(output)
+        self._output, self._key, self._files = output, key, _ClaimFiles.of(output)
         self._renew()
 
     def check(self) -> None:
@@ -223,7 +246,7 @@ class Holding:
             TransferError: The claim is gone.
         """
         if self._files.read(self._key) is None:
-            _withdraw_for(self._files, self._key, _holding(self._files, self._key))
+            _withdraw_if(self._files, self._key, _other_holder(self._files, self._key))
             raise TransferError("somebody deleted this run's claim of it while it was written")
         if time.monotonic() - self._renewed > _RENEWAL_INTERVAL_S:
             self._renew()
@@ -236,7 +259,7 @@ class Holding:
             TransferError: The claim is gone.
         """
         self.check()
-        _withdraw_for(self._files, self._key, _holding(self._files, self._key))
+        _withdraw_if(self._files, self._key, _other_holder(self._files, self._key))
 
     def _renew(self) -> None:
         claim(self._output, Claimant(self._key))
@@ -245,7 +268,9 @@ class Holding:
 
 @contextmanager
 def claimed(output: Location, key: str) -> Iterator[Holding]:
-    """Hold an output during its export; after an error that a retry may pass, it stays claimed.
+    """Hold the claim of an output during its export, and release the claim afterwards.
+
+    After an error that a retry may solve, such as a broken connection, the output stays claimed.
 
     Raises:
         ClaimedError: Another run holds it.

@@ -14,45 +14,49 @@ from manycpu.pipeline.transfer.manifest import Manifest, Tick, TransferError
 
 
 class Earlier(NamedTuple):
-    """An earlier export of the same run: its manifest and the name of that."""
+    """An earlier export of the same run: its manifest, and the file name of the manifest."""
 
     name: str
     manifest: Manifest
 
 
 def signed(manifest: Manifest, key: str) -> str:
-    """Serialise an export's manifest, with the key of the run that wrote it."""
+    """Return an export's manifest as JSON text, with the key of the run that wrote it."""
     return "".join(manifest.lines(run=key))
 
 
 def earlier(destination: Location, key: str) -> Earlier | None:
     """Read the manifest of an earlier export of the same run; None: there is none."""
-    report = output.fields_of(destination.read_text(output.REPORT))
+    key_in_report = output.fields_of(destination.read_text(output.REPORT)).get("key")
     for name in output.manifests(destination.has):
         try:
-            manifest, run = Manifest.parse(destination.read_text(name) or "")
+            manifest, key_in_manifest = Manifest.parse(destination.read_text(name) or "")
         except ValueError:
             continue
-        if key in (run, report.get("key")):
+        if key in (key_in_manifest, key_in_report):
             return Earlier(name, manifest)
     return None
 
 
 def strangers(destination: Location, key: str) -> list[str]:
-    """List files at a destination that the run did not write, judged by names and sizes."""
+    """List the paths at a destination that the run did not write, judged by names and sizes."""
     # The list of an object store is cached, and would lack new files.
     destination.fs.invalidate_cache()
     if not destination.exists():
         return []
-    before = earlier(destination, key)
-    exported = {(file.path, file.size) for file in before.manifest.files} if before else set()
-    odd: list[str] = []
+    odd: list[str] = []  # what no export writes, such as a FIFO
     items = destination.without_odd(lambda path, _: odd.append(path)).items()
-    mine = [*output.PARTIALS, *([before.name] if before else [])]
+    exported, records = set(), [*output.PARTIALS]
+    before = earlier(destination, key)
+    if before:
+        exported = {(file.path, file.size) for file in before.manifest.files}
+        records.append(before.name)
     if output.replaceable(destination.read_text(output.REPORT), key):
-        mine += [output.REPORT, *([output.PAGE] if has_page(destination) else [])]
+        records.append(output.REPORT)
+        if has_page(destination):
+            records.append(output.PAGE)
     unknown = [item.path for item in items if (item.path, item.size) not in exported]
-    return [*odd, *(path for path in unknown if path not in mine)]
+    return [*odd, *(path for path in unknown if path not in records)]
 
 
 def has_page(destination: Location) -> bool:
@@ -62,23 +66,25 @@ def has_page(destination: Location) -> bool:
 
 def changed(destination: Location, before: Earlier | None, tick: Tick = lambda: None) -> Iterator[str]:
     """Yield the files of an earlier export whose content has changed; missing files are no change."""
-    for path, size, sha256, _ in before.manifest.files if before else ():
-        if path == output.REPORT or path.endswith("/") or not destination.has(path):
+    if before is None:
+        return
+    for file in before.manifest.files:
+        if file.path == output.REPORT or file.path.endswith("/") or not destination.has(file.path):
             continue
-        if destination.sha256(Item(path, size, ""), tick) != sha256:
-            yield path
+        if destination.sha256(Item(file.path, file.size, ""), tick) != file.sha256:
+            yield file.path
 
 
-def refuse(names: Iterable[str]) -> None:
-    """Raise if a destination holds files that the run did not write.
+def refuse_if_any(paths: Iterable[str]) -> None:
+    """Raise an error that names the files at a destination that the run did not write, if there are any.
 
     Raises:
-        TransferError: There are such names.
+        TransferError: ``paths`` is not empty.
     """
-    foreign = sorted(names)
-    if foreign:
+    not_ours = sorted(paths)
+    if not_ours:
         raise TransferError(
-            f"it holds {first_of(foreign)}, which this run did not write, and nothing was changed there; a "
+            f"it holds {first_of(not_ours)}, which this run did not write, and nothing was changed there; a "
             "program saves to {output}, or $MANYCPU_OUTPUT, and not to run.output itself"
         )
 
@@ -91,20 +97,21 @@ def put(partial: Path, destination: Path, key: str) -> None:
     Raises:
         TransferError: The destination holds anything else.
     """
-    before = destination.with_name(f".{destination.name}.{key}.before")
+    before = destination.with_name(f".{destination.name}.{key}.before")  # where the earlier export goes
     _finish_earlier_try(before, destination, key)
     if _rename(partial, destination):
         return
     location = Location.of(str(destination), "run.output")
-    refuse(strangers(location, key))
-    refuse(changed(location, earlier(location, key)))
+    refuse_if_any(strangers(location, key))
+    refuse_if_any(changed(location, earlier(location, key)))
     destination.rename(before)
+    # Another process may have written to the folder until it was renamed: check it once more.
     if not strangers(Location.of(str(before), "run.output"), key) and _rename(partial, destination):
-        _remove(before, key)
+        _delete_export(before, key)
         return
     if not _rename(before, destination):  # a new file has appeared there: both stay
-        raise _both(before, destination)
-    refuse(strangers(location, key))
+        raise _both_kept_error(before, destination)
+    refuse_if_any(strangers(location, key))
     raise TransferError(f"something came to {destination} and went, and nothing was changed there; try again")
 
 
@@ -124,41 +131,47 @@ def _finish_earlier_try(before: Path, destination: Path, key: str) -> None:
     if not before.exists():
         return
     if destination.is_file():
-        raise _both(before, destination)
+        raise _both_kept_error(before, destination)
     if _rename(before, destination):
         return
     location = Location.of(str(destination), "run.output")
-    if any(strangers(location, key)):
-        raise _both(before, destination)
     export = earlier(location, key)
-    if any(changed(location, export)):
-        raise _both(before, destination)
+    if any(strangers(location, key)) or any(changed(location, export)):
+        raise _both_kept_error(before, destination)
     if export:
-        _remove(before, key)
+        _delete_export(before, key)
     else:  # only the report of a run that left no model
-        _remove(destination, key)
+        _delete_export(destination, key)
         before.rename(destination)
 
 
-def _both(before: Path, destination: Path) -> TransferError:
+def _both_kept_error(before: Path, destination: Path) -> TransferError:
+    """Make the error for two folders that cannot be merged without deleting a file of the user."""
     return TransferError(
         f"{destination} holds what this run did not write, and {before} holds an earlier export of this run; "
         "both are kept: move one of them away, and run again with the same run id"
     )
 
 
-def _remove(before: Path, key: str) -> None:
-    """Delete an earlier export file by file; files that it did not write stay."""
-    location = Location.of(str(before), "run.output")
-    export, page = earlier(location, key), [output.PAGE] if has_page(location) else []
-    for file in export.manifest.files if export else ():
-        if not file.path.endswith("/"):
-            (before / file.path).unlink(missing_ok=True)
-    for record in (output.REPORT, *page, *output.PARTIALS, *([export.name] if export else [])):
-        (before / record).unlink(missing_ok=True)
+def _delete_export(folder: Path, key: str) -> None:
+    """Delete an earlier export of a run file by file, so that no file of another writer is deleted.
+
+    Raises:
+        TransferError: Another process has added a file, which stays.
+    """
+    location = Location.of(str(folder), "run.output")
+    paths = [output.REPORT, *output.PARTIALS]
+    if has_page(location):
+        paths.append(output.PAGE)
+    export = earlier(location, key)
+    if export:
+        paths.append(export.name)
+        paths += [file.path for file in export.manifest.files if not file.path.endswith("/")]
+    for path in paths:
+        (folder / path).unlink(missing_ok=True)
     try:
-        for folder, _, _ in os.walk(before, topdown=False):
-            Path(folder).rmdir()
+        for empty, _, _ in os.walk(folder, topdown=False):
+            Path(empty).rmdir()
     except OSError as error:
         raise TransferError(
             f"{error.filename} came while an earlier export was replaced, and is kept"

@@ -22,21 +22,17 @@ from manycpu.pipeline.transfer.manifest import (
     Tick,
     TransferError,
     file_of,
+    json_lines,
     read_lines,
     verify,
-    write_lines,
 )
-from manycpu.pipeline.transfer.partial import Source, TakenOverError, copy, drop
+from manycpu.pipeline.transfer.partial import Source, TakenOverError, copy, delete_broken_copies
 
 Lock = Callable[[Path], AbstractContextManager[int | None]]
-"""Yields a descriptor for :func:`signs`; None: the lock gives its signs of life by itself."""
+"""Holds a lock on a path. Yields a descriptor for :func:`signs`; None: a thread renews the lock."""
 log = logging.getLogger(__name__)
 _MARKER: Final = ".manifest.json"
-_NO_MARKER: Final = (
-    FileNotFoundError,
-    IsADirectoryError,
-    ValueError,
-)  # errors of a missing or invalid marker
+_NO_VALID_MARKER: Final = FileNotFoundError, IsADirectoryError, ValueError
 _WRITABLE: Final = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -63,17 +59,19 @@ def strays(destination: Path, copy: Path | None = None) -> list[Path]:
     manifest = staged(destination)
     if manifest is None:
         return []
-    folder, prefix = (copy.parent, f"{copy.name}/") if copy else (destination, "")
-    listed = {prefix + file.path for file in manifest.files}
+    folder, prefix = destination, ""
+    if copy:
+        folder, prefix = copy.parent, f"{copy.name}/"
+    fetched = {prefix + file.path for file in manifest.files}
     paths = [item.path for item in below(str(folder), lambda *_: None, follow=False)]
-    return [folder / path for path in paths if path not in listed and "__pycache__" not in path]
+    return [folder / path for path in paths if path not in fetched and "__pycache__" not in path]
 
 
 def staged(destination: Path) -> Manifest | None:
     """Read the manifest of a folder that :func:`fetch` completed; None: it is not complete."""
     try:
-        return Manifest(file_of(fields) for fields in read_lines(_marker(destination)))
-    except _NO_MARKER:
+        return Manifest.read(_marker(destination))
+    except _NO_VALID_MARKER:
         return None
 
 
@@ -111,10 +109,11 @@ def fetch(  # noqa: PLR0913 - the last ones are seldom given
         OSError: The disk is full, or the source cannot be read.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
-    with lock(_lock(destination)) as held:
-        progress, tick = _with_signs(held, progress, tick)
-        if (complete := _verified(destination, tick, in_use)) is not None:
-            return Stored(destination, complete, reused=True)
+    with lock(_lock_path(destination)) as descriptor:
+        progress, tick = _with_signs_of_life(descriptor, progress, tick)
+        existing = _verified(destination, tick, in_use)
+        if existing is not None:
+            return Stored(destination, existing, reused=True)
         partial, manifest = copy(source, destination, progress, tick)
         if not is_same(manifest):
             disk.remove(str(partial), tick)
@@ -151,35 +150,43 @@ def store(  # noqa: PLR0913 - the last two are seldom given
         OSError: The disk is full, or the source cannot be read.
     """
     items = source.items()
-    listing = folder / items.digest[:DIGITS]
+    # The digest of the content is unknown before the copy, so copies of the same list of files share a lock.
+    stem = folder / items.digest[:DIGITS]
     folder.mkdir(parents=True, exist_ok=True)
-    with lock(_lock(listing)) as held:
-        progress, tick = _with_signs(held, progress, tick)
-        markers = [marker for marker in folder.glob(f"*{_MARKER}") if _matches(marker, items)]
-        if alike := [folder / marker.name.removesuffix(_MARKER) for marker in markers]:
-            expected = digest()
-            for candidate in alike:
-                recorded = staged(candidate)
-                if recorded is None or recorded.digest != expected:
-                    continue
-                if existing := _verified(candidate, tick):
-                    return Stored(candidate, existing, reused=True)
-        partial, manifest = copy(source, listing, progress, tick)
+    with lock(_lock_path(stem)) as descriptor:
+        progress, tick = _with_signs_of_life(descriptor, progress, tick)
+        same_list = [marker for marker in folder.glob(f"*{_MARKER}") if _lists_same_files(marker, items)]
+        expected = digest() if same_list else ""
+        for marker in same_list:
+            candidate = folder / marker.name.removesuffix(_MARKER)
+            recorded = staged(candidate)
+            if recorded is None or recorded.digest != expected:
+                continue
+            existing = _verified(candidate, tick)
+            if existing:
+                return Stored(candidate, existing, reused=True)
+        partial, manifest = copy(source, stem, progress, tick)
         destination = folder / manifest.digest[:DIGITS]
-        with lock(_lock(destination)):
-            # Another process finished first, and its copy may be in use.
-            if existing := _verified(destination, tick):
+        with lock(_lock_path(destination)):
+            existing = _verified(destination, tick)
+            if existing:  # another process finished first, and its copy may be in use
                 disk.remove(str(partial), tick)
                 return Stored(destination, existing, reused=True)
             _complete(partial, destination, manifest, tick)
         return Stored(destination, manifest, reused=False)
 
 
-def _with_signs(held: int | None, progress: Progress, tick: Tick) -> tuple[Progress, Tick]:
-    """Give the lock a sign of life with every progress report and tick."""
-    if held is None:
+def _with_signs_of_life(descriptor: int | None, progress: Progress, tick: Tick) -> tuple[Progress, Tick]:
+    """Return both callbacks, extended so that each call also shows waiting processes that this one works.
+
+    Args:
+        descriptor: What the lock yielded; None: the lock needs no signs of life.
+        progress: As of :func:`fetch`.
+        tick: As of :func:`fetch`.
+    """
+    if descriptor is None:
         return progress, tick
-    sign = signs(held)
+    sign = signs(descriptor)
 
     def signing_progress(done: int, total: int) -> None:
         sign()
@@ -192,42 +199,45 @@ def _with_signs(held: int | None, progress: Progress, tick: Tick) -> tuple[Progr
     return signing_progress, signing_tick
 
 
-def _matches(marker: Path, items: Rows[Item]) -> bool:
-    """Whether a complete folder has these paths and sizes."""
+def _lists_same_files(marker: Path, items: Rows[Item]) -> bool:
+    """Whether the marker of a complete folder lists exactly these paths, sizes and executable flags."""
+    listed = ((item.path, item.size, item.executable) for item in items)
     try:
-        files = map(file_of, read_lines(marker))
-        return all(
-            item
-            and file
-            and (item.path, item.size, item.executable) == (file.path, file.size, file.executable)
-            for item, file in zip_longest(items, files)
-        )
-    except _NO_MARKER:
+        marked = ((file.path, file.size, file.executable) for file in map(file_of, read_lines(marker)))
+        return all(here == there for here, there in zip_longest(listed, marked))
+    except _NO_VALID_MARKER:
         return False
 
 
 def _verified(destination: Path, tick: Tick, in_use: Callable[[], bool] = lambda: False) -> Manifest | None:
-    """Verify a complete folder and return its manifest; a folder that has changed loses its marker."""
+    """Return the manifest of a folder if the folder is complete and unchanged; else None.
+
+    Files that the manifest does not list are deleted. If a file is missing or changed, the marker is deleted,
+    so that the folder is copied again.
+
+    Raises:
+        InUseError: The folder has changed, and ``in_use()`` is true: then nothing is deleted.
+    """
     manifest = staged(destination)
     if manifest is None or not destination.is_dir():
         return None
     recorded: Iterator[Any] = (fields.get("mtime_ns") for fields in read_lines(_marker(destination)))
     try:
-        times: array[int] | None = array("q", recorded)
+        mtimes_ns: array[int] | None = array("q", recorded)
     except TypeError:  # the marker of an earlier version has no times
-        times = None
-    verdict = verify(destination, manifest, times, tick, keep=True)
+        mtimes_ns = None
+    verdict = verify(destination, manifest, mtimes_ns, tick, keep_unlisted=True)
     if verdict.fault and in_use():
         log.warning("%s is in use, and not what was staged: %s", destination, verdict.fault)
         raise InUseError(f"{destination} is in use, and not what was staged: {verdict.fault}")
-    if verdict.fault:
-        verdict = verify(destination, manifest, times, tick)
+    if verdict.fault:  # unlisted files alone are no reason to copy again: delete them
+        verdict = verify(destination, manifest, mtimes_ns, tick)
     if verdict.fault:
         log.warning("%s is not what was staged (%s): it is staged again", destination, verdict.fault)
         _marker(destination).unlink(missing_ok=True)
         return None
-    if verdict.read:
-        log.info("%s: %d files were written to, and are what was staged", destination, verdict.read)
+    if verdict.files_read:
+        log.info("%s: %d files were written to, and are what was staged", destination, verdict.files_read)
         _write_marker(destination, manifest, tick)
     return manifest
 
@@ -237,7 +247,7 @@ def _complete(
 ) -> None:
     """Rename a finished copy to its destination, and write the marker that makes it complete."""
     disk.sync(partial)
-    # A folder without its marker cannot be trusted. Processes that still read it find the new one.
+    # A folder without its marker cannot be trusted: move it aside. Processes that read it find the new one.
     aside = destination.with_name(f"{destination.name}.{'0' * DIGITS}{partial.suffixes[-2]}.partial")
     if destination.exists():
         destination.rename(aside)
@@ -258,31 +268,32 @@ def _complete(
 
 def discard(destination: Path) -> None:
     """Delete a fetched folder, its marker first, so that half of it never looks complete."""
-    with locked(_lock(destination)):
+    with locked(_lock_path(destination)):
         _marker(destination).unlink(missing_ok=True)
         shutil.rmtree(destination, ignore_errors=True)
-        drop(destination)
-        _lock(destination).unlink()
+        delete_broken_copies(destination)
+        _lock_path(destination).unlink()
 
 
 def _marker(destination: Path) -> Path:
+    """Return the path of the file whose existence says that a folder is complete; it has the manifest."""
     return destination.with_name(destination.name + _MARKER)
 
 
 def _write_marker(destination: Path, manifest: Manifest, tick: Tick) -> None:
     """Write the manifest, with each file's modification time, beside a complete folder."""
 
-    def described() -> Iterator[dict[str, Any]]:
+    def fields_with_mtime() -> Iterator[dict[str, Any]]:
         for file in manifest.files:
             tick()
-            written = os.stat(f"{destination}/{file.path}").st_mtime_ns  # noqa: PTH116 - for speed
-            yield file.described() | {"mtime_ns": written}
+            mtime_ns = os.stat(f"{destination}/{file.path}").st_mtime_ns  # noqa: PTH116 - for speed
+            yield file.json_fields() | {"mtime_ns": mtime_ns}
 
     partial = _marker(destination).with_suffix(f".{uuid.uuid4().hex[:8]}.partial")
     with partial.open("w") as file:
-        file.writelines(write_lines(described()))
+        file.writelines(json_lines(fields_with_mtime()))
     partial.replace(_marker(destination))
 
 
-def _lock(destination: Path) -> Path:
+def _lock_path(destination: Path) -> Path:
     return destination.with_name(f".{destination.name}.lock")

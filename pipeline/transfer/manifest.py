@@ -37,10 +37,12 @@ class File(NamedTuple):
     sha256: str
     executable: bool = False
 
-    def described(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """Return the fields for JSON; ``executable`` only if it is true."""
         fields = self._asdict()
-        return fields if self.executable else {name: fields[name] for name in ("path", "size", "sha256")}
+        if not self.executable:
+            del fields["executable"]
+        return fields
 
 
 class Manifest:
@@ -76,8 +78,8 @@ class Manifest:
         return digest.hexdigest()
 
     def lines(self, run: str | None = None) -> Iterator[str]:
-        """Serialise as JSON, a file on each line, and at the end the key of the run that wrote it."""
-        return write_lines((file.described() for file in self.files), run)
+        """Yield the JSON text, with a file on each line, and at the end the key of the run that wrote it."""
+        return json_lines((file.json_fields() for file in self.files), run)
 
     @classmethod
     def parse(cls, text: str) -> tuple["Manifest", str | None]:
@@ -86,8 +88,8 @@ class Manifest:
         Raises:
             ValueError: It is no manifest, or is cut off.
         """
-        read = _whole(text)
-        return cls(file_of(fields) for fields in read["files"]), read.get("run")
+        content = _parse_at_once(text)
+        return cls(file_of(fields) for fields in content["files"]), content.get("run")
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":
@@ -117,8 +119,8 @@ def file_of(fields: dict[str, Any]) -> File:
     return File(path, size, sha256, bool(fields.get("executable")))
 
 
-def write_lines(files: Iterable[dict[str, Any]], run: str | None = None) -> Iterator[str]:
-    """Write the fields of files as JSON, a file on each line: ``{"files": [...], "run": "..."}``."""
+def json_lines(files: Iterable[dict[str, Any]], run: str | None = None) -> Iterator[str]:
+    """Yield a list of files as JSON text, with a file on each line: ``{"files": [...], "run": "..."}``."""
     yield _BEGIN
     comma = "\n"
     for fields in files:
@@ -129,15 +131,18 @@ def write_lines(files: Iterable[dict[str, Any]], run: str | None = None) -> Iter
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Parse the fields of files line by line, or all at once if the file has another layout.
+    """Yield the fields of each file that :func:`json_lines` wrote, parsed line by line to save memory.
+
+    A file with another layout, as earlier versions wrote it, is parsed at once.
 
     Raises:
         ValueError: It is no list of files, or is cut off.
         FileNotFoundError: There is none.
     """
     with path.open(encoding="utf-8") as file:
-        if (first := file.readline()).rstrip("\n") != _BEGIN:
-            yield from _whole(first + file.read())["files"]
+        first = file.readline()
+        if first.rstrip("\n") != _BEGIN:
+            yield from _parse_at_once(first + file.read())["files"]
             return
         for line in file:
             if line.startswith(_END) and line.endswith("}\n"):
@@ -146,12 +151,16 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     raise ValueError(f"{path} is cut off")
 
 
-def _whole(text: str) -> dict[str, Any]:
-    """Parse a manifest all at once, as earlier versions wrote it."""
-    read = json.loads(text)
-    if not isinstance(read, dict) or not isinstance(read.get("files"), list):
+def _parse_at_once(text: str) -> dict[str, Any]:
+    """Parse the whole JSON text of a manifest, in any layout.
+
+    Raises:
+        ValueError: It is no JSON object with a list named ``files``.
+    """
+    content = json.loads(text)
+    if not isinstance(content, dict) or not isinstance(content.get("files"), list):
         raise ValueError("it is no list of files")  # noqa: TRY004 - of what was read
-    return read
+    return content
 
 
 def scan(source: Location, tick: Tick = lambda: None) -> Manifest:
@@ -161,14 +170,15 @@ def scan(source: Location, tick: Tick = lambda: None) -> Manifest:
 
 
 def identity(source: Location, tick: Tick = lambda: None, copied: Manifest | None = None) -> str:
-    """Compute a digest of a source's present content.
+    """Compute a digest that changes when the content of a source changes.
 
-    Files on disk are hashed. Behind a URL the server's version of a file counts; without one, it is hashed.
+    Files on disk are hashed. Behind a URL the server's version of a file, such as its ETag, stands for its
+    content; a file without a version is downloaded and hashed.
 
     Args:
         source: The source.
         tick: Called during the work.
-        copied: The manifest of its copy: then files that were read for the copy are not read again.
+        copied: The manifest of its copy, whose hashes are used: no file is downloaded again.
 
     Raises:
         FileNotFoundError: There is nothing behind the URL, or it cannot be reached.
@@ -176,27 +186,32 @@ def identity(source: Location, tick: Tick = lambda: None, copied: Manifest | Non
     if source.local is not None:
         return (copied or scan(source, tick)).digest
     items = source.items()
-    hashes = None if copied is None else (file.sha256 for file in copied.files)
+    copied_files = None if copied is None else iter(copied.files)
     if not any(item.size for item in items):
         raise FileNotFoundError(f"there is nothing at {redacted(source.url)}, or it cannot be reached")
     digest = hashlib.sha256(f"{source.url}\n[".encode())
     for number, item in enumerate(items):
-        known = "" if hashes is None else next(hashes, "none")  # the copy has fewer files: the digest differs
-        version = item.version or known or source.sha256(item, tick)
-        described = json.dumps([item.path, item.size, version])
-        digest.update(f"{', ' if number else ''}{described}".encode())
+        version = item.version
+        if copied_files is not None:
+            copied_file = next(copied_files, None)
+            # A copy with fewer files than the source has another digest.
+            version = version or (copied_file.sha256 if copied_file else "none")
+        if not version:
+            version = source.sha256(item, tick)
+        comma = ", " if number else ""
+        digest.update(f"{comma}{json.dumps([item.path, item.size, version])}".encode())
     digest.update(b"]")
     return digest.hexdigest()
 
 
 class Hashing:
-    """A folder on disk as a source that hashes each file while it reads it, once and whole.
+    """A source (see :class:`Source`) on disk that hashes each whole file while it reads the file for a copy.
 
-    If the other end has the beginning of a file already, that part is read and hashed, and not yielded.
+    If the copy has the first part of a file already, that part is read and hashed, but not yielded.
 
     Args:
         folder: The folder.
-        tick: Called while it is listed and read, also while nothing is yielded.
+        tick: Called while the folder is listed and read, also while nothing is yielded.
     """
 
     tells_sha256 = True
@@ -217,79 +232,96 @@ class Hashing:
         for item, start in zip(items, starts, strict=True):
             self._tick()
             digest = hashlib.sha256()
-            yield Reading(self._blocks_from(item, start, digest), digest.hexdigest)
+            yield Reading(self._hash_and_yield(item, start, digest), digest.hexdigest)
 
-    def _blocks_from(self, item: Item, start: int, digest: Any) -> Iterator[Block]:
+    def _hash_and_yield(self, item: Item, start: int, digest: Any) -> Iterator[Block]:
+        """Hash all blocks of a file, and yield those after the first ``start`` bytes."""
         if item.is_folder:
             return
+        to_skip = start
         with self._folder.open(item.path) as file:
             for block in blocks(file):
                 self._tick()
                 digest.update(block)
-                if not start:
-                    yield block
-                    continue
-                rest = memoryview(block)[start:]
-                start -= len(block) - len(rest)
-                if rest:
-                    yield rest
+                if to_skip >= len(block):
+                    to_skip -= len(block)
+                else:
+                    yield memoryview(block)[to_skip:]
+                    to_skip = 0
             if item_of(item.path, os.fstat(file.fileno())) != item:
                 raise TransferError(f"{item.path} was written to after it had been listed")
 
 
 class Verdict(NamedTuple):
-    """The result of a verification."""
+    """The result of :func:`verify`."""
 
     fault: str | None
-    """The first file that is missing or changed, with the reason; None: all files match."""
-    read: int
-    """How many files were read for that."""
+    """The first file that is missing, changed or not in the manifest, and why; None: the folder matches."""
+    files_read: int
+    """How many files were hashed, because their modification time is unknown or has changed."""
 
 
 def verify(
-    folder: Path, manifest: Manifest, written: "array[int] | None", tick: Tick, *, keep: bool = False
+    folder: Path,
+    manifest: Manifest,
+    mtimes_ns: "array[int] | None",
+    tick: Tick,
+    *,
+    keep_unlisted: bool = False,
 ) -> Verdict:
-    """Compare a folder with its manifest by size and modification time, and by content if these differ.
+    """Compare the files in a folder with its manifest: all sizes, and the content if the mtime differs.
 
-    Files that the manifest does not name, also links, are deleted: they were not copied.
+    Files and links that the manifest does not list are deleted: they are not part of the copy.
 
     Args:
         folder: The folder, which has no links of its own.
         manifest: The expected files.
-        written: Modification time of each file in nanoseconds; None: unknown, so all files are read.
+        mtimes_ns: Modification time of each file in nanoseconds; None: unknown, so all files are hashed.
         tick: Called during the work.
-        keep: Whether files that the manifest does not name are a fault, and are kept.
+        keep_unlisted: Keep files that the manifest does not list, and report them as a fault.
     """
-    walk, read = _Walk(folder, keep=keep), 0
+    files_on_disk, files_read = _FolderCursor(folder, keep_unlisted=keep_unlisted), 0
     for number, file in enumerate(manifest.files):
         tick()
-        item = walk.up_to(file.path)
+        item = files_on_disk.advance_to(file.path)
         if item is None:
-            return Verdict(f"{file.path!r} is missing", read)
+            return Verdict(f"{file.path!r} is missing", files_read)
         if item.size != file.size:
-            return Verdict(f"{file.path!r} has {item.size} bytes, and had {file.size}", read)
-        if item.is_folder or (written is not None and item.version == str(written[number])):
+            return Verdict(f"{file.path!r} has {item.size} bytes, and had {file.size}", files_read)
+        is_untouched = mtimes_ns is not None and item.version == str(mtimes_ns[number])
+        if item.is_folder or is_untouched:
             continue
-        read += 1
+        files_read += 1
         if Location.of(f"file://{folder}", "run.data").sha256(item, tick) != file.sha256:
-            return Verdict(f"{file.path!r} has other content", read)
-    walk.up_to(None)
-    return Verdict(f"{walk.unlisted[0]!r} is none of it" if walk.unlisted else None, read)
+            return Verdict(f"{file.path!r} has other content", files_read)
+    files_on_disk.advance_to(None)
+    if files_on_disk.unlisted:
+        return Verdict(f"{files_on_disk.unlisted[0]!r} is none of it", files_read)
+    return Verdict(None, files_read)
 
 
-class _Walk:
-    """Walks the files of a folder by path; files that the caller skips are deleted, or listed."""
+class _FolderCursor:
+    """A position in the sorted list of a folder's files, for a comparison with a manifest in the same order.
 
-    def __init__(self, folder: Path, *, keep: bool) -> None:
-        self._folder, self._keep = folder, keep
+    Files that the position moves past are not in the manifest: they are deleted, or added to ``unlisted``.
+    """
+
+    def __init__(self, folder: Path, *, keep_unlisted: bool) -> None:
+        self._folder, self._keep_unlisted = folder, keep_unlisted
         self.unlisted: list[str] = []
-        self._rest: Iterator[Item] = below(str(folder), lambda path, _: self._delete(path), follow=False)
+        self._rest: Iterator[Item] = below(
+            str(folder), lambda path, _: self._delete_or_list(path), follow=False
+        )
         self._next = next(self._rest, None)
 
-    def up_to(self, path: str | None) -> Item | None:
-        """Advance to a path, or to the end; None: there is no such file."""
+    def advance_to(self, path: str | None) -> Item | None:
+        """Move past all files before ``path`` and return the file there; None: there is none.
+
+        Args:
+            path: A file of the manifest; None: move to the end.
+        """
         while self._next is not None and (path is None or self._next.path < path):
-            self._delete(self._next.path)
+            self._delete_or_list(self._next.path)
             self._next = next(self._rest, None)
         item = self._next
         if item is None or item.path != path:
@@ -297,8 +329,8 @@ class _Walk:
         self._next = next(self._rest, None)
         return item
 
-    def _delete(self, path: str) -> None:
-        if self._keep:
+    def _delete_or_list(self, path: str) -> None:
+        if self._keep_unlisted:
             self.unlisted.append(path)
             return
         full_path = f"{self._folder}/{path}"

@@ -47,21 +47,24 @@ class Source(Protocol):
 
     @property
     def tells_sha256(self) -> bool:
-        """Whether its readings give the sha256 of the whole file, also when reading starts within it."""
+        """Whether :meth:`read` gives the sha256 of the whole file, even if it starts in the middle."""
 
     def items(self) -> Rows[Item]:
         """List every file."""
 
     def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
-        """Read each file from its start offset; callers read a file to its end before they take the next."""
+        """Yield each file, to be read from its start offset.
+
+        The caller reads all blocks of a file before it takes the next file.
+        """
 
 
 class Journal:
-    """Records how much of each file was copied, for sources that do not give a sha256.
+    """Records how much of each file was copied, so that a copy from a source without sha256 can resume.
 
-    It has a line for each copied stretch, and is a file in the partial folder. After a crash a file may have
-    its full length, and holes: the copy resumes after the part whose sha256 still matches. So a line may be
-    on the disk before its stretch is.
+    The journal is a file in the partial folder. Each line has a path, a number of bytes, and the sha256 of
+    that many first bytes. After a crash a file may have its full length, and holes: the copy resumes after
+    the part whose sha256 still matches. So a line may reach the disk before the bytes that it describes.
 
     Args:
         folder: The partial folder.
@@ -83,19 +86,22 @@ class Journal:
         if failed is None:
             self._path.unlink(missing_ok=True)
 
-    def note(self, path: str, size: int, sha256: str) -> None:
+    def record(self, path: str, size: int, sha256: str) -> None:
         """Record the sha256 of a file's first ``size`` bytes."""
         self._file.write(json.dumps([path, size, sha256]) + "\n")
 
-    def start(self, item: Item, tick: Tick) -> int:
-        """Read the existing part of a file, and return how many bytes of it match the journal."""
+    def bytes_to_keep(self, item: Item, tick: Tick) -> int:
+        """Return how many bytes of a broken copy to keep: those recorded, if they still have that sha256."""
         size, sha256 = self._copied.get(item.path, (0, ""))
-        return size if size and self._copy.hashed(item, size, tick) == (size, sha256) else 0
+        if size and self._copy.hashed(item, size, tick) == (size, sha256):
+            return size
+        return 0
 
 
 def _journal_name(items: Iterable[Item]) -> str:
-    """Find a name that none of the files has, and no folder of theirs."""
-    taken = {top for item in items if (top := item.path.split("/", 1)[0]).endswith(_JOURNAL)}
+    """Return the journal's name, with as many ``~`` before it as make it differ from all names to copy."""
+    top_names = (item.path.split("/", 1)[0] for item in items)
+    taken = {top for top in top_names if top.endswith(_JOURNAL)}
     name = _JOURNAL
     while name in taken:
         name = f"~{name}"
@@ -103,6 +109,7 @@ def _journal_name(items: Iterable[Item]) -> str:
 
 
 def _read_journal(path: Path) -> dict[str, tuple[int, str]]:
+    """Return the last recorded number of bytes and their sha256 for each file, by path."""
     if not path.exists():
         return {}
     copied: dict[str, tuple[int, str]] = {}
@@ -115,11 +122,14 @@ def _read_journal(path: Path) -> dict[str, tuple[int, str]]:
 
 
 def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:
-    """Copy a source to this call's own partial folder; the manifest describes the files on disk.
+    """Copy a source to a partial folder that only this call uses, and resume a broken copy of the same files.
 
-    The folder's name is ``<stem>.<digest of the list of files>.<token>.partial``. A broken copy of the same
-    files is adopted by a rename, which succeeds for only one process. A process that was only slow finds its
-    folder gone; it may have written meanwhile, so an adopted folder is read again at the end.
+    The folder's name is ``<stem>.<digest of the list of files>.<token>.partial``. A broken copy is adopted by
+    a rename, which succeeds for only one process. If the earlier process was only slow, it finds its folder
+    gone; it may have written meanwhile, so an adopted folder is read again at the end.
+
+    Returns:
+        The folder, and the manifest of the files that are now on disk.
 
     Raises:
         TransferError: A file differs from its source, or its size from the list of files.
@@ -129,12 +139,13 @@ def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:
     partial = stem.with_name(
         f"{stem.name}.{items.digest[:DIGITS]}.{uuid.uuid4().hex[:_TOKEN_DIGITS]}.partial"
     )
-    adopted = _claim(stem, partial, tick)
+    is_adopted = _adopt_or_make(stem, partial, tick)
     tally = _Tally(progress, tick, sum(item.size for item in items))
     try:
         with nullcontext() if source.tells_sha256 else Journal(partial, items) as journal:
             manifest = _fill(partial, source, items, journal, tally)
-            if adopted and (fault := verify(partial, manifest, None, tick).fault):
+            fault = verify(partial, manifest, None, tick).fault if is_adopted else None
+            if fault:
                 raise _DamagedError(fault)  # noqa: TRY301 - handled as damage that is found earlier
     except _DamagedError as error:
         with suppress(FileNotFoundError):
@@ -147,49 +158,56 @@ def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:
     return Copied(partial, manifest)
 
 
-def drop(stem: Path, *but: str, tick: Tick = lambda: None) -> None:
-    """Delete partial folders, except those whose names begin with one of ``but``."""
+def delete_broken_copies(stem: Path, *, except_prefix: str | None = None, tick: Tick = lambda: None) -> None:
+    """Delete the partial folders of a destination, except those whose names begin with ``except_prefix``."""
     for broken in _broken_copies(stem):
-        if not broken.name.startswith(but or "\0"):
+        if except_prefix is None or not broken.name.startswith(except_prefix):
             with suppress(OSError):
                 disk.remove(str(broken), tick)
 
 
 def _broken_copies(stem: Path) -> list[Path]:
+    """List the partial folders of a destination, also those of earlier versions, without digest and token."""
     name = re.compile(
         rf"{re.escape(stem.name)}(\.[0-9a-f]{{{DIGITS}}}\.[0-9a-f]{{{_TOKEN_DIGITS}}})?\.partial"
     )
     return [path for path in stem.parent.iterdir() if name.fullmatch(path.name)]
 
 
-def _claim(stem: Path, partial: Path, tick: Tick) -> bool:
-    """Claim the partial folder; True: it was adopted from a broken copy of the same files."""
-    same = partial.name.removesuffix(partial.suffixes[-2] + ".partial")
-    drop(stem, f"{same}.", tick=tick)
+def _adopt_or_make(stem: Path, partial: Path, tick: Tick) -> bool:
+    """Rename a broken copy of the same files to ``partial``, or else make an empty folder; return which.
+
+    All other broken copies of this destination are deleted.
+    """
+    same_files = partial.name.removesuffix(partial.suffixes[-2] + ".partial")
+    delete_broken_copies(stem, except_prefix=f"{same_files}.", tick=tick)
     for broken in _broken_copies(stem):
         with suppress(FileNotFoundError):
             if partial.exists():
                 disk.remove(str(broken), tick)
             else:
                 broken.rename(partial)
-    if partial.exists():
-        return True
-    partial.mkdir()
-    return False
+    is_adopted = partial.exists()
+    if not is_adopted:
+        partial.mkdir()
+    return is_adopted
 
 
 def _fill(
     partial: Path, source: Source, items: Rows[Item], journal: Journal | None, tally: "_Tally"
 ) -> Manifest:
-    starts = _starts(partial, items, journal, tally.tick)
+    """Copy what is missing of each file into the partial folder, if the disk has room for all of it."""
+    starts = _keep_good_parts(partial, items, journal, tally.tick)
     needed = sum(item.size - start for item, start in zip(items, starts, strict=True))
-    if needed > (free := disk.free(partial)):
+    free = disk.free(partial)
+    if needed > free:
         raise OSError(errno.ENOSPC, f"{needed} bytes are needed, {free} are free", str(partial))
-    files, last = Rows(File), ""
+    files, last_folder = Rows(File), ""
     for item, start, reading in zip(items, starts, source.read(items, starts), strict=True):
-        if (folder := item.path.rpartition("/")[0]) != last:
+        folder = item.path.rpartition("/")[0]
+        if folder != last_folder:
             _make_folders(partial, folder)
-            last = folder
+            last_folder = folder
         files.append(_copy_file(partial, item, start, reading, journal, tally))
     return Manifest(files)
 
@@ -202,8 +220,11 @@ def _make_folders(partial: Path, folder: str) -> None:
             os.mkdir(f"{partial}/{'/'.join(parts[:end])}")  # noqa: PTH102 - one for each of many
 
 
-def _starts(partial: Path, items: Rows[Item], journal: Journal | None, tick: Tick) -> "array[int]":
-    """Count how many bytes of each file to keep; files that cannot be resumed are deleted."""
+def _keep_good_parts(partial: Path, items: Rows[Item], journal: Journal | None, tick: Tick) -> "array[int]":
+    """Truncate each file of a broken copy to the part that can be kept; return the bytes of each part.
+
+    Without a journal all bytes are kept: the source's sha256 shows at the end whether they are right.
+    """
     starts = array("q", bytes(8 * len(items)))
     if not any(partial.iterdir()):
         return starts
@@ -216,7 +237,7 @@ def _starts(partial: Path, items: Rows[Item], journal: Journal | None, tick: Tic
         if size > item.size:
             path.unlink()
         else:
-            starts[number] = journal.start(item, tick) if journal else size
+            starts[number] = journal.bytes_to_keep(item, tick) if journal else size
             os.truncate(path, starts[number])
     return starts
 
@@ -236,7 +257,12 @@ class _Tally:
 def _copy_file(  # noqa: PLR0913, PLR0917 - each is of another type
     partial: Path, item: Item, start: int, reading: Reading, journal: Journal | None, tally: _Tally
 ) -> File:
-    """Copy one file, of which the first ``start`` bytes exist; nothing is truncated."""
+    """Copy the rest of one file, whose first ``start`` bytes are on disk, and check it.
+
+    Raises:
+        TransferError: Its size or sha256 differs from the source's; the file is deleted.
+        _DamagedError: The same, but the first bytes are from a broken copy, and may be the reason.
+    """
     path = f"{partial}/{item.path}"
     tally.add(start)
     if item.is_folder:
@@ -245,30 +271,34 @@ def _copy_file(  # noqa: PLR0913, PLR0917 - each is of another type
         mode = _EXECUTABLE_MODE if item.executable else _MODE
         with FileIO(path, "r+", opener=lambda name, flags: os.open(name, flags | os.O_CREAT, mode)) as file:
             copy = _Copy(file, start, tally.tick)
-            is_large = not start and item.size >= _LARGE_BYTES
-            is_cloned = is_large and reading.path is not None and copy.clone(reading.path)
-            for block in [] if is_cloned else reading.blocks:
-                if copy.write(block) and journal:
-                    journal.note(item.path, copy.hashed, copy.digest.hexdigest())
-                tally.add(len(block))
-            if is_cloned:
+            may_clone = not start and item.size >= _LARGE_BYTES
+            if may_clone and reading.path is not None and copy.clone(reading.path):
                 tally.add(item.size)
+            else:
+                for block in reading.blocks:
+                    if copy.write(block) and journal:
+                        journal.record(item.path, copy.hashed, copy.digest.hexdigest())
+                    tally.add(len(block))
             copied = File(item.path, copy.read_back(), copy.digest.hexdigest(), item.executable)
     if journal and start < copied.size:
-        journal.note(item.path, copied.size, copied.sha256)
-    fault, sha256 = "", reading.sha256()
+        journal.record(item.path, copied.size, copied.sha256)
+    fault, sha256 = "", reading.sha256()  # empty: the source does not know it
     if copied.size != item.size:
         fault = f"had {item.size} bytes when it was listed and {copied.size} when it was copied"
     elif sha256 not in ("", copied.sha256):
         fault = f"had sha256 {sha256} where it was read, and the copy has {copied.sha256}"
     if fault:
         Path(path).unlink()
-        raise (_DamagedError if start else TransferError)(f"{item.path} {fault}")
+        error = _DamagedError if start else TransferError
+        raise error(f"{item.path} {fault}")
     return copied
 
 
 class _Copy:
-    """A file that is written and read back, so that its digest is of the bytes on disk."""
+    """A file that is written and read back in stretches, so that its sha256 is that of the bytes on disk.
+
+    ``digest`` covers the first ``hashed`` bytes of the file.
+    """
 
     def __init__(self, file: FileIO, start: int, tick: Tick) -> None:
         self.digest, self.hashed = hashlib.sha256(), 0
@@ -276,7 +306,7 @@ class _Copy:
         file.seek(start)
 
     def clone(self, path: str) -> bool:
-        """Share the blocks of a file on this disk, if the file system can; returns whether it did."""
+        """Share the disk blocks of the file at ``path`` (copy on write); False: the file system cannot."""
         with open_file(path) as source:
             if not disk.clone(source.fileno(), self._file.fileno()):
                 return False
@@ -284,10 +314,11 @@ class _Copy:
             return True
 
     def write(self, block: Block) -> bool:
-        """Write a block; returns whether it completed a stretch, which was then hashed."""
+        """Write a block; once enough bytes are written, read them back and hash them, and return True."""
         self._size += len(block)
-        while (written := self._file.write(block)) < len(block):
-            block = memoryview(block)[written:]
+        rest = memoryview(block)
+        while rest:
+            rest = rest[self._file.write(rest) :]
         if self._size - self.hashed < _STRETCH:
             return False
         disk.start_writing(self._file.fileno(), self.hashed, self._size - self.hashed)
@@ -295,7 +326,7 @@ class _Copy:
         return True
 
     def read_back(self) -> int:
-        """Read back and hash what was written since the last call; returns the length of the file."""
+        """Read back and hash what was written since the last call; returns the file's size in bytes."""
         self._file.seek(self.hashed)
         buffer = memoryview(bytearray(min(_BLOCK_BYTES, self._size - self.hashed + 1)))
         while count := self._file.readinto(buffer):

@@ -9,7 +9,7 @@ from manycpu.pipeline.adapters.listing import Item
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.output import REPORT, manifest_name, programs_report
 from manycpu.pipeline.transfer.claims import claimed
-from manycpu.pipeline.transfer.destination import changed, earlier, put, refuse, signed, strangers
+from manycpu.pipeline.transfer.destination import changed, earlier, put, refuse_if_any, signed, strangers
 from manycpu.pipeline.transfer.manifest import File, Hashing, Manifest, Progress, Tick, TransferError, scan
 from manycpu.pipeline.transfer.partial import Source, TakenOverError, copy
 
@@ -46,19 +46,15 @@ def publish(
         return save(Hashing(origin, tick), destination.local, key, progress, tick)
     with claimed(destination, key) as holding:
         manifest = scan(origin, tick)
-        # Behind URLs there are no empty folders, and other names than UTF-8 are escaped as Python does.
-        files = [file for file in manifest.files if not file.path.endswith("/")]
-        spelled = Manifest(
-            file._replace(path=file.path.encode(errors="surrogateescape").decode(errors="backslashreplace"))
-            for file in files
-        )
-        taken = _top_names(spelled)
-        published = _in_output(spelled, programs_report(taken))
+        files = [file for file in manifest.files if not file.path.endswith("/")]  # no empty folders in URLs
+        escaped = Manifest(file._replace(path=_utf8_path(file.path)) for file in files)
+        taken = _top_names(escaped)
+        published = _with_report_renamed(escaped, programs_report(taken))
         _delete_outdated(destination, published, key, tick)
         done = 0
-        for file, named in zip(files, published.files, strict=True):
+        for file, target in zip(files, published.files, strict=True):
             holding.check()
-            _upload(origin, destination, file, named, tick)
+            _upload(origin, destination, file, target, tick)
             done += file.size
             progress(done, published.size)
         holding.check_others()
@@ -92,9 +88,9 @@ def save(
     with claimed(Location.of(str(destination), "run.output"), key) as holding:
         stem = destination.with_name(f".{destination.name}.{key}")
         stem.parent.mkdir(parents=True, exist_ok=True)
-        refuse(strangers(Location.of(str(destination), "run.output"), key))  # before all of it is copied
+        refuse_if_any(strangers(Location.of(str(destination), "run.output"), key))  # before the long copy
         partial, manifest = copy(source, stem, progress, tick)
-        manifest = _completed(partial, manifest, key)
+        manifest = _complete(partial, manifest, key)
         try:
             holding.check_others()
             put(partial, destination, key)
@@ -105,13 +101,18 @@ def save(
     return manifest
 
 
-def _completed(partial: Path, manifest: Manifest, key: str) -> Manifest:
-    """Write the manifest into a copy, and rename a report.json of the program's own."""
+def _utf8_path(path: str) -> str:
+    """Return a path with every byte that is not UTF-8 escaped in Python's way."""
+    return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def _complete(partial: Path, manifest: Manifest, key: str) -> Manifest:
+    """Write the manifest into a copy, and rename a report.json of the program; return the manifest."""
     taken = _top_names(manifest)
     try:
         if REPORT in taken:
             (partial / REPORT).rename(partial / programs_report(taken))
-            manifest = _in_output(manifest, programs_report(taken))
+            manifest = _with_report_renamed(manifest, programs_report(taken))
         with (partial / manifest_name(taken)).open("w") as file:
             file.writelines(manifest.lines(run=key))
         disk.sync(partial)
@@ -121,12 +122,17 @@ def _completed(partial: Path, manifest: Manifest, key: str) -> Manifest:
 
 
 def _top_names(manifest: Manifest) -> set[str]:
-    """Return the names of the files and folders at the top."""
+    """Return the names of the files and folders directly in the root folder."""
     return {file.path.split("/", 1)[0] for file in manifest.files}
 
 
-def _in_output(manifest: Manifest, name: str) -> Manifest:
-    """Rename a report.json of the program's own, file or folder: the run's report has that name."""
+def _with_report_renamed(manifest: Manifest, name: str) -> Manifest:
+    """Return the manifest with a report.json of the program renamed: the run's report needs that name.
+
+    Args:
+        manifest: The program's files; its report.json may be a file or a folder.
+        name: The new name.
+    """
     if REPORT not in _top_names(manifest):
         return manifest
     log.warning("the program wrote a %s of its own: it is kept as %s", REPORT, name)
@@ -140,42 +146,59 @@ def _in_output(manifest: Manifest, name: str) -> Manifest:
 
 def _delete_outdated(destination: Location, manifest: Manifest, key: str, tick: Tick) -> None:
     """Delete files of an earlier export that this one does not contain, its manifest last."""
-    same = {(file.path, file.sha256) for file in manifest.files}
-    refuse(set(strangers(destination, key)) - {path for path, _ in same})
+    current = {(file.path, file.sha256) for file in manifest.files}
+    # A file of this export may be there from a broken upload: _upload compares its content.
+    refuse_if_any(set(strangers(destination, key)) - {path for path, _ in current})
     before = earlier(destination, key)
-    refuse(changed(destination, before, tick))
+    refuse_if_any(changed(destination, before, tick))
     if before is None:
         return
     for file in before.manifest.files:
-        if (file.path, file.sha256) not in same and destination.has(file.path):
+        if (file.path, file.sha256) not in current and destination.has(file.path):
             destination.remove(file.path)
     destination.remove(before.name)
 
 
-def _upload(origin: Location, destination: Location, file: File, named: File, tick: Tick) -> None:
-    """Upload a file, unless a complete copy exists."""
-    if _is_uploaded(origin, destination, file, named, tick):
+def _upload(origin: Location, destination: Location, file: File, target: File, tick: Tick) -> None:
+    """Upload a file and read it back, unless a complete copy exists.
+
+    Args:
+        origin: The folder on disk.
+        destination: The folder behind a URL.
+        file: The file, with its path in ``origin``.
+        target: The same file, with its path in ``destination``.
+        tick: Called for each block.
+
+    Raises:
+        TransferError: It reads back differently, or another file is at its path.
+    """
+    if _is_uploaded(origin, destination, file, target, tick):
         return
-    destination.fs.makedirs(f"{destination.root}/{named.path}".rsplit("/", 1)[0], exist_ok=True)
-    with origin.open(file.path) as read, destination.open(named.path, "wb") as write:
-        while block := read.read(1 << 20):
-            write.write(block)
+    destination.fs.makedirs(f"{destination.root}/{target.path}".rsplit("/", 1)[0], exist_ok=True)
+    with origin.open(file.path) as reader, destination.open(target.path, "wb") as writer:
+        while block := reader.read(1 << 20):
+            writer.write(block)
             tick()
-    sha256 = destination.sha256(_item(named), tick)
+    sha256 = destination.sha256(_item(target), tick)
     if sha256 != file.sha256:
         raise TransferError(f"{file.path} reads back as sha256 {sha256}, written was {file.sha256}")
 
 
-def _is_uploaded(origin: Location, destination: Location, file: File, named: File, tick: Tick) -> bool:
-    """Whether a complete copy of a file exists; a beginning of it is from a broken upload of this run."""
+def _is_uploaded(origin: Location, destination: Location, file: File, target: File, tick: Tick) -> bool:
+    """Whether a complete copy of a file exists; False also if a broken upload of this run left a part of it.
+
+    Raises:
+        TransferError: What exists is neither the file nor its first part.
+    """
     destination.fs.invalidate_cache()
-    if not destination.has(named.path):
+    if not destination.has(target.path):
         return False
-    size, digest = destination.hashed(_item(named), tick=tick)
-    whole = (size, digest) == (file.size, file.sha256)
-    if not whole and origin.hashed(_item(file), size, tick) != (size, digest):
-        refuse([named.path])
-    return whole
+    size, sha256 = destination.hashed(_item(target), tick=tick)
+    if (size, sha256) == (file.size, file.sha256):
+        return True
+    if origin.hashed(_item(file), size, tick) != (size, sha256):
+        refuse_if_any([target.path])
+    return False
 
 
 def _item(file: File) -> Item:

@@ -155,7 +155,7 @@ def test_a_marker_of_an_earlier_version_is_read(source: Path, tmp_path: Path) ->
     place = transfer.fetch(location(source), tmp_path / "copy").path
     marker = place.with_name(f"{place.name}.manifest.json")
     marker.write_text(
-        json.dumps({"files": [file.described() for file in transfer.scan(location(source)).files]})
+        json.dumps({"files": [file.json_fields() for file in transfer.scan(location(source)).files]})
     )
     assert transfer.fetch(location(source), tmp_path / "copy").reused
 
