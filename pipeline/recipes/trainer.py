@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
+import torch.distributed as dist
 from accelerate.utils import DDPCommunicationHookType
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 from transformers import (
@@ -29,7 +30,11 @@ from manycpu.pipeline.recipes.arguments import option
 from manycpu.pipeline.recipes.checkpoints import SHARDED
 from manycpu.pipeline.recipes.lengths import LengthGroups, token_lengths
 from manycpu.pipeline.recipes.reporting import Pace, say
+from manycpu.pipeline.spec import memory_plan, model_shape
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.machine import Machine
+from manycpu.pipeline.spec.memory_plan import Nodes, Training, replica
+from manycpu.pipeline.spec.words import format_bytes
 
 _REPLACED: Final = (
     "torch itself has bf16 autocast, fused AdamW and torch.compile, which are as fast (docs/speed.md)"
@@ -53,10 +58,11 @@ class CpuTrainingOptions(TrainingArguments):
     gradient_compression: Literal["no", "bf16", "fp16", "power_sgd"] = option(
         "no", "What gradients are sent as: bf16 halves the traffic, power_sgd sends a low-rank part of them."
     )
-    shard: Literal["no", "full", "hybrid"] = option(
-        "no",
+    shard: Literal["auto", "no", "full", "hybrid"] = option(
+        "auto",
         "What each rank holds: no: a replica of the model; full: a share over all ranks; hybrid: a share over "
-        "the ranks of a node, and a replica on each node (docs/large_models.md).",
+        "the ranks of a node, and a replica on each node; auto: full where a replica does not fit the node's "
+        "memory, else no (docs/large_models.md).",
     )
     use_ipex: bool = option(
         False, "Optimize by Intel's extension, where it is installed: torch 2.8 and earlier."
@@ -70,18 +76,23 @@ def usable(options: CpuTrainingOptions) -> list[str]:
     return [f"--use_ipex is left out: {why}"] if why else []
 
 
-def sharded_loading(kind: Any, config: PretrainedConfig, options: CpuTrainingOptions) -> dict[str, Any]:
+def sharded_loading(
+    kind: Any, config: PretrainedConfig, options: CpuTrainingOptions, training: Training
+) -> dict[str, Any]:
     """Return arguments of ``from_pretrained`` with which each rank reads its share of the weights alone.
 
     Args:
         kind: The Auto class that loads the model.
         config: The model's configuration.
-        options: With ``shard``; one rank holds the whole model.
+        options: With ``shard``, which becomes what ``auto`` means here; one rank holds the whole model.
+        training: What the memory of a rank depends on.
 
     Raises:
         BadInputError: The model does not name its blocks, or the options exclude each other.
     """
     ranks = options.world_size
+    if options.shard == "auto":
+        options.shard = _chosen(config, options, training)
     if options.shard == "no" or ranks == 1:
         return {}
     if options.use_ipex or options.torch_compile or options.gradient_compression != "no":
@@ -114,6 +125,29 @@ def sharded_loading(kind: Any, config: PretrainedConfig, options: CpuTrainingOpt
     return {
         "distributed_config": DistributedConfig(fsdp_plan=plan, fsdp_mixed_precision=options.bf16, **sizes)
     }
+
+
+def _chosen(
+    config: PretrainedConfig, options: CpuTrainingOptions, training: Training
+) -> Literal["no", "full"]:
+    """Choose between replicas and shares, the same on every rank: one node of little memory decides."""
+    ranks, memory = options.world_size, Machine.observe().memory
+    model = model_shape.of_config(config.to_dict(), causal=training.causal)
+    if ranks == 1 or memory is None or model is None or options.use_ipex or options.torch_compile:
+        return "no"
+    of_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    nodes = Nodes(nodes=max(1, ranks // of_node), processes=of_node, memory=memory)
+    needed = replica(model, training).total * of_node
+    fits = [memory_plan.choose(model, training, nodes) == "no"] * ranks
+    if dist.is_initialized():
+        dist.all_gather_object(fits, fits[0])
+    if all(fits):
+        return "no"
+    say(
+        f"the replicas of a node take about {format_bytes(needed)}, which do not fit its memory of "
+        f"{format_bytes(memory)}, a tenth to spare: the model is sharded (--shard no forbids it)"
+    )
+    return "full"
 
 
 def why_no_ipex() -> str | None:

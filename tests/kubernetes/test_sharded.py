@@ -11,7 +11,7 @@ from support.cluster_runs import succeeded
 from support.tiny_bert import tiny_data, tiny_tokenizer
 
 from manycpu.pipeline import train
-from manycpu.pipeline.spec.errors import TrainingFailedError
+from manycpu.pipeline.spec.errors import BadInputError, TrainingFailedError
 
 Fields = dict[str, Any]
 RunDag = Callable[..., SimpleNamespace]
@@ -52,13 +52,19 @@ def test_a_replica_is_killed_for_its_memory_and_shares_train_to_the_exported_mod
 ) -> None:
     from transformers import AutoModelForQuestionAnswering
 
-    with pytest.raises(TrainingFailedError, match="OOMKilled|memory"):
-        train(large, target | {"launch": "pytorchjob"}, run_id="replica")
-    conf = {name: large[name] for name in ("data", "model", "output", "dtype")}
-    conf |= {"args": [*large["args"], "--shard", "full"], "resources_cpu": 0.9, "resources_memory": MEMORY}
+    replicas = large | {"args": [*large["args"], "--shard", "no"]}
+    with pytest.raises(BadInputError, match="add --shard full to run.args"):
+        train(replicas, target, run_id="refused")
+    # As a module it is a program whose memory preflight does not know.
+    unknown = replicas | {"program": "-m manycpu.pipeline.recipes.question_answering"}
+    with pytest.raises(TrainingFailedError, match="OOMKilled"):
+        train(unknown, target | {"launch": "pytorchjob"}, run_id="replica")
+    conf = {name: large[name] for name in ("args", "data", "model", "output", "dtype")}
+    conf |= {"resources_cpu": 0.9, "resources_memory": MEMORY}
     conf |= {f"kubernetes_{name}": value for name, value in connected.items() if name != "kind"}
     ran = run_dag("train_on_kubernetes", conf=conf | {"kubernetes_launch": "pytorchjob"})
     assert (ran.state, set(ran.tasks.values())) == ("success", {"success"}), ran.said[-5000:]
+    assert "the model is sharded over 2 ranks" in ran.said, "by itself, as a replica does not fit"
     assert succeeded(tmp_path / "out", namespace).metrics["train_steps"] == 3
     _, loaded = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not loaded["missing_keys"]

@@ -22,7 +22,10 @@ from manycpu.pipeline.recipes.causal_lm.options import DataOptions, ModelOptions
 from manycpu.pipeline.recipes.causal_lm.packing import IGNORED
 from manycpu.pipeline.recipes.causal_lm.records import Columns
 from manycpu.pipeline.recipes.reporting import say
+from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, sharded_loading
 from manycpu.pipeline.spec.errors import BadInputError, install
+from manycpu.pipeline.spec.memory_plan import FLOAT, HALF, Training, adapter_parameters
+from manycpu.pipeline.spec.model_shape import layout_of
 
 _LENGTH: Final = 1024
 _SAMPLE_PROMPT: Final = 32  # tokens of a text that a sample begins with
@@ -296,24 +299,46 @@ class _Writer(NamedTuple):
         return self._render(messages[:last], True)
 
 
-def load_model(options: ModelOptions, config: PretrainedConfig, *, bf16: bool) -> PreTrainedModel:
-    """Load the model, or make it of its configuration.
+def load_model(
+    options: ModelOptions, config: PretrainedConfig, training: CpuTrainingOptions, length: int
+) -> PreTrainedModel:
+    """Load the model, or make it of its configuration; sequences have ``length`` tokens.
 
     Weights that are trained are fp32: bf16 is for the computation (autocast). Those below adapters stay bf16
     where they are so in the checkpoint: half the memory, and no cast in each step.
     """
     if options.from_scratch:
+        if training.shard in ("full", "hybrid"):
+            fix = "Leave one of them out"
+            raise BadInputError("--from_scratch excludes --shard", field="run.args", fix=fix)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.float32
         )
         say(f"{model.num_parameters():,} weights begin at random")
         return model
     stored = getattr(config, "dtype", None)
-    frozen = options.method != "full" and bf16 and stored == torch.bfloat16
+    frozen = options.method != "full" and training.bf16 and stored == torch.bfloat16
+    layout = layout_of(config.to_dict())
+    adapters = adapter_parameters(layout, options.lora_r) if layout and options.method != "full" else 0
+    takes = Training(
+        batch=training.per_device_train_batch_size,
+        length=length,
+        bf16=training.bf16,
+        checkpointing=training.gradient_checkpointing,
+        causal=True,
+        trained=None if options.method == "full" else 0,
+        adapters=adapters,
+        frozen=HALF if frozen else FLOAT,
+    )
     name = str(options.model_name_or_path)
     try:
+        shares = sharded_loading(AutoModelForCausalLM, config, training, takes)
         return AutoModelForCausalLM.from_pretrained(
-            name, config=config, dtype=torch.bfloat16 if frozen else torch.float32, **_common(options)
+            name,
+            config=config,
+            dtype=torch.bfloat16 if frozen else torch.float32,
+            **_common(options),
+            **shares,
         )
     except (OSError, ValueError) as error:
         raise _no_checkpoint(name, error) from error

@@ -25,6 +25,7 @@ from manycpu.pipeline.recipes.question_answering import squad
 from manycpu.pipeline.recipes.question_answering.options import DataOptions, ModelOptions
 from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, sharded_loading
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.memory_plan import Training
 
 _SCHEMA = datasets.Features(
     {
@@ -41,9 +42,9 @@ _SCHEMA = datasets.Features(
 
 
 def load_model(
-    options: ModelOptions, training: CpuTrainingOptions
+    options: ModelOptions, training: CpuTrainingOptions, length: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load model and tokenizer, which is a fast one, from a folder or the Hub."""
+    """Load model and tokenizer, which is a fast one, from a folder or the Hub; features have ``length`` tokens."""
     name = options.model_name_or_path
     if not name:
         raise BadInputError(
@@ -63,7 +64,13 @@ def load_model(
             _override(config, options.config_overrides)
         tokenizer = AutoTokenizer.from_pretrained(options.tokenizer_name or name, use_fast=True, **common)
         # Weights are fp32 also where the checkpoint has others: bf16 is for the computation (autocast) alone.
-        shares = sharded_loading(AutoModelForQuestionAnswering, config, training)
+        takes = Training(
+            batch=training.per_device_train_batch_size,
+            length=length,
+            bf16=training.bf16,
+            checkpointing=training.gradient_checkpointing,
+        )
+        shares = sharded_loading(AutoModelForQuestionAnswering, config, training, takes)
         model = AutoModelForQuestionAnswering.from_pretrained(
             name, config=config, dtype=torch.float32, **common, **shares
         )

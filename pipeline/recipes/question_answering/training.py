@@ -39,7 +39,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
         transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     say_notes(options.notes, env, bf16=training.bf16)
     set_seed(training.seed)
-    model, tokenizer = load_model(options.model, training)
+    model, tokenizer = load_model(options.model, training, options.data.max_seq_length)
     # The first process of a node prepares the data; the others find it in the cache.
     with training.main_process_first(local=True, desc="preparing the data"):
         splits = _chosen_splits(options, read_data(options.model, options.data, env))
