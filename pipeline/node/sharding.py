@@ -1,4 +1,4 @@
-"""Sharded training on CPUs: each rank holds a share of parameters, gradients and optimizer state (torch's FSDP2).
+"""Sharded training on CPUs by torch's FSDP2: each rank holds a share of parameters, gradients, optimizer.
 
 A script needs five calls, on every rank::
 
@@ -18,13 +18,15 @@ A script needs five calls, on every rank::
 import json
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -32,6 +34,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import load as load_shares
+from torch.distributed.checkpoint.state_dict_saver import save as save_shares
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -50,15 +54,15 @@ _DTYPES: Final = {
     torch.bool: "BOOL",
 }
 _EXTRA: Final = "extra"
-# Names instead of numbers fit any number of ranks; frozen parameters come with the base model. dcp.load itself
-# refuses a checkpoint that lacks a parameter.
+# Names instead of numbers fit any number of ranks; frozen parameters come with the base model. torch's
+# loading itself refuses a checkpoint that lacks a parameter.
 _OPTIONS: Final = StateDictOptions(flatten_optimizer_state_dict=True, ignore_frozen_params=True, strict=False)
 
 Mode = Literal["full", "hybrid"]
 
 
 def mesh(mode: Mode = "full") -> DeviceMesh:
-    """Arrange the ranks: ``full`` shards over all; ``hybrid`` over those of a node, with a replica on each node.
+    """Arrange the ranks: ``full`` shards over all; ``hybrid`` over a node's, with a replica on each node.
 
     Raises:
         RuntimeError: There is no process group, or ``hybrid`` is asked for and the nodes have unequal ranks.
@@ -70,7 +74,9 @@ def mesh(mode: Mode = "full") -> DeviceMesh:
         return init_device_mesh("cpu", (ranks,), mesh_dim_names=("shard",))
     of_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     if ranks % of_node:
-        raise RuntimeError(f"hybrid sharding needs as many ranks on each node: {ranks} are no multiple of {of_node}")
+        raise RuntimeError(
+            f"hybrid sharding needs as many ranks on each node: {ranks} are no multiple of {of_node}"
+        )
     return init_device_mesh("cpu", (ranks // of_node, of_node), mesh_dim_names=("replicate", "shard"))
 
 
@@ -88,9 +94,9 @@ def shard(
         model: Equal on every rank, in the precision of the optimizer's state (fp32, as a rule).
         blocks: Classes of the modules that are gathered one at a time; default: the model's own
             ``_no_split_modules``, which models of transformers have.
-        dtype: What blocks compute in and are gathered as, such as torch.bfloat16; gradients are summed in fp32.
+        dtype: What blocks compute in and are gathered as, such as torch.bfloat16; gradients stay fp32.
         mode: ``full``, or ``hybrid``: shares within a node, replicas between nodes.
-        checkpoint_activations: Compute a block's activations again in the backward pass; only its inputs are kept.
+        checkpoint_activations: Keep a block's inputs alone; the backward pass computes the rest again.
 
     Returns:
         The model, which is now an FSDPModule too.
@@ -113,17 +119,17 @@ def shard(
 
 
 def overlap(model: nn.Module) -> None:
-    """Gather the next block while one computes: on CPUs by asynchronous collectives, as there are no streams."""
+    """Gather the next block while one computes; without streams, by asynchronous collectives."""
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for module in modules:
         module._set_unshard_async_op(True)  # noqa: SLF001 - torch has no public way on CPUs
     blocks = [module for module in modules if module is not model]
-    for one, following in zip(blocks, blocks[1:], strict=False):
+    for one, following in pairwise(blocks):
         one.set_modules_to_forward_prefetch([following])
 
 
 def clip_gradients(model: nn.Module, max_norm: float) -> float:
-    """Scale the gradients so that their norm over all ranks is at most ``max_norm``; returns the norm before."""
+    """Scale gradients so that their norm over all ranks is at most ``max_norm``; returns that before."""
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
@@ -148,7 +154,7 @@ def save(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer,
         (Path(folder) / ".metadata").unlink(missing_ok=True)
     _barrier()
     states = get_state_dict(model, optimizer, options=_OPTIONS)
-    dcp.save({"model": states[0], "optimizer": states[1], _EXTRA: json.dumps(extra)}, checkpoint_id=folder)
+    save_shares({"model": states[0], "optimizer": states[1], _EXTRA: json.dumps(extra)}, checkpoint_id=folder)
     _barrier()
     shared = [(Path(folder) / ".metadata").exists()] * _ranks()
     if dist.is_initialized():
@@ -166,8 +172,8 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
     model_state, optimizer_state = get_state_dict(model, optimizer, options=_OPTIONS)
     state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state, _EXTRA: ""}
     try:
-        dcp.load(state, checkpoint_id=folder)
-    except dcp.CheckpointException as error:
+        load_shares(state, checkpoint_id=folder)
+    except CheckpointException as error:
         raise RuntimeError(f"cannot resume from {folder}: {error}") from error
     set_state_dict(
         model,
@@ -183,7 +189,7 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
 def load_weights(folder: str | Path, model: nn.Module) -> None:
     """Read only the model's trained parameters from a checkpoint."""
     state = {"model": get_model_state_dict(model, options=_OPTIONS)}
-    dcp.load(state, checkpoint_id=folder)
+    load_shares(state, checkpoint_id=folder)
     set_model_state_dict(model, state["model"], options=_OPTIONS)
 
 
@@ -192,7 +198,7 @@ def fault(folder: str | Path) -> str | None:
     if not (Path(folder) / ".metadata").exists():
         return "it has no .metadata: it was not written to its end"
     try:
-        stored = dcp.FileSystemReader(folder).read_metadata().storage_data
+        stored = FileSystemReader(folder).read_metadata().storage_data
     except Exception as error:  # noqa: BLE001 - a pickle may fail in any way
         return f".metadata is damaged: {error!r}"
     ends: dict[str, int] = {}
@@ -208,7 +214,7 @@ def fault(folder: str | Path) -> str | None:
 
 
 def export(model: nn.Module, folder: str | Path) -> None:
-    """Write the whole model as safetensors, which ``from_pretrained`` reads; every rank calls it, rank 0 writes.
+    """Write the whole model as safetensors for ``from_pretrained``; every rank calls it, rank 0 writes.
 
     Parameters are gathered one at a time: beyond its share, a rank holds one of them.
     """
@@ -249,7 +255,7 @@ def _write_file(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     with unfinished.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
-            file.write(memoryview(_whole(tensor).reshape(-1).view(torch.uint8).numpy()))
+            file.write(_whole(tensor).reshape(-1).view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
@@ -273,7 +279,7 @@ def _compute_again(block: nn.Module) -> None:
             return forward(*args, **kwargs)
         return torch.utils.checkpoint.checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
-    block.forward = checkpointed  # type: ignore[method-assign]
+    block.forward = checkpointed
 
 
 def _files(model: nn.Module) -> list[list[str]]:

@@ -60,9 +60,9 @@ class CpuTrainingOptions(TrainingArguments):
     )
     shard: Literal["auto", "no", "full", "hybrid"] = option(
         "auto",
-        "What each rank holds: no: a replica of the model; full: a share over all ranks; hybrid: a share over "
-        "the ranks of a node, and a replica on each node; auto: full where a replica does not fit the node's "
-        "memory, else no (docs/large_models.md).",
+        "What each rank holds: no: a replica of the model; full: a share over all ranks; hybrid: a share "
+        "over the ranks of a node, and a replica on each node; auto: full where a replica does not fit "
+        "the node's memory, else no (docs/large_models.md).",
     )
     use_ipex: bool = option(
         False, "Optimize by Intel's extension, where it is installed: torch 2.8 and earlier."
@@ -171,6 +171,10 @@ class CpuTrainer(Trainer):
     """Hugging Face's Trainer that reports its progress, with more settings of torch's DDP."""
 
     args: CpuTrainingOptions
+    # Any: the Trainer's own types name all that they may be, before a training begins too.
+    model: Any
+    optimizer: Any
+    lr_scheduler: Any
 
     def __init__(self, model: Any, args: CpuTrainingOptions, **kwargs: Any) -> None:
         # The Trainer cannot save a sharded optimizer, and says so; this class can.
@@ -223,7 +227,7 @@ class CpuTrainer(Trainer):
 
     @contextlib.contextmanager
     def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:
-        """Reduce the gradients of each of several batches: deferred, a rank would hold those of the whole model."""
+        """Reduce the gradients of each batch: deferred, a rank would hold those of the whole model."""
         if self.args.shard == "hybrid":  # which defers the reduction between nodes alone
             with super()._defer_fsdp_gradient_reduction():
                 yield
@@ -233,7 +237,7 @@ class CpuTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model; Intel's extension trains in bf16 and saves fp32: the configuration must say so."""
         if self._is_sharded and isinstance(self.model, PreTrainedModel):
-            self._save_sharded(Path(output_dir or self.args.output_dir), is_checkpoint=_internal_call)
+            self._save_sharded(Path(str(output_dir or self.args.output_dir)), is_checkpoint=_internal_call)
             return
         super().save_model(output_dir, _internal_call)
         if self.args.use_ipex and self.args.should_save and isinstance(self.model, PreTrainedModel):
@@ -241,7 +245,7 @@ class CpuTrainer(Trainer):
             self.model.config.save_pretrained(str(output_dir or self.args.output_dir))
 
     def _save_sharded(self, folder: Path, *, is_checkpoint: bool) -> None:
-        """Save the files beside the weights, and the weights, which a checkpoint has with the optimizer's state."""
+        """Save the files beside the weights, and the weights, which a checkpoint has in its shares."""
         if self.args.should_save:
             config = copy.deepcopy(self.model.config)
             del config.distributed_config
@@ -290,7 +294,8 @@ class CpuTrainer(Trainer):
 
     def _plain_optimizer(self) -> torch.optim.Optimizer:
         """Return the optimizer without Accelerate's wrapper."""
-        return getattr(self.optimizer, "optimizer", self.optimizer)
+        plain: torch.optim.Optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        return plain
 
 
 class Printer(PrinterCallback):

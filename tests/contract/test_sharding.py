@@ -42,7 +42,9 @@ def exported_equals_the_replica(folder: Path) -> None:
 
     index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
     assert len(set(index.values())) > 1
-    exported = {name: tensor for file in set(index.values()) for name, tensor in load_file(folder / file).items()}
+    exported = {
+        name: tensor for file in set(index.values()) for name, tensor in load_file(folder / file).items()
+    }
     assert set(exported) == set(index)
     expected = torch.load(folder / "replica.pt")
     assert set(expected) - set(exported) == {"head.weight"}, "it is the embedding"

@@ -1,4 +1,4 @@
-"""A model whose replica is larger than a pod's memory: a pod with a replica is killed, two with shares train it."""
+"""A model whose replica is larger than a pod's memory: replicas are killed, two pods with shares train."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ ARGS = (
 
 @pytest.fixture
 def large(recipe: Fields, tmp_path: Path) -> Fields:
-    """Return a run whose model has 126 million parameters: 2.0 GB with gradients and AdamW, 1.0 GB as two shares."""
+    """Return a run of 126 million parameters: 2.0 GB with gradients and AdamW, 1.0 GB as two shares."""
     from transformers import BertConfig, BertModel
 
     tokenizer = tiny_tokenizer()
@@ -53,7 +53,7 @@ def test_a_replica_is_killed_for_its_memory_and_shares_train_to_the_exported_mod
     from transformers import AutoModelForQuestionAnswering
 
     replicas = large | {"args": [*large["args"], "--shard", "no"]}
-    with pytest.raises(BadInputError, match="add --shard full to run.args"):
+    with pytest.raises(BadInputError, match="--shard full"):
         train(replicas, target, run_id="refused")
     # As a module it is a program whose memory preflight does not know.
     unknown = replicas | {"program": "-m manycpu.pipeline.recipes.question_answering"}

@@ -71,14 +71,18 @@ for mode in ("full", "hybrid"):
         for share, whole in zip(shares.parameters(), replica.parameters(), strict=True):
             apart = float((share.full_tensor() - whole).detach().abs().max())
             found["parameters"] = max(found["parameters"], apart)
-found["share"] = sum(p.to_local().numel() for p in shares.parameters()) / sum(p.numel() for p in replica.parameters())
+found["share"] = sum(p.to_local().numel() for p in shares.parameters()) / sum(
+    p.numel() for p in replica.parameters()
+)
 
 folder = Path(os.environ["MANYCPU_CHECKPOINTS"]) / "step-3"
 sharding.save(folder, shares, optimizers[1], step=3)
 fresh = sharding.shard(model(), blocks=[Block])
 optimizer = torch.optim.SGD(fresh.parameters(), lr=0.1, momentum=0.9)
 found["step"] = sharding.load(folder, fresh, optimizer)["step"]
-states = [[s["momentum_buffer"].full_tensor() for s in one.state.values()] for one in (optimizer, optimizers[1])]
+states = [
+    [s["momentum_buffer"].full_tensor() for s in one.state.values()] for one in (optimizer, optimizers[1])
+]
 found["resumed"] = float(all(torch.equal(a, b) for a, b in zip(*states, strict=True)))
 
 sharding._MAX_FILE_BYTES = 40_000

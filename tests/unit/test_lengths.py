@@ -29,7 +29,7 @@ def groups(seed: int = 0, epoch: int = 0, lengths: Any = LENGTHS) -> list[list[i
 
 
 def padding(batches: list[list[int]]) -> float:
-    return sum(len(rows) * LENGTHS[rows].max() for rows in batches) / LENGTHS.sum()
+    return float(sum(len(rows) * LENGTHS[rows].max() for rows in batches) / LENGTHS.sum())
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 16, 40, 203])
@@ -88,7 +88,8 @@ class Seen(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight, self.rows = torch.nn.Parameter(torch.zeros(1)), []
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.rows: list[tuple[int, ...]] = []
 
     def forward(self, input_ids: torch.Tensor) -> Any:
         self.rows.append(tuple(sorted(input_ids[:, 0].tolist())))
@@ -130,7 +131,8 @@ def test_ranks_of_a_resumed_training_skip_batches_of_its_epoch() -> None:
     # Accelerate does not report the epoch through both of its wrappers.
     def batches(skipped: int) -> list[Any]:
         sampler = BatchSampler(LengthGroups(LENGTHS, GROUP, 0, lambda: 1), BATCH, drop_last=False)
-        loader = DataLoader(range(203), batch_sampler=BatchSamplerShard(sampler, RANKS, 1), collate_fn=list)
+        numbers: Any = range(203)
+        loader: Any = DataLoader(numbers, batch_sampler=BatchSamplerShard(sampler, RANKS, 1), collate_fn=list)
         return list(skip_first_batches(loader, skipped) if skipped else loader)
 
     assert batches(5) == batches(0)[5:]
@@ -155,4 +157,5 @@ def test_grouping_is_the_default_and_can_be_switched_off(
     assert chosen.args.train_sampling_strategy == strategy
     assert type(chosen._get_train_sampler(rows)) is kind  # noqa: SLF001
     # Scores come back in the order of the rows, whatever the training does.
-    assert list(chosen._get_eval_sampler(rows)) == [0, 1, 2]  # noqa: SLF001
+    in_order: Any = chosen._get_eval_sampler(rows)  # noqa: SLF001
+    assert list(in_order) == [0, 1, 2]

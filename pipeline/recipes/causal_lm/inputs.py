@@ -324,7 +324,7 @@ def load_model(
         batch=training.per_device_train_batch_size,
         length=length,
         bf16=training.bf16,
-        checkpointing=training.gradient_checkpointing,
+        checkpointing=bool(training.gradient_checkpointing),
         causal=True,
         trained=None if options.method == "full" else 0,
         adapters=adapters,

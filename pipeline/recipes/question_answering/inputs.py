@@ -44,7 +44,7 @@ _SCHEMA = datasets.Features(
 def load_model(
     options: ModelOptions, training: CpuTrainingOptions, length: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load model and tokenizer, which is a fast one, from a folder or the Hub; features have ``length`` tokens."""
+    """Load model and fast tokenizer from a folder or the Hub; features have ``length`` tokens."""
     name = options.model_name_or_path
     if not name:
         raise BadInputError(
@@ -68,7 +68,7 @@ def load_model(
             batch=training.per_device_train_batch_size,
             length=length,
             bf16=training.bf16,
-            checkpointing=training.gradient_checkpointing,
+            checkpointing=bool(training.gradient_checkpointing),
         )
         shares = sharded_loading(AutoModelForQuestionAnswering, config, training, takes)
         model = AutoModelForQuestionAnswering.from_pretrained(

@@ -95,7 +95,10 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     if (found or asked == "bf16") and not has_option(words, "fp16"):
         parser.set_defaults(bf16=True)
         if found:
-            notes = [*notes, "in bf16, for which this processor has instructions; run.dtype: fp32 is more exact"]
+            notes = [
+                *notes,
+                "in bf16, for which this processor has instructions; run.dtype: fp32 is more exact",
+            ]
     model, data, training = parser.read(words)
     arguments.check_least(data, 1, *_COUNTS)
     arguments.check_least(data, 0, "doc_stride")
