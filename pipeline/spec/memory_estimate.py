@@ -22,12 +22,20 @@ class _Recipe(NamedTuple):
     batch: int
     length: int
     causal: bool
-    outputs: int
+    outputs: int = 0
     """Of the head that the training adds, for each token."""
+    method: str = "full"
+    """``full``, or with adapters: ``lora``, ``dora``."""
 
 
-RECIPES: Final[Mapping[str, _Recipe]] = {"question_answering": _Recipe(8, 384, causal=False, outputs=2)}
+RECIPES: Final[Mapping[str, _Recipe]] = {
+    "causal_lm": _Recipe(8, 1024, causal=True, method="lora"),
+    "question_answering": _Recipe(8, 384, causal=False, outputs=2),
+}
 """The recipes that train transformers; the memory of others is not estimated."""
+DEFAULT_SHARD: Final = "no"
+"""What recipes do without ``--shard``."""
+_LORA_RANK: Final = 16
 _BATCH: Final = ("per_device_train_batch_size", "per_gpu_train_batch_size")
 _LENGTH: Final = ("max_seq_length", "max_length", "block_size", "sequence_length")
 _CHECKPOINTING: Final = ("activation_checkpointing", "gradient_checkpointing")
@@ -55,7 +63,7 @@ class Estimate:
     """At least so many nodes train."""
     processes: int
     """Ranks of each node."""
-    shard: str = "auto"
+    shard: str = DEFAULT_SHARD
 
     def on(self, memory: int) -> Nodes:
         """Describe the run's nodes with some bytes of memory each."""
@@ -85,7 +93,7 @@ def estimate(run: TrainingRun, base: Path, parameters: int | None = None) -> Est
     recipe, options = RECIPES.get(run.program), _options(run.args, base)
     if recipe is None and parameters is None:
         return f"the memory of {run.program} is not known: give --parameters to see that of its model"
-    own = recipe or _Recipe(1, 1, causal=False, outputs=0)
+    own = recipe or _Recipe(1, 1, causal=False)
     name = _first(options, _MODEL) or run.model
     folder = base / name if name else None
     model = None
@@ -104,7 +112,7 @@ def estimate(run: TrainingRun, base: Path, parameters: int | None = None) -> Est
         training=_training(run, own, options, model, folder),
         nodes=run.nodes[0],
         processes=run.processes,
-        shard=options.get("shard") or "auto",
+        shard=options.get("shard") or DEFAULT_SHARD,
     )
 
 
@@ -112,17 +120,28 @@ def _training(
     run: TrainingRun, recipe: _Recipe, options: Mapping[str, str], model: Model, folder: Path | None
 ) -> Training:
     length = _integer(_first(options, _LENGTH)) or recipe.length
-    limit = model_shape.length_limit(folder) if folder is not None else None
-    frozen = model.layout is not None and is_true(options.get("freeze_embeddings", "no"))
-    words = model.layout.vocabulary * model.layout.hidden if model.layout and frozen else 0
+    config = model_shape.config_of(folder) if folder is not None else {}
+    limit = model_shape.length_limit(config)
+    bf16 = is_true(options.get("bf16", "yes" if run.dtype == "bf16" else "no"))
+    trained, adapters = None, 0
+    if model.layout and options.get("method", recipe.method) != "full":
+        rank = _integer(options.get("lora_r")) or _LORA_RANK
+        trained, adapters = 0, memory_plan.adapter_parameters(model.layout, rank)
+    elif model.layout and is_true(options.get("freeze_embeddings", "no")):
+        trained = model.parameters - model.layout.vocabulary * model.layout.hidden
+    # Adapters leave weights as they are stored, if these are computed with in bf16.
+    stored = config.get("dtype", config.get("torch_dtype"))
+    is_half = adapters and bf16 and stored == "bfloat16"
     optimizer = options.get("optim", "adamw_torch_fused")
     return Training(
         batch=_integer(_first(options, _BATCH)) or recipe.batch,
         length=min(length, limit or length),
-        bf16=is_true(options.get("bf16", "yes" if run.dtype == "bf16" else "no")),
+        bf16=bf16,
         checkpointing=is_true(_first(options, _CHECKPOINTING) or "no"),
         causal=recipe.causal,
-        trained=model.parameters - words if words else None,
+        trained=trained,
+        adapters=adapters,
+        frozen=memory_plan.HALF if is_half else memory_plan.FLOAT,
         optimizer=_OPTIMIZERS.get(optimizer, memory_plan.ADAMW),
     )
 
@@ -229,9 +248,10 @@ def _reasons(estimate: Estimate) -> dict[str, str]:
     trained = training.adapters + (model.parameters if training.trained is None else training.trained)
     steps = f"{training.batch} x {training.length} tokens"
     again = ", computed again in the backward pass" if training.checkpointing else ""
+    width = "fp32" if training.frozen == memory_plan.FLOAT else "bf16, and adapters in fp32"
     copies = "bf16 weights of a step; " if training.bf16 else ""
     return {
-        "parameters": f"{model.parameters / 1e6:,.1f}M in fp32",
+        "parameters": f"{model.parameters / 1e6:,.1f}M in {width}",
         "gradients": f"{trained / 1e6:,.1f}M in fp32",
         "optimizer": f"{training.optimizer} bytes for each trained parameter",
         "activations": f"{steps} of each rank{again}" if model.layout else "not known, not counted",

@@ -44,10 +44,7 @@ def read(folder: Path, *, causal: bool, overrides: Mapping[str, str] | None = No
     Returns:
         None: the folder says neither; a model without a layout: activations cannot be known.
     """
-    try:
-        config = json.loads((folder / "config.json").read_text()) | dict(overrides or {})
-    except (OSError, ValueError, TypeError):
-        config = {}
+    config = config_of(folder) | dict(overrides or {})
     layout = layout_of(config)
     counts = dict(_shapes(folder, causal=causal))
     if not counts:
@@ -59,6 +56,15 @@ def read(folder: Path, *, causal: bool, overrides: Mapping[str, str] | None = No
     parameters = sum(counts.values())
     largest = max(blocks.values(), default=parameters)
     return Model(parameters=parameters, block=largest, outside=parameters - blocks.total(), layout=layout)
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """Read a model's config.json; empty: there is none, or it cannot be read."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def _shapes(folder: Path, *, causal: bool) -> Iterator[tuple[str, int]]:
@@ -116,12 +122,9 @@ def _dropout(config: Config, kind: str | None, name: str) -> float:
     return float(given) if given is not None else 0.1 if kind not in _GATED else 0.0
 
 
-def length_limit(folder: Path) -> int | None:
-    """Read how many tokens the model of a folder takes at most; None: it does not say."""
-    try:
-        return _number(json.loads((folder / "config.json").read_text()), "positions")
-    except (OSError, ValueError, TypeError):
-        return None
+def length_limit(config: Config) -> int | None:
+    """Read how many tokens a model takes at most; None: it does not say."""
+    return _number(config, "positions")
 
 
 def of_config(config: Config, *, causal: bool) -> Model | None:
@@ -169,11 +172,6 @@ _COUNTS: Final[Mapping[str, Callable[[Config, Layout, bool], tuple[int, int]]]] 
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _llama),
     "gpt2": _gpt2,
 }
-
-
-def of_count(parameters: int) -> Model:
-    """Describe a model of which only the size is known."""
-    return Model(parameters=parameters)
 
 
 def with_head(model: Model, outputs: int) -> Model:

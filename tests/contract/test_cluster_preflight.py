@@ -25,17 +25,17 @@ def test_a_model_that_its_pods_cannot_hold_is_refused_with_the_pods_that_would(t
         json.dumps({"model_type": "bert", "num_attention_heads": 32, "attention_dropout": 0.0, **sizes})
     )
     step = "--per_device_train_batch_size 1 --gradient_checkpointing"
-    fields = {"program": "question_answering", "output": None, "model": str(tmp_path), "args": step}
+    fields = {"program": "question_answering", "output": None, "model": str(tmp_path)}
     target = {"kind": "kubernetes", "connection": str(tmp_path / "none")}
     found = {}
-    for memory, nodes in (("24Gi", 1), ("24Gi", 16), ("256Gi", 1)):
-        run = fields | {"resources": {"cpu": 8, "memory": memory}, "nnodes": nodes}
+    for memory, nodes, option in (("24Gi", 1, ""), ("24Gi", 16, " --shard full"), ("256Gi", 1, "")):
+        run = fields | {"resources": {"cpu": 8, "memory": memory}, "nnodes": nodes, "args": step + option}
         ctx = open_context(run, target, "test", base=tmp_path)
         assert is_on_kubernetes(ctx)
         found[memory, nodes] = {one.field: one for one in preflight.findings(ctx)}
     refused = found["24Gi", 1]["run.nnodes"]
     assert refused.fatal
     assert "its pod has 24 GiB" in refused.message
-    assert refused.fix.startswith("Set run.nnodes to ")
+    assert refused.fix.startswith("Add --shard full to run.args and set run.nnodes to ")
     assert "run.nnodes" not in found["24Gi", 16]
     assert "run.nnodes" not in found["256Gi", 1]

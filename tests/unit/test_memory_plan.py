@@ -173,6 +173,22 @@ def test_the_options_of_a_recipe_count(bert: Path) -> None:
     assert found.model.parameters == 2 * BLOCK + OUTSIDE + 2 * 65
 
 
+@pytest.mark.parametrize(("dtype", "frozen"), [("bf16", memory_plan.HALF), ("fp32", memory_plan.FLOAT)])
+def test_adapters_train_beside_weights_as_they_are_stored(tmp_path: Path, dtype: str, frozen: int) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    config = {"model_type": "llama", "vocab_size": 1000, "dtype": "bfloat16", **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    run = _run(program="causal_lm", model=str(tmp_path), args="--lora_r 4", dtype=dtype)
+    found = memory_estimate.estimate(run, tmp_path)
+    assert isinstance(found, Estimate)
+    at_a_layer = 4 * (4 * (64 + 64) + 3 * (64 + 128))  # q, k, v, o; gate, up, down
+    assert (found.training.trained, found.training.adapters) == (0, 2 * at_a_layer)
+    assert found.training.frozen == frozen
+    full = memory_estimate.estimate(run.model_copy(update={"args": ("--method", "full")}), tmp_path)
+    assert isinstance(full, Estimate)
+    assert (full.training.trained, full.training.adapters, full.training.frozen) == (None, 0, 4)
+
+
 def test_options_in_a_file_and_changes_of_the_configuration_count(bert: Path) -> None:
     changes = "attention_probs_dropout_prob=0.0"
     (bert / "options.json").write_text(json.dumps({"config_overrides": changes, "max_seq_length": 9999}))
@@ -199,7 +215,7 @@ def test_what_is_not_known_is_said(tmp_path: Path, fields: dict[str, Any], why: 
 
 
 def _found(memory: int, **fields: Any) -> list[Finding]:
-    estimate = Estimate(model=LARGE, training=STEP, **{"nodes": 1, "processes": 1, **fields})
+    estimate = Estimate(model=LARGE, training=STEP, **{"nodes": 1, "processes": 1, "shard": "auto", **fields})
     return [*memory_estimate.findings(estimate, memory * GIB, "run.resources.memory")]
 
 
