@@ -96,15 +96,15 @@ class Channel:
         self._frames: queue.Queue[Message | Content | Exception] = queue.Queue(_FRAMES_AHEAD)
         self._writing = threading.Lock()
         self._ended = threading.Event()
-        self._small = bytearray()
-        self._last_received = self._last_worked = time.monotonic()
-        self._waits = False
+        self._buffer = bytearray()
+        self._last_received = self._last_progress = time.monotonic()
+        self._is_waiting = False
         self._failure: Exception | None = None
-        self._done: tuple[int, int] | None = None
-        self._works = (self._read, self._send_heartbeats, self._watch_silence)
+        self._unreported: tuple[int, int] | None = None  # progress of the other end: bytes done, and in all
 
     def __enter__(self) -> Self:
-        self._threads = [threading.Thread(target=work, daemon=True) for work in self._works]
+        loops = (self._read, self._send_heartbeats, self._watch_silence)
+        self._threads = [threading.Thread(target=loop, daemon=True) for loop in loops]
         for thread in self._threads:
             thread.start()
         return self
@@ -119,50 +119,51 @@ class Channel:
 
     def tick(self) -> None:
         """Record that this end's own work makes progress."""
-        self._last_worked = time.monotonic()
+        self._last_progress = time.monotonic()
 
     @property
-    def works(self) -> bool:
+    def is_progressing(self) -> bool:
         """Whether this end's work makes progress, or waits for the other end."""
-        return self._waits or time.monotonic() - self._last_worked < self._stuck
+        return self._is_waiting or time.monotonic() - self._last_progress < self._stuck
 
-    def say(self, kind: str, **fields: Any) -> None:
-        """Send a message, after the content that was poured before it."""
+    def send_message(self, kind: str, **fields: Any) -> None:
+        """Send a message, after the content that was sent before it."""
         self.flush()
         self._send_and_wait(_MESSAGE, json.dumps({"kind": kind, **fields}).encode())
 
-    def pour(self, block: Block) -> None:
-        """Send bytes of files, buffered."""
+    def send_content(self, block: Block) -> None:
+        """Send bytes of files; small blocks are buffered, and sent together."""
         if len(block) >= BLOCK:
             self.flush()
             self._send_and_wait(_CONTENT, block)
         else:
-            self._small += block
-            if len(self._small) >= BLOCK:
+            self._buffer += block
+            if len(self._buffer) >= BLOCK:
                 self.flush()
         self._report_progress()
 
     def flush(self) -> None:
         """Send the buffered bytes."""
-        if self._small:
-            content, self._small = self._small, bytearray()
+        if self._buffer:
+            content, self._buffer = self._buffer, bytearray()
             self._send_and_wait(_CONTENT, content)
 
-    def hear(self, *kinds: str) -> Message:
-        """Wait for a message of one of these kinds."""
-        frame = self._next()
+    def receive_message(self, *kinds: str) -> Message:
+        """Wait for a message of one of these kinds; anything else is a LostError."""
+        frame = self._next_frame()
         if not isinstance(frame, dict) or frame["kind"] not in kinds:
             raise LostError(f"the other end was to say {' or '.join(kinds)}, and sent {str(frame)[:80]}")
         return frame
 
-    def take(self) -> Content:
-        """Wait for the next bytes of files."""
-        frame = self._next()
+    def receive_content(self) -> Content:
+        """Wait for the next bytes of files; a message instead is a LostError."""
+        frame = self._next_frame()
         if isinstance(frame, dict):
             raise LostError(f"the other end was to send files, and said {str(frame)[:80]}")
         return frame
 
-    def _next(self) -> Message | Content:
+    def _next_frame(self) -> Message | Content:
+        """Wait for the next frame, and raise the error that the thread that reads has put in its place."""
         while True:
             self._report_progress()
             try:
@@ -171,7 +172,7 @@ class Channel:
             except queue.Empty:
                 if self._failure is not None:
                     raise self._failure from None
-                continue  # the watch of silence ends this loop
+                continue  # _watch_silence sets _failure if nothing comes
             self._report_progress()
             if isinstance(frame, Exception):
                 raise frame
@@ -179,30 +180,33 @@ class Channel:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Count the block as waiting for the other end, which needs no progress of this end."""
-        self._waits = True
+        """While the ``with`` block waits for the other end, do not expect progress of this end."""
+        self._is_waiting = True
         try:
             yield
         finally:
             self.tick()
-            self._waits = False
+            self._is_waiting = False
 
     def _send_and_wait(self, kind: bytes, content: Content) -> None:
+        """Send a frame, which may block until the other end reads; raise the reason if that fails."""
         if self._failure is not None:
             raise self._failure
         with self._waiting():
             try:
                 self._send(kind, content)
-            except (OSError, ValueError) as error:  # ValueError: the watch of silence closed the stream
+            except (OSError, ValueError) as error:  # ValueError: _watch_silence closed the stream
                 raise self._cause(error) from error
 
     def _report_progress(self) -> None:
-        # In the caller's thread: the progress callback need not be thread-safe.
-        done, self._done = self._done, None
-        if done is not None:
-            self._progress(*done)
+        """Call the progress callback in the caller's thread, so that it need not be thread-safe."""
+        unreported, self._unreported = self._unreported, None
+        if unreported is not None:
+            done, total = unreported
+            self._progress(done, total)
 
     def _send(self, kind: bytes, content: Content) -> None:
+        """Write one frame; only one thread writes at a time."""
         with self._writing:
             self._writer.writelines((_HEADER.pack(kind, len(content)), content))
             self._writer.flush()
@@ -210,7 +214,7 @@ class Channel:
     def _cause(self, error: Exception) -> Exception:
         """Return the error that the other end sent before it closed, which may still arrive; else ``error``.
 
-        Only for the thread that takes frames: it makes room for the error.
+        Only for the thread that receives frames: it empties the queue, which makes room for the error.
         """
         deadline = time.monotonic() + BEAT
         while self._failure is None and time.monotonic() < deadline:
@@ -221,23 +225,25 @@ class Channel:
         return self._failure or LostError(str(error) or type(error).__name__)
 
     def _read(self) -> None:
+        """Run in a thread: put frames into the queue until the stream ends, and then the error."""
         try:
             while True:
-                self._dispatch(*_HEADER.unpack(self._read_exactly(_HEADER.size)))
-        except Exception as error:  # noqa: BLE001 - it is raised in the thread that takes frames
+                kind, size = _HEADER.unpack(self._read_exactly(_HEADER.size))
+                self._dispatch(kind, self._read_exactly(size))
+        except Exception as error:  # noqa: BLE001 - it is raised in the thread that receives frames
             failure = error if isinstance(error, (LostError, RemoteError)) else LostError(str(error))
             self._failure = self._failure or failure
             self._frames.put(self._failure)
 
-    def _dispatch(self, kind: bytes, size: int) -> None:
-        content = self._read_exactly(size)
+    def _dispatch(self, kind: bytes, content: Content) -> None:
+        """Handle a message about the connection itself; queue any other frame for the caller."""
         self._last_received = time.monotonic()
         if kind == _CONTENT:
             self._frames.put(content)
             return
         message = json.loads(bytes(content))
         if message["kind"] == "progress":
-            self._done = message["done"], message["total"]
+            self._unreported = message["done"], message["total"]
         elif message["kind"] == "note":
             log.log(message["level"], "%s", message["text"])
         elif message["kind"] == "error":
@@ -252,23 +258,25 @@ class Channel:
         return content
 
     def _send_heartbeats(self) -> None:
+        """Run in a thread: send heartbeats while this end's work makes progress; then an error, and close."""
+        text = f"its work has stood still for {self._stuck:g} s: the disk or volume there does not answer"
+        stuck = json.dumps({"kind": "error", "reason": "stuck", "text": text}).encode()
         while not self._ended.wait(min(BEAT, self._stuck / 4)) and self._failure is None:
-            works = self.works
-            text = f"its work has stood still for {self._stuck:g} s: the disk or volume there does not answer"
-            stuck = json.dumps({"kind": "error", "reason": "stuck", "text": text}).encode()
+            is_progressing = self.is_progressing
             try:
-                self._send(_MESSAGE, _ALIVE if works else stuck)
-            except (OSError, ValueError):  # the thread that takes frames sees the error
+                self._send(_MESSAGE, _ALIVE if is_progressing else stuck)
+            except (OSError, ValueError):  # the thread that receives frames sees the error
                 return
-            if not works:
+            if not is_progressing:
                 self._failure = LostError("this end's own work stands still")
                 self._close()
                 return
 
     def _watch_silence(self) -> None:
+        """Run in a thread: close the channel if the other end sends nothing for too long."""
         while not self._ended.wait(min(BEAT, self._silence / 4)):
             if self._frames.full():
-                self._last_received = time.monotonic()  # frames wait to be taken
+                self._last_received = time.monotonic()  # nothing is read while the queue is full
             if time.monotonic() - self._last_received > self._silence:
                 self._failure = self._failure or SilentError(f"no sign of life for {self._silence:g} s")
                 self._close()
@@ -280,20 +288,20 @@ _BLOCK_BYTES: Final = 1 << 18
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
-def say_rows(channel: Channel, kind: str, rows: Rows[Row], **fields: Any) -> None:
+def send_rows(channel: Channel, kind: str, rows: Rows[Row], **fields: Any) -> None:
     """Send a message, followed by a list of files."""
-    channel.say(kind, bytes=len(rows.content), **fields)
-    _send(channel, memoryview(rows.content))
+    channel.send_message(kind, bytes=len(rows.content), **fields)
+    _send_blocks(channel, memoryview(rows.content))
 
 
-def take_rows(channel: Channel, message: Message, kind: Callable[[str, int, str, bool], Row]) -> Rows[Row]:
+def receive_rows(channel: Channel, message: Message, kind: Callable[[str, int, str, bool], Row]) -> Rows[Row]:
     """Receive the list of files that follows a message.
 
     Raises:
         TransferError: A path leads out of the folder, or the list is cut off.
     """
     try:
-        rows = Rows.of(kind, _take(channel, message["bytes"]))
+        rows = Rows.of(kind, _receive_bytes(channel, message["bytes"]))
     except ValueError as error:
         raise TransferError(str(error)) from error
     for path, *_ in rows:
@@ -302,82 +310,90 @@ def take_rows(channel: Channel, message: Message, kind: Callable[[str, int, str,
     return rows
 
 
-def _send(channel: Channel, content: memoryview) -> None:
+def _send_blocks(channel: Channel, content: memoryview) -> None:
+    """Send bytes in blocks, between which the other end's progress is reported."""
     for start in range(0, len(content), _BLOCK_BYTES):
-        channel.pour(content[start : start + _BLOCK_BYTES])
+        channel.send_content(content[start : start + _BLOCK_BYTES])
     channel.flush()
 
 
-def _take(channel: Channel, size: int) -> bytearray:
+def _receive_bytes(channel: Channel, size: int) -> bytearray:
+    """Receive exactly ``size`` bytes, which the other end flushes before it sends anything else."""
     content = bytearray()
     while len(content) < size:
-        content += channel.take()
+        content += channel.receive_content()
     if len(content) > size:
         raise LostError(f"{size} bytes of a list were to come, and {len(content)} did")
     return content
 
 
-def take_starts(channel: Channel, message: Message) -> "array[int]":
-    """Receive how many bytes of each file the other end has; empty: it has none."""
+def receive_starts(channel: Channel, message: Message) -> "array[int]":
+    """Receive how many bytes of each file the other end has; an empty array: it has none of any file."""
     starts = array("q")
-    starts.frombytes(_take(channel, message["bytes"]))
+    starts.frombytes(_receive_bytes(channel, message["bytes"]))
     return starts
 
 
 class Incoming:
-    """A source whose files come from the other end of a channel."""
+    """A source (see ``transfer.Source``) whose files come from the other end of a channel."""
 
     tells_sha256 = True
 
     def __init__(self, channel: Channel, items: Rows[Item]) -> None:
         self._channel, self._items = channel, items
-        self._rest = memoryview(b"")
+        self._rest = memoryview(b"")  # received, but of the next file
 
     def items(self) -> Rows[Item]:
         """List every file."""
         return self._items
 
     def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
-        """Send how many bytes of each file exist here, and receive the rest of each in turn."""
+        """Send how many bytes of each file exist here, and then receive the rest of each file in turn."""
         counts = memoryview(array("q", starts if any(starts) else [])).cast("B")
-        self._channel.say("have", bytes=len(counts))
-        _send(self._channel, counts)
-        remaining = zip(items, starts, strict=True)
-        return (Reading(self._take(item.size - start), self._digest) for item, start in remaining)
+        self._channel.send_message("have", bytes=len(counts))
+        _send_blocks(self._channel, counts)
+        return self._receive_files(items, starts)
 
-    def _take(self, size: int) -> Iterator[Block]:
+    def _receive_files(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
+        for item, start in zip(items, starts, strict=True):
+            yield Reading(self._receive(item.size - start), self._receive_sha256)
+
+    def _receive(self, size: int) -> Iterator[Block]:
+        """Yield the next ``size`` bytes; frames have no boundaries between files."""
         while size:
             if not self._rest:
-                self._rest = memoryview(self._channel.take())
+                self._rest = memoryview(self._channel.receive_content())
             block, self._rest = self._rest[:size], self._rest[size:]
             size -= len(block)
             yield block
 
-    def _digest(self) -> str:
-        return b"".join(self._take(_DIGEST_BYTES)).hex()
+    def _receive_sha256(self) -> str:
+        """Receive the sha256 that follows the content of each file."""
+        return b"".join(self._receive(_DIGEST_BYTES)).hex()
 
 
-def pour(channel: Channel, source: Hashing, items: Rows[Item], starts: Sequence[int]) -> None:
-    """Send the part of each file that the other end does not have.
+def send_files(channel: Channel, source: Hashing, items: Rows[Item], starts: Sequence[int]) -> None:
+    """Send the part of each file that the other end does not have, followed by the sha256 of the whole file.
 
     Args:
         channel: The connection to the other end.
         source: The folder to read.
         items: The list of files that was sent.
-        starts: How many bytes of each the other end has, see :func:`take_starts`.
+        starts: How many bytes of each the other end has, see :func:`receive_starts`.
 
     Raises:
         TransferError: A file changed after it was listed.
     """
-    starts = starts or array("q", bytes(8 * len(items)))
+    if not starts:
+        starts = array("q", bytes(8 * len(items)))
     for item, start, reading in zip(items, starts, source.read(items, starts), strict=True):
         size = start
         for block in reading.blocks:
             size += len(block)
             if size > item.size:
                 break
-            channel.pour(block)
+            channel.send_content(block)
         if size != item.size:
             raise TransferError(f"{item.path} had {item.size} bytes when it was listed and {size} when sent")
-        channel.pour(bytes.fromhex(reading.sha256()))
+        channel.send_content(bytes.fromhex(reading.sha256()))
     channel.flush()

@@ -6,7 +6,15 @@ from typing import Any
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.listing import Item
 from manycpu.pipeline.adapters.storage import Location
-from manycpu.pipeline.pod.channel import Channel, Incoming, Message, pour, say_rows, take_rows, take_starts
+from manycpu.pipeline.pod.channel import (
+    Channel,
+    Incoming,
+    Message,
+    receive_rows,
+    receive_starts,
+    send_files,
+    send_rows,
+)
 from manycpu.pipeline.transfer import File, Manifest, Progress
 
 
@@ -19,14 +27,14 @@ def push(channel: Channel, source: Location, folder: str) -> Message:
         LostError: The pod is gone: try another.
     """
     items = source.items(channel.tick)
-    say_rows(channel, "request", items, folder=folder)
-    answer = channel.hear("alike", "have", "done")
+    send_rows(channel, "request", items, folder=folder)
+    answer = channel.receive_message("alike", "have", "done")
     if answer["kind"] == "alike":
-        channel.say("digest", sha256=transfer.scan(source, channel.tick).digest)
-        answer = channel.hear("have", "done")
+        channel.send_message("digest", sha256=transfer.scan(source, channel.tick).digest)
+        answer = channel.receive_message("have", "done")
     if answer["kind"] == "have":
-        pour(channel, transfer.Hashing(source, channel.tick), items, take_starts(channel, answer))
-        answer = channel.hear("done")
+        send_files(channel, transfer.Hashing(source, channel.tick), items, receive_starts(channel, answer))
+        answer = channel.receive_message("done")
     return answer
 
 
@@ -39,8 +47,8 @@ def pull(channel: Channel, source: str, destination: Path, key: str, progress: P
         LostError: The pod is gone: try another.
         OSError: The destination cannot be written.
     """
-    channel.say("request", source=source)
-    items = take_rows(channel, channel.hear("files"), Item)
+    channel.send_message("request", source=source)
+    items = receive_rows(channel, channel.receive_message("files"), Item)
     if all(item.is_folder for item in items):
         return Manifest()
     return transfer.save(Incoming(channel, items), destination, key, progress, channel.tick)
@@ -53,7 +61,7 @@ def publish(channel: Channel, **request: str) -> Manifest:
         RemoteError: The pod failed.
         LostError: The pod is gone: try another.
     """
-    return Manifest(take_rows(channel, ask(channel, **request), File))
+    return Manifest(receive_rows(channel, ask(channel, **request), File))
 
 
 def ask(channel: Channel, **request: Any) -> Message:
@@ -63,5 +71,5 @@ def ask(channel: Channel, **request: Any) -> Message:
         RemoteError: The pod failed.
         LostError: The pod is gone: try another.
     """
-    channel.say("request", **request)
-    return channel.hear("done")
+    channel.send_message("request", **request)
+    return channel.receive_message("done")

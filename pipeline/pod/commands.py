@@ -16,7 +16,15 @@ from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import Item, Rows
 from manycpu.pipeline.adapters.lock import leased
 from manycpu.pipeline.adapters.storage import Location
-from manycpu.pipeline.pod.channel import Channel, Incoming, LostError, pour, say_rows, take_rows, take_starts
+from manycpu.pipeline.pod.channel import (
+    Channel,
+    Incoming,
+    LostError,
+    receive_rows,
+    receive_starts,
+    send_files,
+    send_rows,
+)
 from manycpu.pipeline.spec.exit_records import finished_round
 from manycpu.pipeline.transfer import Lock, Manifest, Progress
 
@@ -31,9 +39,9 @@ def answer(channel: Channel, command: str) -> int:
     """
     logger = logging.getLogger("manycpu")
     logger.setLevel(logging.INFO)
-    logger.addHandler(_Notes(channel))
+    logger.addHandler(_LogSender(channel))
     try:
-        request = channel.hear("request")
+        request = channel.receive_message("request")
         COMMANDS[command](channel, **{name: value for name, value in request.items() if name != "kind"})
     except LostError:
         return os.EX_TEMPFAIL  # the other end is gone
@@ -41,12 +49,12 @@ def answer(channel: Channel, command: str) -> int:
         return os.EX_TEMPFAIL  # the next try waits for the other copy
     except Exception as error:  # noqa: BLE001 - every protocol of fsspec has errors of its own
         with suppress(LostError):
-            channel.say("error", text=_text(error), reason=_reason(error))
+            channel.send_message("error", text=_error_text(error), reason=_error_reason(error))
         return 1
     return os.EX_OK
 
 
-class _Notes(logging.Handler):
+class _LogSender(logging.Handler):
     """Sends log records to the other end, which logs them."""
 
     def __init__(self, channel: Channel) -> None:
@@ -54,35 +62,39 @@ class _Notes(logging.Handler):
         self._channel = channel
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._channel.say("note", level=record.levelno, text=record.getMessage())
+        self._channel.send_message("note", level=record.levelno, text=record.getMessage())
 
 
-def receive(channel: Channel, folder: str, **listed: Any) -> None:
-    """Receive a folder from the other end, and store it under the digest of its content."""
-    source = Incoming(channel, take_rows(channel, listed, Item))
+def receive(channel: Channel, folder: str, **request: Any) -> None:
+    """Receive a folder from the other end, and store it under the digest of its content.
 
-    def digest() -> str:
-        channel.say("alike")
-        return str(channel.hear("digest")["sha256"])
+    The list of files follows the request, whose field ``bytes`` has the list's size.
+    """
+    source = Incoming(channel, receive_rows(channel, request, Item))
+
+    def ask_for_digest() -> str:
+        channel.send_message("alike")
+        return str(channel.receive_message("digest")["sha256"])
 
     stored = transfer.store(
-        source, Path(folder), digest, _progress(channel), _lock(channel), tick=channel.tick
+        source,
+        Path(folder),
+        ask_for_digest,
+        _progress_sender(channel),
+        _leases(channel),
+        tick=channel.tick,
     )
-    channel.say("done", sha256=stored.manifest.digest, path=str(stored.path), reused=stored.reused)
+    channel.send_message("done", sha256=stored.manifest.digest, path=str(stored.path), reused=stored.reused)
 
 
 def send(channel: Channel, source: str) -> None:
     """Send a folder to the other end."""
     location = transfer.written(source)
     items = location.items(channel.tick) if location.exists() else Rows(Item)
-    say_rows(channel, "files", items)
+    send_rows(channel, "files", items)
     if any(not item.is_folder for item in items):
-        pour(
-            channel,
-            transfer.Hashing(location, channel.tick),
-            items,
-            take_starts(channel, channel.hear("have")),
-        )
+        starts = receive_starts(channel, channel.receive_message("have"))
+        send_files(channel, transfer.Hashing(location, channel.tick), items, starts)
 
 
 def fetch(channel: Channel, url: str, folder: str, field: str) -> None:
@@ -93,23 +105,23 @@ def fetch(channel: Channel, url: str, folder: str, field: str) -> None:
     stored = transfer.fetch(
         source,
         destination,
-        _progress(channel),
-        _lock(channel),
+        _progress_sender(channel),
+        _leases(channel),
         tick=channel.tick,
         is_same=lambda copied: transfer.identity(source, channel.tick, copied) == identity,
     )
     path = destination / source.root.rsplit("/", 1)[-1] if source.is_file() else destination
-    channel.say("done", sha256=stored.manifest.digest, path=str(path), reused=stored.reused)
+    channel.send_message("done", sha256=stored.manifest.digest, path=str(path), reused=stored.reused)
 
 
 def publish(channel: Channel, source: str, url: str, key: str) -> None:
-    """Copy a folder to a URL."""
+    """Copy a folder of the volume to a URL; answer with the list of files, empty if the folder has none."""
     manifest = Manifest()
     items = transfer.written(source).items(channel.tick) if Path(source).exists() else ()
     if any(not item.is_folder for item in items):
         target = Location.of(url, "run.output")
-        manifest = transfer.publish(Path(source), target, key, _progress(channel), channel.tick)
-    say_rows(channel, "done", manifest.files)
+        manifest = transfer.publish(Path(source), target, key, _progress_sender(channel), channel.tick)
+    send_rows(channel, "done", manifest.files)
 
 
 def claim(channel: Channel, url: str, **claimant: Any) -> None:
@@ -119,43 +131,46 @@ def claim(channel: Channel, url: str, **claimant: Any) -> None:
         transfer.claim(Location.of(url, "run.output"), transfer.Claimant(**claimant))
     except transfer.ClaimedError as error:
         other, fix = str(error), error.fix
-    channel.say("done", other=other, fix=fix)
+    channel.send_message("done", other=other, fix=fix)
 
 
 def release(channel: Channel, url: str, key: str) -> None:
     """Delete a run's claim of an output."""
     transfer.release(Location.of(url, "run.output"), key)
-    channel.say("done")
+    channel.send_message("done")
 
 
 def write(channel: Channel, url: str, name: str, text: str) -> None:
     """Write a small file to a URL."""
     Location.of(url, "run.output").write_text(name, text)
-    channel.say("done")
+    channel.send_message("done")
 
 
 def read(channel: Channel, url: str, name: str) -> None:
     """Read a small file from a URL, and list two of the files in its folder."""
     location = Location.of(url, "run.output")
     items = location.without_odd(lambda *_: None).items() if location.exists() else ()
-    names = [item.path for item in islice((i for i in items if not i.is_folder), 2)]
-    channel.say("done", text=location.read_text(name), names=names)
+    files = (item.path for item in items if not item.is_folder)
+    names = list(islice(files, 2))
+    channel.send_message("done", text=location.read_text(name), names=names)
 
 
 def exits(channel: Channel, folder: str) -> None:
-    """Read the exit records of the round of an attempt that all of its ranks finished."""
-    channel.say("done", records=finished_round(Path(folder)))
+    """Read the exit records of an attempt's round (one start of all its ranks) that every rank finished."""
+    channel.send_message("done", records=finished_round(Path(folder)))
 
 
 def remove(channel: Channel, folder: str) -> None:
     """Delete a folder of the volume."""
     if Path(folder).exists():
         disk.remove(folder, channel.tick)
-    channel.say("done")
+    channel.send_message("done")
 
 
 def trim(channel: Channel, folder: str, within: str) -> None:
     """Delete everything in a folder except a run's outputs and checkpoints; answer which of these have files.
+
+    A result that has no file is deleted too.
 
     Args:
         channel: The other end.
@@ -164,21 +179,29 @@ def trim(channel: Channel, folder: str, within: str) -> None:
     """
     run = Path(folder)
     candidates = [run / "checkpoints", *sorted(run.glob("attempts/*/output"))]
-    results = [
-        path for path in candidates if any(each.is_symlink() or not each.is_dir() for each in path.rglob("*"))
-    ]
+    results = [path for path in candidates if _has_files(path)]
     _delete_others(Path(within), results, channel.tick)
-    channel.say("done", results=[path.relative_to(run).as_posix() for path in results])
+    channel.send_message("done", results=[path.relative_to(run).as_posix() for path in results])
+
+
+def _has_files(folder: Path) -> bool:
+    """Whether there is a file or a link anywhere below a folder."""
+    return any(path.is_symlink() or not path.is_dir() for path in folder.rglob("*"))
 
 
 def _delete_others(folder: Path, kept: list[Path], tick: Callable[[], None]) -> None:
-    for path in folder.iterdir() if folder.is_dir() else ():
+    """Delete everything below a folder except the paths in ``kept`` and the folders that they are in."""
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
         if path in kept:
             continue
         if any(each.is_relative_to(path) for each in kept):
             _delete_others(path, kept, tick)
+        elif path.is_dir() and not path.is_symlink():
+            disk.remove(str(path), tick)
         else:
-            disk.remove(str(path), tick) if path.is_dir() and not path.is_symlink() else path.unlink()
+            path.unlink()
 
 
 COMMANDS: Final[dict[str, Callable[..., None]]] = {
@@ -196,12 +219,13 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
 }
 
 
-def _lock(channel: Channel) -> Lock:
-    """Lock with leases that are renewed during the work; waiting for the other end counts as work."""
-    return partial(leased, alive=lambda: channel.works, tick=channel.tick)
+def _leases(channel: Channel) -> Lock:
+    """Return a lock that is a lease, renewed while this end works or waits for the other end."""
+    return partial(leased, alive=lambda: channel.is_progressing, tick=channel.tick)
 
 
-def _progress(channel: Channel) -> Progress:
+def _progress_sender(channel: Channel) -> Progress:
+    """Return a callback that sends bytes done and bytes in all, at most twice a second."""
     last = 0.0
 
     def report(done: int, total: int) -> None:
@@ -209,18 +233,20 @@ def _progress(channel: Channel) -> Progress:
         channel.tick()
         if time.monotonic() - last > _PROGRESS_INTERVAL_S:
             last = time.monotonic()
-            channel.say("progress", done=done, total=total)
+            channel.send_message("progress", done=done, total=total)
 
     return report
 
 
-def _text(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
+    """Describe an error for the other end: the file and the system's reason, or the error's own text."""
     if isinstance(error, OSError) and error.errno and error.filename:
         return f"{error.filename}: {error.strerror or os.strerror(error.errno)}"
     return str(error) or type(error).__name__
 
 
-def _reason(error: Exception) -> str:
+def _error_reason(error: Exception) -> str:
+    """Classify an error, so that the other end can say what to do: changed, full, forbidden or other."""
     if isinstance(error, transfer.TransferError):
         return "changed"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -1,8 +1,14 @@
 """Connect to a helper pod directly over TLS, instead of through the streams of an exec and the API server.
 
-It begins with an exec: the worker makes a key and a certificate for this one command, and sends them to the
-pod over the exec's stdin. They are never on a disk, except outside of Linux while the worker's OpenSSL reads
-them.
+It begins with an exec, over which both ends agree:
+
+1. The worker makes a key and a certificate for this one command (``make_identity``), and sends them to the
+   pod over the exec's stdin (``offer``). The pod listens, and returns its port (``accept``).
+2. The worker tries to connect to that port (``connect``).
+3. The worker sends over the exec which way it uses (``choose``): the connections, or the exec if it could not
+   connect.
+
+Key and certificate are never on a disk, except outside of Linux while the worker's OpenSSL reads them.
 Both ends prove that they have the key (mutual TLS 1.3), and trust only this certificate. There are two
 connections, one for each direction: OpenSSL does not allow two threads to read and write one at once.
 """
@@ -28,11 +34,11 @@ CONNECT: Final = 3.0  # seconds to connect
 HANDSHAKE: Final = 5.0  # seconds until both ends have proved their identity
 ANSWER_TIMEOUT_S: Final = 60.0  # for the next message over the exec
 _VALID: Final = timedelta(days=8)  # before and after now: longer than a helper pod lives, with any clock skew
-_HANDSHAKES: Final = 256  # at the same time
+_HANDSHAKES: Final = 256  # at the same time: a limit for peers that connect and send nothing
 _SIZE: Final = struct.Struct(">I")
 _ACCEPTED: Final = b"k"
-_TO_POD, _FROM_POD = b"w", b"r"
-_DIRECT, _EXEC = b"D", b"E"
+_TO_POD, _FROM_POD = b"w", b"r"  # first byte on a connection: its direction
+_DIRECT, _EXEC = b"D", b"E"  # the worker's choice
 _RECORD_BYTES: Final = 1 << 14  # smaller parts are sent in one TLS record
 
 
@@ -80,7 +86,7 @@ class Streams:
 
 
 def make_identity(name: str) -> bytes:
-    """Make a key (P-256) and a self-signed certificate for one conversation with a helper pod, both in PEM.
+    """Make a key (P-256) and a self-signed certificate for one command of a helper pod, both in PEM.
 
     Args:
         name: The certificate's common name, which is never compared.
@@ -110,35 +116,37 @@ class _Exec(Reader, Writer, Protocol):
 
 
 def offer(running: _Exec, identity: bytes) -> int:
-    """Send a pod its key and certificate, in PEM, over an exec; returns the port on which it listens then.
+    """Send a pod the key and the certificate, in PEM, over an exec; return the port on which the pod listens.
 
     Raises:
         OSError: The exec has ended.
     """
     running.writelines((_SIZE.pack(len(identity)), identity))
     running.flush()
-    head = running.read(_SIZE.size)
-    if len(head) < _SIZE.size:
+    answer = running.read(_SIZE.size)
+    if len(answer) < _SIZE.size:
         raise ConnectionResetError("it ended before it listened")
-    return int(_SIZE.unpack(head)[0])
+    (port,) = _SIZE.unpack(answer)
+    return int(port)
 
 
 def connect(host: str, port: int, identity: bytes) -> Streams:
-    """Connect to a pod that listens.
+    """Open both connections to a pod that listens.
 
     Raises:
         OSError: It cannot be reached in time, or is another pod; also errors of TLS.
     """
-    with ExitStack() as stack:
-        reading, writing = (
-            stack.enter_context(_greeted(host, port, identity, way)) for way in (_FROM_POD, _TO_POD)
-        )
-        stack.pop_all()
+    reading = _open_connection(host, port, identity, _FROM_POD)
+    try:
+        writing = _open_connection(host, port, identity, _TO_POD)
+    except BaseException:
+        reading.close()
+        raise
     return Streams(reading, writing)
 
 
 def choose(running: _Exec, *, straight: bool) -> None:
-    """Tell a pod that listens to use the connections, or the exec.
+    """Send a pod that listens the worker's choice: the connections (``straight``), or the exec.
 
     Raises:
         OSError: The exec has ended.
@@ -147,21 +155,19 @@ def choose(running: _Exec, *, straight: bool) -> None:
     running.flush()
 
 
-def _greeted(host: str, port: int, identity: bytes, way: bytes) -> ssl.SSLSocket:
-    """Open a connection on which both ends have proved their identity."""
+def _open_connection(host: str, port: int, identity: bytes, direction: bytes) -> ssl.SSLSocket:
+    """Open a connection in one direction, on which both ends have proved that they have the key."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT, identity)
     with ExitStack() as stack:
         plain = stack.enter_context(socket.create_connection((host, port), timeout=CONNECT))
         plain.settimeout(HANDSHAKE)
         connection = stack.enter_context(context.wrap_socket(plain))
-        connection.sendall(way)
-        accepted = connection.recv(1) == _ACCEPTED
-        if accepted:
-            _set_up(connection)
-            stack.pop_all()
-    if not accepted:
-        raise ConnectionRefusedError("it does not take the connection")
-    return connection
+        connection.sendall(direction)
+        if connection.recv(1) != _ACCEPTED:
+            raise ConnectionRefusedError("it does not take the connection")
+        _set_up(connection)
+        stack.pop_all()  # it stays open
+        return connection
 
 
 def accept(stdin: BinaryIO, stdout: BinaryIO) -> Streams | None:
@@ -174,22 +180,24 @@ def accept(stdin: BinaryIO, stdout: BinaryIO) -> Streams | None:
     Raises:
         ConnectionError: The worker is gone.
     """
-    _await(stdin)
-    identity = _exactly(stdin, _SIZE.unpack(_exactly(stdin, _SIZE.size))[0])
-    with _listener() as listener:
-        greeting = _Greeting(listener, identity)
-        stdout.write(_SIZE.pack(listener.getsockname()[1]))
+    _wait_readable(stdin)
+    (size,) = _SIZE.unpack(_read_exactly(stdin, _SIZE.size))
+    identity = _read_exactly(stdin, size)
+    with _listen() as listener:
+        server = _Server(listener, identity)
+        port = listener.getsockname()[1]
+        stdout.write(_SIZE.pack(port))
         stdout.flush()
-        _await(stdin)
-        choice = _exactly(stdin, 1)
-        connections = greeting.end()
+        _wait_readable(stdin)
+        choice = _read_exactly(stdin, 1)
+        connections = server.end()
     if choice == _EXEC:
         return None
     return Streams(connections[_TO_POD], connections[_FROM_POD])
 
 
-class _Greeting:
-    """Accepts connections in threads, and keeps those of a peer that has the key."""
+class _Server:
+    """Accepts connections, with the handshake of each in a thread, and keeps those of a peer with the key."""
 
     def __init__(self, listener: socket.socket, identity: bytes) -> None:
         self._listener, self._ended = listener, threading.Event()
@@ -200,26 +208,28 @@ class _Greeting:
         self._thread.start()
 
     def end(self) -> dict[bytes, ssl.SSLSocket]:
-        """Stop to accept; returns the worker's connections by direction."""
+        """Stop accepting connections, and return those of the worker, by direction."""
         self._ended.set()
         self._thread.join()
         return self._connections
 
     def _accept(self) -> None:
+        """Run in a thread: accept until :meth:`end`, and start a handshake for each connection."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             while not self._ended.is_set():
                 if selector.select(timeout=0.05) and self._room.acquire(timeout=0.05):
                     plain, _ = self._listener.accept()
-                    threading.Thread(target=self._greet, args=(plain,), daemon=True).start()
+                    threading.Thread(target=self._handshake, args=(plain,), daemon=True).start()
 
-    def _greet(self, plain: socket.socket) -> None:
+    def _handshake(self, plain: socket.socket) -> None:
+        """Run in a thread: keep a connection if its peer proves that it has the key."""
         try:
             plain.settimeout(HANDSHAKE)
             connection = self._context.wrap_socket(plain, server_side=True)
             _set_up(connection)
-            way = connection.recv(1)
-            self._connections[way] = connection
+            direction = connection.recv(1)
+            self._connections[direction] = connection
             connection.sendall(_ACCEPTED)
         except OSError:  # a peer without the key, or a broken connection
             plain.close()
@@ -227,14 +237,16 @@ class _Greeting:
             self._room.release()
 
 
-def _listener() -> socket.socket:
-    for port in (PORT, 0):
-        with suppress(OSError):
-            return _listen_at(port)
-    return _listen_at(0)
+def _listen() -> socket.socket:
+    """Listen on the known port, or on any free port if that one is in use."""
+    try:
+        return _listen_at(PORT)
+    except OSError:
+        return _listen_at(0)
 
 
 def _listen_at(port: int) -> socket.socket:
+    """Listen on a port, for IPv4 and IPv6 if the system can."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
@@ -251,13 +263,13 @@ def _context(side: "ssl._SSLMethod", identity: bytes) -> ssl.SSLContext:
         context.num_tickets = 0  # a ticket is a message that the reading side would have to take
     _, mark, certificate = identity.partition(b"-----BEGIN CERTIFICATE-----")
     context.load_verify_locations(cadata=(mark + certificate).decode())
-    with _file_of(identity) as path:
+    with _readable_path(identity) as path:
         context.load_cert_chain(path)
     return context
 
 
 @contextmanager
-def _file_of(content: bytes) -> Iterator[str]:
+def _readable_path(content: bytes) -> Iterator[str]:
     """Write content to a path for OpenSSL, which reads only paths: in memory if the system can."""
     if hasattr(os, "memfd_create"):
         with os.fdopen(os.memfd_create("identity"), "wb", buffering=0) as file:
@@ -271,18 +283,25 @@ def _file_of(content: bytes) -> Iterator[str]:
 
 
 def _set_up(connection: ssl.SSLSocket) -> None:
+    """Set the options of a connection whose handshake has succeeded."""
     connection.settimeout(None)  # from here on the channel watches for silence
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def _await(stream: BinaryIO) -> None:
-    """Wait, with a timeout, for bytes of an unbuffered stream: a worker may be gone without closing it."""
+def _wait_readable(stream: BinaryIO) -> None:
+    """Wait for bytes, with a timeout: the worker may be gone although the stream is open.
+
+    The stream's buffer must be empty.
+
+    Raises:
+        ConnectionResetError: Nothing came in time.
+    """
     ready, _, _ = select.select([stream], [], [], ANSWER_TIMEOUT_S)
     if not ready:
         raise ConnectionResetError(f"no word of the worker for {ANSWER_TIMEOUT_S:g} s")
 
 
-def _exactly(stream: BinaryIO, size: int) -> bytes:
+def _read_exactly(stream: BinaryIO, size: int) -> bytes:
     content = stream.read(size)
     if len(content) < size:
         raise ConnectionResetError("the worker is gone")

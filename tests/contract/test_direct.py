@@ -80,13 +80,13 @@ def test_a_folder_goes_there_and_back_over_tls(source: Path, tmp_path: Path) -> 
 
 def test_what_broke_in_the_middle_goes_on_where_it_was(source: Path, tmp_path: Path) -> None:
     with connected("receive") as (channel, streams, _):
-        said = channel.say
+        said = channel.send_message
 
         def breaks(kind: str, **fields: object) -> None:
             said(kind, **fields)
             streams.close()
 
-        channel.say = breaks  # type: ignore[method-assign]
+        channel.send_message = breaks  # type: ignore[method-assign]
         with pytest.raises(LostError):
             client.push(channel, location(source), str(tmp_path / "volume"))
     with connected("receive") as (channel, _, _):

@@ -16,7 +16,7 @@ from support.waiting import until
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.listing import Item, Rows
 from manycpu.pipeline.pod import client
-from manycpu.pipeline.pod.channel import Channel, LostError, RemoteError, say_rows
+from manycpu.pipeline.pod.channel import Channel, LostError, RemoteError, send_rows
 
 
 def test_a_url_is_fetched_beside_the_volume_and_published_from_there(source: Path, tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_small_files_are_read_and_written_at_the_output(tmp_path: Path) -> None:
 
 def test_a_pod_whose_worker_is_gone_ends(tmp_path: Path) -> None:
     with pod("receive") as (channel, process):
-        say_rows(channel, "request", Rows(Item, [Item("a", 1, "0")]), folder=str(tmp_path / "x"))
-        channel.hear("have")
+        send_rows(channel, "request", Rows(Item, [Item("a", 1, "0")]), folder=str(tmp_path / "x"))
+        channel.receive_message("have")
         assert process.stdin
         process.stdin.close()
         until(lambda: process.poll() is not None)
@@ -69,7 +69,7 @@ def test_a_silent_pod_is_given_up() -> None:
     with pod("receive", silence=0.5) as (channel, process):
         os.kill(process.pid, 19)
         with pytest.raises(LostError, match="no sign of life"):
-            channel.hear("done")
+            channel.receive_message("done")
 
 
 class Broken:
@@ -97,7 +97,7 @@ def test_who_waits_hears_of_a_break_that_a_sign_of_life_met(monkeypatch: pytest.
         reading, beating, _ = channel._threads  # noqa: SLF001 - what is heard after both have ended
         until(lambda: not (reading.is_alive() or beating.is_alive()))
         with pytest.raises(LostError, match="the stream ended"):
-            channel.hear("done")
+            channel.receive_message("done")
 
 
 def test_an_idle_pod_ends_when_asked_to() -> None:
@@ -119,7 +119,7 @@ def work(channel, **_):
     for _ in range(30):
         time.sleep(0.1)
         channel.tick()
-    channel.say("done")
+    channel.send_message("done")
 commands.COMMANDS["work"] = work
 sys.exit(program.main(sys.argv[1]))
 """

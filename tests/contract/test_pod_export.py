@@ -50,7 +50,7 @@ def test_only_what_is_missing_comes_after_a_break(source: Path, tmp_path: Path) 
     kept = sum(map(len, contents(partial).values()))
     came = 0
     with pod("send") as (channel, _):
-        whole = channel.take
+        whole = channel.receive_content
 
         def counting() -> Content:
             nonlocal came
@@ -58,7 +58,7 @@ def test_only_what_is_missing_comes_after_a_break(source: Path, tmp_path: Path) 
             came += len(content)
             return content
 
-        channel.take = counting  # type: ignore[method-assign]
+        channel.receive_content = counting  # type: ignore[method-assign]
         manifest = client.pull(channel, str(source), tmp_path / "model", "key", lambda *_: None)
     listed = len(location(source).items().content)
     assert came == listed + manifest.size - kept + DIGEST * len(manifest.files)
@@ -77,7 +77,7 @@ class Losing(Helper):
 
     def _talk(self, command: str, talk: Callable[[Channel], Any]) -> Any:
         with pod(command, progress=self.report) as (channel, _):
-            whole, came = channel.take, 0
+            whole, came = channel.receive_content, 0
 
             def losing() -> Content:
                 nonlocal came
@@ -87,7 +87,7 @@ class Losing(Helper):
                     raise LostError("gone")
                 return content
 
-            channel.take = losing  # type: ignore[method-assign]
+            channel.receive_content = losing  # type: ignore[method-assign]
             try:
                 return talk(channel)
             except LostError:
@@ -157,12 +157,12 @@ def test_a_file_that_changes_while_it_comes_is_refused(
 
 def test_what_changes_on_its_way_is_refused(source: Path, tmp_path: Path) -> None:
     with pod("send") as (channel, _):
-        whole = channel.take
+        whole = channel.receive_content
 
         def other() -> bytes:
             return bytes(whole()).replace(b"alpha", b"ALPHA")
 
-        channel.take = other  # type: ignore[method-assign]
+        channel.receive_content = other  # type: ignore[method-assign]
         with pytest.raises(TransferError, match=r"a\.txt had sha256"):
             client.pull(channel, str(source), tmp_path / "model", "key", lambda *_: None)
     assert not (tmp_path / "model").exists()

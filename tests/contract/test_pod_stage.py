@@ -15,7 +15,7 @@ from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.listing import Item, Rows
 from manycpu.pipeline.adapters.storage import Block
 from manycpu.pipeline.pod import client
-from manycpu.pipeline.pod.channel import BLOCK, Channel, LostError, RemoteError, say_rows
+from manycpu.pipeline.pod.channel import BLOCK, Channel, LostError, RemoteError, send_rows
 from manycpu.pipeline.transfer import TransferError
 
 DIGEST = 32
@@ -30,14 +30,14 @@ def volume(tmp_path: Path) -> Path:
 
 def counted(channel: Channel) -> Callable[[], int]:
     """Count the bytes of files that are sent."""
-    sent, whole = 0, channel.pour
+    sent, whole = 0, channel.send_content
 
     def pour(block: Block) -> None:
         nonlocal sent
         sent += len(block)
         whole(block)
 
-    channel.pour = pour  # type: ignore[method-assign]
+    channel.send_content = pour  # type: ignore[method-assign]
     return lambda: sent
 
 
@@ -83,7 +83,7 @@ def test_a_break_in_the_middle_of_a_file_is_taken_up_there(source: Path, volume:
         return next((path for path in volume.glob(f"*.partial/{LARGEST}") if path.stat().st_size), None)
 
     with pod("receive") as (channel, process):
-        whole = channel.pour
+        whole = channel.send_content
 
         def breaking(block: Block) -> None:
             whole(block)
@@ -93,7 +93,7 @@ def test_a_break_in_the_middle_of_a_file_is_taken_up_there(source: Path, volume:
                 process.kill()
                 process.wait()
 
-        channel.pour = breaking  # type: ignore[method-assign]
+        channel.send_content = breaking  # type: ignore[method-assign]
         with pytest.raises(LostError):
             client.push(channel, location(source), str(volume))
     large = partial()
@@ -115,8 +115,8 @@ def test_a_break_in_the_middle_of_a_file_is_taken_up_there(source: Path, volume:
 
 def test_a_partial_file_that_rotted_is_sent_anew(source: Path, volume: Path) -> None:
     with pod("receive") as (channel, process):
-        say_rows(channel, "request", location(source).items(), folder=str(volume))
-        channel.hear("have")
+        send_rows(channel, "request", location(source).items(), folder=str(volume))
+        channel.receive_message("have")
         (partial,) = volume.glob("*.partial")
         process.kill()
     (partial / "a.txt").write_bytes(b"beta")
@@ -132,14 +132,14 @@ def test_a_partial_file_that_rotted_is_sent_anew(source: Path, volume: Path) -> 
 )
 def test_a_source_that_changes_meanwhile_is_refused(source: Path, volume: Path, change: bytes) -> None:
     with pod("receive") as (channel, _):
-        hear = channel.hear
+        hear = channel.receive_message
 
         def changing(*kinds: str) -> dict[str, Any]:
             said = hear(*kinds)
             (source / "a.txt").write_bytes(change)
             return said
 
-        channel.hear = changing  # type: ignore[method-assign]
+        channel.receive_message = changing  # type: ignore[method-assign]
         with pytest.raises(TransferError, match=r"a\.txt (had|was written to)"):
             client.push(channel, location(source), str(volume))
     assert list(volume.glob("*.manifest.json")) == []
@@ -161,7 +161,7 @@ def test_several_who_stage_the_same_at_once_share_one_copy(source: Path, volume:
 
 def test_a_list_of_files_does_not_lead_out_of_the_volume(volume: Path) -> None:
     with pod("receive") as (channel, _):
-        say_rows(channel, "request", Rows(Item, [Item("../outside", 1, "0")]), folder=str(volume))
+        send_rows(channel, "request", Rows(Item, [Item("../outside", 1, "0")]), folder=str(volume))
         with pytest.raises(RemoteError, match="leads out"):
-            channel.hear("have")
+            channel.receive_message("have")
     assert not volume.exists()

@@ -17,7 +17,7 @@ def written(root: Path, *paths: str) -> None:
 
 def trimmed(folder: Path, within: Path) -> list[str]:
     said: list[dict[str, Any]] = []
-    channel: Any = SimpleNamespace(tick=lambda: None, say=lambda _, **fields: said.append(fields))
+    channel: Any = SimpleNamespace(tick=lambda: None, send_message=lambda _, **fields: said.append(fields))
     trim(channel, folder=str(folder), within=str(within))
     results: list[str] = said[-1]["results"]
     return results

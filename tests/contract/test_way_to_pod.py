@@ -231,7 +231,7 @@ def chatty(channel, size):
     for _ in range(size >> 10):
         print("x" * 1023, file=sys.stderr)
         channel.tick()
-    channel.say("done")
+    channel.send_message("done")
 commands.COMMANDS["chatty"] = chatty
 sys.exit(program.main(sys.argv[1]))
 """

@@ -92,7 +92,7 @@ class SaidError(Exception):
 
 
 class Listing(Channel):
-    """The end of a channel that counts its ticks until it says something."""
+    """The end of a channel that counts its ticks until it sends a message."""
 
     def __init__(self) -> None:
         super().__init__(io.BytesIO(), io.BytesIO(), lambda: None)
@@ -101,7 +101,7 @@ class Listing(Channel):
     def tick(self) -> None:
         self.ticks += 1
 
-    def say(self, kind: str, **fields: object) -> None:
+    def send_message(self, kind: str, **fields: object) -> None:
         raise SaidError(kind, fields)
 
 
