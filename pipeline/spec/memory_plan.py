@@ -22,7 +22,7 @@ PROCESS: Final = 750 << 20
 SPARE: Final = 0.1
 """Share of a node's memory that is planned for nothing: allocators, page cache, the data, the system."""
 _HEAP: Final = 1.4
-"""Memory of what is freed in each step over its size, measured: glibc keeps holes where tensors below 32 MiB were."""
+"""Memory of what each step frees over its size, measured: glibc keeps holes where small tensors were."""
 _MAPPED: Final = 32 << 20
 """Bytes from which on glibc maps a tensor by itself, and leaves no hole."""
 _MATRICES: Final = 8  # of a block, about: each is gathered into a tensor of its own

@@ -81,11 +81,6 @@ def test_a_training_takes_what_is_planned(
     for each in seen:
         assert 0.7 < each["peak"] / planned.total < 1.3
         assert 0.7 < (each["peak"] - each["before"]) / (planned.total - planned.process) < 1.3
-        print(
-            "ratio",
-            each["peak"] / planned.total,
-            (each["peak"] - each["before"]) / (planned.total - planned.process),
-        )
         assert 0.7 < each["before"] / planned.process < 1.3
 
 
