@@ -22,7 +22,10 @@ PROCESS: Final = 750 << 20
 SPARE: Final = 0.1
 """Share of a node's memory that is planned for nothing: allocators, page cache, the data, the system."""
 _HEAP: Final = 1.4
-"""Memory of activations over their sizes, measured: glibc keeps holes where tensors below 32 MiB were."""
+"""Memory of what each step frees over its size, measured: glibc keeps holes where small tensors were."""
+_MAPPED: Final = 32 << 20
+"""Bytes from which on glibc maps a tensor by itself, and leaves no hole."""
+_MATRICES: Final = 8  # of a block, about: each is gathered into a tensor of its own
 _LOGIT_COPIES: Final = 3  # the logits, their log-softmax, and their gradient
 _SCORE_COPIES: Final = 3  # where attention scores are kept: softmax, the mask of dropout, their product
 
@@ -148,20 +151,22 @@ def sharded(model: Model, training: Training, ranks: int) -> Parts:
     """Compute the memory of one of ``ranks`` that share the model, as under FSDP.
 
     A rank also holds what it computes with: what is outside of the blocks, the present block and the next
-    one, and the gradients of one of them, as they are and as they are sent.
+    one. Of the largest unit there are also the buffer that it was gathered in, its gradients, and twice in
+    fp32 what is sent of them: gloo reduces a copy.
     """
     width = HALF if training.bf16 else FLOAT
     trains = training.trained is None or training.trained > 0
     unit = max(model.block, model.outside)
-    gathered = width * (model.outside + min(2 * model.block, model.parameters - model.outside))
-    reduced = (width + FLOAT) * unit if trains else 0
+    gathered = width * (model.outside + min(2 * model.block, model.parameters - model.outside) + unit)
+    reduced = (width + 2 * FLOAT) * unit if trains else 0
+    holes = _HEAP if width * model.block / _MATRICES < _MAPPED else 1
     parameters, gradients, optimizer = (math.ceil(part / ranks) for part in _states(model, training))
     return Parts(
         parameters=parameters,
         gradients=gradients,
         optimizer=optimizer,
         activations=activations(model, training),
-        copies=gathered + reduced,
+        copies=int(holes * (gathered + reduced)),
         process=PROCESS,
     )
 

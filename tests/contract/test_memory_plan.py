@@ -1,11 +1,11 @@
-"""The arithmetic of a training's memory, against trainings of random transformers under DDP."""
+"""The arithmetic of a training's memory, against trainings of random transformers, under DDP and sharded."""
 
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from manycpu.pipeline.spec import memory_plan, model_shape
-from manycpu.pipeline.spec.memory_plan import Training
+from manycpu.pipeline.spec.memory_plan import Nodes, Training
 
 PROGRAM = Path(__file__).parents[1] / "scripts" / "peak_memory.py"
 _BERT: dict[str, Any] = {
@@ -44,16 +44,24 @@ LENGTH = 128
 
 
 @pytest.mark.parametrize(
-    ("config", "ranks", "batch", "dtype", "checkpointing"),
+    ("config", "ranks", "batch", "dtype", "checkpointing", "shard"),
     [
-        (BertConfig(**_BERT), 2, 4, "fp32", False),  # with dropout, so that attention scores are kept
-        (LlamaConfig(**_LLAMA), 1, 4, "bf16", False),
-        (LlamaConfig(**_LLAMA), 1, 2, "fp32", True),
+        (BertConfig(**_BERT), 2, 4, "fp32", False, "no"),  # with dropout, so that attention scores are kept
+        (LlamaConfig(**_LLAMA), 1, 4, "bf16", False, "no"),
+        (LlamaConfig(**_LLAMA), 1, 2, "fp32", True, "no"),
+        (LlamaConfig(**_LLAMA), 2, 2, "fp32", True, "full"),
+        (LlamaConfig(**_LLAMA), 2, 2, "bf16", True, "full"),
     ],
-    ids=["bert", "llama-bf16", "llama-checkpointing"],
+    ids=["bert", "llama-bf16", "llama-checkpointing", "llama-sharded", "llama-sharded-bf16"],
 )
 def test_a_training_takes_what_is_planned(
-    tmp_path: Path, config: Any, ranks: int, batch: int, dtype: str, checkpointing: bool
+    tmp_path: Path,
+    config: Any,
+    ranks: int,
+    batch: int,
+    dtype: str,
+    checkpointing: bool,
+    shard: Literal["no", "full"],
 ) -> None:
     """Of each rank: at most 1.3 times the arithmetic and at least 0.7 of it, without the bare process too."""
     config.save_pretrained(tmp_path)
@@ -61,14 +69,12 @@ def test_a_training_takes_what_is_planned(
     model = model_shape.read(tmp_path, causal=causal)
     assert model is not None
     assert 3e7 < model.parameters < 6e7
-    planned = memory_plan.replica(
-        model,
-        Training(
-            batch=batch, length=LENGTH, bf16=dtype == "bf16", checkpointing=checkpointing, causal=causal
-        ),
+    training = Training(
+        batch=batch, length=LENGTH, bf16=dtype == "bf16", checkpointing=checkpointing, causal=causal
     )
+    planned = memory_plan.parts(model, training, Nodes(nodes=1, processes=ranks, memory=0), shard)
     start = [sys.executable, "-m", "manycpu.pipeline.node", f"--nproc-per-node={ranks}", str(PROGRAM)]
-    words = [str(tmp_path), str(batch), str(LENGTH), dtype, "yes" if checkpointing else "no"]
+    words = [str(tmp_path), str(batch), str(LENGTH), dtype, "yes" if checkpointing else "no", shard]
     done = subprocess.run([*start, *words], check=False, capture_output=True, text=True, timeout=300)
     seen = [json.loads(found) for found in re.findall(r"peak (\{.*\})", done.stdout)]
     assert len(seen) == ranks, done.stdout + done.stderr

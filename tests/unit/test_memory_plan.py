@@ -75,9 +75,10 @@ def test_a_sharded_rank_holds_its_part_and_the_blocks_that_it_computes_with() ->
     model = Model(parameters=1000, block=100, outside=200)
     parts = memory_plan.sharded(model, Training(bf16=True), ranks=4)
     assert (parts.parameters, parts.gradients, parts.optimizer) == (1000, 1000, 2000)
-    # In bf16: what is outside and two blocks; the gradients of the largest unit, and in fp32 what is sent.
-    assert parts.copies == 2 * (200 + 2 * 100) + (2 + 4) * 200
-    assert memory_plan.sharded(model, Training(), ranks=4).copies == 4 * (200 + 2 * 100) + (4 + 4) * 200
+    # What is outside and two blocks; of the largest unit its buffer, its gradients, and twice what is sent.
+    assert parts.copies == int(1.4 * (2 * (200 + 2 * 100 + 200) + (2 + 2 * 4) * 200))
+    whole = memory_plan.sharded(model, Training(), ranks=4)
+    assert whole.copies == int(1.4 * (4 * (200 + 2 * 100 + 200) + (4 + 2 * 4) * 200))
 
 
 def test_attention_scores_count_only_where_attention_has_dropout() -> None:
@@ -116,7 +117,7 @@ def test_activations_of_a_gpt3_layer_are_those_of_the_paper() -> None:
     assert (two - one) / 1.4 / 1024 / 1024 == pytest.approx(34, rel=0.2)
 
 
-@pytest.mark.parametrize(("memory", "needed"), [(64, 3), (256, 1)])
+@pytest.mark.parametrize(("memory", "needed"), [(64, 4), (256, 1)])
 def test_the_nodes_that_are_needed_are_the_fewest(memory: int, needed: int) -> None:
     nodes = Nodes(nodes=1, processes=1, memory=memory * GIB)
     step = replace(STEP, bf16=True)
