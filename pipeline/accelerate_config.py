@@ -73,23 +73,35 @@ def read_accelerate_config(path: Path, run: Fields, target: Fields) -> Translati
 
 
 def translate(config: Fields, run: Fields, target: Fields) -> Translation:
-    """Translate the content of a config of Accelerate, as :func:`read_accelerate_config` does.
+    """Translate the content of a config of Accelerate.
 
     Each key means what it means to ``accelerate launch`` 1.15: num_processes counts those of all machines.
-    The run has no output, since a config of Accelerate has none.
+
+    Args:
+        config: The content of the file.
+        run: Given fields of the run, which win over the config.
+        target: Given fields of the target, which win over the config.
+
+    Returns:
+        Fields of the run, without an output since a config of Accelerate has none; fields of the target that
+        the given ones leave open; and notes for the user.
+
+    Raises:
+        BadInputError: CPUs cannot do what the config asks for, or it has unknown keys or values.
     """
     _refuse_unknown(config)
     _refuse_sharding(config)
-    asked = str(config.get("mixed_precision") or ("fp16" if config.get("fp16") else "no")).lower()
-    if asked not in _DTYPES:
+    asked_precision = str(config.get("mixed_precision") or ("fp16" if config.get("fp16") else "no")).lower()
+    if asked_precision not in _DTYPES:
         fix = f"Choose one of: {', '.join(_DTYPES)}"
-        raise BadInputError(f"there is no {asked!r}", field="mixed_precision", fix=fix)
+        raise BadInputError(f"there is no {asked_precision!r}", field="mixed_precision", fix=fix)
     scale = _scale(config, run)
-    dtype = run.get("dtype", _DTYPES[asked])
+    dtype = run.get("dtype", _DTYPES[asked_precision])
     env = {"ACCELERATE_MIXED_PRECISION": "bf16" if dtype == "bf16" else "no"}
     env |= {"ACCELERATE_DEBUG_MODE": "true"} if is_true(str(config.get("debug"))) else {}
     fields = {"output": None, "dtype": dtype, "env": env | _dynamo(config), **scale}
-    return Translation(fields, _target(config, scale["nnodes"], target), tuple(_notes(config, asked, dtype)))
+    target_fields = _missing_target_fields(config, scale["nnodes"], target)
+    return Translation(fields, target_fields, tuple(_notes(config, asked_precision, dtype)))
 
 
 def _refuse_unknown(config: Fields) -> None:
@@ -145,17 +157,28 @@ def _count(value: object) -> int:
     return int(str(value)) if str(value).isdecimal() else 0
 
 
-def _target(config: Fields, nnodes: object, target: Fields) -> dict[str, Any]:
-    """Choose the target if the options do not: this machine, or the hosts of mpirun's hostfile."""
+def _missing_target_fields(config: Fields, nnodes: object, given: Fields) -> dict[str, Any]:
+    """Choose the fields of the target that the given ones leave open.
+
+    The first of these that applies:
+
+    1. The given kind is not baremetal, or a hostfile is given: only ``kind``, by default baremetal.
+    2. No kind is given, and there is one machine: this machine, so no fields; but ``launch`` is mpirun if the
+       config has a hostfile.
+    3. The config has no hostfile: BadInputError, since nothing names the machines.
+    4. Otherwise: baremetal, with the config's hostfile.
+    """
     named = (config.get("mpirun_config") or {}).get("mpirun_hostfile")
     hostfile = str(Path(named).expanduser()) if named else None
-    if target.get("kind", "baremetal") != "baremetal" or "hostfile" in target:
-        return {"kind": target.get("kind", "baremetal")}
-    if "kind" not in target and str(nnodes) == "1":
+    if given.get("kind", "baremetal") != "baremetal" or "hostfile" in given:
+        return {"kind": given.get("kind", "baremetal")}
+    if "kind" not in given and str(nnodes) == "1":
         return {"launch": "mpirun"} if hostfile else {}
     if hostfile is None:
         fix = "Give --target-hostfile FILE, with a host on each line, or --target-kind kubernetes"
-        message = f"{nnodes} machines are asked for, and no hostfile names them"
+        is_one = str(nnodes) == "1"
+        asked_for = "1 machine is asked for" if is_one else f"{nnodes} machines are asked for"
+        message = f"{asked_for}, and no hostfile names {'it' if is_one else 'them'}"
         raise BadInputError(message, field="mpirun_config.mpirun_hostfile", fix=fix)
     return {"kind": "baremetal", "hostfile": hostfile}
 
@@ -173,13 +196,13 @@ def _dynamo(config: Fields) -> dict[str, str]:
     return {f"ACCELERATE_DYNAMO_{name.upper()}": str(value) for name, value in named.items()}
 
 
-def _notes(config: Fields, asked: str, dtype: str) -> list[str]:
+def _notes(config: Fields, asked_precision: str, dtype: str) -> list[str]:
     kind = config.get("distributed_type") or "NO"  # YAML reads NO as false
     unused = [name for name in _UNUSED if config.get(name) not in _EMPTY_VALUES]
     notes = {
         f"distributed_type {kind}: the processes train on CPUs": kind in _DEVICE_TYPES,
-        f"mixed_precision {asked} becomes bf16: CPUs train in fp32 or bf16": asked.startswith("fp")
-        and dtype == "bf16",
+        f"mixed_precision {asked_precision} becomes bf16: CPUs train in fp32 or bf16": dtype == "bf16"
+        and asked_precision.startswith("fp"),
         f"not needed here: {', '.join(sorted(unused))}": bool(unused),
     }
     return [note for note, holds in notes.items() if holds]

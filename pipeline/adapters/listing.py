@@ -74,7 +74,8 @@ class Rows(Collection[Row], Generic[Row]):
         path, size, text, flag = row
         line = f"{path}\0{size}\0{text}\0{'x' if flag else ''}\0".encode(errors="surrogateescape")
         if line.count(b"\0") != _FIELDS:
-            raise ValueError(f"there is a NUL in {path!r}")
+            with_nul = path if "\0" in path else text
+            raise ValueError(f"there is a NUL in {with_nul!r}")
         self.content += line
         self._count += 1
 

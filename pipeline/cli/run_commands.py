@@ -175,7 +175,9 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
             if written is not None and written.advice:
                 click.echo(f"run {ctx.name}: {written.advice}")
     for folder in folders:
-        if _removable_folders(home_folder):  # a run may have begun meanwhile
+        # A run may have begun meanwhile. It would keep all folders, and the list would be empty: so it does
+        # not matter whether this folder is in it.
+        if _removable_folders(home_folder):
             transfer.discard(folder)
 
 

@@ -134,8 +134,9 @@ def _check_unchanged(
     names_in_source = {getattr(node, field, None) for node in ast.walk(module) for field in fields}
     present_values: dict[str, Any] = {}
     for name, statements in definitions.items():
-        is_imported = bool(statements) and isinstance(statements[0], _Import)
-        if statements and not is_imported and name in function.__globals__:
+        # Skipped are the function itself, which alone has no statements here and is added below; imports, as
+        # each rank imports the module itself; and names that have no value now.
+        if statements and not isinstance(statements[0], _Import) and name in function.__globals__:
             present_values[name] = function.__globals__[name]
     present_values[function.__name__] = function
     for name, value in present_values.items():

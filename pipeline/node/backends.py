@@ -64,9 +64,9 @@ def awaited(backend: str | None) -> str:
         return ""
     try:
         # Late: it needs what this torch may lack.
-        from manycpu.pipeline.node.ccl import awaited
+        from manycpu.pipeline.node.ccl import describe_wait
 
-        return awaited()
+        return describe_wait()
     except Exception:  # noqa: BLE001 - lacking() has the reason
         return ""
 

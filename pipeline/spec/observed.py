@@ -207,9 +207,12 @@ class Observed(BaseModel):
         everyone = bool(self.ranks) and len(self.ranks) == self.world_size
         return everyone and all(rank.exit_code == 0 for rank in self.ranks)
 
-    def forget_failure(self, before: float) -> None:
-        """Forget the failure of ranks whose nodes were taken back, up to a time."""
-        if self.failed_at <= before:
+    def forget_failure(self, until: float) -> None:
+        """Forget the recorded failure if it happened at or before ``until``.
+
+        The nodes were taken back then, so the ranks are not to blame.
+        """
+        if self.failed_at <= until:
             self.failure, self.failed_at = None, 0.0
 
 

@@ -69,7 +69,7 @@ class TargetFields(BaseModel):
 
     @property
     def has_launcher(self) -> bool:
-        """Whether a pod of its own starts the ranks, and ends as the worst of them."""
+        """Whether a launcher pod apart from the workers starts the ranks, and fails if one of them fails."""
         return False
 
     @property
@@ -300,7 +300,10 @@ class Kubernetes(TargetFields):
 
     @property
     def has_launcher(self) -> bool:
-        """Whether a pod of its own starts a job's ranks, and ends as the worst of them."""
+        """Whether the job has a launcher pod apart from the workers.
+
+        It starts the ranks, and fails if one of them fails.
+        """
         kind = JOB_KINDS[self.launch]
         return kind.launcher or (kind is TRAINJOB and self.mpi is not None)
 

@@ -47,10 +47,14 @@ def read_report(ctx: RunContext) -> str | None:
 
 
 def write_report(ctx: RunContext, text: str) -> None:
-    """Write the output's report.json."""
+    """Write the output's report.json, unless this run may not replace the report that is there.
+
+    Raises:
+        BadInputError: There is such a report, for example of another run with its model.
+    """
     before = ctx.output.read_text(REPORT)
     if not replaceable(before, ctx.key):
-        raise_findings([not_empty(ctx, REPORT, before)])
+        raise_findings([not_empty_finding(ctx, REPORT, before)])
     ctx.output.write_text(REPORT, text)
 
 
@@ -78,10 +82,10 @@ def occupied(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding
         is_only_report_of_a_failure = len(names) == 1 and replaceable(text, ctx.key)
         if is_own or is_only_report_of_a_failure:
             return None
-    return not_empty(ctx, names[0], text)
+    return not_empty_finding(ctx, names[0], text)
 
 
-def not_empty(ctx: RunContext, name: str, text: str | None) -> Finding:
+def not_empty_finding(ctx: RunContext, name: str, text: str | None) -> Finding:
     """Make the finding that the output has a file or an empty folder that this run did not write."""
     before = run_report.parse(text)
     if before is not None and not replaceable(text, ctx.key):

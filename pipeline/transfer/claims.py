@@ -158,10 +158,15 @@ class _ClaimFiles(NamedTuple):
         return others
 
     def _key_in(self, name: str) -> str | None:
-        """Return the run's key in the name of a claim file of this output; None: it is another file."""
+        """Return the key of the run to which a claim file of this output belongs; None: it is another file.
+
+        Without a stem the output is behind a URL, where claim files have names of another form.
+        """
         if self.stem is None:
             return claimed_by(name)
         key = name.removeprefix(f".{self.stem}.").removesuffix(".claim")
+        # A name without that prefix or suffix is left as it is: so build the name again from the key, and
+        # compare. A key with a dot is of another output: that of ``model.v2`` begins like one of ``model``.
         return key if key and "." not in key and name == self.name(key) else None
 
 

@@ -23,7 +23,7 @@ from manycpu.pipeline.spec.errors import BadInputError, Finding
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.output import REPORT
 from manycpu.pipeline.targets.context import OWN_FOLDERS, RunContext
-from manycpu.pipeline.targets.output import not_empty, occupied
+from manycpu.pipeline.targets.output import not_empty_finding, occupied
 from manycpu.pipeline.targets.program_code import (
     code_of,
     has_module,
@@ -215,7 +215,7 @@ def _output(ctx: RunContext) -> Findings:
         elif output.local:
             # An export to disk is complete or absent, so all other files are strangers.
             for name in transfer.strangers(output, ctx.key)[:1]:
-                yield not_empty(ctx, name, output.read_text(REPORT))
+                yield not_empty_finding(ctx, name, output.read_text(REPORT))
         elif output.exists():
             names = [item.path for item in output.items()]
             if finding := occupied(ctx, names, output.read_text(REPORT)):

@@ -156,3 +156,15 @@ def test_what_cannot_be_is_refused_with_its_key(changes: dict[str, Any], field: 
         told(changes)
     assert raised.value.field == field
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("machines", "message"),
+    [
+        (1, "1 machine is asked for, and no hostfile names it"),
+        (2, "2 machines are asked for, and no hostfile names them"),
+    ],
+)
+def test_hosts_that_no_hostfile_names_are_counted(machines: int, message: str) -> None:
+    with pytest.raises(BadInputError, match=message):
+        told({"num_machines": machines, "mpirun_config": {}}, kind="baremetal")

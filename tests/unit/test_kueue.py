@@ -257,7 +257,7 @@ def test_a_run_older_than_its_queue_timeout_waits_for_its_pods_when_it_goes_on()
 
 
 def test_pods_that_are_gone_are_waited_for_since_they_were_seen_last() -> None:
-    activity = trained().activity._replace(stood=T0 + 4999.0)
+    activity = trained().activity._replace(last_placed_or_suspended=T0 + 4999.0)
     found = budgets(RUN, snapshot(job("Running"), placed(10, 20)[:1]), activity)
     assert {one.field: one.due - T0 for one in found}["queue_timeout"] == 5999
 
@@ -278,7 +278,7 @@ def test_of_a_pod_that_failed_and_is_made_anew_the_new_one_counts() -> None:
 
 
 def test_an_operator_has_all_of_its_time_when_the_queue_lets_a_job_go_on() -> None:
-    waited = AttemptState(attempt=1).activity._replace(stood=T0 + 3600.0)
+    waited = AttemptState(attempt=1).activity._replace(last_placed_or_suspended=T0 + 3600.0)
     (found,) = budgets(RUN, snapshot(job()), waited)
     assert (found.field, found.due - T0) == ("acknowledge_timeout", 3600 + RUN.acknowledge_timeout)
 

@@ -16,7 +16,7 @@ from support.helper_process import pod
 from support.web_server import served
 
 from manycpu.pipeline import transfer
-from manycpu.pipeline.adapters.listing import OddFileError
+from manycpu.pipeline.adapters.listing import Item, OddFileError, Rows
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import RemoteError
@@ -328,3 +328,9 @@ def test_a_name_that_is_not_utf8_reaches_a_url_as_python_writes_it(source: Path)
 def test_a_url_with_nothing_behind_it_is_no_data_set(url: str) -> None:
     with pytest.raises(FileNotFoundError, match="nothing at"):
         transfer.identity(Location.of(url, "run.data"))
+
+
+@pytest.mark.parametrize("item", [Item("a\0b", 1, "c"), Item("a", 1, "a\0b")])
+def test_the_text_with_a_nul_is_named(item: Item) -> None:
+    with pytest.raises(ValueError, match=r"there is a NUL in 'a\\x00b'"):
+        Rows(Item, [item])

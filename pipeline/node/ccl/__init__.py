@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from manycpu.pipeline.node.ccl import build, environment, leftovers, peers, vendor
 
-__all__ = ["awaited", "register"]
+__all__ = ["describe_wait", "register"]
 
 _BUILD: Final = " (built once for each torch and compiler, in half a minute to three minutes)"
 """Measured: 27 s on two idle cores, 140 s on busy ones."""
@@ -27,8 +27,8 @@ _MIN_CONNECT_TIMEOUT: Final = timedelta(seconds=30)
 """A group's own timeout is for its collectives and may be shorter; a busy machine connects slowly."""
 
 
-def awaited() -> str:
-    """Name what :func:`register` waits for, with the time of a build where the backend is not built yet."""
+def describe_wait() -> str:
+    """Build the text about what :func:`register` waits for, with the time of a build that it still needs."""
     needs_build = vendor.find(torch.__version__) is None and build.is_to_be_built()
     return f"the backend ccl{_BUILD if needs_build else ''}"
 

@@ -42,7 +42,7 @@ def run(chosen: Options, env: Mapping[str, str]) -> dict[str, Any]:
     torch.set_num_threads(threads * len(jobs))
     if env.get("RANK", "0") == "0":
         results |= _test(jobs[0], tested, chosen.test_batch_size)
-        _write(jobs[0].model, results, chosen, env)
+        _write_outputs(jobs[0].model, results, chosen, env)
     if ranks > 1:
         dist.barrier()
         dist.destroy_process_group()
@@ -153,12 +153,19 @@ def _test(job: Job, tested: Images, size: int) -> dict[str, Any]:
     }
 
 
-def _write(model: nn.Module, results: dict[str, Any], chosen: Options, env: Mapping[str, str]) -> None:
+def _write_outputs(
+    model: nn.Module, results: dict[str, Any], chosen: Options, env: Mapping[str, str]
+) -> None:
+    """Report the results as metrics, and write them and the model to the run's output.
+
+    Without an output, they go to the working directory if the options ask for the model, else nowhere.
+    """
     metrics(results)
-    folder = env.get("MANYCPU_OUTPUT") or ("." if chosen.save_model else None)
-    if folder is None:
+    output_folder = env.get("MANYCPU_OUTPUT") or ("." if chosen.save_model else None)
+    if output_folder is None:
         say("the model is not kept: add --save_model")
         return
-    known = {name: value if math.isfinite(value) else None for name, value in results.items()}
-    write_results(Path(folder), known)
-    torch.save(model.state_dict(), Path(folder, _MODEL))
+    # JSON has no infinity or NaN.
+    json_results = {name: value if math.isfinite(value) else None for name, value in results.items()}
+    write_results(Path(output_folder), json_results)
+    torch.save(model.state_dict(), Path(output_folder, _MODEL))

@@ -125,7 +125,7 @@ def main(folder: str) -> None:
 
 
 def _article(key: str, names: Names, rng: random.Random) -> dict[str, Any]:
-    things = _things(names, rng)
+    things = _draw_things(names, rng)
     context = _context(things, rng)
     questions: list[
         tuple[str, str]
@@ -147,13 +147,14 @@ def _article(key: str, names: Names, rng: random.Random) -> dict[str, Any]:
     return {"title": title, "paragraphs": [{"context": context, "qas": qas}]}
 
 
-def _things(names: Names, rng: random.Random) -> list[Thing]:
+def _draw_things(names: Names, rng: random.Random) -> list[Thing]:
     """Choose subjects, and facts of which two or more are of the same kind; draw names, years and amounts."""
     count, sizes = (2, _FACTS_OF_TWO) if rng.random() < _TWO_THINGS_CHANCE else (1, _FACTS_OF_ONE)
     fact_count = _pick(rng, sizes)
+    # Drawn again until two facts are of the same kind, so that a model must read the question.
     while True:
-        kinds = _shuffle(rng, subjects())[:count]
-        plan = [(subject, _shuffle(rng, sorted(subject.facts))[:fact_count]) for subject in kinds]
+        chosen_subjects = _shuffle(rng, subjects())[:count]
+        plan = [(subject, _shuffle(rng, sorted(subject.facts))[:fact_count]) for subject in chosen_subjects]
         if len({subject.facts[fact] for subject, facts in plan for fact in facts}) < count * fact_count:
             break
     things = []

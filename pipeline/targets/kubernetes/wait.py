@@ -36,7 +36,7 @@ class JobWatch:
         self.spoken = False
         self._batches: deque[list[RankLine]] = deque()
         self._status = Status(state=RunState.PENDING)
-        self._recorder = AttemptRecorder(ctx, handle, cursor, by="")
+        self._recorder = AttemptRecorder(ctx, handle, cursor, reader="")
         self._following = _Following(ctx, handle, self._recorder, self._batches)
 
     @property

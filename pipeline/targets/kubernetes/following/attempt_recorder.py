@@ -179,11 +179,11 @@ class RankActivity(NamedTuple):
     """When any rank last wrote a line; 0: none has."""
     began: float = 0.0
     """When the run got its nodes, plus the time that it spent without them since; 0: not recorded yet."""
-    since: float = 0.0
+    watched_since: float = 0.0
     """Since when the follower watches the pods without a break: earlier silence proves nothing."""
     paused: float = 0.0
     """Since when the job is suspended, so that only ``queue_timeout`` counts; 0: it is not suspended."""
-    stood: float = 0.0
+    last_placed_or_suspended: float = 0.0
     """When the follower last saw the job with its nodes, or suspended; 0: it never did."""
     finished: float = 0.0
     """When a rank last wrote a line, if all ranks of the last meeting have ended with 0; 0: they have not."""
@@ -231,7 +231,7 @@ class AttemptState(BaseModel):
             else:  # no follower saw when the suspension began: run_timeout starts again
                 self.began = capacity
             self.preempted = self.paused or admitted
-            self.observed.forget_failure(before=capacity)
+            self.observed.forget_failure(until=capacity)
         self.began, self.paused, self.admitted = self.began or capacity, 0.0, admitted
 
     def pause(self, since: float) -> bool:
@@ -261,39 +261,48 @@ class AttemptRecorder:
         ctx: The run.
         handle: The attempt's handle.
         cursor: How far the logs were read; None: from the beginning.
-        by: Name of the reader that delivers the lines. If a reader of this name delivered the recorded lines,
-            the recorded cursor is used instead.
+        reader: Name of the reader that delivers the lines; empty: it has none. If a reader of this name
+            delivered the recorded lines, the recorded cursor is used instead.
     """
 
-    def __init__(self, ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None, by: str) -> None:
+    def __init__(self, ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None, reader: str) -> None:
         self._ctx, self._handle = ctx, handle
         entry = ctx.ledger.read()
         self.state = attempt_state(entry, handle)
-        if not by or self.state.by != by:
+        """The state of the attempt; :meth:`fields` returns it for the ledger."""
+        if not reader or self.state.by != reader:
             # A new reader delivers all lines from the given cursor on; what the ranks reported is kept.
             self.state.cursor = dict(cursor or {})
-        self.state.by = by
+        self.state.by = reader
         self._observer = Observer(self.state.observed)
         self.tails: dict[str, list[str]] = {}
         """Pod -> its last lines."""
         self.spoken = bool(self.state.spoke)
-        self.stood = 0.0
+        """Whether any rank has written a line."""
+        self.last_placed_or_suspended = 0.0
         """When the follower last saw the job with its nodes, or suspended; seconds since the epoch."""
         self._introduced: dict[int, tuple[float, str]] = {}
         """Rank -> time and pod of its last proof that it takes part."""
-        self.since = 0.0
+        self.watched_since = 0.0
         """Since when the follower watches the pods without a break; seconds since the epoch."""
-        self._saved = time.monotonic()
-        self._pressing = False
+        self._last_save = time.monotonic()
+        """When the fields were last taken for the ledger; by the monotonic clock."""
+        self._has_important_event = False
         """Whether an important event was recorded since the last save."""
-        self._written = entry.observed
+        self._last_written = entry.observed
+        """The packed fields last written, at first those found in the ledger; None: there are none.
+
+        If they were too large, the ledger has only the end of them.
+        """
         self.recorded_cursor: Cursor = dict(self.state.cursor)
         """The cursor as last written to the ledger."""
 
     @property
     def activity(self) -> RankActivity:
         """The activity of the ranks and the follower, on which the time budgets depend."""
-        return self.state.activity._replace(since=self.since, stood=self.stood)
+        return self.state.activity._replace(
+            watched_since=self.watched_since, last_placed_or_suspended=self.last_placed_or_suspended
+        )
 
     def record_delivered(self, log_batches: Iterable[LogBatch]) -> None:
         """Record lines and mark their batches delivered, so that a resumed follower does not repeat them."""
@@ -305,7 +314,7 @@ class AttemptRecorder:
                     if line.time >= time_before:
                         self._introduced[event.rank] = line.time, line.pod
                 if not self._is_end_in_earlier_pod(line, event):
-                    self._pressing |= self._observer.hear(line.line, line.time)
+                    self._has_important_event |= self._observer.hear(line.line, line.time)
                 self._record_line(line, event)
             container, _, restarts = log_batch.log.rpartition("/")
             cursor = self.state.cursor
@@ -343,11 +352,11 @@ class AttemptRecorder:
     @property
     def due(self) -> bool:
         """Whether to write the ledger now: after an important event, or if the last save is old."""
-        return self._pressing or time.monotonic() - self._saved > SAVE_INTERVAL_S
+        return self._has_important_event or time.monotonic() - self._last_save > SAVE_INTERVAL_S
 
     def fields(self) -> dict[str, Any]:
         """Return the fields to write to the ledger, and restart the time until the next save."""
-        self._saved, self._pressing = time.monotonic(), False
+        self._last_save, self._has_important_event = time.monotonic(), False
         return self.state.model_dump(mode="json", exclude_defaults=True)
 
     def write(self, fields: dict[str, Any]) -> None:
@@ -360,12 +369,12 @@ class AttemptRecorder:
             FileNotFoundError: The run is cleaned up.
         """
         packed = pack(fields)
-        if packed != self._written:  # a thousand runs may wait, mostly without a change
+        if packed != self._last_written:  # a thousand runs may wait, mostly without a change
             try:
                 self._write_entry(packed)
             except InvalidError:  # too large, most likely
                 self._write_entry(pack_only_the_end(fields))
-            self._written = packed
+            self._last_written = packed
         self.recorded_cursor = fields.get("cursor", {})
 
     def _write_entry(self, written: dict[str, Any]) -> None:

@@ -173,7 +173,7 @@ class Follower:
         """
         self._deliver = deliver
         feeding = asyncio.create_task(self._feed(stream))
-        self._recorder.since = self._watch.now()
+        self._recorder.watched_since = self._watch.now()
         try:
             while not self.status.state.terminal:
                 await self._wait_until_due(feeding)
@@ -205,7 +205,7 @@ class Follower:
                 f"nothing is known of {change.kind} objects at present: {change.trouble}"
             )
             if change.kind == "Pod":
-                self._recorder.since = self._watch.now()  # silence counts only while pods are watched
+                self._recorder.watched_since = self._watch.now()  # silence counts only while pods are watched
             return
         self._last_change[change.kind] = time.monotonic()
         if self._snapshot.apply(change.kind, change.objects, change.deleted, complete=change.complete):
@@ -292,7 +292,7 @@ class Follower:
 
     async def _unconfirmed_status(self, status: Status, error: BaseException) -> Status:
         """Keep the status if the API server cannot confirm an end; a used-up budget counts after a while."""
-        self._recorder.since = now = self._watch.now()
+        self._recorder.watched_since = now = self._watch.now()
         self._unconfirmed_since = self._unconfirmed_since or now
         if status.budget and now - self._unconfirmed_since > _UNCONFIRMED_S:
             return status
@@ -324,13 +324,13 @@ class Follower:
         if self._snapshot.given_back and not self._recorder.activity.met:
             self._recorder.state.began = 0.0  # it had its nodes, but could not start on them
         elif self._snapshot.suspended:
-            self._recorder.stood = now
+            self._recorder.last_placed_or_suspended = now
             had_nodes = self._recorder.state.pause(self._snapshot.suspended_since or now)
             if had_nodes:
                 self._notes.make_reasons_due()
         elif capacity := self._snapshot.capacity(self._ctx.run.nodes[0]):
             self._recorder.state.begin(capacity, self._snapshot.last_transition, now)
-            self._recorder.stood = now
+            self._recorder.last_placed_or_suspended = now
 
     async def _put(self, log_batch: LogBatch) -> None:
         """Queue lines for delivery; wait while the queue is full."""
@@ -358,7 +358,7 @@ class Follower:
         if entry is not None:
             status = judgement.final_status(entry, self._handle, status)
         if self._recorder.state.paused:  # the suspension ended the ranks, so that is not the cause
-            self._recorder.state.observed.forget_failure(before=self._watch.now())
+            self._recorder.state.observed.forget_failure(until=self._watch.now())
         status = await self._judge_by_exit_records(status)
         if status.state is RunState.FAILED:
             await self._read_tail()

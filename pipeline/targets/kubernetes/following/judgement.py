@@ -53,7 +53,7 @@ def _present_budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActi
             f"no operator acknowledged {snapshot.kind} {snapshot.name} within {run.acknowledge_timeout} s: "
             f"is the {snapshot.job_kind.operator} running, and does it watch this namespace?"
         )
-        since = max(_created(snapshot), activity.stood)
+        since = max(_created(snapshot), activity.last_placed_or_suspended)
         yield Budget("acknowledge_timeout", since + run.acknowledge_timeout, message)
         return
     began = activity.began or snapshot.capacity(run.nodes[0])
@@ -67,10 +67,10 @@ def _present_budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActi
     capacity = snapshot.capacity(run.nodes[0]) or began or 0.0
     if present_phase == "starting":
         message = f"its ranks have not met within {run.start_timeout} s of its nodes being there"
-        yield Budget("start_timeout", max(capacity, activity.since) + run.start_timeout, message)
+        yield Budget("start_timeout", max(capacity, activity.watched_since) + run.start_timeout, message)
     if run.stall_timeout is not None:
         message = f"no line from any rank for {run.stall_timeout} s"
-        silent_since = max(capacity, activity.last, activity.since)
+        silent_since = max(capacity, activity.last, activity.watched_since)
         yield Budget("stall_timeout", silent_since + run.stall_timeout, message)
 
 
@@ -98,7 +98,7 @@ def _queued_since(snapshot: JobSnapshot, activity: RankActivity) -> float:
     # Without pods: since it was created, was resumed, or last had its nodes.
     since = max(_created(snapshot), snapshot.last_transition, activity.paused)
     if activity.began:
-        since = max(since, activity.stood or activity.since)
+        since = max(since, activity.last_placed_or_suspended or activity.watched_since)
     return since
 
 

@@ -78,7 +78,7 @@ class TurnTaking:
             job, note = decision
             if job.version != self._patched:
                 self._patched = job.version
-                self._patching = asyncio.create_task(self._patch(job, note))
+                self._patching = asyncio.create_task(self._send_note(job, note))
         return "\n".join(filter(None, [waits_for(mine, jobs, holders), self._trouble]))
 
     def _waiting_job(self, *, met: bool, now: float) -> Job | None:
@@ -98,8 +98,8 @@ class TurnTaking:
         if self._patching is not None:
             self._patching.cancel()
 
-    async def _patch(self, job: Job, note: Note) -> None:
-        """Suspend or resume a job with a note; without the rights to do so, do not try again."""
+    async def _send_note(self, job: Job, note: Note) -> None:
+        """Send the patch that suspends or resumes a job, with the note."""
         try:
             change = patch(job.kind, note, job.version)
             await asyncio.to_thread(self._cluster.patch, job.kind.kind, job.name, change)
@@ -107,7 +107,10 @@ class TurnTaking:
         except FAILURES as error:
             outdated = isinstance(error, (NotFoundError, ConflictError))  # the job has changed, or is gone
             self._trouble = "" if outdated else f"its turn cannot be taken: {error}"
-            if not isinstance(error, (UnauthorizedError, ForbiddenError)):
+            is_forbidden = isinstance(error, (UnauthorizedError, ForbiddenError))
+            # Forget the patch, so that the next round tries again, unless the API server forbade it: then the
+            # same patch would be forbidden again, and the next try is after the job has changed.
+            if not is_forbidden:
                 self._patched = ""
         self._wake()
 

@@ -124,7 +124,13 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
         context = Path(target.context) if target.context else file.parent
         arguments = tuple(sorted(target.build_args.items()))
         files = {**_files_below(context), "Dockerfile": file}
-        return Recipe(stage, None, file.read_text(), arguments, tuple(sorted(files.items())))
+        return Recipe(
+            stage=stage,
+            target=None,
+            text=file.read_text(),
+            arguments=arguments,
+            files=tuple(sorted(files.items())),
+        )
     own_arguments = {name for names in _ARGUMENTS.values() for name in names}
     if not target.dockerfile and (unknown := set(target.build_args) - own_arguments):
         raise BadInputError(
@@ -135,12 +141,19 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
     arguments = tuple(
         sorted((name, value) for name, value in target.build_args.items() if name in _ARGUMENTS[stage])
     )
+    # With a Dockerfile of the user, the context belongs to the train image only. Not so build_args: those
+    # that manycpu's Dockerfile has too, such as BASE_IMAGE, count for the helper image as well.
     files = _files_below(Path(target.context)) if target.context and not target.dockerfile else {}
     files |= _files_below(OWN)
     if dict(arguments).get("CCL"):
         files |= _ccl_sources()
-    text = (OWN / "Dockerfile").read_text()
-    return Recipe(stage, stage, text, arguments, tuple(sorted(files.items())))
+    return Recipe(
+        stage=stage,
+        target=stage,
+        text=(OWN / "Dockerfile").read_text(),
+        arguments=arguments,
+        files=tuple(sorted(files.items())),
+    )
 
 
 def _ccl_sources() -> dict[str, Path]:
