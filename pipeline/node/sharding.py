@@ -128,6 +128,16 @@ def overlap(model: nn.Module) -> None:
         one.set_modules_to_forward_prefetch([following])
 
 
+def release(model: nn.Module) -> None:
+    """Hold shares alone again: after a forward pass without gradients, some parameters are whole.
+
+    An optimizer that is made of whole parameters would not train the shares.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def clip_gradients(model: nn.Module, max_norm: float) -> float:
     """Scale gradients so that their norm over all ranks is at most ``max_norm``; returns that before."""
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
@@ -153,6 +163,7 @@ def save(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer,
     if _rank() == 0:
         (Path(folder) / ".metadata").unlink(missing_ok=True)
     _barrier()
+    release(model)
     states = get_state_dict(model, optimizer, options=_OPTIONS)
     save_shares({"model": states[0], "optimizer": states[1], _EXTRA: json.dumps(extra)}, checkpoint_id=folder)
     _barrier()
@@ -169,6 +180,7 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
     Raises:
         RuntimeError: The checkpoint is of another model, or incomplete.
     """
+    release(model)
     model_state, optimizer_state = get_state_dict(model, optimizer, options=_OPTIONS)
     state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state, _EXTRA: ""}
     try:
@@ -188,6 +200,7 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
 
 def load_weights(folder: str | Path, model: nn.Module) -> None:
     """Read only the model's trained parameters from a checkpoint."""
+    release(model)
     state = {"model": get_model_state_dict(model, options=_OPTIONS)}
     load_shares(state, checkpoint_id=folder)
     set_model_state_dict(model, state["model"], options=_OPTIONS)
@@ -218,6 +231,7 @@ def export(model: nn.Module, folder: str | Path) -> None:
 
     Parameters are gathered one at a time: beyond its share, a rank holds one of them.
     """
+    release(model)
     target, files = Path(folder), _files(model)
     state = model.state_dict()
     names = [_file_name(number, len(files)) for number in range(1, len(files) + 1)]

@@ -213,6 +213,8 @@ class CpuTrainer(Trainer):
         handler.comm_hook = DDPCommunicationHookType(self.args.gradient_compression)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        if self._is_sharded:
+            sharding.release(self.model)  # it may have been evaluated before
         optimizer = super().create_optimizer(model)
         if self.args.use_ipex:
             import intel_extension_for_pytorch as ipex  # type: ignore[import-not-found,unused-ignore]
@@ -224,6 +226,16 @@ class CpuTrainer(Trainer):
             self.model, optimizer = ipex.optimize(model_used, optimizer=optimizer, dtype=dtype, inplace=True)
             self.optimizer = optimizer
         return optimizer
+
+    def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
+        """Take back what an evaluation before the training has done to the model.
+
+        It marks the model as prepared, and Accelerate wraps none that is so: each rank would train alone.
+        """
+        if training and getattr(model, "_is_accelerate_prepared", False) and model is self.model:
+            self.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+            model._is_accelerate_prepared = False  # noqa: SLF001 - Accelerate has no other way
+        return super()._wrap_model(model, training, dataloader)
 
     @contextlib.contextmanager
     def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:

@@ -33,7 +33,7 @@ RECIPES: Final[Mapping[str, _Recipe]] = {
     "question_answering": _Recipe(8, 384, causal=False, outputs=2),
 }
 """The recipes that train transformers; the memory of others is not estimated."""
-DEFAULT_SHARD: Final = "no"
+DEFAULT_SHARD: Final = "auto"
 """What recipes do without ``--shard``."""
 _LORA_RANK: Final = 16
 _BATCH: Final = ("per_device_train_batch_size", "per_gpu_train_batch_size")

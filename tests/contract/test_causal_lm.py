@@ -273,3 +273,29 @@ def test_positions_are_stretched_for_longer_documents(env: dict[str, str], tmp_p
     assert config["rope_parameters"]["rope_type"] == "yarn"
     assert config["rope_parameters"]["factor"] == 2.5
     assert config["rope_parameters"]["original_max_position_embeddings"] == 128
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_two_ranks_with_shares_train_what_replicas_train(tmp_path: Path, llama: Path, method: str) -> None:
+    found = {}
+    for shard in ("no", "full"):
+        env = tiny_env(tmp_path / shard, llama)
+        options = ("--method", method, "--shard", shard, "--num_train_epochs", "2", "--lora_dropout", "0")
+        options += ("--train_sampling_strategy", "sequential")
+        ended = on_two_ranks(env, *options)
+        assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+        found[shard] = json.loads((Path(env["MANYCPU_OUTPUT"]) / "all_results.json").read_text())
+    assert "samples of its text are left out" in ended.stdout + ended.stderr
+    # Adapters begin at random, and another way to load draws other numbers.
+    exact = 1e-5 if method == "full" else 1e-2
+    assert found["full"]["eval_loss"] == pytest.approx(found["no"]["eval_loss"], rel=exact)
+    kept = "model.safetensors" if method == "full" else "adapter/adapter_model.safetensors"
+    assert (Path(env["MANYCPU_OUTPUT"]) / kept).is_file()
+    assert (Path(env["MANYCPU_OUTPUT"]) / "model.safetensors").exists() == (method == "full")
+
+
+def on_two_ranks(env: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+    recipe = ("-m", "manycpu.pipeline.recipes.causal_lm", *options)
+    command = (sys.executable, "-m", "manycpu.pipeline.node", "--nproc-per-node=2", *recipe)
+    world = {"MANYCPU_BACKEND": "gloo", "MANYCPU_NNODES": "1", "MANYCPU_NPROC_PER_NODE": "2"}
+    return subprocess.run(command, env=os.environ | env | world, capture_output=True, text=True, check=False)

@@ -15,7 +15,7 @@ RECIPE = ("-m", "manycpu.pipeline.recipes.question_answering")
 OPTIONS = (
     *("--max_seq_length", "48", "--doc_stride", "8", "--per_device_train_batch_size", "2"),
     *("--logging_steps", "1", "--save_steps", "2", "--max_steps", "4", "--seed", "3"),
-    *("--evaluate_before", "False", "--config_overrides"),
+    *("--evaluate_before", "True", "--config_overrides"),
     "hidden_dropout_prob=0.0,attention_probs_dropout_prob=0.0",
 )
 
