@@ -1,0 +1,72 @@
+"""The options of causal_lm, and that `manycpu preflight` makes its checks."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.tiny_llama import lines, sums
+
+from manycpu.pipeline.cli import cli
+from manycpu.pipeline.recipes.causal_lm.generate import write_model
+from manycpu.pipeline.recipes.causal_lm.options import parse
+from manycpu.pipeline.spec.errors import BadInputError
+
+
+def test_early_stopping_evaluates_and_saves_at_the_same_steps(tmp_path: Path) -> None:
+    env = {"MANYCPU_OUTPUT": str(tmp_path)}
+    words = ["--early_stopping_patience", "2"]
+    chosen = parse(words, env).training
+    assert (chosen.eval_strategy, chosen.save_strategy) == ("epoch", "epoch")
+    assert (chosen.load_best_model_at_end, chosen.metric_for_best_model) == (True, "eval_loss")
+    steps = parse([*words, "--eval_strategy=steps", "--eval_steps", "5", "--save_steps", "5"], env).training
+    assert (steps.eval_strategy, steps.save_strategy) == ("steps", "steps")
+
+
+def test_padded_batches_are_made_of_documents_of_like_lengths(tmp_path: Path) -> None:
+    env = {"MANYCPU_OUTPUT": str(tmp_path)}
+    assert parse(["--packing", "False"], env).training.train_sampling_strategy == "group_by_length"
+    assert parse([], env).training.train_sampling_strategy == "random"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--lora_r", "0"],
+        ["--max_seq_length", "0"],
+        ["--validation_split_percentage", "100"],
+        ["--method", "qlora"],
+        ["--rope_scaling", "dynamic"],
+    ],
+)
+def test_values_that_cannot_be_used_are_refused(tmp_path: Path, words: list[str]) -> None:
+    with pytest.raises(BadInputError, match=words[0].removeprefix("--")) as caught:
+        parse(words, {"MANYCPU_OUTPUT": str(tmp_path)})
+    assert caught.value.field == "run.args"
+
+
+@pytest.mark.parametrize(
+    ("data", "words", "message"),
+    [
+        (sums(2), "", None),
+        (sums(2), "--packing False", "run.model: the tokenizer has no pad token"),
+        ([{"question": "a"}], "", "run.data: "),
+    ],
+)
+def test_preflight_checks_data_and_model(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    data: list[dict[str, str]],
+    words: str,
+    message: str | None,
+) -> None:
+    folder, model = lines(tmp_path / "data" / "train.jsonl", data), write_model(tmp_path / "model")
+    settings = model / "tokenizer_config.json"
+    settings.write_text(settings.read_text().replace('"pad_token": "<|pad|>", ', ""))
+    monkeypatch.setenv("MANYCPU_HOME", str(tmp_path / "home"))
+    options = ["--program", "causal_lm", "--data", str(folder), "--model", str(model)]
+    options += ["--output", str(tmp_path / "out"), "--nproc-per-node", "1", "--args", words]
+    done = CliRunner().invoke(cli, ["preflight", *options])
+    if message is None:
+        assert (done.exit_code, "error" in done.output) == (0, False), done.output
+    else:
+        assert (done.exit_code, message in done.output) == (2, True), done.output
