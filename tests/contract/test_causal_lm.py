@@ -280,8 +280,8 @@ def test_two_ranks_with_shares_train_what_replicas_train(tmp_path: Path, llama: 
     found = {}
     for shard in ("no", "full"):
         env = tiny_env(tmp_path / shard, llama)
-        options = ("--method", method, "--shard", shard, "--num_train_epochs", "2", "--lora_dropout", "0")
-        options += ("--train_sampling_strategy", "sequential")
+        options = ["--method", method, "--shard", shard, "--num_train_epochs", "2", "--lora_dropout", "0"]
+        options += ["--train_sampling_strategy", "sequential"]
         ended = on_two_ranks(env, *options)
         assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
         found[shard] = json.loads((Path(env["MANYCPU_OUTPUT"]) / "all_results.json").read_text())
