@@ -36,6 +36,6 @@ def test_a_model_that_its_pods_cannot_hold_is_refused_with_the_pods_that_would(t
     refused = found["24Gi", 1]["run.nnodes"]
     assert refused.fatal
     assert "its pod has 24 GiB" in refused.message
-    assert refused.fix.startswith("Add --shard full to run.args and set run.nnodes to ")
+    assert refused.fix.startswith("Set run.nnodes to "), "it shards by itself"
     assert "run.nnodes" not in found["24Gi", 16]
     assert "run.nnodes" not in found["256Gi", 1]
