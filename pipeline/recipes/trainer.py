@@ -91,7 +91,8 @@ def sharded_loading(
         BadInputError: The model does not name its blocks, or the options exclude each other.
     """
     ranks = options.world_size
-    if options.shard == "auto":
+    by_itself = options.shard == "auto"
+    if by_itself:
         options.shard = _chosen(config, options, training)
     if options.shard == "no" or ranks == 1:
         return {}
@@ -113,6 +114,18 @@ def sharded_loading(
             f"{type(empty).__name__} does not name its blocks, so that it cannot be sharded",
             field="run.args",
             fix="Leave out --shard",
+        )
+    if empty.all_tied_weights_keys:
+        # transformers 5.23 gathers embeddings and head apart: from the second step on, one of them is stale.
+        shared = "the model's head shares the weights of its embeddings, and so it cannot be sharded"
+        if by_itself:
+            say(f"{shared}: each rank trains a replica, and may run out of memory")
+            options.shard = "no"
+            return {}
+        raise BadInputError(
+            shared,
+            field="run.args",
+            fix="Leave out --shard, or set tie_word_embeddings to false in the model's config.json",
         )
     # Late: transformers has it since 5.20, and what is not sharded needs none.
     from transformers.distributed.configuration_utils import DistributedConfig
