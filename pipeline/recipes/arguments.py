@@ -146,8 +146,6 @@ def _replacement(option: str, values: list[str], *, known: bool) -> tuple[list[s
         return [option, *values], ""
     new, value = _RENAMED[name]
     if value is not None and values and values[0].lower() in ("0", "f", "false", "n", "no"):
-        if name == "group_by_length":  # which is the default now
-            return [new, "random"], f"{option} {values[0]} is an old name: read as {new} random"
         return [], f"{option} is left out: it is switched off"
     words = [new, *values] if value is None else [new, value]
     return words, f"{option} is an old name: read as {' '.join(words)}"

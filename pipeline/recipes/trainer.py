@@ -51,9 +51,9 @@ class CpuTrainingOptions(TrainingArguments):
     ddp_find_unused_parameters: bool | None = option(False, "See torch's DistributedDataParallel.")
     logging_steps: float = option(10, "Steps between two reports of progress.")
     train_sampling_strategy: Literal["random", "sequential", "group_by_length", "batch_rebalance"] = option(
-        "group_by_length",
+        "random",
         "Order of the samples: group_by_length puts those of like length into a step, the longest first and "
-        "the others in random order, which leaves little padding; `random` switches it off.",
+        "the others in random order: little padding, but a short training may learn less (docs/speed.md).",
     )
     gradient_compression: Literal["no", "bf16", "fp16", "power_sgd"] = option(
         "no", "What gradients are sent as: bf16 halves the traffic, power_sgd sends a low-rank part of them."

@@ -22,10 +22,11 @@ def test_early_stopping_evaluates_and_saves_at_the_same_steps(tmp_path: Path) ->
     assert (steps.eval_strategy, steps.save_strategy) == ("steps", "steps")
 
 
-def test_padded_batches_are_made_of_documents_of_like_lengths(tmp_path: Path) -> None:
+def test_padded_batches_are_made_by_length_only_if_asked_for(tmp_path: Path) -> None:
     env = {"MANYCPU_OUTPUT": str(tmp_path)}
-    assert parse(["--packing", "False"], env).training.train_sampling_strategy == "group_by_length"
-    assert parse([], env).training.train_sampling_strategy == "random"
+    asked = ["--packing", "False", "--train_sampling_strategy", "group_by_length"]
+    assert parse(asked, env).training.train_sampling_strategy == "group_by_length"
+    assert parse(asked[:2], env).training.train_sampling_strategy == "random"
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,12 @@ def table(lengths: Any = LENGTHS[:42]) -> Any:
 
 
 def test_a_resumed_training_goes_on_with_the_rows_of_its_epoch(tmp_path: Path) -> None:
-    options = {"num_train_epochs": 3, "save_steps": 15, "save_strategy": "steps"}
+    options = {
+        "train_sampling_strategy": "group_by_length",
+        "num_train_epochs": 3,
+        "save_steps": 15,
+        "save_strategy": "steps",
+    }
     whole = trainer(tmp_path / "whole", table(), **options)
     whole.train()
     seen = whole.model.rows
@@ -147,12 +152,12 @@ def test_ranks_of_a_resumed_training_skip_batches_of_its_epoch() -> None:
         ("sequential", [3, 5, 4], SequentialSampler),
     ],
 )
-def test_grouping_is_the_default_and_can_be_switched_off(
+def test_rows_are_grouped_only_if_asked_for(
     strategy: str, lengths: list[int], kind: type, tmp_path: Path
 ) -> None:
     rows = table(lengths)
     chosen = trainer(
-        tmp_path, rows, **({"train_sampling_strategy": strategy} if strategy != "group_by_length" else {})
+        tmp_path, rows, **({"train_sampling_strategy": strategy} if strategy != "random" else {})
     )
     assert chosen.args.train_sampling_strategy == strategy
     assert type(chosen._get_train_sampler(rows)) is kind  # noqa: SLF001

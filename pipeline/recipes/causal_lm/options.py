@@ -109,8 +109,6 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     arguments.check_least(data, 0, "samples", "sample_tokens", "validation_split_percentage")
     if data.validation_split_percentage >= 100:  # noqa: PLR2004 - per cent
         parser.error("--validation_split_percentage leaves nothing to train on: give less than 100")
-    if not data.packing and not has_option(words, "train_sampling_strategy"):
-        training.train_sampling_strategy = "group_by_length"
     # The data set gives what the collator takes, which no model's signature names.
     training.remove_unused_columns = False
     output, training.output_dir, moved = arguments.folders(training.output_dir, env)

@@ -92,9 +92,8 @@ def _trainer(
     why = use_documents(model) if options.data.packing else None
     packs = options.data.packing and why is None
     if why:
-        say(f"--packing is left out: {why}; batches are padded, by length")
+        say(f"--packing is left out: {why}; batches are padded")
         inputs.check_pad(tokenizer)
-        training.train_sampling_strategy = "group_by_length"
     if options.model.method != "full":
         model = inputs.with_adapter(model, options.model)
     made = {split: Packs(each.table, length if packs else None) for split, each in prepared.items()}
