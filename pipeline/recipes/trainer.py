@@ -194,8 +194,9 @@ class CpuTrainer(Trainer):
         only_model, args.save_only_model = args.save_only_model, True
         super().__init__(model, args, **kwargs)
         args.save_only_model = only_model
-        self._is_sharded = getattr(self, "is_distributed_loading_by_transformers", False)
-        if self._is_sharded:
+        self.is_sharded: bool = getattr(self, "is_distributed_loading_by_transformers", False)
+        """Whether each rank holds a share of the model, whatever the options ask for."""
+        if self.is_sharded:
             sharding.overlap(model)
         self.add_callback(ProgressCallback())
         if self.pop_callback(PrinterCallback):
@@ -226,7 +227,7 @@ class CpuTrainer(Trainer):
         handler.comm_hook = DDPCommunicationHookType(self.args.gradient_compression)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        if self._is_sharded:
+        if self.is_sharded:
             sharding.release(self.model)  # it may have been evaluated before
         optimizer = super().create_optimizer(model)
         if self.args.use_ipex:
@@ -261,7 +262,7 @@ class CpuTrainer(Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model; Intel's extension trains in bf16 and saves fp32: the configuration must say so."""
-        if self._is_sharded and isinstance(self.model, PreTrainedModel):
+        if self.is_sharded and isinstance(self.model, PreTrainedModel):
             self._save_sharded(Path(str(output_dir or self.args.output_dir)), is_checkpoint=_internal_call)
             return
         super().save_model(output_dir, _internal_call)
@@ -285,7 +286,7 @@ class CpuTrainer(Trainer):
             sharding.export(self.model, folder)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not self._is_sharded:
+        if not self.is_sharded:
             super()._save_optimizer_and_scheduler(output_dir)
             return
         if self.args.should_save:
@@ -295,7 +296,7 @@ class CpuTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if Path(resume_from_checkpoint, SHARDED).is_dir():
             return  # the weights come with the optimizer's state
-        if self._is_sharded:
+        if self.is_sharded:
             raise BadInputError(
                 f"{resume_from_checkpoint} is of a training that was not sharded",
                 field="run.args",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.recipe_ranks import on_ranks
 from support.tiny_llama import lines, run, sums, tiny_checkpoint, tiny_env
 
 from manycpu.pipeline.recipes import checkpoints
@@ -289,7 +290,7 @@ def test_two_ranks_with_shares_train_what_replicas_train(tmp_path: Path, llama: 
         options = ["--method", method, "--shard", shard, "--num_train_epochs", "2", "--lora_dropout", "0"]
         # AdamW's first steps are signs of gradients, which noise decides where they are nearly zero.
         options += ["--train_sampling_strategy", "sequential", "--optim", "sgd", "--learning_rate", "0.1"]
-        ended = on_two_ranks(env, *options)
+        ended = on_ranks("causal_lm", 2, env, *options)
         assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
         found[shard] = json.loads((Path(env["MANYCPU_OUTPUT"]) / "all_results.json").read_text())
     assert "samples of its text are left out" in ended.stdout + ended.stderr
@@ -303,13 +304,14 @@ def test_two_ranks_with_shares_train_what_replicas_train(tmp_path: Path, llama: 
 
 
 def test_shares_of_a_model_with_tied_weights_are_refused(tmp_path: Path, llama: Path) -> None:
-    ended = on_two_ranks(tiny_env(tmp_path, llama), *FULL, "--shard", "full")
+    ended = on_ranks("causal_lm", 2, tiny_env(tmp_path, llama), *FULL, "--shard", "full")
     assert ended.returncode != 0
     assert "the model's head shares the weights of its embeddings" in ended.stdout + ended.stderr
 
 
-def on_two_ranks(env: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
-    recipe = ("-m", "manycpu.pipeline.recipes.causal_lm", *options)
-    command = (sys.executable, "-m", "manycpu.pipeline.node", "--nproc-per-node=2", *recipe)
-    world = {"MANYCPU_BACKEND": "gloo", "MANYCPU_NNODES": "1", "MANYCPU_NPROC_PER_NODE": "2"}
-    return subprocess.run(command, env=os.environ | env | world, capture_output=True, text=True, check=False)
+def test_random_weights_on_two_ranks_are_no_shares(tmp_path: Path, llama: Path) -> None:
+    env = tiny_env(tmp_path, llama)
+    ended = on_ranks("causal_lm", 2, env, "--from_scratch", "True", "--max_steps", "1")
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    names = {path.name for path in Path(env["MANYCPU_OUTPUT"]).iterdir()}
+    assert {"model.safetensors", "samples.jsonl", "adapter"} <= names

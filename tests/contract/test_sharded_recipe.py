@@ -1,17 +1,14 @@
 """A recipe with --shard full: it trains as without, resumes on other numbers of ranks, and exports whole."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.recipe_ranks import on_ranks
 from support.tiny_bert import tiny_checkpoint, tiny_data
 
-RECIPE = ("-m", "manycpu.pipeline.recipes.question_answering")
 OPTIONS = (
     *("--max_seq_length", "48", "--doc_stride", "8", "--per_device_train_batch_size", "2"),
     *("--logging_steps", "1", "--save_steps", "2", "--max_steps", "4", "--seed", "3"),
@@ -35,22 +32,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(folder: Path, name: str, ranks: int, *options: str) -> dict[str, Any]:
     """Train on some ranks, into folders of this name; return what it measured."""
-    world = {
-        **os.environ,
+    env = {
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(folder / "cache"),
         "MANYCPU_RUN": name,
-        "MANYCPU_BACKEND": "gloo",
-        "MANYCPU_NNODES": "1",
-        "MANYCPU_NPROC_PER_NODE": str(ranks),
         "MANYCPU_DATA": str(folder / "data"),
         "MANYCPU_MODEL": str(folder / "model"),
         "MANYCPU_OUTPUT": str(folder / f"{name}-output"),
         "MANYCPU_CHECKPOINTS": str(folder / f"{name}-checkpoints"),
         "MANYCPU_DTYPE": "fp32",
     }
-    command = (sys.executable, "-m", "manycpu.pipeline.node", f"--nproc-per-node={ranks}", *RECIPE, *OPTIONS)
-    ended = subprocess.run([*command, *options], env=world, capture_output=True, text=True, check=False)
+    ended = on_ranks("question_answering", ranks, env, *OPTIONS, *options)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     measured: dict[str, Any] = json.loads((folder / f"{name}-output" / "all_results.json").read_text())
     return measured | {"log": ended.stdout + ended.stderr}

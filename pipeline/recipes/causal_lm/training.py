@@ -187,12 +187,11 @@ def _export(  # noqa: PLR0913, PLR0917 - what a model card tells
     # A pickle of the options is not part of a model, and it may hold a token.
     (kept / "training_args.bin").unlink(missing_ok=True)
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
-    is_sharded = options.training.shard != "no" and options.training.world_size > 1
-    if is_sharded:  # rank 0 holds a share, which neither generates nor merges
+    if trainer.is_sharded:  # rank 0 holds a share, which neither generates nor merges
         merged = "; --merge_adapter too: merge it by peft's merge_and_unload" if is_adapter else ""
         say(f"the model is sharded: samples of its text are left out{merged}")
-    samples = [] if is_sharded else _samples(options, model, tokenizer, prepared)
-    if is_adapter and options.model.merge_adapter and not is_sharded:
+    samples = [] if trainer.is_sharded else _samples(options, model, tokenizer, prepared)
+    if is_adapter and options.model.merge_adapter and not trainer.is_sharded:
         stored = model.dtype if not options.model.from_scratch else torch.float32
         # In fp32: the sum of a weight and its adapter is rounded once.
         model.float().merge_and_unload().to(stored).save_pretrained(output)
