@@ -123,10 +123,11 @@ class JobKind:
         >>> MPIJOB.with_suspend(True)
         {'spec': {'runPolicy': {'suspend': True}}}
         """
-        patch: Any = suspend
-        for name in reversed(self.suspend or ()):
+        *outer, last = self.suspend or ()
+        patch: KubeObject = {last: suspend}
+        for name in reversed(outer):
             patch = {name: patch}
-        return patch  # type: ignore[no-any-return]
+        return patch
 
 
 PYTORCHJOB: Final = JobKind(
