@@ -154,6 +154,17 @@ def in_ranks(file: str, count: int, *args: str, **env: str) -> dict[str, Any]:
     return figures
 
 
+def over_gloo(file: str, count: int) -> dict[str, Any]:
+    """Run a benchmark's file in ranks over ccl; compare its collectives with gloo's and with a copy."""
+    turns = in_ranks(file, count, MANYCPU_BACKEND="ccl")
+    figures: dict[str, Any] = {}
+    for name, (times, _) in turns.items():
+        figures[f"{name}: ccl over gloo"] = ratio(times["gloo"], times["ccl"])
+        figures[f"{name}: ccl, part of a memory copy's speed"] = ratio(times["copy"], times["ccl"])
+    others = {name: share for name, (_, share) in turns.items()}
+    return figures | {"others' part of the cores": max(others.values())}
+
+
 def machine() -> dict[str, object]:
     """Describe this machine."""
     observed = Machine.observe()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench._measure import Turns, agree, by_turns, in_a_row, in_ranks, pids_of_ranks, ratio, rounds
+from bench._measure import Turns, agree, by_turns, in_a_row, over_gloo, pids_of_ranks, rounds
 
 RANKS = 2
 SIZES = (64 << 10, 1 << 20, 25 << 20)  # of the whole tensor: what is scattered, or is gathered
@@ -34,13 +34,7 @@ WORDS = {
 
 def main() -> dict[str, Any]:
     """Measure; both ranks copy at the same time, as both communicate."""
-    turns = in_ranks(__file__, RANKS, MANYCPU_BACKEND="ccl")
-    figures: dict[str, Any] = {}
-    for name, (times, _) in turns.items():
-        figures[f"{name}: ccl over gloo"] = ratio(times["gloo"], times["ccl"])
-        figures[f"{name}: ccl, part of a memory copy's speed"] = ratio(times["copy"], times["ccl"])
-    others = {name: share for name, (_, share) in turns.items()}
-    return figures | {"others' part of the cores": max(others.values()), "target": TARGETS}
+    return over_gloo(__file__, RANKS) | {"target": TARGETS}
 
 
 def _rank(out: Path) -> None:
