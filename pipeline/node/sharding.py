@@ -61,23 +61,39 @@ _OPTIONS: Final = StateDictOptions(flatten_optimizer_state_dict=True, ignore_fro
 Mode = Literal["full", "hybrid"]
 
 
-def mesh(mode: Mode = "full") -> DeviceMesh:
-    """Arrange the ranks: ``full`` shards over all; ``hybrid`` over a node's, with a replica on each node.
+def replicas(mode: Mode) -> int:
+    """Count the copies of the model that all ranks hold together: one, or with ``hybrid`` one on each node.
 
     Raises:
-        RuntimeError: There is no process group, or ``hybrid`` is asked for and the nodes have unequal ranks.
+        RuntimeError: ``hybrid`` is asked for, and the nodes have unequal ranks.
     """
-    if not dist.is_initialized():
-        raise RuntimeError("shard() needs a process group: call torch.distributed.init_process_group first")
-    ranks = _ranks()
     if mode == "full":
-        return init_device_mesh("cpu", (ranks,), mesh_dim_names=("shard",))
-    of_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+        return 1
+    ranks, of_node = _ranks(), ranks_of_node()
     if ranks % of_node:
         raise RuntimeError(
             f"hybrid sharding needs as many ranks on each node: {ranks} are no multiple of {of_node}"
         )
-    return init_device_mesh("cpu", (ranks // of_node, of_node), mesh_dim_names=("replicate", "shard"))
+    return ranks // of_node
+
+
+def ranks_of_node() -> int:
+    """Count the ranks of this node."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", _ranks()))
+
+
+def mesh(mode: Mode = "full") -> DeviceMesh:
+    """Arrange the ranks: ``full`` shards over all; ``hybrid`` over a node's, with a replica on each node.
+
+    Raises:
+        RuntimeError: There is no process group; or as :func:`replicas`.
+    """
+    if not dist.is_initialized():
+        raise RuntimeError("shard() needs a process group: call torch.distributed.init_process_group first")
+    if mode == "full":
+        return init_device_mesh("cpu", (_ranks(),), mesh_dim_names=("shard",))
+    copies = replicas(mode)
+    return init_device_mesh("cpu", (copies, _ranks() // copies), mesh_dim_names=("replicate", "shard"))
 
 
 def shard(
@@ -105,7 +121,7 @@ def shard(
         ValueError: The model has no module of these classes.
         RuntimeError: As :func:`mesh`.
     """
-    found = _blocks(model, blocks)
+    found = [model.get_submodule(name) for name in block_names(model, blocks)]
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32)
     inner = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     ranks = mesh(mode)
@@ -116,6 +132,20 @@ def shard(
     fully_shard(model, mesh=ranks, mp_policy=policy)
     overlap(model)
     return model
+
+
+def block_names(model: nn.Module, classes: Sequence[type[nn.Module]] = ()) -> list[str]:
+    """Name the modules that are gathered one at a time; see ``blocks`` of :func:`shard`.
+
+    Raises:
+        ValueError: The model has no module of these classes.
+    """
+    wanted = {kind.__name__ for kind in classes} or set(getattr(model, "_no_split_modules", None) or ())
+    found = [name for name, module in model.named_modules() if name and type(module).__name__ in wanted]
+    if not found:
+        what = ", ".join(sorted(wanted)) or "blocks"
+        raise ValueError(f"{type(model).__name__} has no module of {what}: name the classes of its blocks")
+    return found
 
 
 def overlap(model: nn.Module) -> None:
@@ -273,16 +303,6 @@ def _write_file(path: Path, tensors: dict[str, torch.Tensor]) -> None:
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
-
-
-def _blocks(model: nn.Module, classes: Sequence[type[nn.Module]]) -> list[nn.Module]:
-    own = getattr(model, "_no_split_modules", None) or ()
-    names = {kind.__name__ for kind in classes} or set(own)
-    found = [module for module in model.modules() if type(module).__name__ in names and module is not model]
-    if not found:
-        what = ", ".join(sorted(names)) or "blocks"
-        raise ValueError(f"{type(model).__name__} has no module of {what}: name the classes of its blocks")
-    return found
 
 
 def _compute_again(block: nn.Module) -> None:

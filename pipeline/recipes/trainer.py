@@ -4,14 +4,17 @@ import contextlib
 import copy
 import os
 import re
-from collections.abc import Iterator, Sized
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import datasets  # type: ignore[import-untyped]
 import torch
 import torch.distributed as dist
+import transformers
 from accelerate.utils import DDPCommunicationHookType
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 from transformers import (
@@ -22,6 +25,7 @@ from transformers import (
     TrainerCallback,
     TrainerState,
     TrainingArguments,
+    set_seed,
 )
 
 from manycpu.pipeline.node import sharding
@@ -29,7 +33,7 @@ from manycpu.pipeline.node.metrics import metrics
 from manycpu.pipeline.recipes.arguments import option
 from manycpu.pipeline.recipes.checkpoints import SHARDED
 from manycpu.pipeline.recipes.lengths import LengthGroups, token_lengths
-from manycpu.pipeline.recipes.reporting import Pace, say
+from manycpu.pipeline.recipes.reporting import Pace, say, say_notes
 from manycpu.pipeline.spec import memory_plan, model_shape
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import Machine
@@ -76,8 +80,21 @@ def usable(options: CpuTrainingOptions) -> list[str]:
     return [f"--use_ipex is left out: {why}"] if why else []
 
 
+def begin(options: CpuTrainingOptions, notes: Iterable[str], env: Mapping[str, str]) -> None:
+    """Begin a training on a rank: no bars in a log, warnings of one rank alone, the notes, the seed."""
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        options.disable_tqdm = True
+    if options.process_index > 0:
+        # Warnings are the same on all ranks: print them once.
+        transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    say_notes(notes, env, bf16=options.bf16)
+    set_seed(options.seed)
+
+
 def sharded_loading(
-    kind: Any, config: PretrainedConfig, options: CpuTrainingOptions, training: Training
+    kind: Any, config: PretrainedConfig, options: CpuTrainingOptions, length: int, **takes: Any
 ) -> dict[str, Any]:
     """Return arguments of ``from_pretrained`` with which each rank reads its share of the weights alone.
 
@@ -85,7 +102,8 @@ def sharded_loading(
         kind: The Auto class that loads the model.
         config: The model's configuration.
         options: With ``shard``, which becomes what ``auto`` means here; one rank holds the whole model.
-        training: What the memory of a rank depends on.
+        length: Tokens of a sample.
+        **takes: What else the memory of a rank depends on: fields of Training that the options do not have.
 
     Raises:
         BadInputError: The model does not name its blocks, or the options exclude each other.
@@ -93,6 +111,13 @@ def sharded_loading(
     ranks = options.world_size
     by_itself = options.shard == "auto"
     if by_itself:
+        training = Training(
+            batch=options.per_device_train_batch_size,
+            length=length,
+            bf16=options.bf16,
+            checkpointing=bool(options.gradient_checkpointing),
+            **takes,
+        )
         options.shard = _chosen(config, options, training)
     if options.shard == "no" or ranks == 1:
         return {}
@@ -104,17 +129,14 @@ def sharded_loading(
         )
     with torch.device("meta"):
         empty = kind.from_config(config)
-    names = {
-        re.sub(r"\.\d+(?=\.|$)", ".*", name)
-        for name, module in empty.named_modules()
-        if type(module).__name__ in (empty._no_split_modules or ())  # noqa: SLF001 - the models' own list
-    }
-    if not names:
+    try:
+        blocks = sharding.block_names(empty)
+    except ValueError as error:
         raise BadInputError(
             f"{type(empty).__name__} does not name its blocks, so that it cannot be sharded",
             field="run.args",
             fix="Leave out --shard",
-        )
+        ) from error
     if empty.all_tied_weights_keys:
         # transformers 5.23 gathers embeddings and head apart: from the second step on, one of them is stale.
         shared = "the model's head shares the weights of its embeddings, and so it cannot be sharded"
@@ -130,11 +152,12 @@ def sharded_loading(
     # Late: transformers has it since 5.20, and what is not sharded needs none.
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    replicas = ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks)) if options.shard == "hybrid" else 1
+    copies = sharding.replicas("hybrid" if options.shard == "hybrid" else "full")
     # Of the models' own plans many name no module that there is: the model would be gathered as a whole.
-    plan = dict.fromkeys(sorted(names), "free_full_weight")
-    sizes = {"fsdp_size": ranks // replicas, "dp_replicate_size": replicas}
-    say(f"the model is sharded over {ranks // replicas} ranks" + (f", {replicas} replicas" * (replicas > 1)))
+    names = sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in blocks})
+    plan = dict.fromkeys(names, "free_full_weight")
+    sizes = {"fsdp_size": ranks // copies, "dp_replicate_size": copies}
+    say(f"the model is sharded over {ranks // copies} ranks" + (f", {copies} replicas" if copies > 1 else ""))
     return {
         "distributed_config": DistributedConfig(fsdp_plan=plan, fsdp_mixed_precision=options.bf16, **sizes)
     }
@@ -148,7 +171,7 @@ def _chosen(
     model = model_shape.of_config(config.to_dict(), causal=training.causal)
     if ranks == 1 or memory is None or model is None or options.use_ipex or options.torch_compile:
         return "no"
-    of_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    of_node = sharding.ranks_of_node()
     nodes = Nodes(nodes=max(1, ranks // of_node), processes=of_node, memory=memory)
     needed = replica(model, training).total * of_node
     fits = [memory_plan.choose(model, training, nodes) == "no"] * ranks

@@ -9,14 +9,13 @@ import torch
 from datasets import Dataset
 from datasets.exceptions import DatasetGenerationError  # type: ignore[import-untyped]
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
+from manycpu.pipeline.recipes import base_model
 from manycpu.pipeline.recipes.causal_lm import records
 from manycpu.pipeline.recipes.causal_lm.options import DataOptions, ModelOptions
 from manycpu.pipeline.recipes.causal_lm.packing import IGNORED
@@ -24,7 +23,7 @@ from manycpu.pipeline.recipes.causal_lm.records import Columns
 from manycpu.pipeline.recipes.reporting import say
 from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, sharded_loading
 from manycpu.pipeline.spec.errors import BadInputError, install
-from manycpu.pipeline.spec.memory_plan import FLOAT, HALF, Training, adapter_parameters
+from manycpu.pipeline.spec.memory_plan import FLOAT, HALF, adapter_parameters
 from manycpu.pipeline.spec.model_shape import layout_of
 
 _LENGTH: Final = 1024
@@ -32,32 +31,12 @@ _SAMPLE_PROMPT: Final = 32  # tokens of a text that a sample begins with
 
 
 def read_config(options: ModelOptions) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
-    """Read configuration and tokenizer of the base checkpoint.
+    """Read configuration and tokenizer of the base checkpoint, with the token that pads.
 
     Raises:
-        BadInputError: There is no such checkpoint, or its tokenizer is not a fast one.
+        BadInputError: As ``base_model.read_config``; or the tokenizer has no such token.
     """
-    name = options.model_name_or_path
-    if not name:
-        raise BadInputError(
-            "there is no base checkpoint",
-            field="run.model",
-            fix="Name a folder or a model there, or give --model_name_or_path in run.args",
-        )
-    try:
-        config = AutoConfig.from_pretrained(name, **_common(options))
-        tokenizer = AutoTokenizer.from_pretrained(options.tokenizer_name or name, **_common(options))
-    except (OSError, ValueError) as error:
-        raise _no_checkpoint(name, error) from error
-    if options.config_overrides:
-        try:
-            config.update_from_string(options.config_overrides)
-        except (ValueError, TypeError) as error:
-            message = f"--config_overrides {options.config_overrides}: {error}"
-            raise BadInputError(message, field="run.args", fix="Write it as name=value,name=value") from error
-    if not tokenizer.is_fast:
-        message = f"the tokenizer of {name!r} is not a fast one: it does not report its tokens' places"
-        raise BadInputError(message, field="run.model", fix="Choose a checkpoint with tokenizer.json")
+    config, tokenizer = base_model.read_config(options)
     if options.pad_token:
         if options.pad_token not in tokenizer.get_vocab():
             message = f"--pad_token {options.pad_token!r} is no token of the tokenizer"
@@ -320,28 +299,27 @@ def load_model(
     frozen = options.method != "full" and training.bf16 and stored == torch.bfloat16
     layout = layout_of(config.to_dict())
     adapters = adapter_parameters(layout, options.lora_r) if layout and options.method != "full" else 0
-    takes = Training(
-        batch=training.per_device_train_batch_size,
-        length=length,
-        bf16=training.bf16,
-        checkpointing=bool(training.gradient_checkpointing),
-        causal=True,
-        trained=None if options.method == "full" else 0,
-        adapters=adapters,
-        frozen=HALF if frozen else FLOAT,
-    )
     name = str(options.model_name_or_path)
     try:
-        shares = sharded_loading(AutoModelForCausalLM, config, training, takes)
+        shares = sharded_loading(
+            AutoModelForCausalLM,
+            config,
+            training,
+            length,
+            causal=True,
+            trained=None if options.method == "full" else 0,
+            adapters=adapters,
+            frozen=HALF if frozen else FLOAT,
+        )
         return AutoModelForCausalLM.from_pretrained(
             name,
             config=config,
             dtype=torch.bfloat16 if frozen else torch.float32,
-            **_common(options),
+            **base_model.hub_arguments(options),
             **shares,
         )
     except (OSError, ValueError) as error:
-        raise _no_checkpoint(name, error) from error
+        raise base_model.unloadable(name, error) from error
 
 
 def with_adapter(model: PreTrainedModel, options: ModelOptions) -> Any:
@@ -373,20 +351,3 @@ def with_adapter(model: PreTrainedModel, options: ModelOptions) -> Any:
     trained, total = adapted.get_nb_trainable_parameters()
     say(f"{trained:,} weights of adapters are trained, {trained / total:.2%} of {total:,}")
     return adapted
-
-
-def _common(options: ModelOptions) -> dict[str, Any]:
-    return {
-        "cache_dir": options.cache_dir,
-        "revision": options.model_revision,
-        "token": options.token,
-        "trust_remote_code": options.trust_remote_code,
-    }
-
-
-def _no_checkpoint(name: str, error: Exception) -> BadInputError:
-    return BadInputError(
-        f"the checkpoint {name!r} cannot be loaded: {error}",
-        field="run.model",
-        fix="Check the name, the access to the Hub, and HF_TOKEN; or name a folder with config.json",
-    )

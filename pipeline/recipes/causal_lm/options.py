@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from manycpu.pipeline.recipes import arguments
 from manycpu.pipeline.recipes.arguments import Parser, has_option, option, translate
+from manycpu.pipeline.recipes.causal_lm.preflight import values
 from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, usable
 
 _COUNTS = (
@@ -68,7 +69,7 @@ class DataOptions:
         None, "How the model's positions are stretched to a greater --max_seq_length."
     )
     packing: bool = option(
-        True, "Fill each sequence with whole documents, which do not see each other; else pad, by length."
+        True, "Fill each sequence with whole documents, which do not see each other; else pad."
     )
     preprocessing_num_workers: int | None = option(None, "Processes that prepare the data; default: one.")
     overwrite_cache: bool = option(False, "Prepare the data again although it is cached.")
@@ -98,7 +99,8 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     if env.get("MANYCPU_DTYPE") == "bf16" and not has_option(words, "fp16"):
         parser.set_defaults(bf16=True)
     if has_option(words, "early_stopping_patience"):
-        kept = _value(words, "save_strategy") or _value(words, "eval_strategy") or "epoch"
+        given = values(words, "save_strategy") or values(words, "eval_strategy")
+        kept = given[0] if given else "epoch"
         parser.set_defaults(
             load_best_model_at_end=True, metric_for_best_model="eval_loss", greater_is_better=False
         )
@@ -113,11 +115,3 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     training.remove_unused_columns = False
     output, training.output_dir, moved = arguments.folders(training.output_dir, env)
     return Options(model, data, training, output, (*notes, *usable(training), *moved))
-
-
-def _value(words: Sequence[str], name: str) -> str | None:
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        head, equals, value = word.partition("=")
-        if head.replace("-", "_") == f"__{name}":
-            return value if equals else following
-    return None

@@ -2,15 +2,12 @@
 
 import json
 import math
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import datasets  # type: ignore[import-untyped]
 import torch
 import torch.distributed as dist
-import transformers
 from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase, set_seed
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -21,8 +18,8 @@ from manycpu.pipeline.recipes.causal_lm.inputs import Documents
 from manycpu.pipeline.recipes.causal_lm.options import Options
 from manycpu.pipeline.recipes.causal_lm.packing import IGNORED, Packs, Padded, flat, loss_sum, use_documents
 from manycpu.pipeline.recipes.checkpoints import resume_point
-from manycpu.pipeline.recipes.reporting import say, say_notes, write_results
-from manycpu.pipeline.recipes.trainer import CpuTrainer
+from manycpu.pipeline.recipes.reporting import say, write_results
+from manycpu.pipeline.recipes.trainer import CpuTrainer, begin
 from manycpu.pipeline.spec.errors import BadInputError
 
 ADAPTER: Final = "adapter"
@@ -33,15 +30,7 @@ _LARGEST_EXPONENT: Final = 700.0  # of a perplexity that is a number
 def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     """Train and evaluate; write the model, the adapter, samples and a model card to ``options.output``."""
     training = options.training
-    if not sys.stderr.isatty():
-        datasets.disable_progress_bars()
-        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        training.disable_tqdm = True
-    if training.process_index > 0:
-        # Warnings are the same on all ranks: print them once.
-        transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    say_notes(options.notes, env, bf16=training.bf16)
-    set_seed(training.seed)
+    begin(training, options.notes, env)
     config, tokenizer = inputs.read_config(options.model)
     if not options.data.packing:
         inputs.check_pad(tokenizer)

@@ -13,19 +13,16 @@ import torch
 from datasets import Dataset
 from datasets.exceptions import DatasetGenerationError  # type: ignore[import-untyped]
 from transformers import (
-    AutoConfig,
     AutoModelForQuestionAnswering,
-    AutoTokenizer,
-    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
+from manycpu.pipeline.recipes import base_model
 from manycpu.pipeline.recipes.question_answering import squad
 from manycpu.pipeline.recipes.question_answering.options import DataOptions, ModelOptions
 from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, sharded_loading
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.memory_plan import Training
 
 _SCHEMA = datasets.Features(
     {
@@ -45,59 +42,20 @@ def load_model(
     options: ModelOptions, training: CpuTrainingOptions, length: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load model and fast tokenizer from a folder or the Hub; features have ``length`` tokens."""
-    name = options.model_name_or_path
-    if not name:
-        raise BadInputError(
-            "there is no base checkpoint",
-            field="run.model",
-            fix="Name a folder or a model there, or give --model_name_or_path in run.args",
-        )
-    common: dict[str, Any] = {
-        "cache_dir": options.cache_dir,
-        "revision": options.model_revision,
-        "token": options.token,
-        "trust_remote_code": options.trust_remote_code,
-    }
+    config, tokenizer = base_model.read_config(options, options.config_name)
+    name = str(options.model_name_or_path)
     try:
-        config = AutoConfig.from_pretrained(options.config_name or name, **common)
-        if options.config_overrides:
-            _override(config, options.config_overrides)
-        tokenizer = AutoTokenizer.from_pretrained(options.tokenizer_name or name, use_fast=True, **common)
+        shares = sharded_loading(AutoModelForQuestionAnswering, config, training, length)
         # Weights are fp32 also where the checkpoint has others: bf16 is for the computation (autocast) alone.
-        takes = Training(
-            batch=training.per_device_train_batch_size,
-            length=length,
-            bf16=training.bf16,
-            checkpointing=bool(training.gradient_checkpointing),
-        )
-        shares = sharded_loading(AutoModelForQuestionAnswering, config, training, takes)
         model = AutoModelForQuestionAnswering.from_pretrained(
-            name, config=config, dtype=torch.float32, **common, **shares
+            name, config=config, dtype=torch.float32, **base_model.hub_arguments(options), **shares
         )
     except (OSError, ValueError) as error:
-        raise BadInputError(
-            f"the checkpoint {name!r} cannot be loaded: {error}",
-            field="run.model",
-            fix="Check the name, the access to the Hub, and HF_TOKEN; or name a folder with config.json",
-        ) from error
+        raise base_model.unloadable(name, error) from error
     if options.freeze_embeddings:
         model.get_input_embeddings().requires_grad_(requires_grad=False)
-    if not tokenizer.is_fast:
-        raise BadInputError(
-            f"the tokenizer of {name!r} is not a fast one: it does not report its tokens' places in the text",
-            field="run.model",
-            fix="Choose a checkpoint with tokenizer.json",
-        )
     tokenizer.padding_side = "right"
     return model, tokenizer
-
-
-def _override(config: PretrainedConfig, changes: str) -> None:
-    try:
-        config.update_from_string(changes)
-    except (ValueError, TypeError) as error:
-        message, fix = f"--config_overrides {changes}: {error}", "Write it as name=value,name=value"
-        raise BadInputError(message, field="run.args", fix=fix) from error
 
 
 def read_data(model: ModelOptions, data: DataOptions, env: Mapping[str, str]) -> dict[str, Dataset]:

@@ -1,15 +1,12 @@
 """Run the training from end to end: data, model, features, Trainer, and what is written to the output."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import datasets  # type: ignore[import-untyped]
 import torch.distributed as dist
-import transformers
-from datasets import Dataset
-from transformers import DataCollatorWithPadding, PretrainedConfig, PreTrainedTokenizerBase, Trainer, set_seed
+from datasets import Dataset  # type: ignore[import-untyped]
+from transformers import DataCollatorWithPadding, PretrainedConfig, PreTrainedTokenizerBase, Trainer
 
 from manycpu.pipeline.node.metrics import metrics
 from manycpu.pipeline.recipes.checkpoints import resume_point
@@ -18,8 +15,8 @@ from manycpu.pipeline.recipes.question_answering.features import Shape, build, u
 from manycpu.pipeline.recipes.question_answering.inputs import load_model, read_data
 from manycpu.pipeline.recipes.question_answering.options import DataOptions, Options
 from manycpu.pipeline.recipes.question_answering.scoring import Limits, Scorer
-from manycpu.pipeline.recipes.reporting import say, say_notes, write_results
-from manycpu.pipeline.recipes.trainer import CpuTrainer
+from manycpu.pipeline.recipes.reporting import say, write_results
+from manycpu.pipeline.recipes.trainer import CpuTrainer, begin
 from manycpu.pipeline.spec.errors import BadInputError
 
 _MAX_EVALUATION_SHARE: Final = 0.1
@@ -30,15 +27,7 @@ _FORWARD_SHARE: Final = 1 / 3  # of a training step: the backward pass costs abo
 def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     """Train, evaluate and predict, as chosen; write the model and the predictions to ``options.output``."""
     training = options.training
-    if not sys.stderr.isatty():
-        datasets.disable_progress_bars()
-        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        training.disable_tqdm = True
-    if training.process_index > 0:
-        # Warnings are the same on all ranks: print them once.
-        transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    say_notes(options.notes, env, bf16=training.bf16)
-    set_seed(training.seed)
+    begin(training, options.notes, env)
     model, tokenizer = load_model(options.model, training, options.data.max_seq_length)
     # The first process of a node prepares the data; the others find it in the cache.
     with training.main_process_first(local=True, desc="preparing the data"):
