@@ -59,6 +59,36 @@ def set_backend(backend: str) -> None:
         shared["backend"] = backend
 
 
+def train_after_evaluation() -> None:
+    """Have Accelerate, where it is imported, wrap a model for training that it prepared for an evaluation.
+
+    Accelerate 1.15 wraps no model twice, and ``Trainer.evaluate()`` counts as the first time: with
+    ``Trainer.train()`` after it, each rank would train alone.
+    """
+    accelerator = getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", None)
+    original = getattr(accelerator, "prepare_model", None)
+    if accelerator is None or original is None or hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def prepare_model(
+        self: Any, model: Any, device_placement: Any = None, evaluation_mode: bool = False
+    ) -> Any:
+        if evaluation_mode:
+            was_prepared = getattr(model, "_is_accelerate_prepared", False)
+            prepared = original(self, model, device_placement, evaluation_mode)
+            if not was_prepared and model.__dict__.get("_is_accelerate_prepared"):
+                model._manycpu_evaluated = True  # noqa: SLF001 - Accelerate marks models so too
+            return prepared
+        if model.__dict__.pop("_manycpu_evaluated", False):
+            self.unwrap_model(model, keep_fp32_wrapper=False)
+            model._is_accelerate_prepared = False  # noqa: SLF001
+            self._models = [each for each in self._models if each is not model]
+        return original(self, model, device_placement, evaluation_mode)
+
+    accelerator.prepare_model = prepare_model
+
+
 def widen_fp16() -> None:
     """Have ``Accelerator(mixed_precision="fp16")`` use bf16 and warn; it would use fp32 silently."""
     from accelerate import Accelerator

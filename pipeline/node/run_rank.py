@@ -12,6 +12,7 @@ from manycpu.pipeline.spec import cpu_plan
 from manycpu.pipeline.spec.exit_records import EXIT_NOT_TOGETHER, EXIT_PROOF
 
 if TYPE_CHECKING:
+    from manycpu.pipeline.node.step_pace import StepPace
     from manycpu.pipeline.node.xla import Devices
 
 _FINISHED: Final = "all ranks had finished before some of them were lost: the program does not run again"
@@ -87,6 +88,7 @@ def _run(rank: world.Rank, program: script.Program, listener: socket.socket | No
     if code == 0:
         metrics.report_trainer_files()
         _check(program, rank, len(meeting.records), devices)
+        _warn_of_training_alone(rank, pace)
     return code
 
 
@@ -121,6 +123,16 @@ def _check(program: script.Program, rank: world.Rank, world_size: int, devices: 
         "(Accelerate and the Hugging Face Trainer do) in this program, not in one that it starts, or ask for "
         "one process.",
     )
+
+
+def _warn_of_training_alone(rank: world.Rank, pace: "StepPace") -> None:
+    """Warn of what the check cannot know to be wrong: ranks may mean to train apart for many steps."""
+    alone = pace.trained_alone()
+    if alone and rank.rank == 0 and rank.world_size > 1:
+        warn(
+            f"{alone}: unless that is meant, each rank trained a model of its own. "
+            "Wrap the model in DistributedDataParallel, or prepare it by Accelerate, before it trains."
+        )
 
 
 def _plan_cpus(rank: world.Rank) -> cpu_plan.CpuPlan:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
@@ -40,6 +41,9 @@ class StepPace:
         self._optimizer: weakref.ref[Optimizer] | None = None
         self._other_steps = 0  # of other optimizers, since the last one of this optimizer
         self._steps = 0
+        self._calls: int | None = None
+        self.alone = 0
+        """Steps since whose predecessor the process called no collective."""
         self._last = self._reported = 0.0
         self._seconds: deque[float] = deque(maxlen=_MAX_DURATIONS)
 
@@ -52,15 +56,23 @@ class StepPace:
         self._other_steps = 0
         if first is not optimizer:
             self._optimizer = weakref.ref(optimizer)
-        now = self._clock()
+        now, calls = self._clock(), _collectives()
         if self._steps:
             self._seconds.append(now - self._last)
+            self.alone += calls is not None and calls == self._calls
         else:
             self._reported = now
         self._steps += 1
-        self._last = now
+        self._last, self._calls = now, calls
         if now - self._reported >= _REPORT_INTERVAL_S:
             self.report()
+
+    def trained_alone(self) -> str:
+        """Describe a training without the others in more than half of the steps; empty where it is none."""
+        timed = max(0, self._steps - 1)  # the first step may follow a broadcast of the weights
+        if self.alone * 2 <= timed:
+            return ""
+        return f"in {self.alone} of {timed} steps this rank exchanged nothing with the others"
 
     def report(self) -> None:
         """Report the pace since the last report; nothing without a step, or in a child of the rank."""
@@ -81,6 +93,15 @@ class StepPace:
                 break
         with suppress(OSError):  # a log that nothing reads any more must not end the training
             say("pace", **fields)
+
+
+def _collectives() -> int | None:
+    """Count the collectives that this process has called, of all groups; None: the backend does not count."""
+    try:
+        groups = [*distributed_c10d._world.pg_map]  # noqa: SLF001 - no other way
+        return sum(group._get_sequence_number_for_group() for group in groups)  # noqa: SLF001
+    except RuntimeError:
+        return None
 
 
 def set_samples_per_step(samples: int) -> None:

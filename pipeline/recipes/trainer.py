@@ -264,16 +264,6 @@ class CpuTrainer(Trainer):
             self.optimizer = optimizer
         return optimizer
 
-    def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
-        """Take back what an evaluation before the training has done to the model.
-
-        It marks the model as prepared, and Accelerate wraps none that is so: each rank would train alone.
-        """
-        if training and getattr(model, "_is_accelerate_prepared", False) and model is self.model:
-            self.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
-            model._is_accelerate_prepared = False  # noqa: SLF001 - Accelerate has no other way
-        return super()._wrap_model(model, training, dataloader)
-
     @contextlib.contextmanager
     def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:
         """Reduce the gradients of each batch: deferred, a rank would hold those of the whole model."""

@@ -149,3 +149,46 @@ def test_a_config_that_accelerate_wrote_is_a_run_of_its_script(
             "metrics": [0.0, 1.0, 2.0, 3.0, 4.0],
             "argv": ["--backend", "its own", "-m"],
         }
+
+
+EVALUATE_FIRST = """
+import json, os, sys
+from pathlib import Path
+import torch
+from transformers import Trainer, TrainingArguments
+
+class Squared(torch.nn.Linear):
+    def forward(self, x, labels):
+        return {"loss": (super().forward(x) - labels).square().mean()}
+
+torch.manual_seed(0)
+generator = torch.Generator().manual_seed(1)
+values = torch.rand(64, 5, generator=generator)
+rows = [{"x": row[:4], "labels": row[4:]} for row in values]
+options = TrainingArguments("out", max_steps=6, report_to=[], save_strategy="no", bf16=sys.argv[1] == "bf16",
+                            per_device_train_batch_size=2, logging_steps=3, disable_tqdm=True, use_cpu=True)
+model = Squared(4, 1)
+trainer = Trainer(model, options, train_dataset=rows, eval_dataset=rows)
+if sys.argv[2] == "evaluate":
+    trainer.evaluate()
+trainer.train()
+weights = torch.cat([value.flatten() for value in model.parameters()]).tolist()
+Path(f"{'-'.join(sys.argv[1:])}-{os.environ['RANK']}.json").write_text(json.dumps(weights))
+"""
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_an_evaluation_before_the_training_changes_no_weight_of_any_rank(
+    dtype: str, write: Callable[[str], Path]
+) -> None:
+    """Accelerate would take the evaluated model for one that is wrapped, and each rank would train alone."""
+    script = write(EVALUATE_FIRST)
+    node = [sys.executable, "-m", "manycpu.pipeline.node", "--nproc-per-node=2", str(script)]
+    weights = []
+    for first in ("train", "evaluate"):
+        ended = execute([*node, dtype, first], {"MANYCPU_BACKEND": "gloo"}, script.parent)
+        assert ended.code == 0, ended.out
+        assert not any("exchanged nothing" in event["message"] for event in ended.events("warning"))
+        files = [script.parent / f"{dtype}-{first}-{rank}.json" for rank in range(2)]
+        weights += [json.loads(file.read_text()) for file in files]
+    assert weights == [weights[0]] * 4

@@ -54,3 +54,18 @@ def test_the_rank_that_others_wait_for_is_seen_and_every_curve_is_kept(
     assert [(end["attempt"], end["state"]) for end in report.history] == [(1, "succeeded")]
     written = json.loads((tmp_path / "out" / "report.json").read_text())
     assert written["series"]["loss"]["values"] == report.series["loss"].values
+
+
+ALONE = UNEVEN.replace(
+    "model = DistributedDataParallel(torch.nn.Linear(64, 64))", "model = torch.nn.Linear(64, 64)"
+)
+
+
+def test_ranks_that_never_exchange_gradients_are_warned_of(
+    script: Callable[[str], str], tmp_path: Path
+) -> None:
+    run = {"program": script(ALONE), "output": str(tmp_path / "out"), "nproc_per_node": 2, "backend": "gloo"}
+    report = train(run | {"oversubscribe": True})
+    (warning,) = [text for text in report.warnings if "exchanged nothing" in text]
+    assert "in 7 of 7 steps" in warning
+    assert "DistributedDataParallel" in warning

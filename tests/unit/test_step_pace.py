@@ -128,3 +128,25 @@ def test_a_child_of_the_rank_tells_nothing(told: Told) -> None:
         os._exit(0)
     os.waitpid(child, 0)
     assert told() == []
+
+
+@pytest.mark.parametrize(
+    ("calls", "described"),
+    [
+        ([0, 1, 2, 3, 4], ""),
+        ([0, 0, 0, 0, 0], "in 4 of 4 steps"),
+        ([0, 0, 0, 0, 1], "in 3 of 4 steps"),
+        ([0, 0, 0, 1, 2], ""),
+        ([None, None, None], ""),
+        ([7], ""),
+    ],
+)
+def test_most_steps_without_a_collective_are_a_training_alone(
+    calls: list[int | None], described: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    pace, optimizer, counted = StepPace(clock), _optimizer(), iter(calls)
+    monkeypatch.setattr(step_pace, "_collectives", lambda: next(counted))
+    _train(pace, clock, len(calls), 0.1, optimizer)
+    assert pace.trained_alone().startswith(described)
+    assert bool(pace.trained_alone()) == bool(described)

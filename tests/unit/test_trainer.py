@@ -125,14 +125,3 @@ def test_without_the_extension_the_option_is_left_out_aloud(
     options = CpuTrainingOptions(str(tmp_path), use_ipex=True)
     assert usable(options) == []
     assert options.use_ipex
-
-
-def test_a_model_that_was_evaluated_is_wrapped_for_training(tmp_path: Path) -> None:
-    class Line(torch.nn.Linear):
-        def forward(self, x: Any, labels: Any = None) -> Any:
-            return {"loss": (super().forward(x)[:, 0] - labels).square().mean()}
-
-    rows: Any = [{"x": torch.ones(2), "labels": torch.ones(())}]
-    trainer = CpuTrainer(Line(2, 1), CpuTrainingOptions(str(tmp_path), report_to=[]), eval_dataset=rows)
-    trainer.evaluate()
-    assert not trainer._wrap_model(trainer.model)._is_accelerate_prepared  # noqa: SLF001
