@@ -15,9 +15,10 @@ A script needs five calls, on every rank::
     sharding.export(model, output)
 """
 
+import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -194,7 +195,8 @@ def save(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer,
         (Path(folder) / ".metadata").unlink(missing_ok=True)
     _barrier()
     release(model)
-    states = get_state_dict(model, optimizer, options=_OPTIONS)
+    with _without_empty_groups(optimizer):
+        states = get_state_dict(model, optimizer, options=_OPTIONS)
     save_shares({"model": states[0], "optimizer": states[1], _EXTRA: json.dumps(extra)}, checkpoint_id=folder)
     _barrier()
     shared = [(Path(folder) / ".metadata").exists()] * _ranks()
@@ -211,21 +213,34 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
         RuntimeError: The checkpoint is of another model, or incomplete.
     """
     release(model)
-    model_state, optimizer_state = get_state_dict(model, optimizer, options=_OPTIONS)
-    state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state, _EXTRA: ""}
-    try:
-        load_shares(state, checkpoint_id=folder)
-    except CheckpointException as error:
-        raise RuntimeError(f"cannot resume from {folder}: {error}") from error
-    set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-        options=_OPTIONS,
-    )
+    with _without_empty_groups(optimizer):
+        model_state, optimizer_state = get_state_dict(model, optimizer, options=_OPTIONS)
+        state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state, _EXTRA: ""}
+        try:
+            load_shares(state, checkpoint_id=folder)
+        except CheckpointException as error:
+            raise RuntimeError(f"cannot resume from {folder}: {error}") from error
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=_OPTIONS,
+        )
     extra: dict[str, Any] = json.loads(state[_EXTRA])
     return extra
+
+
+@contextlib.contextmanager
+def _without_empty_groups(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Hide groups without parameters, which torch cannot read back: LoRA has none without weight decay."""
+    groups = optimizer.param_groups
+    optimizer.param_groups = [group for group in groups if group["params"]]
+    try:
+        yield
+    finally:
+        filled = iter(optimizer.param_groups)  # loading makes them anew
+        optimizer.param_groups = [next(filled) if group["params"] else group for group in groups]
 
 
 def load_weights(folder: str | Path, model: nn.Module) -> None:

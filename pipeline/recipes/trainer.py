@@ -4,6 +4,7 @@ import contextlib
 import copy
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
@@ -221,6 +222,9 @@ class CpuTrainer(Trainer):
         """Whether each rank holds a share of the model, whatever the options ask for."""
         if self.is_sharded:
             sharding.overlap(model)
+            if only_model:
+                say("--save_only_model is left out: a sharded checkpoint has model and optimizer in one")
+                args.save_only_model = False
         self.add_callback(ProgressCallback())
         if self.pop_callback(PrinterCallback):
             self.add_callback(Printer())
@@ -275,6 +279,8 @@ class CpuTrainer(Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model; Intel's extension trains in bf16 and saves fp32: the configuration must say so."""
+        if _internal_call and self.args.should_save:  # a step that is done again, perhaps in another way
+            shutil.rmtree(Path(str(output_dir), SHARDED), ignore_errors=True)
         if self.is_sharded and isinstance(self.model, PreTrainedModel):
             self._save_sharded(Path(str(output_dir or self.args.output_dir)), is_checkpoint=_internal_call)
             return

@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.recipe_ranks import on_ranks
 from support.tiny_llama import lines, run, sums, tiny_checkpoint, tiny_env
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from manycpu.pipeline.recipes import checkpoints
 from manycpu.pipeline.spec.errors import BadInputError
@@ -300,7 +301,32 @@ def test_two_ranks_with_shares_train_what_replicas_train(tmp_path: Path, llama: 
         assert found["full"]["eval_loss"] < 5.5
     kept = "model.safetensors" if method == "full" else "adapter/adapter_model.safetensors"
     assert (Path(env["MANYCPU_OUTPUT"]) / kept).is_file()
+    shares = next(Path(env["MANYCPU_CHECKPOINTS"]).glob("checkpoint-*/sharded"))
+    trained = [
+        name for name in FileSystemReader(shares).read_metadata().state_dict_metadata if "model." in name
+    ]
+    assert all(("lora_" in name) == (method == "lora") for name in trained)
     assert (Path(env["MANYCPU_OUTPUT"]) / "model.safetensors").exists() == (method == "full")
+
+
+def test_a_sharded_model_that_cannot_be_packed_trains_as_a_whole_one(tmp_path: Path, llama: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BloomConfig, set_seed
+
+    set_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "n_layer": 2, "n_head": 4}
+    config = BloomConfig(**sizes, tie_word_embeddings=False)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "bloom")
+    tokenizer.save_pretrained(tmp_path / "bloom")
+    losses = []
+    for shard in ("no", "full"):
+        env = tiny_env(tmp_path / shard, tmp_path / "bloom")
+        steps = ("--max_steps", "3", "--optim", "sgd", "--learning_rate", "0.1", "--save_strategy", "no")
+        ended = on_ranks("causal_lm", 2, env, *FULL, *steps, "--shard", shard)
+        assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+        assert "--packing is left out" in ended.stdout
+        losses.append(json.loads((Path(env["MANYCPU_OUTPUT"]) / "all_results.json").read_text())["eval_loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 def test_shares_of_a_model_with_tied_weights_are_refused(tmp_path: Path, llama: Path) -> None:

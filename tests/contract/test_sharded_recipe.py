@@ -133,5 +133,18 @@ def test_a_checkpoint_of_replicas_is_refused_with_the_way_out(folder: Path) -> N
 def test_gradients_of_several_batches_are_added(folder: Path) -> None:
     accumulated = ("--gradient_accumulation_steps", "2", "--max_steps", "2")
     plain = train(folder, "added", 2, *accumulated)
-    shares = train(folder, "added-shares", 2, "--shard", "full", *accumulated)
+    shares = train(folder, "added-shares", 2, "--shard", "full", "--save_only_model", "True", *accumulated)
     assert shares["train_loss"] == pytest.approx(plain["train_loss"], rel=1e-5)
+    assert "--save_only_model is left out" in shares["log"]
+    assert (folder / "added-shares-checkpoints" / "checkpoint-2" / "sharded" / ".metadata").exists()
+
+
+@pytest.mark.usefixtures("sharded")
+def test_a_step_that_is_done_again_with_replicas_replaces_its_shares(folder: Path) -> None:
+    shutil.copytree(folder / "sharded-checkpoints", folder / "again-checkpoints")
+    last = folder / "again-checkpoints" / "checkpoint-4"
+    (last / "trainer_state.json").unlink()  # as after a kill
+    resumed = train(folder, "again", 2, "--shard", "no")
+    assert resumed["resumed_from_step"] == 2
+    assert not (last / "sharded").exists()
+    assert (last / "model.safetensors").exists()

@@ -37,6 +37,7 @@ def test_padded_batches_are_made_by_length_only_if_asked_for(tmp_path: Path) -> 
         ["--validation_split_percentage", "100"],
         ["--method", "qlora"],
         ["--rope_scaling", "dynamic"],
+        ["--method", "dora", "--shard", "full"],
     ],
 )
 def test_values_that_cannot_be_used_are_refused(tmp_path: Path, words: list[str]) -> None:

@@ -15,6 +15,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from manycpu.pipeline.node import sharding
+
 IGNORED: Final = -100
 """Label of a token that is no part of the loss."""
 ATTENTION: Final = "manycpu_documents"
@@ -152,7 +154,8 @@ def use_documents(model: PreTrainedModel) -> str | None:
     """Have the model compute attention for each document by itself; returns why it cannot, or None.
 
     Two short documents are packed, and their logits compared with those of each alone: a model that mixes
-    tokens by other means (a convolution, a recurrent state) is found so.
+    tokens by other means (a convolution, a recurrent state) is found so. A sharded model that cannot is of no
+    more use.
     """
     before = model.config._attn_implementation  # noqa: SLF001 - the name that set_attn_implementation takes
     why = None
@@ -163,6 +166,7 @@ def use_documents(model: PreTrainedModel) -> str | None:
         why = str(error).splitlines()[0]
     if why:
         model.set_attn_implementation(before or "eager")
+    sharding.release(model)  # else adapters would freeze gathered weights, and train the shares
     return why
 
 

@@ -3,11 +3,13 @@
 import json
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase, set_seed
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -77,8 +79,12 @@ def _trainer(
 ) -> "LanguageTrainer":
     """Make the model and its Trainer."""
     training = options.training
-    model: Any = inputs.load_model(options.model, config, training, length)
+    load = partial(inputs.load_model, options.model, config, training, length)
+    model: Any = load()
     why = use_documents(model) if options.data.packing else None
+    if why and isinstance(model, FSDPModule):
+        del model
+        model = load()  # a forward pass that ended in the middle leaves FSDP's shares in a wrong state
     packs = options.data.packing and why is None
     if why:
         say(f"--packing is left out: {why}; batches are padded")
