@@ -98,7 +98,7 @@ class StepPace:
 def _collectives() -> int | None:
     """Count the collectives that this process has called, of all groups; None: the backend does not count."""
     try:
-        groups = [*distributed_c10d._world.pg_map]  # noqa: SLF001 - no other way
+        groups: list[Any] = [*distributed_c10d._world.pg_map]  # noqa: SLF001 - no other way
         return sum(group._get_sequence_number_for_group() for group in groups)  # noqa: SLF001
     except RuntimeError:
         return None

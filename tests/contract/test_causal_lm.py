@@ -314,9 +314,10 @@ def test_a_sharded_model_that_cannot_be_packed_trains_as_a_whole_one(tmp_path: P
 
     set_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(llama)
-    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "n_layer": 2, "n_head": 4}
+    sizes: Any = {"vocab_size": len(tokenizer), "hidden_size": 32, "n_layer": 2, "n_head": 4}
     config = BloomConfig(**sizes, tie_word_embeddings=False)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "bloom")
+    model: Any = AutoModelForCausalLM
+    model.from_config(config).save_pretrained(tmp_path / "bloom")
     tokenizer.save_pretrained(tmp_path / "bloom")
     losses = []
     for shard in ("no", "full"):

@@ -1,6 +1,7 @@
 """Checkpoints of sharded training, of a model that is whole: one process needs no process group."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
 
 def _model_and_optimizer() -> tuple[torch.nn.Linear, torch.optim.AdamW]:
     model = torch.nn.Linear(3, 2)
-    groups = [{"params": []}, {"params": model.parameters(), "lr": 0.5}, {"params": []}]
+    groups: list[dict[str, Any]] = [{"params": []}, {"params": model.parameters(), "lr": 0.5}, {"params": []}]
     return model, torch.optim.AdamW(groups, lr=0.1)
 
 
