@@ -11,16 +11,17 @@ from manycpu.pipeline.spec.words import is_true
 
 Fields = Mapping[str, Any]
 
-_CPU_TYPES: Final = ("NO", "MULTI_CPU")
+_CPU_TYPES: Final = ("NO", "MULTI_CPU", "FSDP")
 _DEVICE_TYPES: Final = (
     *("MULTI_GPU", "MULTI_HPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_NEURON", "MULTI_NPU", "MULTI_SDAA"),
     *("MULTI_XPU", "XLA"),
 )
 """Data parallel on devices; here the processes train on CPUs."""
-_SHARDING_SECTIONS: Final = ("deepspeed_config", "fsdp_config", "megatron_lm_config", "parallelism_config")
+_OTHER_SECTIONS: Final = ("deepspeed_config", "megatron_lm_config", "parallelism_config")
 _TRANSLATED: Final = (
     *("compute_environment", "distributed_type", "use_cpu", "debug", "fp16", "mixed_precision"),
     *("num_machines", "num_processes", "mpirun_config", "dynamo_backend", "dynamo_config"),
+    "fsdp_config",
 )
 _UNUSED: Final = (
     # The launcher connects the ranks, and the CPU plan gives them cores.
@@ -34,6 +35,17 @@ _EMPTY_VALUES: Final[tuple[object, ...]] = (None, False, "no", {}, [])
 _SECTION_KEYS: Final = {
     # mpirun_ccl, the number of oneCCL's workers, is not used: oneCCL runs without them.
     "mpirun_config": ("mpirun_hostfile", "mpirun_ccl"),
+    "fsdp_config": tuple(
+        f"fsdp_{name}"
+        for name in (
+            *("version", "reshard_after_forward", "auto_wrap_policy", "transformer_layer_cls_to_wrap"),
+            *("min_num_params", "state_dict_type", "cpu_ram_efficient_loading", "activation_checkpointing"),
+            "ignored_modules",
+            # Without a use here: the offload is for devices, and the others are of version 1.
+            *("offload_params", "sharding_strategy", "backward_prefetch", "forward_prefetch"),
+            *("use_orig_params", "sync_module_states", "activation_checkpointing_offload"),
+        )
+    ),
     "dynamo_config": tuple(
         f"{prefix}{name}"
         for prefix in ("dynamo_", "")
@@ -42,8 +54,8 @@ _SECTION_KEYS: Final = {
 }
 _DTYPES: Final = {"no": "fp32", "bf16": "bf16", "fp16": "bf16", "fp8": "bf16"}
 """Accelerate's mixed_precision -> ``run.dtype``."""
-_DATA_PARALLEL_FIX: Final = (
-    "On CPUs each process holds the whole model: set `distributed_type: MULTI_CPU`, without a section"
+_PARALLELISM_FIX: Final = (
+    "Set `distributed_type: MULTI_CPU`, without a section, or FSDP with `fsdp_version: 2`"
 )
 
 
@@ -90,7 +102,7 @@ def translate(config: Fields, run: Fields, target: Fields) -> Translation:
         BadInputError: CPUs cannot do what the config asks for, or it has unknown keys or values.
     """
     _refuse_unknown(config)
-    _refuse_sharding(config)
+    _refuse_parallelism(config)
     asked_precision = str(config.get("mixed_precision") or ("fp16" if config.get("fp16") else "no")).lower()
     if asked_precision not in _DTYPES:
         fix = f"Choose one of: {', '.join(_DTYPES)}"
@@ -99,13 +111,13 @@ def translate(config: Fields, run: Fields, target: Fields) -> Translation:
     dtype = run.get("dtype", _DTYPES[asked_precision])
     env = {"ACCELERATE_MIXED_PRECISION": "bf16" if dtype == "bf16" else "no"}
     env |= {"ACCELERATE_DEBUG_MODE": "true"} if is_true(str(config.get("debug"))) else {}
-    fields = {"output": None, "dtype": dtype, "env": env | _dynamo(config), **scale}
+    fields = {"output": None, "dtype": dtype, "env": env | _dynamo(config) | _fsdp(config), **scale}
     target_fields = _missing_target_fields(config, scale["nnodes"], target)
     return Translation(fields, target_fields, tuple(_notes(config, asked_precision, dtype)))
 
 
 def _refuse_unknown(config: Fields) -> None:
-    _refuse_others(config, (*_TRANSLATED, *_UNUSED, *_SHARDING_SECTIONS))
+    _refuse_others(config, (*_TRANSLATED, *_UNUSED, *_OTHER_SECTIONS))
     for name, known in _SECTION_KEYS.items():
         section = config.get(name) or {}
         if not isinstance(section, Mapping):
@@ -123,18 +135,18 @@ def _refuse_others(section: Fields, known: tuple[str, ...], prefix: str = "") ->
             raise BadInputError("configs of Accelerate have no such key", field=prefix + name, fix=fix)
 
 
-def _refuse_sharding(config: Fields) -> None:
-    """Refuse what is not data parallel: the model may not fit into the memory of one process."""
+def _refuse_parallelism(config: Fields) -> None:
+    """Refuse what is neither data parallel nor FSDP."""
     place = config.get("compute_environment", "LOCAL_MACHINE")
     if place != "LOCAL_MACHINE":
         fix = "Answer `accelerate config` with this machine, and give the target here: --target-kind"
         raise BadInputError(f"{place} starts its own machines", field="compute_environment", fix=fix)
     kind = config.get("distributed_type") or "NO"  # YAML reads NO as false
     if kind not in (*_CPU_TYPES, *_DEVICE_TYPES):
-        raise BadInputError(f"{kind} is not for CPUs", field="distributed_type", fix=_DATA_PARALLEL_FIX)
-    for name in _SHARDING_SECTIONS:
+        raise BadInputError(f"{kind} is not for CPUs", field="distributed_type", fix=_PARALLELISM_FIX)
+    for name in _OTHER_SECTIONS:
         if config.get(name):
-            raise BadInputError("this section is not for CPUs", field=name, fix=_DATA_PARALLEL_FIX)
+            raise BadInputError("this section is not for CPUs", field=name, fix=_PARALLELISM_FIX)
 
 
 def _scale(config: Fields, run: Fields) -> dict[str, Any]:
@@ -194,6 +206,27 @@ def _dynamo(config: Fields) -> dict[str, str]:
         return {}
     named = section | {"backend": backend}
     return {f"ACCELERATE_DYNAMO_{name.upper()}": str(value) for name, value in named.items()}
+
+
+def _fsdp(config: Fields) -> dict[str, str]:
+    """Return the variables that make Accelerate shard models."""
+    section = dict(config.get("fsdp_config") or {})
+    if config.get("distributed_type") != "FSDP":
+        return {}
+    if str(section.get("fsdp_version", 1)) != "2":
+        fix = "Set `fsdp_version: 2`; `accelerate to-fsdp2` translates the file"
+        raise BadInputError("FSDP of version 1 is not for CPUs", field="fsdp_config.fsdp_version", fix=fix)
+    if is_true(str(section.get("fsdp_offload_params"))):
+        message, field = "shares are in the memory of the CPUs already", "fsdp_config.fsdp_offload_params"
+        raise BadInputError(message, field=field, fix="Set it to false")
+    named = {name.removeprefix("fsdp_"): value for name, value in section.items() if value is not None}
+    if "transformer_layer_cls_to_wrap" in named:
+        named["transformer_cls_to_wrap"] = named.pop("transformer_layer_cls_to_wrap")
+    variables = {
+        f"FSDP_{name.upper()}": str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in named.items()
+    }
+    return {"ACCELERATE_USE_FSDP": "true", **variables}
 
 
 def _notes(config: Fields, asked_precision: str, dtype: str) -> list[str]:

@@ -5,7 +5,10 @@ import inspect
 import os
 import sys
 from collections.abc import MutableMapping
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any, Final
 
 from manycpu.pipeline.node.emit import NodeExit, warn
@@ -59,16 +62,49 @@ def set_backend(backend: str) -> None:
         shared["backend"] = backend
 
 
-def train_after_evaluation() -> None:
-    """Have Accelerate, where it is imported, wrap a model for training that it prepared for an evaluation.
+def adapt_at_import(world_size: int) -> None:
+    """Have Accelerate train several ranks on CPUs as it does on devices, from when the program imports it."""
+    if world_size == 1:
+        return
+    if "accelerate" in sys.modules:
+        _adapt()
+    else:
+        sys.meta_path.insert(0, _AfterImport())
+
+
+class _AfterImport(MetaPathFinder):
+    """Finds Accelerate on sys.path, and adapts it when its modules have been executed."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if fullname != "accelerate":
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _adapt()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _adapt() -> None:
+    accelerator = getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", None)
+    state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+    if accelerator is not None and state is not None:
+        _train_after_evaluation(accelerator)
+        _shard_on_cpus(state)
+
+
+def _train_after_evaluation(accelerator: Any) -> None:
+    """Wrap a model for training that was prepared for an evaluation.
 
     Accelerate 1.15 wraps no model twice, and ``Trainer.evaluate()`` counts as the first time: with
     ``Trainer.train()`` after it, each rank would train alone.
     """
-    accelerator = getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", None)
-    original = getattr(accelerator, "prepare_model", None)
-    if accelerator is None or original is None or hasattr(original, "__wrapped__"):
-        return
+    original = accelerator.prepare_model
 
     @functools.wraps(original)
     def prepare_model(
@@ -87,6 +123,28 @@ def train_after_evaluation() -> None:
         return original(self, model, device_placement, evaluation_mode)
 
     accelerator.prepare_model = prepare_model
+
+
+def _shard_on_cpus(state: Any) -> None:
+    """Honour a request for FSDP, which Accelerate 1.15 overhears on CPUs: each rank would hold a replica."""
+    original = state.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)  # it reads the distributed type again each time
+        plugin = kwargs.get("fsdp_plugin") or getattr(self, "fsdp_plugin", None)
+        if plugin is None or self.distributed_type.value != "MULTI_CPU":
+            return
+        if plugin.fsdp_version == 1:
+            raise ValueError(
+                "FSDP of version 1 does not train on CPUs: set fsdp_version to 2 "
+                "(`accelerate to-fsdp2` translates a config)"
+            )
+        if getattr(self, "fsdp_plugin", None) is None and self._mixed_precision != "no":
+            plugin.set_mixed_precision(self._mixed_precision)
+        self.distributed_type, self.fsdp_plugin = type(self.distributed_type).FSDP, plugin
+
+    state.__init__ = init
 
 
 def widen_fp16() -> None:

@@ -101,7 +101,6 @@ def wrap(backend: str | None, world_size: int) -> None:
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         bound = signature.bind(*args, **kwargs)
-        accelerate_world.train_after_evaluation()
         if backend is not None:
             requested = bound.arguments.get("backend")
             caller = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001 - no other way

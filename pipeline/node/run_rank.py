@@ -76,6 +76,7 @@ def _run(rank: world.Rank, program: script.Program, listener: socket.socket | No
     if meeting.backend:
         os.environ["MANYCPU_BACKEND"] = meeting.backend
     backends.wrap(meeting.backend, len(meeting.records))
+    accelerate_world.adapt_at_import(rank.world_size)
     program = script.translated(program, meeting.backend)
     script.warn_of_forks()
     pace, process = step_pace.watch(), os.getpid()

@@ -239,7 +239,7 @@ def _without_empty_groups(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     try:
         yield
     finally:
-        filled = iter(optimizer.param_groups)  # loading makes them anew
+        filled = iter(optimizer.param_groups)  # loading replaces them
         optimizer.param_groups = [next(filled) if group["params"] else group for group in groups]
 
 

@@ -99,7 +99,7 @@ def _collectives() -> int | None:
     """Count the collectives that this process has called, of all groups; None: the backend does not count."""
     try:
         groups: list[Any] = [*distributed_c10d._world.pg_map]  # noqa: SLF001 - no other way
-        return sum(group._get_sequence_number_for_group() for group in groups)  # noqa: SLF001
+        return sum(int(group._get_sequence_number_for_group()) for group in groups)  # noqa: SLF001
     except RuntimeError:
         return None
 

@@ -151,6 +151,50 @@ def test_a_config_that_accelerate_wrote_is_a_run_of_its_script(
         }
 
 
+SHARDED = Path(__file__).parents[1] / "scripts" / "accelerate_sharded.py"
+TWO = {"distributed_type": "MULTI_CPU", "num_machines": 1, "num_processes": 2, "mixed_precision": "no"}
+FSDP = TWO | {
+    "distributed_type": "FSDP",
+    "fsdp_config": {
+        "fsdp_version": 2,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    },
+}
+
+
+def test_fsdp_of_accelerate_trains_shares_to_the_weights_of_replicas(tmp_path: Path) -> None:
+    """On CPUs Accelerate itself would train replicas, without a word."""
+    seen = {}
+    for name, config in {"replicas": TWO, "shares": FSDP}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / f"{name}.json").write_text(json.dumps(config))
+        given = ["--accelerate-config", str(tmp_path / f"{name}.json"), str(SHARDED), str(tmp_path / name)]
+        command = [sys.executable, "-m", "manycpu.pipeline.cli", "run", *given]
+        ended = execute(command, {"MANYCPU_HOME": str(tmp_path / "home")}, tmp_path)
+        assert ended.code == 0, ended.out
+        seen[name] = [json.loads((tmp_path / name / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    whole, share = seen["replicas"][0], seen["shares"][0]
+    assert (whole["type"], share["type"]) == ("MULTI_CPU", "FSDP")
+    assert sum(rank["held"] for rank in seen["shares"]) == whole["held"]
+    assert share["norms"] == pytest.approx(whole["norms"], rel=1e-5)
+    assert share["weights"].keys() == whole["weights"].keys()
+    for parameter, values in whole["weights"].items():
+        assert share["weights"][parameter] == pytest.approx(values, abs=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{"FSDP_VERSION": "1"}, {}])
+def test_fsdp_of_version_1_is_no_training_of_replicas(
+    settings: dict[str, str], write: Callable[[str], Path]
+) -> None:
+    ended = two_ranks(
+        write("import accelerate\naccelerate.Accelerator()"), ACCELERATE_USE_FSDP="true", **settings
+    )
+    assert ended.code == 1
+    assert "FSDP of version 1 does not train on CPUs" in ended.out
+
+
 EVALUATE_FIRST = """
 import json, os, sys
 from pathlib import Path

@@ -34,6 +34,8 @@ use_cpu: true
 """
 ONE = {"num_machines": 1, "num_processes": 3, "mpirun_config": {}}
 
+FSDP = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}
+
 
 def told(changes: dict[str, Any], run: dict[str, Any] | None = None, **target: Any) -> Translation:
     return translate(yaml.safe_load(WRITTEN) | changes, run or {}, target)
@@ -129,6 +131,21 @@ def test_its_checks_of_operations_are_kept() -> None:
     assert told({"debug": True}).run["env"]["ACCELERATE_DEBUG_MODE"] == "true"
 
 
+def test_fsdp_becomes_the_variables_that_accelerate_reads() -> None:
+    section = {
+        "fsdp_version": 2,
+        "fsdp_transformer_layer_cls_to_wrap": "Block",
+        "fsdp_reshard_after_forward": True,
+    }
+    assert told({"distributed_type": "FSDP", "fsdp_config": section}).run["env"] == {
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_VERSION": "2",
+        "FSDP_TRANSFORMER_CLS_TO_WRAP": "Block",
+        "FSDP_RESHARD_AFTER_FORWARD": "true",
+    }
+
+
 @pytest.mark.parametrize(
     ("changes", "field", "message"),
     [
@@ -142,9 +159,19 @@ def test_its_checks_of_operations_are_kept() -> None:
         ({"num_machine": 2}, "num_machine", "Did you mean 'num_machines'?"),
         ({"xyzzy": 2}, "xyzzy", "Take it out of the file"),
         ({"mixed_precision": "fp4"}, "mixed_precision", "Choose one of: no, bf16"),
-        ({"distributed_type": "FSDP"}, "distributed_type", "set `distributed_type: MULTI_CPU`"),
-        ({"deepspeed_config": {"zero_stage": 2}}, "deepspeed_config", "each process holds the whole model"),
-        ({"fsdp_config": {"fsdp_version": 2}}, "fsdp_config", "this section is not for CPUs"),
+        ({"distributed_type": "DEEPSPEED"}, "distributed_type", "Set `distributed_type: MULTI_CPU`"),
+        ({"distributed_type": "FSDP"}, "fsdp_config.fsdp_version", "accelerate to-fsdp2"),
+        (
+            FSDP | {"fsdp_config": {"fsdp_version": 2, "fsdp_version_": 1}},
+            "fsdp_config.fsdp_version_",
+            "Did you",
+        ),
+        (
+            FSDP | {"fsdp_config": {"fsdp_version": 2, "fsdp_offload_params": True}},
+            "fsdp_config.fsdp_offload_params",
+            "in the memory of the CPUs already",
+        ),
+        ({"deepspeed_config": {"zero_stage": 2}}, "deepspeed_config", "this section is not for CPUs"),
         ({"megatron_lm_config": {"tp": 2}}, "megatron_lm_config", "this section is not for CPUs"),
         ({"parallelism_config": {"tp": 2}}, "parallelism_config", "this section is not for CPUs"),
         ({"compute_environment": "AMAZON_SAGEMAKER"}, "compute_environment", "--target-kind"),
