@@ -10,7 +10,7 @@ from typing import Any
 from bench._measure import agree, by_turns, in_ranks, pids_of_ranks, ratio, rounds, spread
 
 RANKS = 2
-TARGETS = {"ccl over gloo": 1.05, "no communication over ccl": 1.2}
+TARGETS = {"ccl over gloo": 1.05, "no communication over ccl": 1.2, "ccl over sharded": 1.15}
 WORDS = {
     "title": "A training step of two processes",
     "meaning": "A data-parallel training over ccl is nearly as fast as if its processes did not "
@@ -38,6 +38,12 @@ WORDS = {
             "x",
             "",
         ),
+        "rates: sharded": ("Speed over ccl with a share of the model in each process", "samples/s", ""),
+        "ratios: ccl over sharded": (
+            "A sharded step over ccl takes so many times as long as one of replicas",
+            "x",
+            "at most [target: ccl over sharded]",
+        ),
         r"ratios: (ccl|gloo) compressed over \w+": (
             r"Sending gradients as bf16 over \1 makes a step so many times as fast",
             "x",
@@ -58,6 +64,7 @@ def main() -> dict[str, Any]:
             "ccl over gloo": ratio(times["gloo"], times["ccl"]),
             "no communication over ccl": ratio(times["ccl"], times["no communication"]),
             "no communication over gloo": ratio(times["gloo"], times["no communication"]),
+            "ccl over sharded": ratio(times["sharded"], times["ccl"]),
             **{
                 f"{name} over {name.partition(' ')[0]}": ratio(times[name.partition(" ")[0]], times[name])
                 for name in times
@@ -78,6 +85,7 @@ def _rank(out: Path) -> None:
     groups = {"ccl": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
     sides = {name: _side(group) for name, group in groups.items()}
     sides["no communication"] = _side(groups["gloo"], talks=False)
+    sides["sharded"] = _sharded()
     if not rounds(0, 1):
         sides |= {f"{name} compressed": _side(group, compressed=True) for name, group in groups.items()}
     pids = pids_of_ranks()
@@ -93,7 +101,6 @@ def _side(group: Any, *, talks: bool = True, compressed: bool = False) -> Callab
     import contextlib
 
     import torch
-    import torch.distributed as dist
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
     from bench import _bert
@@ -103,13 +110,33 @@ def _side(group: Any, *, talks: bool = True, compressed: bool = False) -> Callab
     )
     if compressed:
         model.register_comm_hook(group, bf16_compress_hook)
+    return _measure_step(model, contextlib.nullcontext if talks else model.no_sync)
+
+
+def _sharded() -> Callable[[], float]:
+    import contextlib
+
+    import torch
+
+    from bench import _bert
+    from manycpu.pipeline.node import sharding
+
+    return _measure_step(sharding.shard(_bert.model(), dtype=torch.bfloat16), contextlib.nullcontext)
+
+
+def _measure_step(model: Any, context: Callable[[], Any]) -> Callable[[], float]:
+    import torch
+    import torch.distributed as dist
+
+    from bench import _bert
+
     optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
     step = _bert.stepper(model, optimizer, _bert.batch(), bf16=True)
 
     def measure() -> float:
         dist.barrier()
         began = time.perf_counter()
-        step(contextlib.nullcontext if talks else model.no_sync)
+        step(context)
         dist.barrier()  # both ranks have done their step
         return time.perf_counter() - began
 

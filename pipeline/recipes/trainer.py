@@ -75,7 +75,14 @@ class CpuTrainingOptions(TrainingArguments):
 
 
 def usable(options: CpuTrainingOptions) -> list[str]:
-    """Switch off options that cannot be used here; returns a note for each."""
+    """Switch off options that cannot be used here; returns a note for each.
+
+    Raises:
+        BadInputError: An option is a secret that would be saved.
+    """
+    if options.hub_token:
+        fix = "Give it as HF_TOKEN, by run.env or target.env_from"
+        raise BadInputError("--hub_token is written into each checkpoint", field="run.args", fix=fix)
     why = why_no_ipex() if options.use_ipex else None
     options.use_ipex = options.use_ipex and why is None
     return [f"--use_ipex is left out: {why}"] if why else []

@@ -229,11 +229,13 @@ def bad(message: str, field: str, *words: str, **changed: Any) -> Any:
             data=[*sums(1), {"prompt": "a", "completion": ""}],
         ),
         bad("no layer 'vproj' .*v_proj", "run.args", "--lora_target_modules", "q_proj", "vproj"),
+        bad("shares the weights of its emb", "run.args", "--lora_target_modules", "q_proj", "lm_head"),
+        bad("--hub_token is written into each checkpoint", "run.args", "--hub_token", "hf_x"),
         bad("no pad token", "run.model", "--packing", "False", settings={"pad_token": None}),
         bad("more than the model's 128 positions", "run.args", "--max_seq_length", "129"),
         bad("no answer begins within 8 tokens in the train split", "run.data", "--max_seq_length", "8"),
         bad(
-            "template cuts off the answer 'secret'",
+            "template cuts off or changes the answer 'secret'",
             "run.model",
             data=[
                 {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "secret"}]}
@@ -264,6 +266,14 @@ def test_bad_input_is_found_with_its_field_before_the_training(
     with pytest.raises(BadInputError, match=message) as caught:
         run(env | {"MANYCPU_MODEL": str(model)}, *words, "--overwrite_cache", "True")
     assert caught.value.field == field
+
+
+def test_another_method_does_not_resume(env: dict[str, str]) -> None:
+    steps = ("--max_steps", "2", "--save_steps", "1", "--method")
+    run(env, *steps, "lora")
+    shutil.rmtree(Path(env["MANYCPU_CHECKPOINTS"]) / "checkpoint-2")
+    with pytest.raises(BadInputError, match="checkpoint-1 is of a training by --method lora or dora"):
+        run(env, *steps, "full")
 
 
 def test_positions_are_stretched_for_longer_documents(env: dict[str, str], tmp_path: Path) -> None:

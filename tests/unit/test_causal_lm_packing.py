@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BertConfig,
     GPT2Config,
     LlamaConfig,
     MambaConfig,
@@ -15,12 +16,15 @@ from transformers import (
     set_seed,
 )
 
+from manycpu.pipeline.recipes.causal_lm.inputs import with_adapter
+from manycpu.pipeline.recipes.causal_lm.options import ModelOptions
 from manycpu.pipeline.recipes.causal_lm.packing import (
     ATTENTION,
     IGNORED,
     Padded,
     bins,
     flat,
+    is_causal,
     loss_sum,
     use_documents,
 )
@@ -113,6 +117,24 @@ def test_a_model_that_mixes_documents_by_other_means_is_found() -> None:
     before = model.config._attn_implementation  # noqa: SLF001 - transformers has no other name
     assert use_documents(model)
     assert model.config._attn_implementation == before != ATTENTION  # noqa: SLF001
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(LlamaConfig, True), (GPT2Config, True), (BertConfig, False)])
+def test_a_model_that_sees_later_tokens_is_not_causal(kind: Any, expected: bool) -> None:
+    set_seed(0)
+    model: Any = AutoModelForCausalLM
+    assert is_causal(model.from_config(kind(**SMALL))) is expected
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_adapters_of_models_with_layers_of_gpt2() -> None:
+    model: Any = AutoModelForCausalLM
+    adapted = with_adapter(
+        model.from_config(GPT2Config(**SMALL)), ModelOptions(lora_target_modules=["c_attn"])
+    )
+    trained = [name for name, value in adapted.named_parameters() if value.requires_grad]
+    assert trained
+    assert all("c_attn.lora_" in name for name in trained)
 
 
 def test_a_packed_model_generates_as_it_did() -> None:

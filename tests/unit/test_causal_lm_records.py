@@ -97,8 +97,41 @@ def test_answers_are_found_where_a_template_writes_the_last_turn_in_another_way(
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
     text, spans = records.answer_spans(TALK, render({"chat_template": template}), "record 1")
-    assert [text[begin:end] for begin, end in spans] == ["b", "c"]
+    assert [text[begin:end] for begin, end in spans] == ["b|", "c|"]
     assert spans[0][0] == text.index("[assistant]") + len("[assistant]")
+
+
+THINKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}<think></think>{{ m.content }}"
+    "{% else %}{{ m.content | trim }}{% endif %}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("answer", ["a", "is", "Paris", "- x\n", "<|end|>", "assistant"])
+def test_an_answer_is_found_where_its_words_stand_in_the_template_too(answer: str) -> None:
+    talk = [TALK[0], {"role": "assistant", "content": answer}, *TALK[2:]]
+    text, spans = records.answer_spans(talk, render({"chat_template": THINKS}), "record 1")
+    assert [text[begin:end] for begin, end in spans] == [
+        f"{answer.strip()}<|end|>\n",
+        "<think></think>c<|end|>\n",
+    ]
+
+
+def test_what_a_template_refuses_is_named_with_its_words(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    settings["chat_template"] = (
+        "{% for m in messages %}"
+        "{% if m.role == 'system' %}{{ raise_exception('no system, please') }}{% endif %}"
+        "{{ m.role }}{{ m.content }}{% endfor %}"
+    )
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    data = lines(tmp_path / "train.jsonl", [{"messages": [{"role": "system", "content": "x"}, *TALK]}])
+    ((field, message, _, fatal),) = found(data=data, model=model)
+    assert (field, fatal) == ("run.data", True)
+    assert "record 1: the chat template refuses its messages: no system, please" in message
 
 
 def test_an_answer_that_the_template_cuts_off_is_found(tmp_path: Path) -> None:
@@ -112,7 +145,7 @@ def test_an_answer_that_the_template_cuts_off_is_found(tmp_path: Path) -> None:
     (model / "tokenizer_config.json").write_text(json.dumps(settings))
     ((field, message, _, fatal),) = found(data=data, model=model)
     assert (field, fatal) == ("run.model", True)
-    assert "cuts off the answer 'c'" in message
+    assert "cuts off or changes the answer" in message
 
 
 def test_lora_targets_are_compared_with_the_weights(tmp_path: Path) -> None:
@@ -121,12 +154,14 @@ def test_lora_targets_are_compared_with_the_weights(tmp_path: Path) -> None:
 
     model = write_model(tmp_path / "model")
     names = ("q_proj", "v_proj")
+    head = {"lm_head.weight": torch.zeros(2, 2)}
     layers = {f"model.layers.0.self_attn.{name}.weight": torch.zeros(2, 2) for name in names}
-    save_file(layers | {"model.embed_tokens.weight": torch.zeros(2, 2)}, model / "model.safetensors")
+    save_file(layers | head | {"model.embed_tokens.weight": torch.zeros(2, 2)}, model / "model.safetensors")
+    assert found("--lora_target_modules", "q_proj", "lm_head", model=model) == []
     assert found("--lora_target_modules", "q_proj", "v_proj", model=model) == []
     ((field, message, fix, _),) = found("--lora_target_modules", "q_proj", "vproj", model=model)
     assert field == "run.args"
-    assert "no layer 'vproj' for --lora_target_modules; it has q_proj, v_proj" in message
+    assert "no layer 'vproj' for --lora_target_modules; it has lm_head, q_proj, v_proj" in message
     assert fix == "Did you mean v_proj?"
 
 

@@ -14,6 +14,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.pytorch_utils import Conv1D
 
 from manycpu.pipeline.recipes import base_model
 from manycpu.pipeline.recipes.causal_lm import records
@@ -328,26 +329,48 @@ def with_adapter(model: PreTrainedModel, options: ModelOptions) -> Any:
     Raises:
         BadInputError: peft is not installed, or the model has no such layers.
     """
-    layers = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    layers = [name for name, module in model.named_modules() if isinstance(module, (torch.nn.Linear, Conv1D))]
     if wrong := records.missing_target(options.lora_target_modules, layers):
         raise BadInputError(wrong[0], field="run.args", fix=wrong[1])
+    _refuse_tied(model, options)
     try:
         from peft import LoraConfig, TaskType, get_peft_model
     except ModuleNotFoundError as error:
         fix = f"{install('language')}; or give --method full"
         raise BadInputError("peft is not installed", field="run.args", fix=fix) from error
     targets: Any = options.lora_target_modules
-    adapted = get_peft_model(
-        model,
-        LoraConfig(
-            task_type=TaskType.CAUSAL_LM,
-            r=options.lora_r,
-            lora_alpha=options.lora_alpha,
-            lora_dropout=options.lora_dropout,
-            target_modules=records.ALL_LINEAR if targets == [records.ALL_LINEAR] else targets,
-            use_dora=options.method == "dora",
-        ),
+    config = LoraConfig(
+        task_type=TaskType.CAUSAL_LM,
+        r=options.lora_r,
+        lora_alpha=options.lora_alpha,
+        lora_dropout=options.lora_dropout,
+        target_modules=records.ALL_LINEAR if targets == [records.ALL_LINEAR] else targets,
+        use_dora=options.method == "dora",
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
+    try:
+        adapted = get_peft_model(model, config)
+    except ValueError as error:
+        fix = "Name other layers, or give --method full"
+        message = f"--lora_target_modules {' '.join(targets)}: {error}"
+        raise BadInputError(message, field="run.args", fix=fix) from error
     trained, total = adapted.get_nb_trainable_parameters()
     say(f"{trained:,} weights of adapters are trained, {trained / total:.2%} of {total:,}")
     return adapted
+
+
+def _refuse_tied(model: Any, options: ModelOptions) -> None:
+    """Refuse to merge adapters of a head that shares the weights of the embeddings: both would change."""
+    shared = model.get_input_embeddings().weight
+    if not options.merge_adapter or getattr(model.get_output_embeddings(), "weight", None) is not shared:
+        return
+    named = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
+    for name, module in model.named_modules():
+        for target in options.lora_target_modules if id(module) in named else ():
+            if name == target or name.endswith(f".{target}"):
+                raise BadInputError(
+                    f"--lora_target_modules {target}: the model's head shares the weights of its embeddings, "
+                    "and a merged adapter would change both",
+                    field="run.args",
+                    fix="Leave it out, or add --merge_adapter False",
+                )

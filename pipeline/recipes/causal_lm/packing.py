@@ -158,6 +158,8 @@ def use_documents(model: PreTrainedModel) -> str | None:
     more use.
     """
     before = model.config._attn_implementation  # noqa: SLF001 - the name that set_attn_implementation takes
+    if getattr(model.config, "attention_chunk_size", None):
+        return "the model attends within chunks of a sequence"
     why = None
     try:
         model.set_attn_implementation(ATTENTION)
@@ -171,6 +173,17 @@ def use_documents(model: PreTrainedModel) -> str | None:
 
 
 @torch.no_grad()
+def is_causal(model: Any) -> bool:
+    """Whether no token of a sequence changes the logits of those before it."""
+    was_training = model.training
+    model.eval()
+    first, second = model(torch.tensor([[1, 2], [1, 3]]), use_cache=False).logits[:, 0]
+    model.train(was_training)
+    sharding.release(model)
+    return _are_alike(first, second)
+
+
+@torch.no_grad()
 def _is_exact(model: Any) -> bool:
     vocabulary = model.get_input_embeddings().weight.shape[0]
     documents = [[number * 7 % vocabulary for number in range(first, first + 5)] for first in (1, 11)]
@@ -180,8 +193,12 @@ def _is_exact(model: Any) -> bool:
     packed = model(**model_inputs(flat(packs))).logits[0]
     alone = torch.cat([model(torch.tensor([ids]), use_cache=False).logits[0] for ids in documents])
     model.train(was_training)
-    tolerance = _TOLERANCE if packed.dtype == torch.float32 else _BF16_TOLERANCE
-    return bool((packed - alone).abs().max() <= tolerance * alone.abs().max())
+    return _are_alike(packed, alone)
+
+
+def _are_alike(logits: torch.Tensor, expected: torch.Tensor) -> bool:
+    tolerance = _TOLERANCE if logits.dtype == torch.float32 else _BF16_TOLERANCE
+    return bool((logits - expected).abs().max() <= tolerance * expected.abs().max())
 
 
 def _attention(  # noqa: PLR0913, PLR0917 - transformers' signature

@@ -5,6 +5,7 @@ The recipe makes the same checks again, of the real objects.
 
 import difflib
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import islice
@@ -20,6 +21,8 @@ ALL_LINEAR: Final = "all-linear"
 FIX: Final = "Give a column text, the columns prompt and completion, or a column messages; or name yours"
 _CHECKED: Final = 1000  # records of a file that preflight reads
 _LIKE: Final = 0.6
+_MARK: Final = "\ue000"  # of Unicode's private use: no text has it
+_THOUGHT: Final = "</think>"  # templates may leave out what is before
 
 Render = Callable[[Sequence[Mapping[str, Any]], bool], str]
 """Writes messages by a chat template; True: up to where the answer begins."""
@@ -162,34 +165,66 @@ def _parquet_columns(file: Path) -> list[str] | None:
 def answer_spans(
     messages: Sequence[Mapping[str, Any]], render: Render, source: str
 ) -> tuple[str, list[tuple[int, int]]]:
-    """Write a conversation, and find the characters that the assistant says in it.
+    """Write a conversation, and find the characters that the assistant says in it, with the end of its turn.
 
     Raises:
-        BadInputError: The chat template leaves out an answer, or a part of it.
+        BadInputError: The chat template refuses the messages, or leaves out an answer, or a part of it.
     """
-    text, spans, place = render(messages, False), list[tuple[int, int]](), 0
+    write = _refusing(render, source)
+    text, spans = write(messages, False), list[tuple[int, int]]()
+    marked: dict[int, tuple[int, int]] | None = None
     for number, message in enumerate(messages):
-        content = message["content"].strip()
         if message["role"] != "assistant":
-            place = max(place, text.find(content, place) + len(content))
             continue
-        before = render(messages[:number], True) if number else ""
-        through = render(messages[: number + 1], False)
-        if text.startswith(before) and text.startswith(through) and content in through[len(before) :]:
-            span = len(before), len(through)
-        else:
-            # Templates may write an earlier turn in another way than the last one.
-            begin = text.find(content, place)
-            span = begin, begin + len(content)
-            if begin < 0:
-                raise BadInputError(
-                    f"{source}: the chat template cuts off the answer {content[:40]!r}",
-                    field="run.model",
-                    fix="Mend the tokenizer's chat template, or give prompt and completion instead",
-                )
-        spans.append(span)
-        place = span[1]
+        before = write(messages[:number], True) if number else ""
+        through = write(messages[: number + 1], False)
+        answer = message["content"].rpartition(_THOUGHT)[2].strip()
+        if text.startswith(before) and text.startswith(through) and answer in through[len(before) :]:
+            spans.append((len(before), len(through)))
+            continue
+        # Templates may write an earlier turn in another way than the last one.
+        marked = _marked(messages, write, text) if marked is None else marked
+        if number not in marked:
+            raise BadInputError(
+                f"{source}: the chat template cuts off or changes the answer {message['content'][:40]!r}",
+                field="run.model",
+                fix="Mend the tokenizer's chat template, or give prompt and completion instead",
+            )
+        spans.append(marked[number])
     return text, spans
+
+
+def _marked(messages: Sequence[Mapping[str, Any]], write: Render, text: str) -> dict[int, tuple[int, int]]:
+    """Find the answers by marks in their places; empty if the template writes one of them otherwise."""
+    marks = {n: f"{_MARK}{n}{_MARK}" for n, each in enumerate(messages) if each["role"] == "assistant"}
+    marked = [{**each, "content": marks.get(n, each["content"])} for n, each in enumerate(messages)]
+    rest, place, found = write(marked, False), 0, {}
+    for number, mark in marks.items():
+        head, _, rest = rest.partition(mark)
+        following, content = rest.partition(_MARK)[0], messages[number]["content"]
+        forms = (content, content.strip(), content.lstrip(), content.rstrip())
+        written = next((form for form in forms if text.startswith(head + form + following, place)), None)
+        if written is None:
+            return {}
+        begin = place + len(head)
+        place = begin + len(written)
+        end = write(marked[: number + 1], False).rpartition(mark)[2]
+        found[number] = begin, place + (len(end) if rest.startswith(end) else 0)
+    return found if text[place:] == rest else {}
+
+
+def _refusing(render: Render, source: str) -> Render:
+    def write(messages: Sequence[Mapping[str, Any]], begins: bool) -> str:
+        try:
+            return render(messages, begins)
+        except Exception as error:
+            raise BadInputError(
+                f"{source}: the chat template refuses its messages: {error}",
+                field="run.data",
+                fix="Give roles that it takes, in its order, or prompt and completion instead",
+            ) from error
+
+    return write
 
 
 def missing_target(targets: Sequence[str], layers: Sequence[str]) -> tuple[str, str] | None:
@@ -219,7 +254,7 @@ def layers_of(folder: Path) -> list[str]:
             header = json.loads(stream.read(size)) if size <= file.stat().st_size else {}
         for name, tensor in header.items():
             is_matrix = name.endswith(".weight") and len(tensor.get("shape", ())) > 1
-            if is_matrix and "embed" not in name and not name.startswith("lm_head"):
+            if is_matrix and "embed" not in name:
                 found.add(name.removesuffix(".weight"))
     return sorted(found)
 
@@ -236,6 +271,10 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
+def _raise(message: str) -> None:
+    raise ValueError(message)
+
+
 def renderer(settings: Mapping[str, Any]) -> Render | None:
     """Return what writes messages as transformers would; None without jinja2 or a usable template."""
     template = settings.get("chat_template")
@@ -247,6 +286,10 @@ def renderer(settings: Mapping[str, Any]) -> Render | None:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
+    environment.globals |= {"raise_exception": _raise, "strftime_now": time.strftime}
+    environment.filters["tojson"] = lambda value, **options: json.dumps(
+        value, **{"ensure_ascii": False} | options
+    )
     specials = {
         name: value.get("content") if isinstance(value, dict) else value
         for name, value in settings.items()
@@ -255,7 +298,7 @@ def renderer(settings: Mapping[str, Any]) -> Render | None:
     try:
         compiled = environment.from_string(template)
         compiled.render(messages=[{"role": "user", "content": "a"}], add_generation_prompt=True, **specials)
-    except (TemplateError, TypeError):  # it uses what only transformers has
+    except (TemplateError, TypeError, ValueError):  # it uses what only transformers has
         return None
     return lambda messages, begins: compiled.render(
         messages=messages, add_generation_prompt=begins, **specials

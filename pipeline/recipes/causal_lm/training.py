@@ -18,7 +18,15 @@ from manycpu.pipeline.recipes.causal_lm import inputs
 from manycpu.pipeline.recipes.causal_lm.card import card
 from manycpu.pipeline.recipes.causal_lm.inputs import Documents
 from manycpu.pipeline.recipes.causal_lm.options import Options
-from manycpu.pipeline.recipes.causal_lm.packing import IGNORED, Packs, Padded, flat, loss_sum, use_documents
+from manycpu.pipeline.recipes.causal_lm.packing import (
+    IGNORED,
+    Packs,
+    Padded,
+    flat,
+    is_causal,
+    loss_sum,
+    use_documents,
+)
 from manycpu.pipeline.recipes.checkpoints import resume_point
 from manycpu.pipeline.recipes.reporting import say, write_results
 from manycpu.pipeline.recipes.trainer import CpuTrainer, begin
@@ -47,6 +55,10 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     set_seed(training.seed)  # random weights do not depend on whether the data was cached
     trainer = _trainer(options, config, tokenizer, prepared, length)
     resume = resume_point(str(training.output_dir), training.resume_from_checkpoint, env)
+    if resume and (Path(resume) / "adapter_config.json").exists() != (options.model.method != "full"):
+        other = "full" if options.model.method != "full" else "lora or dora"
+        fix = f"Give --method {other}, or another folder of checkpoints"
+        raise BadInputError(f"{resume} is of a training by --method {other}", field="run.args", fix=fix)
     trained = trainer.train(resume_from_checkpoint=resume)
     packs: Any = trainer.train_dataset
     # The Trainer reports the share of rank 0.
@@ -81,6 +93,11 @@ def _trainer(
     training = options.training
     load = partial(inputs.load_model, options.model, config, training, length)
     model: Any = load()
+    if not is_causal(model):
+        message = f"{type(model).__name__} sees later tokens too: it is no causal language model"
+        raise BadInputError(
+            message, field="run.model", fix="Choose a decoder, or set is_decoder in config.json"
+        )
     why = use_documents(model) if options.data.packing else None
     if why and isinstance(model, FSDPModule):
         del model
