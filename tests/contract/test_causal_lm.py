@@ -173,6 +173,15 @@ def test_conversations_are_trained_on_their_answers_alone(env: dict[str, str], t
     assert cached is not None
 
 
+def test_a_conversation_that_an_answer_opens_has_a_sample(env: dict[str, str], tmp_path: Path) -> None:
+    data = lines(
+        tmp_path / "talks" / "train.jsonl", [{"messages": [{"role": "assistant", "content": "b"}]}] * 4
+    )
+    run(env | {"MANYCPU_DATA": str(data)}, *FULL, "--max_steps", "1")
+    (sample,) = map(json.loads, (Path(env["MANYCPU_OUTPUT"]) / "samples.jsonl").read_text().splitlines())
+    assert sample["prompt"] == "<|assistant|>"
+
+
 def test_two_ranks_train_and_evaluate_as_one(env: dict[str, str], tmp_path: Path) -> None:
     """Through the command, with two processes that meet by gloo."""
     from manycpu.pipeline.cli import main

@@ -120,10 +120,11 @@ def test_a_model_that_mixes_documents_by_other_means_is_found() -> None:
 
 
 @pytest.mark.parametrize(("kind", "expected"), [(LlamaConfig, True), (GPT2Config, True), (BertConfig, False)])
-def test_a_model_that_sees_later_tokens_is_not_causal(kind: Any, expected: bool) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_sees_later_tokens_is_not_causal(kind: Any, expected: bool, dtype: torch.dtype) -> None:
     set_seed(0)
     model: Any = AutoModelForCausalLM
-    assert is_causal(model.from_config(kind(**SMALL))) is expected
+    assert is_causal(model.from_config(kind(**SMALL), dtype=dtype)) is expected
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")

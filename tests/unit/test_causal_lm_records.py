@@ -119,6 +119,22 @@ def test_an_answer_is_found_where_its_words_stand_in_the_template_too(answer: st
     ]
 
 
+@pytest.mark.parametrize(
+    ("written", "answer"),
+    [("{{ m.content if m.role == 'user' }}", "a"), ("{{ m.content[:3] }}", "assist")],
+)
+def test_an_answer_that_is_cut_off_is_not_found_in_the_header(written: str, answer: str) -> None:
+    template = "{% for m in messages %}[{{ m.role }}]" + written + "|{% endfor %}"
+    talk = [TALK[0], {"role": "assistant", "content": answer}]
+    with pytest.raises(BadInputError, match="cuts off or changes the answer"):
+        records.answer_spans(talk, render({"chat_template": template}), "record 1")
+
+
+def test_the_header_of_an_answer_that_opens_a_conversation_is_no_part_of_it() -> None:
+    text, spans = records.answer_spans(TALK[1:], render({"chat_template": TEMPLATE}), "record 1")
+    assert [text[begin:end] for begin, end in spans] == ["b<|end|>", "c<|end|>"]
+
+
 def test_what_a_template_refuses_is_named_with_its_words(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     settings = json.loads((model / "tokenizer_config.json").read_text())

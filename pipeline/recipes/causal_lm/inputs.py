@@ -275,8 +275,8 @@ class _Writer(NamedTuple):
             ids = self.tokenizer.encode(record[self.columns.text], add_special_tokens=False)
             return str(self.tokenizer.decode(ids[: min(_SAMPLE_PROMPT, 1 + len(ids) // 2)]))
         messages = record[self.columns.messages]
-        last = max(number for number, each in enumerate(messages) if each["role"] == "assistant")
-        return self._render(messages[:last], True)
+        text, spans = records.answer_spans(messages, self._render, "a sample")
+        return text[: spans[-1][0]] or text
 
 
 def load_model(

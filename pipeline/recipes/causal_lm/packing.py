@@ -177,10 +177,14 @@ def is_causal(model: Any) -> bool:
     """Whether no token of a sequence changes the logits of those before it."""
     was_training = model.training
     model.eval()
-    first, second = model(torch.tensor([[1, 2], [1, 3]]), use_cache=False).logits[:, 0]
+    # One by one: the same shapes round alike, so that the difference of bf16 logits is no rounding either.
+    first, second = (model(torch.tensor([[1, last]]), use_cache=False).logits[0, 0] for last in (2, 3))
     model.train(was_training)
     sharding.release(model)
-    return _are_alike(first, second)
+    # Experts compute as many tokens at once as choose them, and round differently.
+    if any("expert" in name for name, _ in model.named_modules()):
+        return _are_alike(first, second)
+    return bool((first - second).abs().max() <= _TOLERANCE * second.abs().max())
 
 
 @torch.no_grad()

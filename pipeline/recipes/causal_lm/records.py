@@ -179,7 +179,8 @@ def answer_spans(
         before = write(messages[:number], True) if number else ""
         through = write(messages[: number + 1], False)
         answer = message["content"].rpartition(_THOUGHT)[2].strip()
-        if text.startswith(before) and text.startswith(through) and answer in through[len(before) :]:
+        is_prefix = number > 0 and text.startswith(before) and text.startswith(through)
+        if is_prefix and _writes(answer, messages[: number + 1], write):
             spans.append((len(before), len(through)))
             continue
         # Templates may write an earlier turn in another way than the last one.
@@ -192,6 +193,13 @@ def answer_spans(
             )
         spans.append(marked[number])
     return text, spans
+
+
+def _writes(answer: str, messages: Sequence[Mapping[str, Any]], write: Render) -> bool:
+    """Whether the template writes the last message to its end: a mark follows its words, not those of a header."""
+    *earlier, last = messages
+    marked = {**last, "content": last["content"].rstrip() + _MARK}
+    return not answer or answer + _MARK in write([*earlier, marked], False)
 
 
 def _marked(messages: Sequence[Mapping[str, Any]], write: Render, text: str) -> dict[int, tuple[int, int]]:
