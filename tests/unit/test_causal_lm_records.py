@@ -181,6 +181,19 @@ def test_lora_targets_are_compared_with_the_weights(tmp_path: Path) -> None:
     assert fix == "Did you mean v_proj?"
 
 
+def test_a_head_that_shares_its_weights_is_found_if_adapters_are_merged(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    model = write_model(tmp_path / "model")
+    save_file({"model.layers.0.q_proj.weight": torch.zeros(2, 2)}, model / "model.safetensors")
+    words = ("--lora_target_modules", "q_proj", "lm_head")
+    ((field, message, _, _),) = found(*words, model=model)
+    assert field == "run.args"
+    assert "shares the weights of its embeddings" in message
+    assert found(*words, "--merge_adapter", "False", model=model) == []
+
+
 def test_a_tokenizer_without_a_pad_token_is_found_if_batches_are_padded(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     settings = json.loads((model / "tokenizer_config.json").read_text())

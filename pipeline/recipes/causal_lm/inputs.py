@@ -368,9 +368,5 @@ def _refuse_tied(model: Any, options: ModelOptions) -> None:
     for name, module in model.named_modules():
         for target in options.lora_target_modules if id(module) in named else ():
             if name == target or name.endswith(f".{target}"):
-                raise BadInputError(
-                    f"--lora_target_modules {target}: the model's head shares the weights of its embeddings, "
-                    "and a merged adapter would change both",
-                    field="run.args",
-                    fix="Leave it out, or add --merge_adapter False",
-                )
+                message, fix = records.tied_target(target)
+                raise BadInputError(message, field="run.args", fix=fix)

@@ -6,6 +6,8 @@ from pathlib import Path
 from manycpu.pipeline.recipes.causal_lm import records
 from manycpu.pipeline.spec.errors import BadInputError, Finding
 
+_HEAD = "lm_head"
+
 
 def findings(data: str | None, model: str | None, args: Sequence[str]) -> Iterator[Finding]:
     """Find what the recipe would refuse, as far as it can be seen from here: in files, not behind URLs.
@@ -28,16 +30,25 @@ def findings(data: str | None, model: str | None, args: Sequence[str]) -> Iterat
             yield Finding(error.field or "run.data", error.message, error.fix or "")
         except (OSError, UnicodeDecodeError) as error:
             yield Finding("run.data", f"it cannot be read: {error}", "Give UTF-8 text")
-    packing = (values(args, "packing") or ["true"])[0].lower() in ("true", "1", "yes", "y", "t")
-    packing = packing and not any(word in ("--no_packing", "--no-packing") for word in args)
+    packing = is_on(args, "packing")
     if settings and not packing and not settings.get("pad_token") and not values(args, "pad_token"):
         end = _text(settings.get("eos_token")) or "<pad>"
         fix = f"Add --pad_token '{end}' to run.args, or leave --packing on"
         yield Finding("run.model", "the tokenizer has no pad token, and batches are padded", fix)
     targets = values(args, "lora_target_modules")
     layers = records.layers_of(folder) if folder and targets else []
+    if folder and layers and records.has_tied_head(folder):
+        layers.append(_HEAD)  # which no file of the model has
+        if _HEAD in targets and is_on(args, "merge_adapter"):
+            yield Finding("run.args", *records.tied_target(_HEAD))
     if layers and (wrong := records.missing_target(targets, layers)):
         yield Finding("run.args", *wrong)
+
+
+def is_on(args: Sequence[str], name: str) -> bool:
+    """Whether a switch is on, which is so by default."""
+    given = (values(args, name) or ["true"])[0].lower() in ("true", "1", "yes", "y", "t")
+    return given and not {f"--no_{name}", f"--no-{name.replace('_', '-')}"} & set(args)
 
 
 def values(args: Sequence[str], name: str) -> list[str]:

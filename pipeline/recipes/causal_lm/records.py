@@ -196,7 +196,7 @@ def answer_spans(
 
 
 def _writes(answer: str, messages: Sequence[Mapping[str, Any]], write: Render) -> bool:
-    """Whether the template writes the last message to its end: a mark follows its words, not those of a header."""
+    """Whether the template writes the last message to its end: a mark follows its words alone."""
     *earlier, last = messages
     marked = {**last, "content": last["content"].rstrip() + _MARK}
     return not answer or answer + _MARK in write([*earlier, marked], False)
@@ -251,6 +251,21 @@ def missing_target(targets: Sequence[str], layers: Sequence[str]) -> tuple[str, 
         message = f"the model has no layer {target!r} for --lora_target_modules; it has {', '.join(ends)}"
         return message, f"Did you mean {near[0]}?" if near else f"Name some of them, or {ALL_LINEAR}"
     return None
+
+
+def tied_target(target: str) -> tuple[str, str]:
+    """Explain why a target that shares its weights is not merged; returns what is wrong, and the fix."""
+    message = f"--lora_target_modules {target}: the model's head shares the weights of its embeddings, "
+    return message + "and a merged adapter would change both", "Leave it out, or add --merge_adapter False"
+
+
+def has_tied_head(folder: Path) -> bool:
+    """Whether a folder's configuration says that the head shares the weights of the embeddings."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("tie_word_embeddings") is True
 
 
 def layers_of(folder: Path) -> list[str]:
