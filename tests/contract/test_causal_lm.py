@@ -277,12 +277,13 @@ def test_bad_input_is_found_with_its_field_before_the_training(
     assert caught.value.field == field
 
 
-def test_another_method_does_not_resume(env: dict[str, str]) -> None:
+@pytest.mark.parametrize("other", ["full", "dora"])
+def test_another_method_does_not_resume(env: dict[str, str], other: str) -> None:
     steps = ("--max_steps", "2", "--save_steps", "1", "--method")
     run(env, *steps, "lora")
     shutil.rmtree(Path(env["MANYCPU_CHECKPOINTS"]) / "checkpoint-2")
-    with pytest.raises(BadInputError, match="checkpoint-1 is of a training by --method lora or dora"):
-        run(env, *steps, "full")
+    with pytest.raises(BadInputError, match="checkpoint-1 is of a training by --method lora"):
+        run(env, *steps, other)
 
 
 def test_positions_are_stretched_for_longer_documents(env: dict[str, str], tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ def findings(data: str | None, model: str | None, args: Sequence[str]) -> Iterat
         yield Finding("run.model", "the tokenizer has no pad token, and batches are padded", fix)
     targets = values(args, "lora_target_modules")
     layers = records.layers_of(folder) if folder and targets else []
-    if folder and layers and records.has_tied_head(folder):
-        layers.append(_HEAD)  # which no file of the model has
+    if folder and layers and _HEAD not in layers and records.has_tied_head(folder):
+        layers.append(_HEAD)
         if _HEAD in targets and is_on(args, "merge_adapter"):
             yield Finding("run.args", *records.tied_target(_HEAD))
     if layers and (wrong := records.missing_target(targets, layers)):

@@ -55,8 +55,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     set_seed(training.seed)  # random weights do not depend on whether the data was cached
     trainer = _trainer(options, config, tokenizer, prepared, length)
     resume = resume_point(str(training.output_dir), training.resume_from_checkpoint, env)
-    if resume and (Path(resume) / "adapter_config.json").exists() != (options.model.method != "full"):
-        other = "full" if options.model.method != "full" else "lora or dora"
+    if resume and (other := _method_of(Path(resume))) != options.model.method:
         fix = f"Give --method {other}, or another folder of checkpoints"
         raise BadInputError(f"{resume} is of a training by --method {other}", field="run.args", fix=fix)
     trained = trainer.train(resume_from_checkpoint=resume)
@@ -80,6 +79,13 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     if dist.is_initialized():
         dist.barrier()
     return results
+
+
+def _method_of(checkpoint: Path) -> str:
+    adapter = checkpoint / "adapter_config.json"
+    if not adapter.exists():
+        return "full"
+    return "dora" if json.loads(adapter.read_text(encoding="utf-8")).get("use_dora") else "lora"
 
 
 def _trainer(
