@@ -18,6 +18,7 @@ A script needs five calls, on every rank::
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -178,7 +179,8 @@ def clip_gradients(model: nn.Module, max_norm: float) -> float:
 def save(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, **extra: Any) -> None:
     """Write a checkpoint of all ranks' shares, in a folder that they share; each rank writes its own file.
 
-    The file ``.metadata`` is written last: a checkpoint without it was cut, and :func:`fault` says so.
+    The file ``.metadata`` is written last: a checkpoint without it was cut, and :func:`fault` says so. One
+    that is replaced stays until the new one, which is written beside it, is complete.
 
     Args:
         folder: A new folder, or one to replace.
@@ -188,22 +190,40 @@ def save(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer,
 
     Raises:
         RuntimeError: The ranks do not share the folder.
+        TypeError: JSON has no such value.
     """
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    # A checkpoint that is replaced is no checkpoint until it is complete again.
+    noted, place, new = json.dumps(extra), Path(folder), _new(folder)
     if _rank() == 0:
-        (Path(folder) / ".metadata").unlink(missing_ok=True)
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
     _barrier()
     release(model)
     with _without_empty_groups(optimizer):
         states = get_state_dict(model, optimizer, options=_OPTIONS)
-    save_shares({"model": states[0], "optimizer": states[1], _EXTRA: json.dumps(extra)}, checkpoint_id=folder)
+    save_shares({"model": states[0], "optimizer": states[1], _EXTRA: noted}, checkpoint_id=new)
     _barrier()
-    shared = [(Path(folder) / ".metadata").exists()] * _ranks()
+    shared = [(new / ".metadata").exists()] * _ranks()
     if dist.is_initialized():
         dist.all_gather_object(shared, shared[0])
     if not all(shared):
         raise RuntimeError(f"{folder} is not shared by all ranks: a sharded checkpoint needs such a folder")
+    if _rank() == 0:
+        old = place.with_name(f".{place.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if place.exists():
+            place.rename(old)
+        new.rename(place)
+        shutil.rmtree(old, ignore_errors=True)
+    _barrier()
+
+
+def _new(folder: str | Path) -> Path:
+    return Path(folder).with_name(f".{Path(folder).name}.new")
+
+
+def _complete(folder: str | Path) -> Path:
+    """Return the folder to read from: the new one, if its writer was killed before it took its place."""
+    return Path(folder) if Path(folder).exists() or not _new(folder).exists() else _new(folder)
 
 
 def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -213,6 +233,7 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
         RuntimeError: The checkpoint is of another model, or incomplete.
     """
     release(model)
+    folder = _complete(folder)
     with _without_empty_groups(optimizer):
         model_state, optimizer_state = get_state_dict(model, optimizer, options=_OPTIONS)
         state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state, _EXTRA: ""}
@@ -247,13 +268,14 @@ def load_weights(folder: str | Path, model: nn.Module) -> None:
     """Read only the model's trained parameters from a checkpoint."""
     release(model)
     state = {"model": get_model_state_dict(model, options=_OPTIONS)}
-    load_shares(state, checkpoint_id=folder)
+    load_shares(state, checkpoint_id=_complete(folder))
     set_model_state_dict(model, state["model"], options=_OPTIONS)
 
 
 def fault(folder: str | Path) -> str | None:
     """Explain why a checkpoint that :func:`save` wrote cannot be read; None when it is complete."""
-    if not (Path(folder) / ".metadata").exists():
+    folder = _complete(folder)
+    if not (folder / ".metadata").exists():
         return "it has no .metadata: it was not written to its end"
     try:
         stored = FileSystemReader(folder).read_metadata().storage_data

@@ -27,3 +27,26 @@ def test_an_optimizer_with_groups_of_no_parameters_is_read_back(tmp_path: Path) 
     assert torch.equal(other.weight, model.weight)
     assert [group["lr"] for group in read.param_groups] == [0.1, 0.5, 0.1]
     assert torch.equal(read.state[other.weight]["exp_avg"], optimizer.state[model.weight]["exp_avg"])
+
+
+def test_a_checkpoint_stays_until_the_one_that_replaces_it_is_complete(tmp_path: Path) -> None:
+    folder = tmp_path / "last"
+    model, optimizer = _model_and_optimizer()
+    sharding.save(folder, model, optimizer, step=1)
+    with pytest.raises(TypeError):
+        sharding.save(folder, model, optimizer, step=torch.ones(1))
+    (tmp_path / ".last.new").mkdir()  # of a save that was killed
+    assert sharding.fault(folder) is None
+    assert sharding.load(folder, model, optimizer) == {"step": 1}
+    sharding.save(folder, model, optimizer, step=2)
+    assert sharding.load(folder, model, optimizer) == {"step": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["last"]
+
+
+def test_a_new_checkpoint_is_read_that_has_not_taken_its_place(tmp_path: Path) -> None:
+    folder = tmp_path / "last"
+    model, optimizer = _model_and_optimizer()
+    sharding.save(folder, model, optimizer, step=1)
+    folder.rename(tmp_path / ".last.new")
+    assert sharding.fault(folder) is None
+    assert sharding.load(folder, model, optimizer) == {"step": 1}
