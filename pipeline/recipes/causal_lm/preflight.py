@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 from manycpu.pipeline.recipes.causal_lm import records
 from manycpu.pipeline.spec.errors import BadInputError, Finding
 
-_HEAD = "lm_head"
+_HEAD: Final = "lm_head"
 
 
 def findings(data: str | None, model: str | None, args: Sequence[str]) -> Iterator[Finding]:
