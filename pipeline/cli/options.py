@@ -1,5 +1,6 @@
 """Options that several commands share: the fields of a run and its target, and where to look for runs."""
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -266,7 +267,7 @@ def _parse_option(part: str, name: str, raw: str | tuple[str, ...], before: Any)
         for text in raw:
             parsed = _parse_yaml_text(field, text, "[")
             try:
-                values += shlex.split(parsed) if isinstance(parsed, str) else parsed
+                values += _words(parsed) if isinstance(parsed, str) else parsed
             except ValueError as error:
                 raise BadInputError(f"{' '.join(raw)!r}: {error}", field=field) from error
         return values
@@ -286,6 +287,14 @@ def _parse_option(part: str, name: str, raw: str | tuple[str, ...], before: Any)
             fix = f"Write it as {_option_name(part, name)} NAME=value, once for each"
             raise BadInputError(f"{text!r} is no NAME=value", field=field, fix=fix)
     return mapping
+
+
+def _words(text: str) -> list[str]:
+    """Split words as a shell does; an object of JSON is one word, and keeps its quotes."""
+    try:
+        return [text] if isinstance(json.loads(text), dict) else shlex.split(text)
+    except json.JSONDecodeError:
+        return shlex.split(text)
 
 
 def _parse_yaml_text(field: str, text: str, begins: tuple[str, ...] | str = ("{", "[")) -> Any:

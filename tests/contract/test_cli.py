@@ -336,6 +336,10 @@ def config(tmp_path: Path) -> str:
         (["SCRIPT", "--output", "its own", "-m"], ["train.py", "--output", "its own", "-m"]),
         (["-m", "code.train", "-x"], ["-m", "code.train", "-x"]),
         (["--program", "SCRIPT", "--args", "-x"], ["train.py", "-x"]),
+        (
+            ["--program", "SCRIPT", "--args", "-x", "--args", '{"a": "b c"}'],
+            ["train.py", "-x", '{"a": "b c"}'],
+        ),
     ],
 )
 def test_a_config_of_accelerate_is_a_run_of_the_script_that_follows_it(
