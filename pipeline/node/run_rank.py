@@ -89,7 +89,7 @@ def _run(rank: world.Rank, program: script.Program, listener: socket.socket | No
     if code == 0:
         metrics.report_trainer_files()
         _check(program, rank, len(meeting.records), devices)
-        _warn_of_training_alone(rank, pace)
+        _warn_of_training_alone(rank, pace, devices)
     return code
 
 
@@ -126,9 +126,9 @@ def _check(program: script.Program, rank: world.Rank, world_size: int, devices: 
     )
 
 
-def _warn_of_training_alone(rank: world.Rank, pace: "StepPace") -> None:
+def _warn_of_training_alone(rank: world.Rank, pace: "StepPace", devices: "Devices | None") -> None:
     """Warn of what the check cannot know to be wrong: ranks may mean to train apart for many steps."""
-    alone = pace.trained_alone()
+    alone = pace.trained_alone() if devices is None else ""  # XLA communicates by itself
     if alone and rank.rank == 0 and rank.world_size > 1:
         warn(
             f"{alone}: unless that is meant, each rank trained a model of its own. "
