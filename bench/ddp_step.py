@@ -1,5 +1,6 @@
 """A training step of BERT (67M) in bf16 on two ranks: over ccl, over gloo, and with no communication."""
 
+import contextlib
 import json
 import sys
 import time
@@ -98,8 +99,6 @@ def _rank(out: Path) -> None:
 
 
 def _side(group: Any, *, talks: bool = True, compressed: bool = False) -> Callable[[], float]:
-    import contextlib
-
     import torch
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
@@ -114,17 +113,15 @@ def _side(group: Any, *, talks: bool = True, compressed: bool = False) -> Callab
 
 
 def _sharded() -> Callable[[], float]:
-    import contextlib
-
     import torch
 
     from bench import _bert
     from manycpu.pipeline.node import sharding
 
-    return _measure_step(sharding.shard(_bert.model(), dtype=torch.bfloat16), contextlib.nullcontext)
+    return _measure_step(sharding.shard(_bert.model(), dtype=torch.bfloat16))
 
 
-def _measure_step(model: Any, context: Callable[[], Any]) -> Callable[[], float]:
+def _measure_step(model: Any, context: Callable[[], Any] = contextlib.nullcontext) -> Callable[[], float]:
     import torch
     import torch.distributed as dist
 

@@ -210,9 +210,9 @@ def _dynamo(config: Fields) -> dict[str, str]:
 
 def _fsdp(config: Fields) -> dict[str, str]:
     """Return the variables that make Accelerate shard models."""
-    section = dict(config.get("fsdp_config") or {})
     if config.get("distributed_type") != "FSDP":
         return {}
+    section = config.get("fsdp_config") or {}
     if str(section.get("fsdp_version", 1)) != "2":
         fix = "Set `fsdp_version: 2`; `accelerate to-fsdp2` translates the file"
         raise BadInputError("FSDP of version 1 is not for CPUs", field="fsdp_config.fsdp_version", fix=fix)

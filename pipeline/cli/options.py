@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
@@ -291,10 +292,10 @@ def _parse_option(part: str, name: str, raw: str | tuple[str, ...], before: Any)
 
 def _words(text: str) -> list[str]:
     """Split words as a shell does; an object of JSON is one word, and keeps its quotes."""
-    try:
-        return [text] if isinstance(json.loads(text), dict) else shlex.split(text)
-    except json.JSONDecodeError:
-        return shlex.split(text)
+    with suppress(json.JSONDecodeError):
+        if isinstance(json.loads(text), dict):
+            return [text]
+    return shlex.split(text)
 
 
 def _parse_yaml_text(field: str, text: str, begins: tuple[str, ...] | str = ("{", "[")) -> Any:

@@ -42,8 +42,7 @@ class StepPace:
         self._other_steps = 0  # of other optimizers, since the last one of this optimizer
         self._steps = 0
         self._calls: int | None = None
-        self.alone = 0
-        """Steps since whose predecessor the process called no collective."""
+        self._alone = 0  # steps since whose predecessor the process called no collective
         self._last = self._reported = 0.0
         self._seconds: deque[float] = deque(maxlen=_MAX_DURATIONS)
 
@@ -59,7 +58,7 @@ class StepPace:
         now, calls = self._clock(), _collectives()
         if self._steps:
             self._seconds.append(now - self._last)
-            self.alone += calls is not None and calls == self._calls
+            self._alone += calls is not None and calls == self._calls
         else:
             self._reported = now
         self._steps += 1
@@ -70,9 +69,9 @@ class StepPace:
     def trained_alone(self) -> str:
         """Describe a training without the others in more than half of the steps; empty where it is none."""
         timed = max(0, self._steps - 1)  # the first step may follow a broadcast of the weights
-        if self.alone * 2 <= timed:
+        if self._alone * 2 <= timed:
             return ""
-        return f"in {self.alone} of {timed} steps this rank exchanged nothing with the others"
+        return f"in {self._alone} of {timed} steps this rank exchanged nothing with the others"
 
     def report(self) -> None:
         """Report the pace since the last report; nothing without a step, or in a child of the rank."""

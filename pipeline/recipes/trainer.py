@@ -286,7 +286,8 @@ class CpuTrainer(Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model; Intel's extension trains in bf16 and saves fp32: the configuration must say so."""
-        if _internal_call and self.args.should_save:  # a step that is done again, perhaps in another way
+        if _internal_call and self.args.should_save and not self.is_sharded:
+            # Shares of the same step, of an earlier attempt, would win over the whole model.
             shutil.rmtree(Path(str(output_dir), SHARDED), ignore_errors=True)
         if self.is_sharded and isinstance(self.model, PreTrainedModel):
             self._save_sharded(Path(str(output_dir or self.args.output_dir)), is_checkpoint=_internal_call)

@@ -367,6 +367,6 @@ def _refuse_tied(model: Any, options: ModelOptions) -> None:
     named = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
     for name, module in model.named_modules():
         for target in options.lora_target_modules if id(module) in named else ():
-            if name == target or name.endswith(f".{target}"):
+            if records.is_target(name, target):
                 message, fix = records.tied_target(target)
                 raise BadInputError(message, field="run.args", fix=fix)

@@ -111,10 +111,8 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     arguments.check_least(data, 0, "samples", "sample_tokens", "validation_split_percentage")
     if data.validation_split_percentage >= 100:  # noqa: PLR2004 - per cent
         parser.error("--validation_split_percentage leaves nothing to train on: give less than 100")
-    if (
-        model.method == "dora" and training.shard != "no"
-    ):  # peft mixes shares with whole tensors for its norms
-        if training.shard != "auto":
+    if model.method == "dora":  # peft mixes shares with whole tensors for its norms
+        if training.shard not in {"no", "auto"}:
             parser.error(f"--method dora excludes --shard {training.shard}: leave one of them out")
         training.shard = "no"
     # The data set gives what the collator takes, which no model's signature names.

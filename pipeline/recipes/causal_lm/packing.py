@@ -5,7 +5,8 @@ computed for each document by itself. So nothing is padded, and the result is th
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -168,40 +169,47 @@ def use_documents(model: PreTrainedModel) -> str | None:
         why = str(error).splitlines()[0]
     if why:
         model.set_attn_implementation(before or "eager")
-    sharding.release(model)  # else adapters would freeze gathered weights, and train the shares
     return why
 
 
-@torch.no_grad()
-def is_causal(model: Any) -> bool:
-    """Whether no token of a sequence changes the logits of those before it."""
+@contextmanager
+def _probing(model: Any) -> Iterator[None]:
+    """Run a model without dropout and gradients, and leave it as it was."""
     was_training = model.training
     model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+        sharding.release(model)  # else adapters would freeze gathered weights, and train the shares
+
+
+def is_causal(model: Any) -> bool:
+    """Whether no token of a sequence changes the logits of those before it."""
     # One by one: the same shapes round alike, so that the difference of bf16 logits is no rounding either.
-    first, second = (model(torch.tensor([[1, last]]), use_cache=False).logits[0, 0] for last in (2, 3))
-    model.train(was_training)
-    sharding.release(model)
+    with _probing(model):
+        first, second = (model(torch.tensor([[1, last]]), use_cache=False).logits[0, 0] for last in (2, 3))
     # Experts compute as many tokens at once as choose them, and round differently.
-    if any("expert" in name for name, _ in model.named_modules()):
-        return _are_alike(first, second)
-    return bool((first - second).abs().max() <= _TOLERANCE * second.abs().max())
+    has_experts = any("expert" in name for name, _ in model.named_modules())
+    return _are_alike(first, second, _rounding(first) if has_experts else _TOLERANCE)
 
 
-@torch.no_grad()
 def _is_exact(model: Any) -> bool:
     vocabulary = model.get_input_embeddings().weight.shape[0]
     documents = [[number * 7 % vocabulary for number in range(first, first + 5)] for first in (1, 11)]
     packs = [{"input_ids": ids, "labels": ids, "lengths": [len(ids)]} for ids in documents]
-    was_training = model.training
-    model.eval()
-    packed = model(**model_inputs(flat(packs))).logits[0]
-    alone = torch.cat([model(torch.tensor([ids]), use_cache=False).logits[0] for ids in documents])
-    model.train(was_training)
-    return _are_alike(packed, alone)
+    with _probing(model):
+        packed = model(**model_inputs(flat(packs))).logits[0]
+        alone = torch.cat([model(torch.tensor([ids]), use_cache=False).logits[0] for ids in documents])
+    return _are_alike(packed, alone, _rounding(packed))
 
 
-def _are_alike(logits: torch.Tensor, expected: torch.Tensor) -> bool:
-    tolerance = _TOLERANCE if logits.dtype == torch.float32 else _BF16_TOLERANCE
+def _rounding(logits: torch.Tensor) -> float:
+    return _TOLERANCE if logits.dtype == torch.float32 else _BF16_TOLERANCE
+
+
+def _are_alike(logits: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
     return bool((logits - expected).abs().max() <= tolerance * expected.abs().max())
 
 

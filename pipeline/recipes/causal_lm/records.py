@@ -245,12 +245,21 @@ def missing_target(targets: Sequence[str], layers: Sequence[str]) -> tuple[str, 
         return None
     ends = sorted({layer.rpartition(".")[2] for layer in layers})
     for target in targets:
-        if any(layer == target or layer.endswith(f".{target}") for layer in layers):
+        if any(is_target(layer, target) for layer in layers):
             continue
         near = difflib.get_close_matches(target, ends, 1, cutoff=_LIKE)
         message = f"the model has no layer {target!r} for --lora_target_modules; it has {', '.join(ends)}"
         return message, f"Did you mean {near[0]}?" if near else f"Name some of them, or {ALL_LINEAR}"
     return None
+
+
+def is_target(layer: str, target: str) -> bool:
+    """Whether a target names a layer: by its whole name, or by the end of it.
+
+    >>> is_target("layers.0.q_proj", "q_proj"), is_target("layers.0.xq_proj", "q_proj")
+    (True, False)
+    """
+    return layer == target or layer.endswith(f".{target}")
 
 
 def tied_target(target: str) -> tuple[str, str]:
