@@ -142,10 +142,13 @@ def _adapt_container(name: str, container: dict[str, Any]) -> None:
     container["image"] = images.reference(name)
     container["imagePullPolicy"] = "IfNotPresent"
     container["command"] = [f"/{program}"]
-    container.pop("resources", None)
+    # Without a request it would get no processor time beside a pod that has one and computes.
+    container["resources"] = {"requests": {"cpu": "10m"}}
     container.setdefault("securityContext", {})["runAsUser"] = NOBODY  # the test images set no user
+    container.pop("livenessProbe", None)
     if probe := container.get("readinessProbe"):
-        probe |= {"initialDelaySeconds": 0, "periodSeconds": 1}
+        # At once ready, and not lost on a busy machine: a service without a ready pod refuses connections.
+        probe |= {"initialDelaySeconds": 0, "periodSeconds": 1, "timeoutSeconds": 10, "failureThreshold": 30}
     if name == "training-operator":
         wait_image = f"--pytorch-init-container-image={images.reference('base')}"
         container["args"] = ["--enable-scheme=pytorchjob", wait_image]

@@ -3,12 +3,16 @@
 tests/kubernetes runs the jobs of the other operators.
 """
 
+import time
+
 import pytest
 from cluster import jobs, space
 from cluster.fixtures import TestCluster
 from cluster.space import Space
 
 SUM = 1 + 2
+# As many processes as a node has cores, for a minute at most.
+COMPUTE = "import os, time\nend = time.time() + 60\nos.fork()\nwhile time.time() < end: pass"
 
 
 def test_pods_on_both_nodes_find_each_other_by_name(cluster: TestCluster, namespace: Space) -> None:
@@ -53,3 +57,20 @@ def test_trainjob_reduces_across_both_nodes(cluster: TestCluster, namespace: Spa
     namespace.by_admin.create(jobs.trainjob("reduce", cluster.image("torch")))
     assert namespace.by_admin.wait_job("TrainJob", "reduce") == "Complete"
     reduced_on_both_nodes(cluster, namespace, "jobset.sigs.k8s.io/jobset-name=reduce")
+
+
+@pytest.mark.alone
+def test_operators_answer_beside_pods_that_compute(cluster: TestCluster, namespace: Space) -> None:
+    for node in cluster.nodes:
+        pod = jobs.pod(f"computes-{node}", cluster.image("base"), "python3", "-c", COMPUTE, node=node)
+        pod["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "1400m"}}
+        namespace.create(pod)
+    for node in cluster.nodes:
+        namespace.wait_pod(f"computes-{node}", "Running")
+    end, number = time.monotonic() + 15, 0
+    # Webhooks look at each of them. A service whose pod is taken for dead refuses connections.
+    while time.monotonic() < end:
+        job = jobs.pytorchjob(f"asked-for-{number}", cluster.image("torch"))
+        job["spec"]["runPolicy"] = {"suspend": True}
+        namespace._create(job)  # noqa: SLF001 - at the first try
+        number += 1
