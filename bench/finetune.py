@@ -110,8 +110,12 @@ TASKS: Final = {
         prepare=_prepare_questions,
         words=("--max_seq_length", "384", "--doc_stride", "128", "--learning_rate", "3e-4"),
         switches={
-            "random order": ({}, ("--train_sampling_strategy", "random")),
-            "padded to 384": ({}, ("--pad_to_max_length", "true")),
+            "padded": ({}, ("--unpad", "false")),
+            "padded, grouped by length": (
+                {},
+                ("--unpad", "false", "--train_sampling_strategy", "group_by_length"),
+            ),
+            "padded to 384": ({}, ("--unpad", "false", "--pad_to_max_length", "true")),
             "fp32": ({"dtype": "fp32"}, ()),
             "unfused AdamW": ({}, ("--optim", "adamw_torch")),
             "gloo": ({"backend": "gloo"}, ()),

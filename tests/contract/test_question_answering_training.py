@@ -129,6 +129,22 @@ def test_the_options_of_the_first_documents_run(env: dict[str, str]) -> None:
     assert set(found) >= {"exact_match", "f1", "eval_loss", "train_loss", "train_samples_per_second"}
 
 
+def test_answers_are_the_same_if_padding_is_computed_too(env: dict[str, str], tmp_path: Path) -> None:
+    # Contexts of 48 and fewer tokens, in one batch.
+    tiny_data(tmp_path / "data", validation=4, words=0)
+    long = json.loads((tiny_data(tmp_path / "long", validation=8, words=20) / "validation.json").read_text())
+    path = tmp_path / "data" / "validation.json"
+    document = json.loads(path.read_text())
+    document["data"] += long["data"][4:]
+    path.write_text(json.dumps(document))
+    answers = []
+    for unpad in ("true", "false"):
+        run(env, "--do_eval", "--per_device_eval_batch_size", "8", "--unpad", unpad)
+        answers.append(json.loads((Path(env["MANYCPU_OUTPUT"]) / "eval_predictions.json").read_text()))
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 8
+
+
 def test_what_old_options_become_is_read_by_todays_trainer(tmp_path: Path) -> None:
     from transformers import HfArgumentParser, TrainingArguments
 

@@ -19,15 +19,15 @@ from transformers import (
 from manycpu.pipeline.recipes.causal_lm.inputs import with_adapter
 from manycpu.pipeline.recipes.causal_lm.options import ModelOptions
 from manycpu.pipeline.recipes.causal_lm.packing import (
-    ATTENTION,
     IGNORED,
     Padded,
     bins,
     flat,
     is_causal,
     loss_sum,
-    use_documents,
+    use_packing,
 )
+from manycpu.pipeline.recipes.documents import ATTENTION
 
 SMALL: dict[str, Any] = {
     "vocab_size": 50,
@@ -74,7 +74,7 @@ CONFIGS = [
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_packed_batch_has_the_loss_and_gradients_of_its_documents(config: Any) -> None:
     alone, packed = made(config), made(config)
-    assert use_documents(packed) is None
+    assert use_packing(packed) is None
     total = torch.zeros(())
     for one in documents():
         # The model's own way: no labels before a document's second token, logits of all tokens.
@@ -94,7 +94,7 @@ def test_a_packed_batch_has_the_loss_and_gradients_of_its_documents(config: Any)
 def test_documents_of_torchs_own_attention_would_see_each_other() -> None:
     """What the test above would find: without the attention of documents the loss is another one."""
     model, other = made(LlamaConfig(**SMALL)), made(LlamaConfig(**SMALL))
-    assert use_documents(model) is None
+    assert use_packing(model) is None
     batch = flat(documents())
     mixed = {**batch, "position_ids": torch.arange(sum(LENGTHS))[None]}
     del mixed["cu_seq_lens_q"]
@@ -103,7 +103,7 @@ def test_documents_of_torchs_own_attention_would_see_each_other() -> None:
 
 def test_a_padded_batch_has_the_loss_of_a_packed_one() -> None:
     model, packed = made(LlamaConfig(**SMALL)), made(LlamaConfig(**SMALL))
-    assert use_documents(packed) is None
+    assert use_packing(packed) is None
     padded = Padded(0)(documents())
     assert padded["input_ids"].shape == (len(LENGTHS), max(LENGTHS))
     assert loss_sum(model, padded).item() == pytest.approx(
@@ -115,7 +115,7 @@ def test_a_model_that_mixes_documents_by_other_means_is_found() -> None:
     config = MambaConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, state_size=4)
     model = made(config)
     before = model.config._attn_implementation  # noqa: SLF001 - transformers has no other name
-    assert use_documents(model)
+    assert use_packing(model)
     assert model.config._attn_implementation == before != ATTENTION  # noqa: SLF001
 
 
@@ -140,7 +140,7 @@ def test_adapters_of_models_with_layers_of_gpt2() -> None:
 
 def test_a_packed_model_generates_as_it_did() -> None:
     plain, packed = made(LlamaConfig(**SMALL)), made(LlamaConfig(**SMALL))
-    assert use_documents(packed) is None
+    assert use_packing(packed) is None
     prompt = torch.tensor([[3, 4, 5, 6]])
     options = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(prompt)}
     assert plain.generate(prompt, **options).tolist() == packed.generate(prompt, **options).tolist()
@@ -148,7 +148,7 @@ def test_a_packed_model_generates_as_it_did() -> None:
 
 def test_a_batch_without_labels_has_gradients_of_nothing() -> None:
     model = made(LlamaConfig(**SMALL))
-    assert use_documents(model) is None
+    assert use_packing(model) is None
     loss = loss_sum(model, flat([{"input_ids": [3, 4], "labels": [IGNORED] * 2, "lengths": [2]}]))
     loss.backward()  # type: ignore[no-untyped-call]
     assert loss.item() == 0

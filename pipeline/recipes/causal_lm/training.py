@@ -25,7 +25,7 @@ from manycpu.pipeline.recipes.causal_lm.packing import (
     flat,
     is_causal,
     loss_sum,
-    use_documents,
+    use_packing,
 )
 from manycpu.pipeline.recipes.checkpoints import resume_point
 from manycpu.pipeline.recipes.reporting import say, write_results
@@ -104,7 +104,7 @@ def _trainer(
         raise BadInputError(
             message, field="run.model", fix="Choose a decoder, or set is_decoder in config.json"
         )
-    why = use_documents(model) if options.data.packing else None
+    why = use_packing(model) if options.data.packing else None
     if why and isinstance(model, FSDPModule):
         del model
         model = load()  # a forward pass that ended in the middle leaves FSDP's shares in a wrong state

@@ -54,6 +54,7 @@ class DataOptions:
     pad_to_max_length: bool = option(
         False, "Pad to max_seq_length; default: to the longest of a batch, which costs less on CPUs."
     )
+    unpad: bool = option(True, "Compute nothing on padding, where the model allows it: see docs/speed.md.")
     max_train_samples: int | None = option(None, "Train on this many examples only.")
     max_eval_samples: int | None = option(None, "Evaluate on this many examples only.")
     max_predict_samples: int | None = option(None, "Predict on this many examples only.")

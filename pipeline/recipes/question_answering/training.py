@@ -10,6 +10,7 @@ from transformers import DataCollatorWithPadding, PretrainedConfig, PreTrainedTo
 
 from manycpu.pipeline.node.metrics import metrics
 from manycpu.pipeline.recipes.checkpoints import resume_point
+from manycpu.pipeline.recipes.documents import unpad
 from manycpu.pipeline.recipes.lengths import longest_first
 from manycpu.pipeline.recipes.question_answering.features import Shape, build, usable_length
 from manycpu.pipeline.recipes.question_answering.inputs import load_model, read_data
@@ -29,6 +30,11 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     training = options.training
     begin(training, options.notes, env)
     model, tokenizer = load_model(options.model, training, options.data.max_seq_length)
+    # Shares would be left half gathered by a model that cannot, and compiled code is for one shape.
+    if options.data.unpad and training.shard == "no" and not (training.torch_compile or training.use_ipex):
+        why = unpad(model)
+        if why:
+            say(f"padding is computed, too: {why}")
     # The first process of a node prepares the data; the others find it in the cache.
     with training.main_process_first(local=True, desc="preparing the data"):
         splits = _chosen_splits(options, read_data(options.model, options.data, env))

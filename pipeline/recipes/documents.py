@@ -1,0 +1,203 @@
+"""Attention for each document by itself, and encoders that compute nothing on padding.
+
+A batch is one row of tokens: documents one after another. The argument ``cu_seq_lens_q`` of transformers says
+where each begins. A model that mixes tokens by other means is found by a comparison of results.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from manycpu.pipeline.node import sharding
+
+ATTENTION: Final = "manycpu_documents"
+"""Name of the attention, in transformers' registry."""
+TOLERANCE: Final = 1e-4
+"""Largest difference of results, relative to the largest of them, that rounding explains in fp32."""
+_BF16_TOLERANCE: Final = 2e-2
+
+
+def use_documents(model: PreTrainedModel, is_exact: Callable[[], bool]) -> str | None:
+    """Have a model compute attention for each document by itself; returns why it cannot, or None.
+
+    A sharded model that cannot is of no more use.
+
+    Args:
+        model: The model.
+        is_exact: Tells, of a model that does, whether its results are those of the documents alone.
+    """
+    why: str | None = None
+    before = model.config._attn_implementation  # noqa: SLF001 - the name that set_attn_implementation takes
+    try:
+        model.set_attn_implementation(ATTENTION)
+        if model.config._attn_implementation != ATTENTION:  # noqa: SLF001
+            why = "transformers cannot replace its attention"
+        elif not is_exact():
+            why = "documents of one sequence change each other's result"
+    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+        why = str(error).splitlines()[0]
+    if why:
+        model.set_attn_implementation(before or "eager")
+    return why
+
+
+def unpad(model: PreTrainedModel) -> str | None:
+    """Have an encoder's blocks compute real tokens alone; returns why they cannot, or None.
+
+    Before the first block a batch of shape (rows, tokens, size) becomes one row without padding; after the
+    last block it has its shape again, with the last token of a row as its padding. A batch without
+    ``attention_mask``, or with padding on the left, is computed as it is.
+    """
+    lists = [
+        module
+        for module in model.modules()
+        if isinstance(module, torch.nn.ModuleList)
+        and len(module)
+        and isinstance(module[0], GradientCheckpointingLayer)
+    ]
+    if len(lists) != 1:
+        return "its blocks are not one list"
+    rows = _Rows()
+    hooks = [
+        model.base_model.register_forward_pre_hook(rows.read, with_kwargs=True),
+        lists[0][0].register_forward_pre_hook(rows.join),
+        lists[0][-1].register_forward_hook(rows.part),
+    ]
+    why = use_documents(model, lambda: _is_unpadded_exactly(model))
+    if why:
+        for hook in hooks:
+            hook.remove()
+    return why
+
+
+class _Rows:
+    """The rows of the batch that a model computes."""
+
+    _real: torch.Tensor | None = None
+    """Numbers of the real tokens among those of the batch, (real,); None: the batch is computed as it is."""
+    _last: torch.Tensor
+    """Number of the real token at each place of the batch, (rows, tokens); of padding, its row's last."""
+
+    def read(
+        self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        mask = kwargs.get("attention_mask")
+        self._real = None
+        if args or mask is None:
+            return args, kwargs
+        lengths, place = mask.sum(1), torch.arange(mask.shape[1])
+        if not lengths.min() or not torch.equal(mask.bool(), place < lengths[:, None]):
+            return args, kwargs
+        starts = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
+        self._real = mask.flatten().nonzero()[:, 0]
+        self._last = starts[:-1, None] + torch.minimum(place, lengths[:, None] - 1)
+        # transformers passes a mask of four dimensions on as it is.
+        whole = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+        return args, kwargs | {"attention_mask": whole, "cu_seq_lens_q": starts.int()}
+
+    def join(self, _: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Turn hidden states of shape (rows, tokens, size) into (1, real, size)."""
+        return None if self._real is None else (args[0].flatten(0, 1)[self._real][None], *args[1:])
+
+    def part(self, _: torch.nn.Module, args: tuple[Any, ...], hidden: torch.Tensor) -> torch.Tensor:
+        """Turn hidden states of shape (1, real, size) into (rows, tokens, size)."""
+        del args
+        return hidden if self._real is None else hidden[0][self._last]
+
+
+def _is_unpadded_exactly(model: Any) -> bool:
+    """Compare the hidden states of a padded batch with those of its rows alone."""
+    pad = model.config.pad_token_id or 0
+    rows = [
+        [number + (number >= pad) for number in range(first, first + length)]
+        for first, length in ((1, 5), (11, 3))
+    ]
+    batch = torch.tensor([rows[0], rows[1] + [pad] * 2])
+    mask = torch.tensor([[1] * 5, [1] * 3 + [0] * 2])
+    with probing(model):
+        together = model.base_model(input_ids=batch, attention_mask=mask)[0]
+        alone = [model.base_model(input_ids=torch.tensor([row]))[0][0] for row in rows]
+    return all(
+        are_alike(together[number, : len(each)], each, rounding(each)) for number, each in enumerate(alone)
+    )
+
+
+@contextmanager
+def probing(model: Any) -> Iterator[None]:
+    """Run a model without dropout and gradients, and leave it as it was."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+        sharding.release(model)  # else adapters would freeze gathered weights, and train the shares
+
+
+def rounding(logits: torch.Tensor) -> float:
+    return TOLERANCE if logits.dtype == torch.float32 else _BF16_TOLERANCE
+
+
+def are_alike(logits: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+    return bool((logits - expected).abs().max() <= tolerance * expected.abs().max())
+
+
+def _attention(  # noqa: PLR0913, PLR0917 - transformers' signature
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend within each document; tensors have shape (1, heads, tokens, size)."""
+    starts = kwargs.get("cu_seq_lens_q")
+    if starts is None or attention_mask is None:  # generation, and models that are asked without packing
+        found: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+        return found
+    refused = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
+    if refused:
+        raise ValueError(f"its attention has {refused[0]}, which torch's has not")
+    is_causal = kwargs.get("is_causal")
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if sliding_window and not is_causal:
+        raise ValueError("its attention has a window to both sides, which is not known here")
+    groups = query.shape[1] // key.shape[1]
+    # Repeated once for all documents: enable_gqa does it for each, which costs more.
+    whole = query, repeat_kv(key, groups), repeat_kv(value, groups)
+    lengths = starts.diff().tolist()
+    outputs = [
+        scaled_dot_product_attention(
+            *parts,  # type: ignore[misc]
+            attn_mask=_window(parts[0].shape[2], sliding_window),
+            dropout_p=dropout,
+            is_causal=is_causal and (not sliding_window or parts[0].shape[2] <= sliding_window),
+            scale=scaling,
+        )
+        for parts in zip(*(torch.split(tensor, lengths, dim=2) for tensor in whole), strict=True)
+    ]
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _window(length: int, sliding_window: int | None) -> torch.Tensor | None:
+    """Mask of a document that is longer than the window of its layer."""
+    if not sliding_window or length <= sliding_window:
+        return None
+    return torch.ones(length, length, dtype=torch.bool).tril().triu(1 - sliding_window)
+
+
+AttentionInterface.register(ATTENTION, _attention)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
