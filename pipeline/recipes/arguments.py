@@ -1,6 +1,5 @@
 """Parse a recipe's options, and translate those of older Trainers. Imports no torch."""
 
-import json
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -72,28 +71,6 @@ class Parser(HfArgumentParser):
         if unknown:
             self.error(f"unknown options: {' '.join(unknown)}")
         return tuple(found)
-
-
-def words(argv: Sequence[str]) -> list[str]:
-    """Return the words of a command line, which may be one JSON file that holds the options."""
-    if len(argv) != 1 or not argv[0].endswith(".json"):
-        return list(argv)
-    try:
-        options = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInputError(f"{argv[0]} cannot be read: {error}", field="run.args") from error
-    found: list[str] = []
-    for name, value in options.items():
-        if isinstance(value, list):
-            found += [f"--{name}", *map(str, value)]
-        elif value is not None:
-            found += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
-    return found
-
-
-def has_option(words: Sequence[str], name: str) -> bool:
-    """Whether an option is among the words."""
-    return any(word.partition("=")[0] in (f"--{name}", f"--{name.replace('_', '-')}") for word in words)
 
 
 def check_least(options: Any, least: float, *names: str) -> None:

@@ -3,17 +3,17 @@
 Reads the run's arguments and the folder of its model on this machine; knows no torch and asks no network.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from manycpu.pipeline.spec import memory_plan, model_shape
-from manycpu.pipeline.spec.errors import Finding
+from manycpu.pipeline.spec import memory_plan, model_shape, recipe_options
+from manycpu.pipeline.spec.errors import BadInputError, Finding
 from manycpu.pipeline.spec.memory_plan import Model, Nodes, Shard, Training
+from manycpu.pipeline.spec.recipe_options import Options, first, is_on
 from manycpu.pipeline.spec.training_run import TrainingRun
-from manycpu.pipeline.spec.words import counted, format_bytes, is_true
+from manycpu.pipeline.spec.words import counted, format_bytes
 
 
 class _Recipe(NamedTuple):
@@ -39,7 +39,6 @@ _LORA_RANK: Final = 16
 _BATCH: Final = ("per_device_train_batch_size", "per_gpu_train_batch_size")
 _LENGTH: Final = ("max_seq_length", "max_length", "block_size", "sequence_length")
 _CHECKPOINTING: Final = ("activation_checkpointing", "gradient_checkpointing")
-_MODEL: Final = ("model_name_or_path",)
 # Bytes for each trained parameter of the optimizers that keep less than AdamW; Adafactor keeps rows and sums.
 _OPTIMIZERS: Final = {"adafactor": 0, "adagrad": 4, "lion_32bit": 4, "rmsprop": 4, "sgd": 0}
 
@@ -90,11 +89,15 @@ def estimate(run: TrainingRun, base: Path, parameters: int | None = None) -> Est
         base: The folder that a relative ``run.model`` starts from.
         parameters: The number of parameters, where the user gives it; the program may then be any.
     """
-    recipe, options = RECIPES.get(run.program), _options(run.args, base)
+    recipe = RECIPES.get(run.program)
+    try:
+        options = recipe_options.read(run.args, base)
+    except BadInputError:  # the recipe says what is wrong with the file
+        options = {}
     if recipe is None and parameters is None:
         return f"the memory of {run.program} is not known: give --parameters to see that of its model"
     own = recipe or _Recipe(1, 1, causal=False)
-    name = _first(options, _MODEL) or run.model
+    name = first(options, "model_name_or_path") or run.model
     folder = base / name if name else None
     model = None
     if folder is not None and folder.is_dir():
@@ -112,32 +115,32 @@ def estimate(run: TrainingRun, base: Path, parameters: int | None = None) -> Est
         training=_training(run, own, options, model, folder),
         nodes=run.nodes[0],
         processes=run.processes,
-        shard=options.get("shard") or DEFAULT_SHARD,
+        shard=first(options, "shard") or DEFAULT_SHARD,
     )
 
 
 def _training(
-    run: TrainingRun, recipe: _Recipe, options: Mapping[str, str], model: Model, folder: Path | None
+    run: TrainingRun, recipe: _Recipe, options: Options, model: Model, folder: Path | None
 ) -> Training:
-    length = _integer(_first(options, _LENGTH)) or recipe.length
+    length = _integer(first(options, *_LENGTH)) or recipe.length
     config = model_shape.config_of(folder) if folder is not None else {}
     limit = model_shape.length_limit(config)
-    bf16 = is_true(options.get("bf16", "yes" if run.dtype == "bf16" else "no"))
+    bf16 = is_on(options, "bf16", default=run.dtype == "bf16")
     trained, adapters = None, 0
-    if model.layout and options.get("method", recipe.method) != "full":
-        rank = _integer(options.get("lora_r")) or _LORA_RANK
+    if model.layout and (first(options, "method") or recipe.method) != "full":
+        rank = _integer(first(options, "lora_r")) or _LORA_RANK
         trained, adapters = 0, memory_plan.adapter_parameters(model.layout, rank)
-    elif model.layout and is_true(options.get("freeze_embeddings", "no")):
+    elif model.layout and is_on(options, "freeze_embeddings"):
         trained = model.parameters - model.layout.vocabulary * model.layout.hidden
     # Adapters leave weights as they are stored, if these are computed with in bf16.
     stored = config.get("dtype", config.get("torch_dtype"))
     is_half = adapters and bf16 and stored == "bfloat16"
-    optimizer = options.get("optim", "adamw_torch_fused")
+    optimizer = first(options, "optim") or "adamw_torch_fused"
     return Training(
-        batch=_integer(_first(options, _BATCH)) or recipe.batch,
+        batch=_integer(first(options, *_BATCH)) or recipe.batch,
         length=min(length, limit or length),
         bf16=bf16,
-        checkpointing=is_true(_first(options, _CHECKPOINTING) or "no"),
+        checkpointing=is_on(options, *_CHECKPOINTING),
         causal=recipe.causal,
         trained=trained,
         adapters=adapters,
@@ -146,33 +149,14 @@ def _training(
     )
 
 
-def _options(args: Sequence[str], base: Path) -> dict[str, str]:
-    """Read the options of a recipe by their names, with underscores; a switch is ``true``."""
-    if len(args) == 1 and args[0].endswith(".json"):
-        try:
-            values: dict[str, Any] = json.loads((base / args[0]).read_text(encoding="utf-8"))
-            return {name: str(value) for name, value in values.items() if value is not None}
-        except (OSError, ValueError, AttributeError):  # the recipe says what is wrong with the file
-            return {}
-    options: dict[str, str] = {}
-    for word, following in zip(args, [*args[1:], "--"], strict=False):
-        if word.startswith("--"):
-            name, equals, value = word.removeprefix("--").partition("=")
-            switch = "true" if following.startswith("--") else following
-            options[name.replace("-", "_")] = value if equals else switch
-    return options
-
-
-def _first(options: Mapping[str, str], names: Sequence[str]) -> str | None:
-    return next((options[name] for name in names if options.get(name)), None)
-
-
 def _integer(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() else None
 
 
-def _overrides(options: Mapping[str, str]) -> dict[str, str]:
-    pairs = (part.partition("=") for part in options.get("config_overrides", "").split(",") if "=" in part)
+def _overrides(options: Options) -> dict[str, str]:
+    pairs = (
+        part.partition("=") for part in (first(options, "config_overrides") or "").split(",") if "=" in part
+    )
     return {name.strip(): value for name, _, value in pairs}
 
 

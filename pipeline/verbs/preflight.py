@@ -17,7 +17,7 @@ from manycpu.pipeline.launchers.environment import PLACEHOLDERS
 from manycpu.pipeline.recipes.causal_lm.preflight import findings as language_findings
 from manycpu.pipeline.recipes.image_classification import images
 from manycpu.pipeline.recipes.question_answering import squad
-from manycpu.pipeline.spec import cpu_plan, program
+from manycpu.pipeline.spec import cpu_plan, program, recipe_options
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import BadInputError, Finding
 from manycpu.pipeline.spec.machine import Machine
@@ -126,10 +126,13 @@ def _code(ctx: RunContext) -> Findings:
 def _recipe(ctx: RunContext) -> Findings:
     run = ctx.run
     data = Path(run.data) if run.data and Path(run.data).exists() else None
-    # A recipe checks its own options, and also reads those in files; only what is certain is said here.
-    in_file = any(word.endswith(".json") for word in run.args)
+    # A recipe checks its own options; only what is certain is said here.
+    try:
+        options = recipe_options.read(run.args, ctx.base)
+    except BadInputError:  # a file that the nodes may have
+        return
     if run.program == "hogwild":
-        averaged = "--mode averaged" in " ".join(run.args).replace("=", " ")
+        averaged = recipe_options.first(options, "mode") == "averaged"
         if not averaged and (run.nproc_per_node > 1 or run.nodes[1] > 1):
             fix = "Add --mode averaged to run.args, or set run.nnodes and run.nproc_per_node to 1"
             ranks = f"{run.nnodes} node(s) with {run.nproc_per_node} process(es) each"
@@ -138,10 +141,10 @@ def _recipe(ctx: RunContext) -> Findings:
     elif run.program == "question_answering":
         if data and (problems := squad.problems(data)):
             yield Finding("run.data", problems[0], "Give files in SQuAD v1.1 format")
-    elif run.program == "causal_lm" and not in_file:
-        yield from language_findings(run.data, run.model, run.args)
-    elif run.program == "image_classification" and data and not in_file:
-        if any(word.startswith(("--data", "--label")) for word in run.args):
+    elif run.program == "causal_lm":
+        yield from language_findings(run.data, run.model, options)
+    elif run.program == "image_classification" and data:
+        if any(name.startswith(("data", "label")) for name in options):
             return
         try:
             images.read(str(run.data), images.LABEL_PATTERN)

@@ -14,6 +14,7 @@ from manycpu.pipeline.recipes.causal_lm import records
 from manycpu.pipeline.recipes.causal_lm.generate import TEMPLATE, write_model
 from manycpu.pipeline.recipes.causal_lm.preflight import findings
 from manycpu.pipeline.recipes.causal_lm.records import Columns
+from manycpu.pipeline.spec import recipe_options
 from manycpu.pipeline.spec.errors import BadInputError
 
 TALK = [
@@ -27,7 +28,8 @@ TALK = [
 def found(
     *args: str, data: Path | None = None, model: Path | None = None
 ) -> list[tuple[str, str, str, bool]]:
-    listed = findings(str(data) if data else None, str(model) if model else None, args)
+    options = recipe_options.read(args)
+    listed = findings(str(data) if data else None, str(model) if model else None, options)
     return [(each.field, each.message, each.fix, each.fatal) for each in listed]
 
 
@@ -179,6 +181,8 @@ def test_lora_targets_are_compared_with_the_weights(tmp_path: Path) -> None:
     assert field == "run.args"
     assert "no layer 'vproj' for --lora_target_modules; it has lm_head, q_proj, v_proj" in message
     assert fix == "Did you mean v_proj?"
+    (tmp_path / "options.json").write_text(json.dumps({"lora_target_modules": ["vproj"]}))
+    assert [each[2] for each in found(str(tmp_path / "options.json"), model=model)] == [fix]
 
 
 def test_a_head_that_shares_its_weights_is_found_if_adapters_are_merged(tmp_path: Path) -> None:

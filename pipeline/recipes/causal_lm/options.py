@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from manycpu.pipeline.recipes import arguments
-from manycpu.pipeline.recipes.arguments import Parser, has_option, option, translate
-from manycpu.pipeline.recipes.causal_lm.preflight import values
+from manycpu.pipeline.recipes.arguments import Parser, option, translate
 from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, usable
+from manycpu.pipeline.spec import recipe_options
 
 _COUNTS = (
     *("max_seq_length", "max_train_samples", "max_eval_samples", "preprocessing_num_workers"),
@@ -95,12 +95,12 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     """Parse the options, or one JSON file that has them; the environment of a run has defaults."""
     kinds: list[Any] = [ModelOptions, DataOptions, CpuTrainingOptions]
     parser = Parser(kinds, model_name_or_path=env.get("MANYCPU_MODEL"), output_dir=env.get("MANYCPU_OUTPUT"))
-    words, notes = translate(arguments.words(argv), parser)
-    if env.get("MANYCPU_DTYPE") == "bf16" and not has_option(words, "fp16"):
+    words, notes = translate(recipe_options.words(argv), parser)
+    given = recipe_options.read(words)
+    if env.get("MANYCPU_DTYPE") == "bf16" and "fp16" not in given:
         parser.set_defaults(bf16=True)
-    if has_option(words, "early_stopping_patience"):
-        given = values(words, "save_strategy") or values(words, "eval_strategy")
-        kept = given[0] if given else "epoch"
+    if "early_stopping_patience" in given:
+        kept = recipe_options.first(given, "save_strategy", "eval_strategy") or "epoch"
         parser.set_defaults(
             load_best_model_at_end=True, metric_for_best_model="eval_loss", greater_is_better=False
         )

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 from manycpu.pipeline.recipes import arguments
 from manycpu.pipeline.recipes.arguments import option
 from manycpu.pipeline.recipes.image_classification.images import LABEL_PATTERN
+from manycpu.pipeline.spec import recipe_options
 from manycpu.pipeline.spec.errors import BadInputError
 
 _COUNTS = ("batch_size", "checkpoints_total_limit", "image_size", "logging_steps", "num_epochs")
@@ -72,7 +73,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     parser = arguments.Parser(
         kinds, data_dir=data, output_dir=env.get("MANYCPU_OUTPUT"), mixed_precision=dtype
     )
-    (images,) = parser.read(arguments.words(argv))
+    (images,) = parser.read(recipe_options.words(argv))
     arguments.check_least(images, 1, *_COUNTS)
     arguments.check_least(images, 0, "num_workers", "seed")
     if images.lr <= 0:

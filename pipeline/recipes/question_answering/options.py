@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from manycpu.pipeline.recipes import arguments
-from manycpu.pipeline.recipes.arguments import Parser, has_option, option, translate
+from manycpu.pipeline.recipes.arguments import Parser, option, translate
 from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, usable
+from manycpu.pipeline.spec import recipe_options
 from manycpu.pipeline.spec.machine import has_bf16, processor_flags
 
 _COUNTS = (
@@ -90,10 +91,11 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     kinds: list[Any] = [ModelOptions, DataOptions, CpuTrainingOptions]
     model_name, output = env.get("MANYCPU_MODEL"), env.get("MANYCPU_OUTPUT")
     parser = Parser(kinds, model_name_or_path=model_name, output_dir=output)
-    words, notes = translate(arguments.words(argv), parser)
+    words, notes = translate(recipe_options.words(argv), parser)
+    given = recipe_options.read(words)
     asked = env.get("MANYCPU_DTYPE")
-    found = asked == "auto" and has_bf16(processor_flags()) and not has_option(words, "bf16")
-    if (found or asked == "bf16") and not has_option(words, "fp16"):
+    found = asked == "auto" and has_bf16(processor_flags()) and "bf16" not in given
+    if (found or asked == "bf16") and "fp16" not in given:
         parser.set_defaults(bf16=True)
         if found:
             notes = [
@@ -103,6 +105,6 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     model, data, training = parser.read(words)
     arguments.check_least(data, 1, *_COUNTS)
     arguments.check_least(data, 0, "doc_stride")
-    chosen = any(has_option(words, step) for step in ("do_train", "do_eval", "do_predict"))
+    chosen = bool({"do_train", "do_eval", "do_predict"} & set(given))
     output, training.output_dir, moved = arguments.folders(training.output_dir, env)
     return Options(model, data, training, output, chosen, (*notes, *usable(training), *moved))

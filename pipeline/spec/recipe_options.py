@@ -1,0 +1,70 @@
+"""Read the options in ``run.args`` of a recipe, without transformers.
+
+>>> options = read(["--lora_target_modules", "q_proj", "v_proj", "--bf16", "--lora-r=8"])
+>>> options["lora_target_modules"], first(options, "r", "lora_r"), is_on(options, "bf16")
+(['q_proj', 'v_proj'], '8', True)
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.words import is_true
+
+Options = Mapping[str, Sequence[str]]
+"""Name with underscores -> the words after ``=`` or after the option, where it stands last."""
+
+
+def words(args: Sequence[str], base: Path = Path()) -> list[str]:
+    """Return the words of a command line, which may be one JSON file that holds the options.
+
+    Args:
+        args: The command line.
+        base: The folder that a relative path of the file starts from.
+
+    Raises:
+        BadInputError: The file cannot be read.
+    """
+    if len(args) != 1 or not args[0].endswith(".json"):
+        return list(args)
+    try:
+        options = json.loads((base / args[0]).read_text(encoding="utf-8"))
+        pairs = list(options.items())
+    except (OSError, ValueError, AttributeError) as error:
+        raise BadInputError(f"{args[0]} cannot be read: {error}", field="run.args") from error
+    found: list[str] = []
+    for name, value in pairs:
+        if isinstance(value, list):
+            found += [f"--{name}", *map(str, value)]
+        elif value is not None:
+            found += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return found
+
+
+def read(args: Sequence[str], base: Path = Path()) -> dict[str, list[str]]:
+    """Read the options; see :func:`words`."""
+    options: dict[str, list[str]] = {}
+    values: list[str] = []
+    for word in words(args, base):
+        if word.startswith("--"):
+            head, equals, value = word.removeprefix("--").partition("=")
+            options[head.replace("-", "_")] = values = [value] if equals else []
+        else:
+            values.append(word)
+    return options
+
+
+def first(options: Options, *names: str) -> str | None:
+    """Return the first word of the first of these options that has one."""
+    return next((options[name][0] for name in names if options.get(name)), None)
+
+
+def is_on(options: Options, *names: str, default: bool = False) -> bool:
+    """Whether the first of these switches that is given is on; ``--no_NAME`` switches off."""
+    for name in names:
+        if f"no_{name}" in options:
+            return False
+        if name in options:
+            return is_true(first(options, name) or "true")
+    return default
