@@ -194,6 +194,8 @@ def save(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer,
     """
     noted, place, new = json.dumps(extra), Path(folder), _new(folder)
     if _rank() == 0:
+        if (new / ".metadata").exists() and not place.exists():  # killed before it took its place
+            new.rename(place)
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
     _barrier()

@@ -1,5 +1,9 @@
 """Checkpoints of sharded training, of a model that is whole: one process needs no process group."""
 
+import os
+import signal
+import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +54,47 @@ def test_a_new_checkpoint_is_read_that_has_not_taken_its_place(tmp_path: Path) -
     folder.rename(tmp_path / ".last.new")
     assert sharding.fault(folder) is None
     assert sharding.load(folder, model, optimizer) == {"step": 1}
+
+
+def _killed_while_saving(folder: Path, step: int, change: int) -> bool:
+    """Save in a process of its own, which is killed before one of its changes of the file system."""
+    pid = os.fork()
+    if pid == 0:
+        left = change
+
+        def see(event: str, args: tuple[Any, ...]) -> None:
+            nonlocal left
+            writes = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
+            if writes or event in {"os.rename", "os.remove", "os.rmdir", "os.mkdir"}:
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        model, optimizer = _model_and_optimizer()
+        sys.addaudithook(see)
+        try:
+            sharding.save(folder, model, optimizer, step=step)
+        except BaseException:  # noqa: BLE001 - this process must not become another pytest
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) in {0, -signal.SIGKILL}
+    return bool(status)
+
+
+def test_whichever_change_it_is_killed_at_the_last_checkpoint_is_there(tmp_path: Path) -> None:
+    folder, step = tmp_path / "last", 1
+    model, optimizer = _model_and_optimizer()
+    sharding.save(folder, model, optimizer, step=step)
+    # Each save begins with what two killed ones before it left.
+    for change in count(1):
+        for killed_at in (change, 3):
+            was_killed = _killed_while_saving(folder, step + 1, killed_at)
+            assert sharding.fault(folder) is None, f"killed at change {change}, then at {killed_at}"
+            found = sharding.load(folder, model, optimizer)["step"]
+            assert found in {step, step + 1}
+            step = found
+            if not was_killed:
+                assert change > 5
+                assert [path.name for path in tmp_path.iterdir()] == ["last"]
+                return
