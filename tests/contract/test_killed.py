@@ -14,7 +14,7 @@ from manycpu.pipeline.run_report import Report
 
 pytestmark = pytest.mark.usefixtures("home", "light_torch", "no_process_left")
 Script = Callable[..., str]
-KILLED_AT = Path(__file__).parents[1] / "scripts" / "killed_at.py"
+FAULT_AT = Path(__file__).parents[1] / "scripts" / "fault_at.py"
 TRAINS = """
 import os, sys
 open(sys.argv[1], "a").write("trained\\n")
@@ -35,7 +35,7 @@ class Command:
         return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
 
     def killed(self, pattern: str, count: int) -> None:
-        done = self.type(str(KILLED_AT), pattern, str(count))
+        done = self.type(str(FAULT_AT), "kill-begun", pattern, str(count))
         assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
 
     def finishes_after(self, home: Path, pattern: str, count: int) -> None:
