@@ -96,6 +96,21 @@ def test_killed_while_it_writes_a_report_the_same_run_is_not_refused(
     command.finishes_after(home, pattern, count)
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"os.rmdir \S*/\.manycpu\.\w+",
+    ],
+    ids=["tries the disk"],
+)
+def test_killed_at_a_record_the_same_run_leaves_no_part_of_it(
+    command: Command, home: Path, tmp_path: Path, pattern: str
+) -> None:
+    command.finishes_after(home, pattern, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["code", "history", "home", "out"]
+    assert not list(home.rglob("*.partial"))
+
+
 def test_trackers_are_told_of_a_run_whose_clean_up_was_killed(command: Command, home: Path) -> None:
     command.words += ["--tracking", '["tensorboard"]']
     command.finishes_after(home, r"os.remove (ledger|lease)\.json", 1)
