@@ -100,8 +100,9 @@ def test_killed_while_it_writes_a_report_the_same_run_is_not_refused(
     "pattern",
     [
         r"os.rmdir \S*/\.manycpu\.\w+",
+        r"os.rename \S*/\.\.out\.\w+\.claim\.",
     ],
-    ids=["tries the disk"],
+    ids=["tries the disk", "claims the output"],
 )
 def test_killed_at_a_record_the_same_run_leaves_no_part_of_it(
     command: Command, home: Path, tmp_path: Path, pattern: str
