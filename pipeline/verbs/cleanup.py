@@ -70,7 +70,7 @@ def cleanup(
         ClusterError: The cluster does not answer.
     """
     if not ctx.ledger.exists():
-        return _finish_half_done_cleanup(ctx)
+        return _finish_half_done_cleanup(ctx, tell)
     started = time.monotonic()
     cancel(ctx, by=CLEANUP)
     left = Remains.NOTHING if delete_model else remains(ctx)
@@ -129,7 +129,7 @@ def _report_without_ledger(ctx: RunContext) -> Report | None:
     return report if seen(ctx, report.export) else None
 
 
-def _finish_half_done_cleanup(ctx: RunContext) -> Report | None:
+def _finish_half_done_cleanup(ctx: RunContext, tell: Callable[[Report], object]) -> Report | None:
     """Finish the clean-up of a run whose ledger an earlier process deleted before it was killed.
 
     Returns the report; None: there is no such run.
@@ -144,6 +144,7 @@ def _finish_half_done_cleanup(ctx: RunContext) -> Report | None:
         update = {"attempt": written.attempts, "digests": written.digests, "image": written.image}
         entry = ctx.new_entry(written.began).model_copy(update=update)
     _complete(ctx, entry, written, started, result)
+    tell(written)
     write_report(ctx, written)
     return written
 
