@@ -1,7 +1,7 @@
 """The commands status, logs, cancel and clean, for runs that have begun."""
 
 import time
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from manycpu.pipeline import transfer
 from manycpu.pipeline.cli.options import location_options
 from manycpu.pipeline.ledger import Entry
-from manycpu.pipeline.ledger.file import FileLedger, ledgers
+from manycpu.pipeline.ledger.file import FileLedger, half_removed, ledgers
 from manycpu.pipeline.listeners import ReadableLog, tell
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError, RunGoneError, require
 from manycpu.pipeline.spec.state import RunState
@@ -154,7 +154,7 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
     """
     if delete_model and name is None:
         raise BadInputError("--delete-model is for one run", fix="Name it: manycpu clean NAME --delete-model")
-    candidates = [_find(name, location, whole=True)] if name else _runs(location)
+    candidates, rest = _to_clean(name, location)
     ended = [ctx for ctx in candidates if _is_removable(ctx, delete_model=delete_model)]
     home_folder = home(location["directory"])
     folders = (
@@ -162,13 +162,16 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
         if data and location["namespace"] is None
         else []
     )
-    for line in [*(f"run {ctx.name}: {ctx.where}" for ctx in ended), *map(str, folders)]:
+    lines = [f"run {ledger.directory.name}: the rest of it, which an earlier removal left" for ledger in rest]
+    lines += [*(f"run {ctx.name}: {ctx.where}" for ctx in ended), *map(str, folders)]
+    for line in lines:
         click.echo(line)
-    if not ended and not folders:
+    if not lines:
         click.echo("nothing to remove")
         return
     if not yes:
         click.confirm("remove these?", abort=True)
+    _finish_removals(rest)
     for ctx in ended:
         if _is_removable(ctx, delete_model=delete_model):  # it may have changed while the question waited
             written = cleanup(ctx, keep=False, delete_model=delete_model)
@@ -179,6 +182,25 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
         # not matter whether this folder is in it.
         if _removable_folders(home_folder):
             transfer.discard(folder)
+
+
+def _to_clean(name: str | None, location: Location) -> tuple[list[RunContext], list[FileLedger]]:
+    """List the runs at a location, and those whose removal was killed; with a name, only that run."""
+    on_this_machine = location["namespace"] is None
+    rest = half_removed(home(location["directory"]) / "runs") if on_this_machine else []
+    if name is None:
+        return _runs(location), rest
+    rest = [ledger for ledger in rest if ledger.directory.name == name]
+    return [] if rest else [_find(name, location, whole=True)], rest
+
+
+def _finish_removals(ledgers: Iterable[FileLedger]) -> None:
+    """Delete the rest of runs; prints which cannot be deleted, such as those of another user."""
+    for ledger in ledgers:
+        try:
+            ledger.finish_removal()
+        except OSError as error:
+            click.echo(f"run {ledger.directory.name} is not removed: {error}")
 
 
 def _runs(location: Location) -> list[RunContext]:

@@ -114,6 +114,30 @@ def test_killed_at_a_record_the_same_run_leaves_no_part_of_it(
     assert not list(home.rglob("*.partial"))
 
 
+FAILS = """
+import os
+open(os.environ["MANYCPU_CHECKPOINTS"] + "/checkpoint", "w").write("of hours")
+raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["by its name", "with all others"])
+@pytest.mark.parametrize("pattern", [r"os.remove checkpoint", r"os.remove \S*\.lock"], ids=["files", "lock"])
+def test_a_clean_that_is_killed_is_finished_by_the_next(
+    command: Command, script: Script, home: Path, pattern: str, *, named: bool
+) -> None:
+    script(FAILS)
+    assert command.type().returncode == 1
+    (run,) = (home / "runs").glob("train-*")
+    command.words = ["clean", run.name, "--delete-model", "--yes"]
+    command.killed(pattern, 1)
+    command.words = ["clean", *([run.name] if named else []), "--yes"]
+    again = command.type()
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert list((home / "runs").iterdir()) == []
+    assert (command.out / "report.json").exists()
+
+
 def test_trackers_are_told_of_a_run_whose_clean_up_was_killed(command: Command, home: Path) -> None:
     command.words += ["--tracking", '["tensorboard"]']
     command.finishes_after(home, r"os.remove (ledger|lease)\.json", 1)
