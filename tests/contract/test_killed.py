@@ -1,6 +1,8 @@
 """A command that is killed at a write: the same run resumes, trains no second time and leaves nothing."""
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -112,6 +114,20 @@ def test_killed_at_a_record_the_same_run_leaves_no_part_of_it(
     command.finishes_after(home, pattern, 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["code", "history", "home", "out"]
     assert not list(home.rglob("*.partial"))
+
+
+@pytest.mark.parametrize("fault", ["EIO", "EACCES", "EAGAIN"])
+def test_an_error_of_the_system_is_a_message_and_the_same_run_continues(
+    command: Command, home: Path, fault: str
+) -> None:
+    pattern = "subprocess.Popen" if fault == "EAGAIN" else r"os.rename \S*/attempts/1/\.command"
+    failed = command.type(str(FAULT_AT), fault, pattern, "1")
+    said = failed.stdout + failed.stderr
+    assert failed.returncode == 1, said
+    assert os.strerror(getattr(errno, fault)) in said.splitlines()[-1]
+    assert "Traceback" not in said
+    assert command.type().returncode == 0
+    command.is_done(home)
 
 
 FAILS = """
