@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from manycpu.pipeline.spec.errors import LaunchError
+
 _TRIAL_PREFIX = ".manycpu."  # of the name of a trial's folder
 _TRIAL_STALE_S = 600.0  # where no lock tells; a trial takes milliseconds
 
@@ -42,8 +44,10 @@ def try_out(folder: Path) -> None:
             if is_free or time.time() - trial.lstat().st_mtime > _TRIAL_STALE_S:
                 for inner, _, _ in os.walk(trial, topdown=False):
                     Path(inner).rmdir()  # empty folders only
-    made = tempfile.TemporaryDirectory(prefix=_TRIAL_PREFIX, dir=above, ignore_cleanup_errors=True)
-    with made as name, _lock_of_trial(Path(name)):
+    with (
+        tempfile.TemporaryDirectory(prefix=_TRIAL_PREFIX, dir=above) as name,
+        _lock_of_trial(Path(name)),
+    ):
         (Path(name) / folder.relative_to(above)).mkdir(parents=True)
 
 
@@ -75,9 +79,18 @@ def remove(folder: str, tick: Callable[[], None]) -> None:
 
 
 def copy(source: Path, folder: Path) -> None:
-    """Copy a folder, and make all of the copy writable for its owner."""
+    """Copy a folder, and make all of the copy writable for its owner.
+
+    Raises:
+        LaunchError: A file cannot be copied, for example because the disk is full.
+    """
     partial = folder.with_name(f"{folder.name}.partial")
-    shutil.copytree(source, partial, symlinks=True)
+    try:
+        shutil.copytree(source, partial, symlinks=True)
+    except shutil.Error as error:  # an OSError without an errno
+        _, path, reason = error.args[0][0]
+        fix = "See that its disk works and has room, and run again"
+        raise LaunchError(f"{path} was not written: {reason}", fix=fix) from error
     for path in (partial, *partial.rglob("*")):
         if not path.is_symlink():
             path.chmod(path.stat().st_mode | stat.S_IWUSR)

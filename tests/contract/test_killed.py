@@ -116,11 +116,18 @@ def test_killed_at_a_record_the_same_run_leaves_no_part_of_it(
     assert not list(home.rglob("*.partial"))
 
 
-@pytest.mark.parametrize("fault", ["EIO", "EACCES", "EAGAIN"])
+@pytest.mark.parametrize(
+    ("fault", "pattern"),
+    [
+        ("EIO", r"os.rename \S*/attempts/1/\.command"),
+        ("EACCES", r"os.rename \S*/attempts/1/\.command"),
+        ("EAGAIN", "subprocess.Popen"),
+        ("ENOSPC", r"open \S*/code.partial/"),
+    ],
+)
 def test_an_error_of_the_system_is_a_message_and_the_same_run_continues(
-    command: Command, home: Path, fault: str
+    command: Command, home: Path, fault: str, pattern: str
 ) -> None:
-    pattern = "subprocess.Popen" if fault == "EAGAIN" else r"os.rename \S*/attempts/1/\.command"
     failed = command.type(str(FAULT_AT), fault, pattern, "1")
     said = failed.stdout + failed.stderr
     assert failed.returncode == 1, said
