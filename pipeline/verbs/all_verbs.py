@@ -13,6 +13,7 @@ from manycpu.pipeline.listeners import Guarded, RunListener, Silent
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import CancelledError, ManycpuError, RunGoneError
 from manycpu.pipeline.spec.handle import Handle
+from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.targets import Target
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.attempt import attempt_status
@@ -161,6 +162,9 @@ def _end(ctx: RunContext, listener: RunListener, failure: BaseException | None) 
     if interrupted:
         failure, cause = CancelledError("interrupted; the training was ended"), failure
         failure.__cause__ = cause
+    if failure is not None and not interrupted and written.state is RunState.SUCCEEDED:
+        _LOG.warning("the run has succeeded in spite of this error: %s", failure)
+        failure = None
     if failure is not None:
         if written.advice:
             failure.add_note(written.advice)

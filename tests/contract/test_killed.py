@@ -137,6 +137,23 @@ def test_an_error_of_the_system_is_a_message_and_the_same_run_continues(
     command.is_done(home)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "count", "word"),
+    [
+        (r"open \S*/out/\.report\.json", 1, "report.json cannot be written"),
+        (r"os.rename .*/ledger\.json", 14, "has succeeded in spite of this error"),
+    ],
+    ids=["its first report", "its record"],
+)
+def test_an_error_after_the_model_is_exported_changes_no_run(
+    command: Command, home: Path, tmp_path: Path, pattern: str, count: int, word: str
+) -> None:
+    done = command.type(str(FAULT_AT), "EIO", pattern, str(count))
+    assert (done.returncode, word in done.stdout) == (0, True), done.stdout + done.stderr
+    command.is_done(home)
+    assert not list(tmp_path.rglob("*.partial"))
+
+
 FAILS = """
 import os
 open(os.environ["MANYCPU_CHECKPOINTS"] + "/checkpoint", "w").write("of hours")
