@@ -25,6 +25,7 @@ from manycpu.pipeline.verbs import wait
 from manycpu.pipeline.verbs.cancel import cancel as end_run
 from manycpu.pipeline.verbs.cancel import cancel_next_launch, declare_gone
 from manycpu.pipeline.verbs.cleanup import Remains, cleanup, remains
+from manycpu.pipeline.verbs.report import left_behind_error
 
 _CANCEL = "manycpu cancel"  # who ended the run, in its ledger
 Location = dict[str, str | None]
@@ -171,17 +172,14 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
         return
     if not yes:
         click.confirm("remove these?", abort=True)
-    _finish_removals(rest)
-    for ctx in ended:
-        if _is_removable(ctx, delete_model=delete_model):  # it may have changed while the question waited
-            written = cleanup(ctx, keep=False, delete_model=delete_model)
-            if written is not None and written.advice:
-                click.echo(f"run {ctx.name}: {written.advice}")
+    left = [*_finish_removals(rest), *_remove(ended, delete_model=delete_model)]
     for folder in folders:
         # A run may have begun meanwhile. It would keep all folders, and the list would be empty: so it does
         # not matter whether this folder is in it.
         if _removable_folders(home_folder):
             transfer.discard(folder)
+    if left:
+        raise left_behind_error(left)
 
 
 def _to_clean(name: str | None, location: Location) -> tuple[list[RunContext], list[FileLedger]]:
@@ -194,13 +192,27 @@ def _to_clean(name: str | None, location: Location) -> tuple[list[RunContext], l
     return [] if rest else [_find(name, location, whole=True)], rest
 
 
-def _finish_removals(ledgers: Iterable[FileLedger]) -> None:
-    """Delete the rest of runs; prints which cannot be deleted, such as those of another user."""
+def _finish_removals(ledgers: Iterable[FileLedger]) -> list[str]:
+    """Delete the rest of runs; returns what cannot be deleted, such as that of another user, and why."""
+    left = []
     for ledger in ledgers:
         try:
             ledger.finish_removal()
         except OSError as error:
-            click.echo(f"run {ledger.directory.name} is not removed: {error}")
+            left.append(f"run {ledger.directory.name}: {error}")
+    return left
+
+
+def _remove(runs: Iterable[RunContext], *, delete_model: bool) -> list[str]:
+    """Clean up runs; returns what cannot be deleted, and why."""
+    left: list[str] = []
+    for ctx in runs:
+        if _is_removable(ctx, delete_model=delete_model):  # it may have changed while the question waited
+            written = cleanup(ctx, keep=False, delete_model=delete_model)
+            if written is not None and written.advice:
+                click.echo(f"run {ctx.name}: {written.advice}")
+            left += written.left_behind if written is not None else ()
+    return left
 
 
 def _runs(location: Location) -> list[RunContext]:

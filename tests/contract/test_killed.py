@@ -179,6 +179,19 @@ def test_a_clean_that_is_killed_is_finished_by_the_next(
     assert (command.out / "report.json").exists()
 
 
+def test_a_clean_that_cannot_delete_is_no_success(command: Command, script: Script, home: Path) -> None:
+    script(FAILS)
+    command.type()
+    (run,) = (home / "runs").glob("train-*")
+    command.words = ["clean", run.name, "--delete-model", "--yes"]
+    failed = command.type(str(FAULT_AT), "EIO", "os.remove checkpoint", "1")
+    assert failed.returncode == 1, failed.stdout
+    assert f"the run left behind: {run}: " in failed.stderr
+    again = command.type()
+    assert again.returncode == 0, again.stderr
+    assert list((home / "runs").iterdir()) == []
+
+
 def test_trackers_are_told_of_a_run_whose_clean_up_was_killed(command: Command, home: Path) -> None:
     command.words += ["--tracking", '["tensorboard"]']
     command.finishes_after(home, r"os.remove (ledger|lease)\.json", 1)
