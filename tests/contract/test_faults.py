@@ -16,7 +16,12 @@ from support import namespace_hosts as made_hosts
 pytestmark = pytest.mark.timeout(36_000 if trials.ALL else 900)
 ON_HOSTS = pytest.mark.skipif(bool(made_hosts.reason()), reason=made_hosts.reason() or "")
 CRASHES, ERRORS = ("kill", "kill-begun"), ("ENOSPC", "EIO", "EACCES", "short", "EAGAIN")
-SCENES = [trials.Runs, trials.Cleans, trials.Cancels]
+SCENES = pytest.mark.parametrize(
+    ("scene", "few"),
+    [(trials.Runs, 8), (trials.Cleans, 4), (trials.Cancels, 2)],
+    ids=["run", "clean", "cancel"],
+)
+"""The commands, and how many trials of each `make test` makes."""
 
 
 @pytest.fixture(scope="module")
@@ -37,24 +42,24 @@ def test_the_judge() -> None:
     assert doctest.testmod(fault_judge).failed == 0
 
 
-@pytest.mark.parametrize("scene", SCENES)
-def test_a_killed_command(scene: type[trials.Scene], server: trials.Server, tmp_path: Path) -> None:
-    assert trials.tried(scene(tmp_path), server, CRASHES, 8) == []
+@SCENES
+def test_a_killed_command(scene: type[trials.Scene], few: int, server: trials.Server, tmp_path: Path) -> None:
+    assert trials.tried(scene(tmp_path), server, CRASHES, few) == []
 
 
-@pytest.mark.parametrize("scene", SCENES)
-def test_an_error(scene: type[trials.Scene], server: trials.Server, tmp_path: Path) -> None:
-    assert trials.tried(scene(tmp_path), server, ERRORS, 8) == []
+@SCENES
+def test_an_error(scene: type[trials.Scene], few: int, server: trials.Server, tmp_path: Path) -> None:
+    assert trials.tried(scene(tmp_path), server, ERRORS, few) == []
 
 
 @ON_HOSTS
-@pytest.mark.parametrize("scene", SCENES)
+@SCENES
 def test_a_killed_command_on_hosts(
-    scene: type[trials.Scene], server: trials.Server, tmp_path: Path, on_host: dict[str, Any]
+    scene: type[trials.Scene], few: int, server: trials.Server, tmp_path: Path, on_host: dict[str, Any]
 ) -> None:
-    assert trials.tried(scene(tmp_path, **on_host), server, CRASHES, 4) == []
+    assert trials.tried(scene(tmp_path, **on_host), server, CRASHES, few // 2) == []
 
 
 @ON_HOSTS
 def test_an_error_on_hosts(server: trials.Server, tmp_path: Path, on_host: dict[str, Any]) -> None:
-    assert trials.tried(trials.Runs(tmp_path, **on_host), server, ERRORS, 4) == []
+    assert trials.tried(trials.Runs(tmp_path, **on_host), server, ERRORS, 3) == []

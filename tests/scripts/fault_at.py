@@ -66,9 +66,9 @@ class Fault:
     def see(self, event, args):
         if os.getpid() != self.process or not is_change(event, args):
             return
-        line = " ".join(map(str, (event, *args[:2])))[:300].replace("\n", " ")
+        line = " ".join(map(str, (event, *args[:2]))).replace("\n", " ")
         if re.search(self.pattern, line):
-            os.write(self.log, f"{line}\n".encode())
+            os.write(self.log, f"{line[:300]}\n".encode())
             self.left -= 1
             if self.left == -1 and self.fault == "short":
                 resource.setrlimit(resource.RLIMIT_FSIZE, UNLIMITED)

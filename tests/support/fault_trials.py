@@ -182,10 +182,8 @@ time.sleep(3600)
 
     def found(self) -> dict[str, object]:
         run, left = self.home / "runs" / self.named, super().found()
-        cancelled = json.loads((run / "ledger.json").read_text())["cancelled"]
-        kept = [path.read_text() for path in run.glob("checkpoints/*")]
-        ended = (run / "attempts" / "1" / "exit.json").exists()
-        return {"kept": kept, "cancelled": cancelled, "ended": ended, **left}
+        ends = [json.loads(record.read_text())["reason"] for record in run.glob("attempts/*/exit.json")]
+        return {"kept": [path.read_text() for path in run.glob("checkpoints/*")], "ends": ends, **left}
 
 
 class Server:
