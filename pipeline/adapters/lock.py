@@ -38,8 +38,11 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[int]:
     while True:
         try:
             file = path.open("a")
-        except PermissionError:  # to lock a file of another user, read permission is enough
-            file = path.open()
+        except PermissionError as refused:  # to lock a file of another user, read permission is enough
+            try:
+                file = path.open()
+            except FileNotFoundError:
+                raise refused from None
         with file:
             last_sign, since = 0, time.monotonic()
             while not _try_flock(file):
