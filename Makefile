@@ -14,7 +14,7 @@ SITE := build/site
 # Warnings are errors: a link or an anchor that leads nowhere ends the build.
 SITE_BUILD = $(BIN)/sphinx-build -q -b html -c docs --fail-on-warning --keep-going -d .cache/site . $(SITE)
 
-.PHONY: help demo ui test test-long test-legacy test-xla lint bench bench-quick scale cluster cluster-down docs docs-serve clean requirements
+.PHONY: help demo ui test faults test-long test-legacy test-xla lint bench bench-quick scale cluster cluster-down docs docs-serve clean requirements
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
@@ -28,6 +28,9 @@ ui: $(COMPILED)  ## Airflow's web UI on loopback, with the DAGs ready to trigger
 test: $(COMPILED)  ## everything that guards main, what takes seconds first; ends with what took longest
 	@sh tests/system-packages
 	@$(BIN)/python -m pytest -n 3 --durations=10 --durations-min=1
+
+faults: $(COMPILED)  ## kill commands, and give them errors, at every change that they make; takes two hours
+	@MANYCPU_FAULTS=all $(BIN)/python -m pytest -s tests/contract/test_faults.py
 
 test-long: $(COMPILED)  ## torch's own tests of its backends, Accelerate's, official examples if given, and long trainings; takes half an hour
 	@$(BIN)/python -m pytest tests/long

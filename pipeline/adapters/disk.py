@@ -7,12 +7,14 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from manycpu.pipeline.spec.errors import LaunchError
+
 _TRIAL_PREFIX = ".manycpu."  # of the name of a trial's folder
-_TRIAL_STALE_S = 600.0  # a trial takes milliseconds
+_TRIAL_STALE_S = 600.0  # where no lock tells; a trial takes milliseconds
 
 
 def free(folder: Path) -> int:
@@ -37,13 +39,31 @@ def try_out(folder: Path) -> None:
         OSError: A file is in the way, a name is too long, or nothing can be written there.
     """
     above = next(parent for parent in folder.parents if os.path.lexists(parent))
-    for stale in above.glob(f"{_TRIAL_PREFIX}*"):  # of processes that were killed
-        with suppress(OSError):
-            if time.time() - stale.lstat().st_mtime > _TRIAL_STALE_S:
-                for inner, _, _ in os.walk(stale, topdown=False):
+    for trial in above.glob(f"{_TRIAL_PREFIX}*"):
+        with suppress(OSError), _lock_of_trial(trial) as is_free:
+            if is_free or time.time() - trial.lstat().st_mtime > _TRIAL_STALE_S:
+                for inner, _, _ in os.walk(trial, topdown=False):
                     Path(inner).rmdir()  # empty folders only
-    with tempfile.TemporaryDirectory(prefix=_TRIAL_PREFIX, dir=above) as trial:
-        (Path(trial) / folder.relative_to(above)).mkdir(parents=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=_TRIAL_PREFIX, dir=above) as name,
+        _lock_of_trial(Path(name)),
+    ):
+        (Path(name) / folder.relative_to(above)).mkdir(parents=True)
+
+
+@contextmanager
+def _lock_of_trial(trial: Path) -> Iterator[bool]:
+    """Lock a trial's folder, if possible; yields whether no living process has locked it, as far as seen."""
+    descriptor = os.open(trial, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        is_free = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # a process holds it, or the file system locks no folders
+            is_free = False
+        yield is_free
+    finally:
+        os.close(descriptor)
 
 
 def remove(folder: str, tick: Callable[[], None]) -> None:
@@ -59,9 +79,18 @@ def remove(folder: str, tick: Callable[[], None]) -> None:
 
 
 def copy(source: Path, folder: Path) -> None:
-    """Copy a folder, and make all of the copy writable for its owner."""
+    """Copy a folder, and make all of the copy writable for its owner.
+
+    Raises:
+        LaunchError: A file cannot be copied, for example because the disk is full.
+    """
     partial = folder.with_name(f"{folder.name}.partial")
-    shutil.copytree(source, partial, symlinks=True)
+    try:
+        shutil.copytree(source, partial, symlinks=True)
+    except shutil.Error as error:  # an OSError without an errno
+        _, path, reason = error.args[0][0]
+        fix = "See that its disk works and has room, and run again"
+        raise LaunchError(f"{path} was not written: {reason}", fix=fix) from error
     for path in (partial, *partial.rglob("*")):
         if not path.is_symlink():
             path.chmod(path.stat().st_mode | stat.S_IWUSR)

@@ -1,5 +1,6 @@
 """Locks between processes, and between machines."""
 
+import errno
 import fcntl
 import os
 import threading
@@ -20,23 +21,33 @@ _POLL_INTERVAL_S: Final = 0.05
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[int]:
+def locked(path: Path, *, wait: bool = True) -> Iterator[int]:
     """Hold a lock on a file of this machine, which is created if necessary; yields its descriptor.
 
     The holder may delete the file: processes that wait for it then wait for a new one.
 
+    Args:
+        path: The file.
+        wait: Whether to wait while another process holds the lock.
+
     Raises:
+        BlockingIOError: Another process holds it, and ``wait`` is false.
         DeadlineError: The holder gives no sign of life (:func:`signs`) for ten minutes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         try:
             file = path.open("a")
-        except PermissionError:  # to lock a file of another user, read permission is enough
-            file = path.open()
+        except PermissionError as refused:  # to lock a file of another user, read permission is enough
+            try:
+                file = path.open()
+            except FileNotFoundError:
+                raise refused from None
         with file:
             last_sign, since = 0, time.monotonic()
             while not _try_flock(file):
+                if not wait:
+                    raise BlockingIOError(errno.EAGAIN, "another process holds it", str(path))
                 if (sign := os.fstat(file.fileno()).st_mtime_ns) != last_sign:
                     last_sign, since = sign, time.monotonic()
                 elif time.monotonic() - since > _SILENCE_TIMEOUT_S:

@@ -1,5 +1,6 @@
 """Start and observe supervised trainings, which outlive the process that started them."""
 
+import glob
 import hashlib
 import json
 import os
@@ -25,6 +26,7 @@ LOG, EXIT, HANDLE, COMMAND = "log", "exit.json", "handle.json", "command.json"
 # Airflow's own settings, which may hold secrets and are not passed to a training.
 _PRIVATE_PREFIXES = ("AIRFLOW_", "AIRFLOW__", "_AIRFLOW_")
 _START_TIMEOUT_S = 60
+_TOKEN_DIGITS = 8
 
 
 class Job(NamedTuple):
@@ -193,7 +195,7 @@ class LogFollower:
 def write_json(path: Path, value: object, mode: int = 0o666) -> None:
     """Write a JSON file atomically; the umask restricts its mode."""
     # A unique name: threads may write the same file.
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:_TOKEN_DIGITS]}")
     try:
         partial.touch(mode)
         partial.write_text(json.dumps(value))
@@ -201,6 +203,11 @@ def write_json(path: Path, value: object, mode: int = 0o666) -> None:
     except OSError:  # such as a full disk
         partial.unlink(missing_ok=True)
         raise
+
+
+def partials(path: Path) -> list[Path]:
+    """List what :func:`write_json` leaves beside a file when its process is killed."""
+    return list(path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * _TOKEN_DIGITS}"))
 
 
 def handle_of_this_process(directory: Path, name: str, attempt: int) -> ProcessHandle:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -159,8 +160,13 @@ class Location:
             self.fs.pipe_file(at, text.encode())
             return
         partial = Path(at).with_name(partial_name(Path(at).name))
-        partial.write_bytes(text.encode())
-        partial.replace(at)
+        try:
+            partial.write_bytes(text.encode())
+            partial.replace(at)
+        except OSError:  # such as a full disk
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
 
     def read_text(self, path: str) -> str | None:
         """Read a small file below; None: there is none.

@@ -172,11 +172,14 @@ def main(directory: str) -> None:
         os.close(announce)
         os._exit(0 if os.read(ready, 1) else 1)
     os.close(ready)
-    record = ExitRecord(Path(directory))  # first: without space for its record, no training starts
     os.setsid()
-    command = json.loads((Path(directory) / process.COMMAND).read_text())
-    handle = process.handle_of_this_process(Path(directory), command["run"], command["attempt"])
-    process.write_json(Path(directory) / process.HANDLE, handle.model_dump())
+    try:
+        record = ExitRecord(Path(directory))  # first: without space for its record, no training starts
+        command = json.loads((Path(directory) / process.COMMAND).read_text())
+        handle = process.handle_of_this_process(Path(directory), command["run"], command["attempt"])
+        process.write_json(Path(directory) / process.HANDLE, handle.model_dump())
+    except OSError as error:  # such as a full disk: the starter passes this on
+        sys.exit(f"no training can begin in {directory}: {error}")
     # Close every inherited file, such as the one with the ledger's lock, but not the log (1 and 2).
     inherited = Path("/proc/self/fd")
     numbers = [int(each.name) for each in inherited.iterdir()] if inherited.exists() else [1023]

@@ -12,6 +12,11 @@ from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
 __all__ = ["cli", "main"]
 
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_OF_THE_MACHINE = frozenset(
+    {errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.EFBIG, errno.ESTALE}
+    | {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+)
+"""Errors that the machine or its administrator mends; others are faults of this program, with a traceback."""
 _SYNONYMS = {
     "train": "run",
     "launch": "run",
@@ -66,10 +71,13 @@ def main() -> None:
                 f"manycpu: a path is too long: {error.strerror}: {str(error.filename)[:100]}...", err=True
             )
             sys.exit(BadInputError.exit_code)
-        if error.errno not in _DISK_FULL:
-            raise
         where = f" at {error.filename}" if error.filename else ""
-        message = f"a disk is full{where}: {error.strerror}. Make room, and run again."
+        if error.errno in _DISK_FULL:
+            message = f"a disk is full{where}: {error.strerror}. Make room, and run again."
+        elif error.errno in _OF_THE_MACHINE:
+            message = f"the system refuses a call{where}: {error.strerror}. Mend that, and run again."
+        else:
+            raise
         click.echo(f"manycpu: {_with_notes(error, message)}", err=True)
         sys.exit(1)
     except (click.Abort, KeyboardInterrupt):

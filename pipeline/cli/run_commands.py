@@ -1,7 +1,7 @@
 """The commands status, logs, cancel and clean, for runs that have begun."""
 
 import time
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from manycpu.pipeline import transfer
 from manycpu.pipeline.cli.options import location_options
 from manycpu.pipeline.ledger import Entry
-from manycpu.pipeline.ledger.file import FileLedger, ledgers
+from manycpu.pipeline.ledger.file import FileLedger, half_removed, ledgers
 from manycpu.pipeline.listeners import ReadableLog, tell
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError, RunGoneError, require
 from manycpu.pipeline.spec.state import RunState
@@ -25,6 +25,7 @@ from manycpu.pipeline.verbs import wait
 from manycpu.pipeline.verbs.cancel import cancel as end_run
 from manycpu.pipeline.verbs.cancel import cancel_next_launch, declare_gone
 from manycpu.pipeline.verbs.cleanup import Remains, cleanup, remains
+from manycpu.pipeline.verbs.report import left_behind_error
 
 _CANCEL = "manycpu cancel"  # who ended the run, in its ledger
 Location = dict[str, str | None]
@@ -154,7 +155,7 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
     """
     if delete_model and name is None:
         raise BadInputError("--delete-model is for one run", fix="Name it: manycpu clean NAME --delete-model")
-    candidates = [_find(name, location, whole=True)] if name else _runs(location)
+    candidates, rest = _to_clean(name, location)
     ended = [ctx for ctx in candidates if _is_removable(ctx, delete_model=delete_model)]
     home_folder = home(location["directory"])
     folders = (
@@ -162,23 +163,56 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
         if data and location["namespace"] is None
         else []
     )
-    for line in [*(f"run {ctx.name}: {ctx.where}" for ctx in ended), *map(str, folders)]:
+    lines = [f"run {ledger.directory.name}: the rest of it, which an earlier removal left" for ledger in rest]
+    lines += [*(f"run {ctx.name}: {ctx.where}" for ctx in ended), *map(str, folders)]
+    for line in lines:
         click.echo(line)
-    if not ended and not folders:
+    if not lines:
         click.echo("nothing to remove")
         return
     if not yes:
         click.confirm("remove these?", abort=True)
-    for ctx in ended:
-        if _is_removable(ctx, delete_model=delete_model):  # it may have changed while the question waited
-            written = cleanup(ctx, keep=False, delete_model=delete_model)
-            if written is not None and written.advice:
-                click.echo(f"run {ctx.name}: {written.advice}")
+    left = [*_finish_removals(rest), *_remove(ended, delete_model=delete_model)]
     for folder in folders:
         # A run may have begun meanwhile. It would keep all folders, and the list would be empty: so it does
         # not matter whether this folder is in it.
         if _removable_folders(home_folder):
             transfer.discard(folder)
+    if left:
+        raise left_behind_error(left)
+
+
+def _to_clean(name: str | None, location: Location) -> tuple[list[RunContext], list[FileLedger]]:
+    """List the runs at a location, and those whose removal was killed; with a name, only that run."""
+    on_this_machine = location["namespace"] is None
+    rest = half_removed(home(location["directory"]) / "runs") if on_this_machine else []
+    if name is None:
+        return _runs(location), rest
+    rest = [ledger for ledger in rest if ledger.directory.name == name]
+    return [] if rest else [_find(name, location, whole=True)], rest
+
+
+def _finish_removals(ledgers: Iterable[FileLedger]) -> list[str]:
+    """Delete the rest of runs; returns what cannot be deleted, such as that of another user, and why."""
+    left = []
+    for ledger in ledgers:
+        try:
+            ledger.finish_removal()
+        except OSError as error:
+            left.append(f"run {ledger.directory.name}: {error}")
+    return left
+
+
+def _remove(runs: Iterable[RunContext], *, delete_model: bool) -> list[str]:
+    """Clean up runs; returns what cannot be deleted, and why."""
+    left: list[str] = []
+    for ctx in runs:
+        if _is_removable(ctx, delete_model=delete_model):  # it may have changed while the question waited
+            written = cleanup(ctx, keep=False, delete_model=delete_model)
+            if written is not None and written.advice:
+                click.echo(f"run {ctx.name}: {written.advice}")
+            left += written.left_behind if written is not None else ()
+    return left
 
 
 def _runs(location: Location) -> list[RunContext]:

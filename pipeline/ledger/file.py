@@ -12,7 +12,7 @@ from manycpu.pipeline.ledger.base import LEASE_S, Entry, Lease, Ledger
 from manycpu.pipeline.spec.credentials import secrets_in
 from manycpu.pipeline.spec.errors import ForeignRunError, LedgerError, RunGoneError
 
-_REMOVED = ".removed"
+_REMOVED, _LOCK = ".removed", ".lock"
 
 
 class FileLedger(Ledger):
@@ -128,7 +128,6 @@ class FileLedger(Ledger):
             only_over: Whether to keep the run if its lease was renewed.
             before: Deletes what the run has elsewhere, while no process can begin it again.
         """
-        removed = self.directory.with_name(f".{self.directory.name}{_REMOVED}")
         if not self.directory.parent.exists():
             before()
             return
@@ -136,16 +135,27 @@ class FileLedger(Ledger):
             if only_over and not self.lease().over(self.now()):
                 return
             before()
-            _delete(removed)  # left by a process that was killed
+            _delete(self._removed)  # left by a process that was killed
             with suppress(FileNotFoundError):
-                self.directory.rename(removed)
-            _delete(removed)
+                self.directory.rename(self._removed)
+            _delete(self._removed)
             self._lock.unlink()
+
+    def finish_removal(self) -> None:
+        """Delete what a killed removal left, unless the run has begun again or a process works on it."""
+        with suppress(BlockingIOError), locked(self._lock, wait=False):
+            if not self.directory.exists():
+                _delete(self._removed)
+                self._lock.unlink()
+
+    @property
+    def _removed(self) -> Path:
+        return self.directory.with_name(f".{self.directory.name}{_REMOVED}")
 
     @property
     def _lock(self) -> Path:
         # Beside the folder, not in it: the lock is held while the folder is deleted.
-        return self.directory.with_name(f".{self.directory.name}.lock")
+        return self.directory.with_name(f".{self.directory.name}{_LOCK}")
 
 
 def ledgers(runs: Path) -> list[FileLedger]:
@@ -161,10 +171,10 @@ def ledgers(runs: Path) -> list[FileLedger]:
     return listed
 
 
-def finish_removals(runs: Path) -> None:
-    """Delete the rest of runs whose removal was killed."""
-    for folder in runs.glob(f".*{_REMOVED}"):
-        _delete(folder)
+def half_removed(runs: Path) -> list[FileLedger]:
+    """List the runs whose removal was killed: the rest of the folder is left, or the lock alone."""
+    names = {path.name[1:].removesuffix(end) for end in (_REMOVED, _LOCK) for path in runs.glob(f".*{end}")}
+    return [FileLedger(runs / name) for name in sorted(names) if not (runs / name).exists()]
 
 
 def _delete(folder: Path) -> None:

@@ -139,9 +139,13 @@ class _ClaimFiles(NamedTuple):
             process.write_json(Path(self.path(claim.key)), claim.model_dump(mode="json"))
 
     def remove(self, key: str) -> None:
-        """Delete a run's claim file, if it exists."""
-        with suppress(FileNotFoundError):
-            self.folder.remove(self.name(key))
+        """Delete a run's claim file, if it exists, and what it left of them when it was killed."""
+        names = [self.name(key)]
+        if self.stem is not None:
+            names += [path.name for path in process.partials(Path(self.path(key)))]
+        for name in names:
+            with suppress(FileNotFoundError):
+                self.folder.remove(name)
 
     def others(self, key: str) -> list[Claim]:
         """List the claims of other runs, and delete those that are over."""

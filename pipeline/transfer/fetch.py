@@ -1,5 +1,6 @@
 """Copy a source to a folder on disk that appears complete or not at all."""
 
+import glob
 import logging
 import os
 import shutil
@@ -289,10 +290,13 @@ def _write_marker(destination: Path, manifest: Manifest, tick: Tick) -> None:
             mtime_ns = os.stat(f"{destination}/{file.path}").st_mtime_ns  # noqa: PTH116 - for speed
             yield file.json_fields() | {"mtime_ns": mtime_ns}
 
-    partial = _marker(destination).with_suffix(f".{uuid.uuid4().hex[:8]}.partial")
+    marker = _marker(destination)
+    for left in marker.parent.glob(f"{glob.escape(marker.stem)}.*.partial"):  # by processes that were killed
+        left.unlink(missing_ok=True)
+    partial = marker.with_suffix(f".{uuid.uuid4().hex[:8]}.partial")
     with partial.open("w") as file:
         file.writelines(json_lines(fields_with_mtime()))
-    partial.replace(_marker(destination))
+    partial.replace(marker)
 
 
 def _lock_path(destination: Path) -> Path:

@@ -13,6 +13,7 @@ from manycpu.pipeline.listeners import Guarded, RunListener, Silent
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import CancelledError, ManycpuError, RunGoneError
 from manycpu.pipeline.spec.handle import Handle
+from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.targets import Target
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.attempt import attempt_status
@@ -149,16 +150,21 @@ def _end(ctx: RunContext, listener: RunListener, failure: BaseException | None) 
     interrupted = isinstance(failure, KeyboardInterrupt)
     try:
         with _reporting(listener, "cleanup"):
-            written = _clean_up(ctx, by="the terminal" if interrupted else None) or read_report(ctx)
+            written = _clean_up(ctx, by="the terminal" if interrupted else None)
+            if written is None:
+                written = read_report(ctx)
+                remember(ctx)
     except Exception as error:
         if interrupted and ctx.ledger.exists():
             error.add_note(_what_stays(ctx))
         raise error from failure
-    remember(ctx)
     listener.report(written, report_path(ctx))
     if interrupted:
         failure, cause = CancelledError("interrupted; the training was ended"), failure
         failure.__cause__ = cause
+    if failure is not None and not interrupted and written.state is RunState.SUCCEEDED:
+        _LOG.warning("the run has succeeded in spite of this error: %s", failure)
+        failure = None
     if failure is not None:
         if written.advice:
             failure.add_note(written.advice)
@@ -200,7 +206,9 @@ def _clean_up(ctx: RunContext, by: str | None = None) -> Report | None:
     def cancel_and_clean_up() -> Report | None:
         if by is not None:
             cancel(ctx, by=by)
-        return cleanup(ctx)
+        # The report that is written last is the last change: a run that is killed before it has a clean-up to
+        # finish, and after it the same run id would train again.
+        return cleanup(ctx, tell=lambda _: remember(ctx))
 
     try:
         if by is not None:

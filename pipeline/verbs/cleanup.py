@@ -70,7 +70,7 @@ def cleanup(
         ClusterError: The cluster does not answer.
     """
     if not ctx.ledger.exists():
-        return _finish_half_done_cleanup(ctx)
+        return _finish_half_done_cleanup(ctx, tell)
     started = time.monotonic()
     cancel(ctx, by=CLEANUP)
     left = Remains.NOTHING if delete_model else remains(ctx)
@@ -105,8 +105,11 @@ def only_cleanup_is_left(ctx: RunContext) -> bool:
 
 
 def _is_exported(ctx: RunContext, entry: Entry) -> bool:
-    """Whether every verb before the clean-up is done, and the model can be seen in the output."""
-    records = [entry.verbs.get(verb) for verb in _VERBS]
+    """Whether every verb before the export is done, and the exported model can be seen in the output.
+
+    What the export's own record says does not matter: it is written later, and may be what failed.
+    """
+    records = [entry.verbs.get(verb) for verb in _VERBS if verb != "export"]
     done = all(record is not None and record.result != "failed" for record in records)
     return done and seen(ctx, entry.export)
 
@@ -129,7 +132,7 @@ def _report_without_ledger(ctx: RunContext) -> Report | None:
     return report if seen(ctx, report.export) else None
 
 
-def _finish_half_done_cleanup(ctx: RunContext) -> Report | None:
+def _finish_half_done_cleanup(ctx: RunContext, tell: Callable[[Report], object]) -> Report | None:
     """Finish the clean-up of a run whose ledger an earlier process deleted before it was killed.
 
     Returns the report; None: there is no such run.
@@ -144,6 +147,7 @@ def _finish_half_done_cleanup(ctx: RunContext) -> Report | None:
         update = {"attempt": written.attempts, "digests": written.digests, "image": written.image}
         entry = ctx.new_entry(written.began).model_copy(update=update)
     _complete(ctx, entry, written, started, result)
+    tell(written)
     write_report(ctx, written)
     return written
 

@@ -64,7 +64,10 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
         )
         with ctx.ledger.update() as entry:
             entry.export = exported.model_dump(exclude={"metrics"})
-        write_report(ctx, run_report.draft(entry, observed, RunState.RUNNING))
+        try:
+            write_report(ctx, run_report.draft(entry, observed, RunState.RUNNING))
+        except ExportError as error:  # the clean-up writes it again, and its error counts
+            _LOG.warning("%s", error)
         return exported
 
 

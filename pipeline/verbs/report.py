@@ -1,6 +1,7 @@
 """report: write and read report.json, which decides the result of the run."""
 
 import logging
+from collections.abc import Iterable
 from contextlib import suppress
 
 from manycpu.pipeline import run_report
@@ -120,7 +121,10 @@ def conclude(written: Report) -> Report:
             f"{text}\n{written.advice}" if written.advice else text
         )
     if written.left_behind:
-        raise LeftBehindError(
-            f"the run left behind: {', '.join(written.left_behind)}", fix="`manycpu clean` tries again"
-        )
+        raise left_behind_error(written.left_behind)
     return written
+
+
+def left_behind_error(left: Iterable[str]) -> LeftBehindError:
+    """Make the error for what a clean-up could not delete."""
+    return LeftBehindError(f"the run left behind: {', '.join(left)}", fix="`manycpu clean` tries again")

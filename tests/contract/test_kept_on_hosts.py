@@ -22,7 +22,7 @@ from manycpu.pipeline.verbs.cleanup import cleanup
 from manycpu.pipeline.verbs.prepare import prepare
 
 pytestmark = pytest.mark.skipif(bool(made_hosts.reason()), reason=made_hosts.reason() or "")
-KILLED_AT = Path(__file__).parents[1] / "scripts" / "killed_at.py"
+FAULT_AT = Path(__file__).parents[1] / "scripts" / "fault_at.py"
 Manycpu = Callable[..., tuple[int, str]]
 
 SAVES = """
@@ -162,7 +162,7 @@ def test_killed_while_it_cleans_up_the_same_run_trains_no_second_time(
     target = one.model_dump(mode="json", exclude_none=True)
     path.write_text(yaml.safe_dump({"run": run, "target": target}))
     words = ["run", str(path), "--run-id", str(tmp_path)]
-    killed = [sys.executable, str(KILLED_AT), pattern, str(count), *words]
+    killed = [sys.executable, str(FAULT_AT), "kill", pattern, str(count), *words]
     done = subprocess.run(killed, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
     again = [sys.executable, "-m", "manycpu.pipeline.cli", *words]

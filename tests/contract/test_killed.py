@@ -1,6 +1,8 @@
 """A command that is killed at a write: the same run resumes, trains no second time and leaves nothing."""
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +16,7 @@ from manycpu.pipeline.run_report import Report
 
 pytestmark = pytest.mark.usefixtures("home", "light_torch", "no_process_left")
 Script = Callable[..., str]
-KILLED_AT = Path(__file__).parents[1] / "scripts" / "killed_at.py"
+FAULT_AT = Path(__file__).parents[1] / "scripts" / "fault_at.py"
 TRAINS = """
 import os, sys
 open(sys.argv[1], "a").write("trained\\n")
@@ -35,7 +37,7 @@ class Command:
         return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
 
     def killed(self, pattern: str, count: int) -> None:
-        done = self.type(str(KILLED_AT), pattern, str(count))
+        done = self.type(str(FAULT_AT), "kill-begun", pattern, str(count))
         assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
 
     def finishes_after(self, home: Path, pattern: str, count: int) -> None:
@@ -94,6 +96,101 @@ def test_killed_while_it_writes_a_report_the_same_run_is_not_refused(
     command: Command, home: Path, pattern: str, count: int
 ) -> None:
     command.finishes_after(home, pattern, count)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"os.rmdir \S*/\.manycpu\.\w+",
+        r"os.rename \S*/\.\.out\.\w+\.claim\.",
+        r"os.rename \S*\.manifest\.\w+\.partial",
+        r"os.rename \S*/reports/",
+    ],
+    ids=["tries the disk", "claims the output", "marks a copy", "names the newest report"],
+)
+def test_killed_at_a_record_the_same_run_leaves_no_part_of_it(
+    command: Command, home: Path, tmp_path: Path, pattern: str
+) -> None:
+    command.finishes_after(home, pattern, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["code", "history", "home", "out"]
+    assert not list(home.rglob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "pattern"),
+    [
+        ("EIO", r"os.rename \S*/attempts/1/\.command"),
+        ("EACCES", r"os.rename \S*/attempts/1/\.command"),
+        ("EACCES", r"open \S*/runs/\.train-\w+\.lock"),
+        ("EAGAIN", "subprocess.Popen"),
+        ("ENOSPC", r"open \S*/code.partial/"),
+    ],
+)
+def test_an_error_of_the_system_is_a_message_and_the_same_run_continues(
+    command: Command, home: Path, fault: str, pattern: str
+) -> None:
+    failed = command.type(str(FAULT_AT), fault, pattern, "1")
+    said = failed.stdout + failed.stderr
+    assert failed.returncode == 1, said
+    assert os.strerror(getattr(errno, fault)) in said.splitlines()[-1]
+    assert "Traceback" not in said
+    assert command.type().returncode == 0
+    command.is_done(home)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count", "word"),
+    [
+        (r"open \S*/out/\.report\.json", 1, "report.json cannot be written"),
+        (r"os.rename .*/ledger\.json", 14, "has succeeded in spite of this error"),
+        (r"os.rename \S*/reports/", 1, ""),
+    ],
+    ids=["its first report", "its record", "the path of the report"],
+)
+def test_an_error_after_the_model_is_exported_changes_no_run(
+    command: Command, home: Path, tmp_path: Path, pattern: str, count: int, word: str
+) -> None:
+    done = command.type(str(FAULT_AT), "EIO", pattern, str(count))
+    assert (done.returncode, word in done.stdout) == (0, True), done.stdout + done.stderr
+    command.is_done(home)
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+FAILS = """
+import os
+open(os.environ["MANYCPU_CHECKPOINTS"] + "/checkpoint", "w").write("of hours")
+raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["by its name", "with all others"])
+@pytest.mark.parametrize("pattern", [r"os.remove checkpoint", r"os.remove \S*\.lock"], ids=["files", "lock"])
+def test_a_clean_that_is_killed_is_finished_by_the_next(
+    command: Command, script: Script, home: Path, pattern: str, *, named: bool
+) -> None:
+    script(FAILS)
+    assert command.type().returncode == 1
+    (run,) = (home / "runs").glob("train-*")
+    command.words = ["clean", run.name, "--delete-model", "--yes"]
+    command.killed(pattern, 1)
+    command.words = ["clean", *([run.name] if named else []), "--yes"]
+    again = command.type()
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert list((home / "runs").iterdir()) == []
+    assert (command.out / "report.json").exists()
+
+
+def test_a_clean_that_cannot_delete_is_no_success(command: Command, script: Script, home: Path) -> None:
+    script(FAILS)
+    command.type()
+    (run,) = (home / "runs").glob("train-*")
+    command.words = ["clean", run.name, "--delete-model", "--yes"]
+    failed = command.type(str(FAULT_AT), "EIO", "os.remove checkpoint", "1")
+    assert failed.returncode == 1, failed.stdout
+    assert f"the run left behind: {run}: " in failed.stderr
+    again = command.type()
+    assert again.returncode == 0, again.stderr
+    assert list((home / "runs").iterdir()) == []
 
 
 def test_trackers_are_told_of_a_run_whose_clean_up_was_killed(command: Command, home: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from support.waiting import processes_of, until
 
 from manycpu.pipeline.adapters import process, supervisor
+from manycpu.pipeline.spec.errors import LaunchError
 from manycpu.pipeline.spec.handle import ProcessHandle
 
 pytestmark = pytest.mark.usefixtures("no_process_left")
@@ -72,6 +73,17 @@ def test_a_program_that_is_not_there_is_named(start: Callable[..., ProcessHandle
     record = ended(start(["/no/such/program"]))
     assert record["code"] == 127
     assert "'/no/such/program' cannot be run" in str(record["reason"])
+
+
+def test_a_disk_that_takes_no_record_is_an_error_in_words(
+    start: Callable[..., ProcessHandle], tmp_path: Path
+) -> None:
+    (tmp_path / "attempt-0" / ".exit.json.reserved").mkdir(parents=True)
+    with pytest.raises(
+        LaunchError, match=r"no training can begin in \S+/attempt-0: .*Is a directory"
+    ) as caught:
+        start(SLEEP)
+    assert "Traceback" not in str(caught.value)
 
 
 def test_it_is_no_child_of_its_starter_and_lives_in_a_session_of_its_own(

@@ -17,7 +17,7 @@ from manycpu.operators import local_airflow
 
 RunDag = Callable[..., SimpleNamespace]
 pytestmark = pytest.mark.usefixtures("home", "light_torch", "no_process_left")
-KILLED_AT = Path(__file__).parents[1] / "scripts" / "killed_at.py"
+FAULT_AT = Path(__file__).parents[1] / "scripts" / "fault_at.py"
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 
 WHOLE = """
@@ -79,7 +79,8 @@ def test_killed_while_it_cleans_up_the_task_only_finishes_that(
     (folder / "file.py").write_text(text)
     variable = "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST"
     bundles = local_airflow.settings(tmp_path, dags={"tests": folder})[variable]
-    command = [sys.executable, str(KILLED_AT), pattern, "1", "dag", str(folder), name, WHEN.isoformat()]
+    command = [sys.executable, str(FAULT_AT), "kill-begun", pattern, "1"]
+    command += ["dag", str(folder), name, WHEN.isoformat()]
     env = os.environ | {variable: bundles}
     killed = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr

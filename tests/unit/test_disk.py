@@ -1,5 +1,6 @@
 """Trials of a disk leave nothing behind, also where one was killed."""
 
+import fcntl
 import os
 import time
 from pathlib import Path
@@ -27,16 +28,20 @@ def test_a_trial_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_trial_left_goes_with_the_next_one_and_no_file_ever(tmp_path: Path) -> None:
-    old, young, full = (
-        trial(tmp_path, name, age_s) for name, age_s in (("old", 1e4), ("young", 0), ("full", 1e4))
+    old, young, full, used = (
+        trial(tmp_path, *left) for left in (("old", 1e4), ("young", 0), ("full", 1e4), ("used", 0))
     )
+    lock = os.open(used, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     (full / "deep" / "er" / "file").write_text("somebody's")
     os.utime(full, times=(time.time() - 1e4,) * 2)
     (tmp_path / ".manycpu.file").touch()
     os.utime(tmp_path / ".manycpu.file", times=(0, 0))
     disk.try_out(tmp_path / "out")
+    os.close(lock)
     assert not old.exists()
-    assert young.exists()
+    assert not young.exists()
+    assert (used / "deep" / "er").exists()
     assert (full / "deep" / "er" / "file").exists()
     assert (tmp_path / ".manycpu.file").exists()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import disk, process
-from manycpu.pipeline.ledger.file import finish_removals
+from manycpu.pipeline.ledger.file import half_removed
 from manycpu.pipeline.spec.errors import Finding, ManycpuError
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.machines import hosts
@@ -96,7 +96,8 @@ def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
 def remove_expired(ctx: MachineContext, now: float, end: Callable[[RunContext], bool]) -> list[Finding]:
     """Delete other runs in the target's folder whose lease has expired."""
     try:
-        finish_removals(home_of(ctx) / "runs")
+        for ledger in half_removed(home_of(ctx) / "runs"):
+            ledger.finish_removal()
     except OSError as error:
         return [_not_removed(f"an older run is not removed: {error}")]
     findings = []

@@ -1,0 +1,133 @@
+"""Run `manycpu`, or a DAG, and cause a fault where it changes a file, or starts or ends a process.
+
+usage: fault_at.py FAULT PATTERN COUNT WORDS...: at the COUNT-th change that matches. WORDS are those of the
+command, or dag FOLDER DAG_ID WHEN. FAULT is one of:
+
+    kill        SIGKILL before the change
+    kill-begun  the same, after the file was opened (and emptied, where it is), or the process was started
+    short       the file that is opened takes ten bytes; the error after them is EFBIG, which the kernel gives
+    ENOSPC, EIO, EACCES, EAGAIN and so on: the change fails with this error
+
+usage: fault_at.py serve: the same for each line of stdin, a JSON of {fault, count, words, env, folder, log,
+seconds}, in a child that has imported everything; prints its exit code. SIGALRM ends it after so many seconds.
+What it prints comes to log, and the changes to log.changes, one in a line.
+
+Python's audit events show the changes: the product needs no hooks. Changes of its children do not count.
+"""
+
+import errno
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from datetime import datetime
+
+from manycpu.pipeline.cli import main
+
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+OF_OS = "rename remove mkdir rmdir link symlink chmod chown utime truncate kill"
+CHANGES = {f"os.{name}" for name in OF_OS.split()}
+UNLIMITED = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+
+def is_change(event, args):
+    path = args[0] if args else None
+    if event == "open":
+        is_path = isinstance(path, str | os.PathLike) and not os.fspath(path).startswith("/proc/")
+        return is_path and bool(args[2] & WRITES) and (os.path.isfile(path) or not os.path.exists(path))
+    if event == "os.mkdir":
+        return not os.path.exists(path)
+    if event in ("os.utime", "os.remove"):
+        return isinstance(path, int) or args[-1] != -1 or os.path.lexists(path)
+    return event == "subprocess.Popen" or (event in CHANGES and (event != "os.kill" or args[1] != 0))
+
+
+class Fault:
+    """The hook that counts changes, and causes the fault."""
+
+    def __init__(self, fault, pattern, count, log=os.devnull):
+        self.fault, self.pattern, self.left = fault, pattern, int(count)
+        self.log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self.process, self.starts = os.getpid(), False
+        start = subprocess.Popen.__init__
+
+        def started(popen, *args, **options):
+            start(popen, *args, **options)
+            if self.starts:
+                self.kill()
+
+        subprocess.Popen.__init__ = started
+        sys.addaudithook(self.see)
+
+    def see(self, event, args):
+        if os.getpid() != self.process or not is_change(event, args):
+            return
+        line = " ".join(map(str, (event, *args[:2]))).replace("\n", " ")
+        if re.search(self.pattern, line):
+            os.write(self.log, f"{line[:300]}\n".encode())
+            self.left -= 1
+            if self.left == -1 and self.fault == "short":
+                resource.setrlimit(resource.RLIMIT_FSIZE, UNLIMITED)
+            if self.left == 0:
+                self.cause(event, args)
+
+    def cause(self, event, args):
+        if self.fault == "short":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10, UNLIMITED[1]))
+        elif not self.fault.startswith("kill"):
+            number = getattr(errno, self.fault)
+            raise OSError(number, os.strerror(number), str(args[0]))
+        elif self.fault == "kill-begun" and event == "subprocess.Popen":
+            self.starts = True
+        else:
+            if self.fault == "kill-begun" and event == "open":
+                with suppress(OSError):
+                    os.open(args[0], args[2], 0o666)
+            self.kill()
+
+    def kill(self):
+        os.kill(self.process, signal.SIGKILL)
+
+
+def run(words):
+    if words[0] == "dag":
+        from airflow.dag_processing.dagbag import DagBag
+
+        _, folder, dag_id, moment = words
+        when = datetime.fromisoformat(moment)
+        dag = DagBag(folder).dags[dag_id]
+        dag.test(run_after=when, logical_date=when)
+    else:
+        sys.argv = ["manycpu", *words]
+        main()
+
+
+def serve():
+    import manycpu.pipeline.targets.machines.driver  # noqa: F401
+
+    for line in sys.stdin:
+        given = json.loads(line)
+        if child := os.fork():
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+            continue
+        for number in (1, 2):
+            os.dup2(os.open(given["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666), number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.setsid()
+        os.chdir(given["folder"])
+        os.environ.update(given["env"])
+        signal.alarm(given["seconds"])
+        Fault(given["fault"], "", given["count"], given["log"] + ".changes")
+        run(given["words"])
+        return
+
+
+if sys.argv[1:] == ["serve"]:
+    serve()
+else:
+    Fault(*sys.argv[1:4])
+    run(sys.argv[4:])

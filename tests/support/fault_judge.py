@@ -1,0 +1,92 @@
+"""The judge of a trial of a fault, and the choice of trials; all of it is pure.
+
+A command meets one fault, and then the same command, without a fault, must mend all. What they may leave is
+what the command leaves without faults.
+"""
+
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+Found = Mapping[str, object]
+"""What is found after a command, by name."""
+_OF_FILES: Final = ("os.mkdir", "os.rename", "os.link", "os.symlink", "open")
+_FITS: Final[dict[str, tuple[str, ...]]] = {
+    "kill": ("",),
+    "kill-begun": ("open", "subprocess.Popen"),
+    "short": ("open",),
+    "ENOSPC": _OF_FILES,
+    "EIO": (*_OF_FILES, "os.r", "os.ch", "os.u", "os.t"),
+    "EACCES": (*_OF_FILES, "os.r", "os.ch", "os.u", "os.t"),
+    "EAGAIN": ("subprocess.Popen",),
+}
+"""Fault -> how the changes begin that it may happen to."""
+
+
+class Ended(NamedTuple):
+    """A command that ended: its exit code (negative: the signal), and what it printed."""
+
+    code: int
+    said: str
+
+    @property
+    def killed(self) -> bool:
+        return self.code == -signal.SIGKILL
+
+
+def breaches(first: Ended, again: Ended, found: Found, expected: Found) -> list[str]:
+    """Judge a trial: the command that met the fault, its repetition, and what is found then.
+
+    >>> killed, green = Ended(-9, ""), Ended(0, "done")
+    >>> breaches(killed, green, {"trained": 1}, {"trained": 1})
+    []
+    >>> breaches(killed, Ended(2, "refused"), {"trained": 2}, {"trained": 1})
+    ['the second ended with 2: refused', 'trained is 2, and without a fault 1']
+    >>> breaches(Ended(-14, ""), green, {}, {})
+    ['it did not end']
+    >>> breaches(Ended(1, "Traceback (most recent call last):"), green, {}, {})
+    ['it ended with a traceback: Traceback (most recent call last):']
+    >>> breaches(Ended(1, ""), green, {}, {})
+    ['it failed without a word']
+    """
+    wrong = []
+    last = (first.said.strip().splitlines() or [""])[-1]
+    if first.code == -signal.SIGALRM:
+        wrong.append("it did not end")
+    elif "Traceback (most recent call last)" in first.said:
+        wrong.append(f"it ended with a traceback: {last}")
+    elif not first.killed and first.code not in (0, 1, 2):
+        wrong.append(f"it ended with {first.code}: {last}")
+    elif first.code > 0 and not last:
+        wrong.append("it failed without a word")
+    if again.code:
+        wrong.append(f"the second ended with {again.code}: {(again.said.strip().splitlines() or [''])[-1]}")
+    for name, usual in expected.items():
+        seen = found[name]
+        if isinstance(seen, frozenset) and isinstance(usual, frozenset):
+            wrong += [f"{name}: {sorted(seen - usual)} left"] if seen - usual else []
+            wrong += [f"{name}: {sorted(usual - seen)} missing"] if usual - seen else []
+        elif seen != usual:
+            wrong.append(f"{name} is {seen}, and without a fault {usual}")
+    return wrong
+
+
+def points(changes: Sequence[str], faults: Sequence[str], few: int | None) -> list[tuple[str, int]]:
+    """Choose where there are trials: the fault, and the number of the change.
+
+    Args:
+        changes: Those that the command makes without a fault, in their order.
+        faults: The faults to try.
+        few: About how many trials; None: one for each fault at each change that it fits.
+
+    >>> points(["open x", "os.mkdir y", "open z"], ["short"], None)
+    [('short', 1), ('short', 3)]
+    """
+    every = [
+        (fault, number)
+        for fault in faults
+        for number, change in enumerate(changes, 1)
+        if change.startswith(_FITS[fault])
+    ]
+    stride = max(1, len(every) // few) if few else 1
+    return every[stride // 2 :: stride]
