@@ -33,11 +33,11 @@ def see(event: str, args: tuple[object, ...]) -> None:
 
 
 if words[0] == "dag":
-    from airflow.dag_processing.dagbag import DagBag
+    from manycpu.operators.airflow_versions import dag_bag
 
     _, folder, dag_id, moment = words
     when = datetime.fromisoformat(moment)
-    dag = DagBag(folder).dags[dag_id]
+    dag = dag_bag(folder).dags[dag_id]
     sys.addaudithook(see)
     dag.test(run_after=when, logical_date=when)
 else:
