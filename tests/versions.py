@@ -1,0 +1,95 @@
+"""Run the tests that depend on Airflow with each version of it that manycpu supports: `make test-versions`.
+
+Each version has an environment in the cache folder, with the packages of the day after its release. torch and
+its family come from the project's environment if that has the same Python; else the tests that need torch
+itself are left out. `make test-versions VERSIONS=3.1.8` tests some of the versions.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final, NamedTuple
+
+
+class Version(NamedTuple):
+    """A version of Airflow, the day after its release, and the Python that runs it."""
+
+    airflow: str
+    day: str
+    python: str
+    without: tuple[str, ...] = ()
+    """Tests of what the version lacks."""
+
+
+# The last release of each minor version; the oldest Python that manycpu supports, and the newest.
+VERSIONS: Final = (
+    Version("3.1.8", "2026-03-12", "3.11", without=("dags/test_demo.py",)),  # it logs no JSON
+    Version("3.2.2", "2026-05-30", "3.11"),
+    Version("3.3.2", "2026-09-18", "3.13"),
+)
+_PROJECT: Final = Path(__file__).parents[1]
+_UV: Final = str(Path(sys.executable).with_name("uv"))
+_PACKAGES: Final = ("pytest", "pytest-timeout", "pytest-xdist", "scikit-learn")
+_TESTS: Final = (
+    *("unit/test_access.py", "unit/test_champion.py", "unit/test_exec.py", "unit/test_function_source.py"),
+    *("unit/test_plugin.py", "contract/test_cluster_calls.py", "contract/test_unlike_kind.py", "dags"),
+    "e2e/test_standalone.py",
+)
+_WITH_TORCH: Final = ("dags/test_champion.py", "dags/test_language_model.py")
+"""Tests that train with torch itself; the others give their ranks a stand-in."""
+
+
+def main(chosen: list[str]) -> int:
+    failed = []
+    for version in VERSIONS:
+        if not chosen or version.airflow in chosen:
+            print(f"== Airflow {version.airflow}, Python {version.python}", flush=True)  # noqa: T201
+            if _test(version):
+                failed.append(version.airflow)
+    print(f"failed with Airflow {', '.join(failed)}" if failed else "all passed")  # noqa: T201
+    return bool(failed)
+
+
+def _test(version: Version) -> int:
+    """Run the tests with a version; returns the exit code of pytest."""
+    without = version.without if _has_torch(version) else (*version.without, *_WITH_TORCH)
+    arguments = [f"tests/{name}" for name in _TESTS] + [f"--ignore=tests/{name}" for name in without]
+    # Packages of that day may call what later ones deprecate: only `make test` makes warnings errors.
+    python = str(_environment(version) / "bin" / "python")
+    command = [python, "-m", "pytest", "-o", "filterwarnings=default", *arguments]
+    return subprocess.run(command, cwd=_PROJECT, check=False).returncode
+
+
+def _has_torch(version: Version) -> bool:
+    return version.python == f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _environment(version: Version) -> Path:
+    """Make the environment of a version unless it exists; returns its folder."""
+    cache = Path(os.environ.get("MANYCPU_CACHE") or "~/.cache/manycpu").expanduser() / "versions"
+    content = repr((version, _PACKAGES, sys.prefix)) + (_PROJECT / "pyproject.toml").read_text()
+    folder = cache / f"{version.airflow}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+    if not (folder / ".installed").exists():
+        for old in cache.glob(f"{version.airflow}-*"):
+            shutil.rmtree(old)
+        _uv("venv", "--python", version.python, "--no-python-downloads", str(folder))
+        wanted = (f"apache-airflow=={version.airflow}", ".[airflow,kubernetes]", *_PACKAGES)
+        _uv("pip", "install", "--python", str(folder), "--exclude-newer", version.day, *wanted)
+        if _has_torch(version):
+            (packages,) = folder.glob("lib/python*/site-packages")
+            (project,) = Path(sys.prefix).glob("lib/python*/site-packages")
+            (packages / "zz_torch.pth").write_text(f"{project}\n")  # last on the path
+        (folder / ".installed").touch()
+    _uv("pip", "install", "--python", str(folder), "--no-deps", "--editable", ".")
+    return folder
+
+
+def _uv(*arguments: str) -> None:
+    subprocess.run([_UV, "--quiet", *arguments], cwd=_PROJECT, check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
