@@ -32,7 +32,7 @@ VERSIONS: Final = (
 )
 _PROJECT: Final = Path(__file__).parents[1]
 _UV: Final = str(Path(sys.executable).with_name("uv"))
-_PACKAGES: Final = ("pytest", "pytest-timeout", "pytest-xdist", "scikit-learn")
+_PACKAGES: Final = ("pytest", "pytest-timeout", "pytest-xdist", "scikit-learn", "trustme")
 _TESTS: Final = (
     *("unit/test_access.py", "unit/test_champion.py", "unit/test_exec.py", "unit/test_function_source.py"),
     *("unit/test_plugin.py", "contract/test_cluster_calls.py", "contract/test_unlike_kind.py", "dags"),
