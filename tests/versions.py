@@ -1,8 +1,8 @@
 """Run the tests that depend on Airflow with each version of it that manycpu supports: `make test-versions`.
 
-Each version has an environment in the cache folder, with the packages of the day after its release. torch and
-its family come from the project's environment if that has the same Python; else the tests that need torch
-itself are left out. `make test-versions VERSIONS=3.1.8` tests some of the versions.
+Each version has an environment in the cache folder, with the packages of the day after its release. torch,
+MLflow and the like come from the project's environment if that has the same Python; else the tests that need
+them are left out. `make test-versions VERSIONS=3.1.8` tests some of the versions.
 """
 
 import hashlib
@@ -38,8 +38,8 @@ _TESTS: Final = (
     *("unit/test_plugin.py", "contract/test_cluster_calls.py", "contract/test_unlike_kind.py", "dags"),
     "e2e/test_standalone.py",
 )
-_WITH_TORCH: Final = ("dags/test_champion.py", "dags/test_language_model.py")
-"""Tests that train with torch itself; the others give their ranks a stand-in."""
+_WITH_TORCH: Final = ("unit/test_champion.py", "dags/test_champion.py", "dags/test_language_model.py")
+"""Tests with torch or MLflow themselves; the others give their ranks a stand-in."""
 
 
 def main(chosen: list[str]) -> int:
