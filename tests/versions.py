@@ -1,8 +1,8 @@
 """Run the tests that depend on Airflow with each version of it that manycpu supports: `make test-versions`.
 
-Each version has an environment in the cache folder, with the packages of the day after its release. torch,
-MLflow and the like come from the project's environment if that has the same Python; else the tests that need
-them are left out. `make test-versions VERSIONS=3.1.8` tests some of the versions.
+Each version has an environment in the cache folder, with the packages of the day after its release. torch and
+the like come from the project's environment, whose Python it shares: without torch, no run begins.
+`make test-versions VERSIONS=3.1.8` tests some of the versions.
 """
 
 import hashlib
@@ -15,38 +15,35 @@ from typing import Final, NamedTuple
 
 
 class Version(NamedTuple):
-    """A version of Airflow, the day after its release, and the Python that runs it."""
+    """A version of Airflow, and the day after its release."""
 
     airflow: str
     day: str
-    python: str
     without: tuple[str, ...] = ()
     """Tests of what the version lacks."""
 
 
-# The last release of each minor version; the oldest Python that manycpu supports, and the newest.
+# The last release of each minor version.
 VERSIONS: Final = (
-    Version("3.1.8", "2026-03-12", "3.11", without=("dags/test_demo.py",)),  # it logs no JSON
-    Version("3.2.2", "2026-05-30", "3.11"),
-    Version("3.3.2", "2026-09-18", "3.13"),
+    Version("3.1.8", "2026-03-12", without=("dags/test_demo.py",)),  # it logs no JSON
+    Version("3.2.2", "2026-05-30"),
+    Version("3.3.2", "2026-09-18"),
 )
 _PROJECT: Final = Path(__file__).parents[1]
 _UV: Final = str(Path(sys.executable).with_name("uv"))
-_PACKAGES: Final = ("pytest", "pytest-timeout", "pytest-xdist", "scikit-learn", "trustme")
+_PACKAGES: Final = ("pytest", "pytest-timeout", "pytest-xdist")
 _TESTS: Final = (
     *("unit/test_access.py", "unit/test_champion.py", "unit/test_exec.py", "unit/test_function_source.py"),
     *("unit/test_plugin.py", "contract/test_cluster_calls.py", "contract/test_unlike_kind.py", "dags"),
     "e2e/test_standalone.py",
 )
-_WITH_TORCH: Final = ("unit/test_champion.py", "dags/test_champion.py", "dags/test_language_model.py")
-"""Tests with torch or MLflow themselves; the others give their ranks a stand-in."""
 
 
 def main(chosen: list[str]) -> int:
     failed = []
     for version in VERSIONS:
         if not chosen or version.airflow in chosen:
-            print(f"== Airflow {version.airflow}, Python {version.python}", flush=True)  # noqa: T201
+            print(f"== Airflow {version.airflow}", flush=True)  # noqa: T201
             if _test(version):
                 failed.append(version.airflow)
     print(f"failed with Airflow {', '.join(failed)}" if failed else "all passed")  # noqa: T201
@@ -55,16 +52,12 @@ def main(chosen: list[str]) -> int:
 
 def _test(version: Version) -> int:
     """Run the tests with a version; returns the exit code of pytest."""
-    without = version.without if _has_torch(version) else (*version.without, *_WITH_TORCH)
-    arguments = [f"tests/{name}" for name in _TESTS] + [f"--ignore=tests/{name}" for name in without]
+    arguments = [f"tests/{name}" for name in _TESTS]
+    arguments += [f"--ignore=tests/{name}" for name in version.without]
     # Packages of that day may call what later ones deprecate: only `make test` makes warnings errors.
     python = str(_environment(version) / "bin" / "python")
     command = [python, "-m", "pytest", "-o", "filterwarnings=default", *arguments]
     return subprocess.run(command, cwd=_PROJECT, check=False).returncode
-
-
-def _has_torch(version: Version) -> bool:
-    return version.python == f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def _environment(version: Version) -> Path:
@@ -75,13 +68,12 @@ def _environment(version: Version) -> Path:
     if not (folder / ".installed").exists():
         for old in cache.glob(f"{version.airflow}-*"):
             shutil.rmtree(old)
-        _uv("venv", "--python", version.python, "--no-python-downloads", str(folder))
+        _uv("venv", "--python", sys.executable, str(folder))
         wanted = (f"apache-airflow=={version.airflow}", ".[airflow,kubernetes]", *_PACKAGES)
         _uv("pip", "install", "--python", str(folder), "--exclude-newer", version.day, *wanted)
-        if _has_torch(version):
-            (packages,) = folder.glob("lib/python*/site-packages")
-            (project,) = Path(sys.prefix).glob("lib/python*/site-packages")
-            (packages / "zz_torch.pth").write_text(f"{project}\n")  # last on the path
+        (packages,) = folder.glob("lib/python*/site-packages")
+        (project,) = Path(sys.prefix).glob("lib/python*/site-packages")
+        (packages / "zz_torch.pth").write_text(f"{project}\n")  # last on the path
         (folder / ".installed").touch()
     _uv("pip", "install", "--python", str(folder), "--no-deps", "--editable", ".")
     return folder
