@@ -14,7 +14,7 @@ SITE := build/site
 # Warnings are errors: a link or an anchor that leads nowhere ends the build.
 SITE_BUILD = $(BIN)/sphinx-build -q -b html -c docs --fail-on-warning --keep-going -d .cache/site . $(SITE)
 
-.PHONY: help demo ui test faults test-long test-legacy test-xla lint bench bench-quick scale cluster cluster-down docs docs-serve clean requirements
+.PHONY: help demo ui test faults test-long test-versions test-legacy test-xla lint bench bench-quick scale cluster cluster-down docs docs-serve clean requirements
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
@@ -34,6 +34,9 @@ faults: $(COMPILED)  ## kill commands, and give them errors, at every change tha
 
 test-long: $(COMPILED)  ## torch's own tests of its backends, Accelerate's, official examples if given, and long trainings; takes half an hour
 	@$(BIN)/python -m pytest tests/long
+
+test-versions: $(COMPILED)  ## the tests that depend on Airflow, with each version of it that is supported; VERSIONS=3.1.8 chooses
+	@$(BIN)/python tests/versions.py $(VERSIONS)
 
 test-legacy: $(LEGACY)/.installed  ## two ranks with Intel's extension, in an environment of its own
 	@MANYCPU_LEGACY=$(LEGACY) $(BIN)/python -m pytest tests/legacy

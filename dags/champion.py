@@ -17,6 +17,7 @@ from typing import Any
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import Asset, Param, dag, task, task_group
 
+from manycpu.operators.airflow_versions import approval_timeout
 from manycpu.operators.champion import steps
 
 DIGITS, CHAMPION = Asset("digits"), Asset("champion-model")
@@ -116,8 +117,8 @@ def champion() -> None:
         task_id="approve",
         subject="Is this model to be the champion?",
         body=compared["body"],
-        response_timeout=APPROVAL_TIMEOUT,
         defaults="Reject",
+        **approval_timeout(APPROVAL_TIMEOUT),
     )
     promoted: Any = task(
         outlets=[CHAMPION], multiple_outputs=True, trigger_rule="none_failed_min_one_success"

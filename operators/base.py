@@ -16,9 +16,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from airflow.sdk import BaseOperator, BaseOperatorLink, Context, XComArg
-from airflow.sdk.configuration import conf
-from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
 
+from manycpu.operators.airflow_versions import (
+    AirflowFailException,
+    AirflowNotFoundException,
+    calling_airflow,
+    conf,
+)
 from manycpu.pipeline.spec.credentials import secrets_in
 from manycpu.pipeline.spec.errors import BadInputError, CancelledError, ClusterError
 from manycpu.pipeline.spec.naming import key_of, run_key
@@ -194,7 +198,8 @@ def _connect(connection: str) -> Any:
 
     try:
         # A new hook each time: a hook caches its client, and with it a token that expires.
-        return KubernetesHook(conn_id=connection).get_conn()
+        with calling_airflow():
+            return KubernetesHook(conn_id=connection).get_conn()
     except Exception as error:  # Airflow or its secrets backend may be unavailable for a moment
         raise _unreadable_connection(connection, "target.connection", error) from error
 
@@ -209,7 +214,8 @@ def _read_connection(connection: str, field: str) -> Any:
     from airflow.sdk import BaseHook
 
     try:
-        return BaseHook.get_connection(connection)
+        with calling_airflow():
+            return BaseHook.get_connection(connection)
     except AirflowNotFoundException as error:
         fix = "Add it in Airflow under Admin, Connections, or leave the field out"
         raise BadInputError(f"there is no connection {connection!r}", field=field, fix=fix) from error

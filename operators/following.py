@@ -8,8 +8,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow.sdk.configuration import conf
-
+from manycpu.operators.airflow_versions import CALLS_ON_KILL, calling_airflow, conf
 from manycpu.pipeline.spec.credentials import HIDDEN
 
 if TYPE_CHECKING:
@@ -49,17 +48,18 @@ def place_of(context: Context) -> dict[str, Any]:
     return {name: getattr(instance, name) for name in ("dag_id", "run_id", "task_id", "map_index")}
 
 
-def state_of(place: dict[str, Any]) -> str | None:
-    """Ask Airflow for a task's state; None where it has none, or where the supervisor does not answer."""
+def state_of(place: dict[str, Any], *, unknown: str | None = None) -> str | None:
+    """Ask Airflow for a task's state; None if it has none, ``unknown`` if the supervisor does not answer."""
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
     run_id, task_id = place["run_id"], place["task_id"]
     try:
-        states = RuntimeTaskInstance.get_task_states(
-            dag_id=place["dag_id"], map_index=place["map_index"], task_ids=[task_id], run_ids=[run_id]
-        )
+        with calling_airflow():
+            states = RuntimeTaskInstance.get_task_states(
+                dag_id=place["dag_id"], map_index=place["map_index"], task_ids=[task_id], run_ids=[run_id]
+            )
     except Exception:  # noqa: BLE001 - the supervisor is gone, which shows as any error
-        return None
+        return unknown
     return next(iter(states.get(run_id, {}).values()), None)
 
 
@@ -78,7 +78,11 @@ def listeners(
 
 
 class DeferralTimer:
-    """A listener that decides when a worker defers: after 15 s, or once the training reports a long rest."""
+    """A listener that decides when a worker defers: after 15 s, or once the training reports a long rest.
+
+    Always after 15 s before Airflow 3.3: the trigger of an earlier try, which a person has cleared, must not
+    find its task deferred again.
+    """
 
     def __init__(self) -> None:
         self._defer_at = time.monotonic() + _STAY_IN_WORKER_S
@@ -101,7 +105,8 @@ class DeferralTimer:
     def event(self, event: Event, line: RankLine) -> None:  # noqa: ARG002 - the signature of RankListener
         from manycpu.pipeline.spec.event_types import ProgressEvent
 
-        if isinstance(event, ProgressEvent) and (event.seconds_left or 0) > _LONG_REMAINING_S:
+        is_long = isinstance(event, ProgressEvent) and (event.seconds_left or 0) > _LONG_REMAINING_S
+        if is_long and CALLS_ON_KILL:
             self._defer_at = time.monotonic()
 
 
@@ -194,4 +199,5 @@ def _set_xcom(place: Mapping[str, Any], key: str, document: dict[str, Any]) -> N
     run: dict[str, Any] = document.get("run", {})
     if "env" in run:  # Airflow masks values of variables and connections in logs, but not in XComs
         document = {**document, "run": {**run, "env": dict.fromkeys(run["env"], HIDDEN)}}
-    XCom.set(key, document, **place)
+    with calling_airflow():
+        XCom.set(key, document, **place)

@@ -107,7 +107,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
                 # A copy: the follower changes it meanwhile.
                 await asyncio.to_thread(self._live.show, status, observed.model_copy(deep=True))
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
+    async def _follow(self) -> AsyncIterator[TriggerEvent]:
         """Follow the job with a watch of its own."""
         async for event in self.filter_shared_stream(self._watch_jobs(keep=False)):
             yield event

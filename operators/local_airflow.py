@@ -151,12 +151,12 @@ def perform(conf: Mapping[str, Any], home: Path, console: Console) -> int:
 
 def _run_dag(conf: str) -> int:
     """Run DAG ``train`` in this process, with a configuration as JSON; 0 when the run succeeded."""
-    from airflow.dag_processing.dagbag import DagBag
     from airflow.utils import db
 
+    from manycpu.operators.airflow_versions import dag_bag
+
     db.initdb()
-    bag = DagBag(DAGS)
-    dag_run = bag.dags["train"].test(run_conf=json.loads(conf))
+    dag_run = dag_bag(DAGS).dags["train"].test(run_conf=json.loads(conf))
     return 0 if dag_run.state == "success" else 1
 
 

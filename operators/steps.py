@@ -7,9 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.configuration import conf
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
-
+from manycpu.operators.airflow_versions import AirflowFailException, AirflowSkipException, conf
 from manycpu.operators.base import RunOperator, explained, require_begun
 from manycpu.operators.following import keep_refusal, keep_report, place_of
 from manycpu.pipeline.spec.errors import Finding, ManycpuError, raise_findings

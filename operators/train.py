@@ -12,14 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import Asset, timezone
-from airflow.sdk.exceptions import (
+
+from manycpu.operators import following
+from manycpu.operators.airflow_versions import (
     AirflowException,
     AirflowFailException,
     AirflowTaskTimeout,
     TaskDeferred,
 )
-
-from manycpu.operators import following
 from manycpu.operators.base import RunOperator, explained, require_begun
 from manycpu.operators.following import (
     ENDED_BY_A_PERSON,

@@ -14,6 +14,7 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from manycpu.operators import following
+from manycpu.operators.airflow_versions import CALLS_ON_KILL
 from manycpu.operators.following import ENDED_FOR_GOOD, Live, state_of
 from manycpu.operators.steps import clean_up_and_log
 from manycpu.pipeline.ledger import base as ledgers
@@ -74,10 +75,28 @@ class FollowingTrigger(BaseTrigger):
         kind = type(self)
         return f"{kind.__module__}.{kind.__qualname__}", {name: getattr(self, name) for name in names}
 
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Follow the attempt; the one event carries handle, status, and whether the deadline passed."""
+        try:
+            async for event in self._follow():
+                yield event
+        except asyncio.CancelledError as error:
+            if not CALLS_ON_KILL and not error.args:  # with a message the triggerer stops
+                await asyncio.to_thread(self._end_with_task)
+            raise
+
+    def _follow(self) -> AsyncIterator[TriggerEvent]:
+        raise NotImplementedError
+
     async def on_kill(self) -> None:
         """Cancel the training: a person marked or cleared the task. Not called when the triggerer stops."""
         # On one thread, which runs to its end: Airflow cancels this coroutine a second later.
         await asyncio.to_thread(self._cancel_and_clean_up)
+
+    def _end_with_task(self) -> None:
+        """Do what on_kill does, unless the task is still deferred: then the next triggerer continues."""
+        if self.place is not None and state_of(self.place, unknown="deferred") != "deferred":
+            self._cancel_and_clean_up()
 
     def _cancel_and_clean_up(self) -> None:
         """Cancel the training; clean up its run if the run ends with the task."""
@@ -138,8 +157,7 @@ class FollowingTrigger(BaseTrigger):
 class TrainingTrigger(FollowingTrigger):
     """Follow a supervised process by its log, on any triggerer of its machine."""
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Follow the process; the one event carries handle, status, and whether the deadline passed."""
+    async def _follow(self) -> AsyncIterator[TriggerEvent]:
         watching = await asyncio.to_thread(self._watch)
         timed_out = False
         # Files are read, and long logs written, on a thread: other triggers share this event loop.

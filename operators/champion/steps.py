@@ -11,9 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from airflow.sdk.configuration import conf
-from airflow.sdk.exceptions import AirflowFailException
-
+from manycpu.operators.airflow_versions import AirflowFailException, conf
 from manycpu.operators.base import explained, tab_of
 from manycpu.operators.champion.promotions import Candidate, champion, discard
 from manycpu.operators.champion.promotions import promote as make_champion

@@ -6,7 +6,7 @@ Every process of Airflow imports this module, also those of tasks, so other impo
 from functools import cached_property
 from typing import Any
 
-from airflow.sdk.plugins_manager import AirflowPlugin
+from manycpu.operators.airflow_versions import AirflowPlugin
 
 __all__ = ["ManycpuPlugin"]
 

@@ -19,7 +19,14 @@ import urllib3
 import yaml
 from kubernetes import client, config
 from kubernetes.utils import parse_quantity
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_delay,
+    wait_exponential,
+    wait_random,
+)
 
 from manycpu.pipeline.spec.errors import ClusterError, ConflictError, NotFoundError
 from manycpu.pipeline.spec.job_kinds import TRAINJOB, kind_of, resource_of
@@ -203,7 +210,7 @@ class Cluster:
         retrying = Retrying(
             retry=retry_if_exception(may_pass),
             stop=stop_after_delay(deadline),
-            wait=wait_exponential_jitter(multiplier=0.2, max=5.0),
+            wait=wait_exponential(multiplier=0.2, max=4.0) + wait_random(max=1.0),
             before_sleep=self._between_tries,
             reraise=True,
         )

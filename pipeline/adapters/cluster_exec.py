@@ -20,7 +20,7 @@ from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.spec.errors import ClusterError
 
 _STDIN, _STDOUT, _STDERR, _STATUS = range(4)
-_PROTOCOLS: Final = f"{ws_client.V5_CHANNEL_PROTOCOL},{ws_client.V4_CHANNEL_PROTOCOL}"
+_PROTOCOLS: Final = "v5.channel.k8s.io,v4.channel.k8s.io"
 _OPEN_TIMEOUT_S: Final = 30.0
 _LAST_BYTES: Final = 4000  # of stderr, for messages
 _KEPT_BYTES: Final = 1 << 16  # of each stream beside stdout

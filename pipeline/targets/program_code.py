@@ -256,7 +256,7 @@ def _git_rules(folder: Path) -> Ignored:
     return ((folder, GitIgnoreSpec.from_lines(_lines(file))),) if file.is_file() else ()
 
 
-def _docker_patterns(root: Path) -> PathSpec[Any]:
+def _docker_patterns(root: Path) -> "PathSpec[Any]":  # in quotes: not generic before pathspec 1.1
     """Read the patterns of .dockerignore, which are relative to its folder; none if it does not exist."""
     file = root / _DOCKER
     patterns = []
@@ -269,7 +269,7 @@ def _docker_patterns(root: Path) -> PathSpec[Any]:
     return PathSpec.from_lines("gitignore", patterns)
 
 
-def _docker_ignores(docker: PathSpec[Any], path: str) -> bool:
+def _docker_ignores(docker: "PathSpec[Any]", path: str) -> bool:
     """Whether .dockerignore excludes a path: the last pattern that matches it or a parent folder decides."""
     parts = path.split("/")
     checks = [docker.check_file("/".join(parts[:end])) for end in range(1, len(parts) + 1)]

@@ -66,7 +66,7 @@ def opened(scripted: Server) -> Cluster:
     made: list[client.ApiClient] = []
 
     def connect() -> client.ApiClient:
-        settings = client.Configuration(host=scripted.url, api_key={"BearerToken": f"Bearer {len(made)}"})
+        settings = client.Configuration(host=scripted.url, api_key={"authorization": f"Bearer {len(made)}"})
         made.append(client.ApiClient(settings))
         return made[-1]
 
@@ -159,7 +159,8 @@ def test_a_pod_s_own_account_comes_before_the_users_kubeconfig(
         monkeypatch.setattr(incluster_config, f"SERVICE_{name}_FILENAME", str(tmp_path / name))
     settings = connect().configuration
     assert settings.host == "https://10.0.0.1:443"
-    assert settings.get_api_key_with_prefix("BearerToken").lower() == "bearer of-the-pod"
+    (bearer,) = settings.auth_settings().values()
+    assert bearer["value"].lower() == "bearer of-the-pod"
 
 
 @pytest.mark.parametrize("content", ["- a\n", "clusters: 3\ncontexts: []\n", "a: [b\n"])

@@ -13,8 +13,8 @@ from manycpu.operators import local_airflow
 HEAVY = ("accelerate", "datasets", "kubernetes", "numpy", "pandas", "torch", "transformers")
 PARSE = """
 import json, sys
-from airflow.dag_processing.dagbag import DagBag
-bag = DagBag(sys.argv[1])
+from manycpu.operators.airflow_versions import dag_bag
+bag = dag_bag(sys.argv[1])
 found = {"errors": bag.import_errors, "dags": sorted(bag.dags), "modules": sorted(sys.modules)}
 print("\\n" + json.dumps(found))
 """
@@ -53,9 +53,9 @@ def test_the_dags_load_and_import_nothing_heavy() -> None:
 
 @pytest.fixture(scope="module")
 def dags() -> dict[str, object]:
-    from airflow.dag_processing.dagbag import DagBag
+    from manycpu.operators.airflow_versions import dag_bag
 
-    return dict(DagBag(local_airflow.DAGS).dags)
+    return dict(dag_bag(local_airflow.DAGS).dags)
 
 
 @pytest.mark.parametrize("dag_id", ["train", "train_model", "train_on_kubernetes", "weekly_training"])

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from airflow.sdk import Param
-from airflow.sdk.exceptions import ParamValidationError
 
+from manycpu.operators.airflow_versions import ParamValidationError
 from manycpu.operators.params import read_params, training_params
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local

@@ -187,6 +187,37 @@ def test_a_run_that_is_its_tasks_own_goes_with_it_unless_the_task_was_cleared(
     assert read_report(ctx).state == "cancelled"
 
 
+@pytest.mark.parametrize(
+    ("message", "state", "ends"),
+    [
+        ((), "failed", True),
+        ((), None, True),  # the task was cleared
+        ((), "deferred", False),  # another triggerer has taken over
+        (("EOF - shutting down",), "failed", False),
+    ],
+)
+def test_before_airflow_3_3_the_trigger_finds_out_that_a_person_ended_its_task(
+    training: Training,
+    message: tuple[str, ...],
+    state: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    ends: bool,
+) -> None:
+    ctx, handle, _ = training
+    monkeypatch.setattr(triggers, "CALLS_ON_KILL", False)
+    monkeypatch.setattr(triggers, "state_of", lambda _place, **_: state)
+
+    async def cancel() -> None:
+        task = asyncio.create_task(event(trigger(handle, place={"task_id": "t"})))
+        await follows(handle)
+        task.cancel(*message)
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(cancel())
+    assert attempt_status(ctx, handle, ctx.ledger.read()).state.terminal is ends
+
+
 def test_the_deadline_ends_the_training(training: Training) -> None:
     _, handle, _ = training
     payload = asyncio.run(event(trigger(handle, deadline=time.time() + 1))).payload
@@ -201,14 +232,20 @@ def test_the_event_waits_for_the_scheduler_to_settle(training: Training) -> None
     assert time.time() >= settled
 
 
-def test_no_line_that_only_looks_like_progress_sends_the_task_away() -> None:
+def test_no_line_that_only_looks_like_progress_sends_the_task_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "CALLS_ON_KILL", True)
     timer = DeferralTimer()
     others = [line for line in NASTY if not isinstance(decode(line), ProgressEvent)]
     assert len(others) > len(NASTY) // 2
     tell([events.RankLine(0, "a", line) for line in others], timer)
     assert not timer.has_expired
-    tell([events.RankLine(0, "a", events.encode("progress", seconds_left=1e6))], timer)
+    long_rest = events.RankLine(0, "a", events.encode("progress", seconds_left=1e6))
+    tell([long_rest], timer)
     assert timer.has_expired
+    monkeypatch.setattr(following, "CALLS_ON_KILL", False)
+    old = DeferralTimer()
+    tell([long_rest], old)
+    assert not old.has_expired, "the trigger of a cleared try would take the next one's deferral for its own"
 
 
 def test_a_cluster_that_never_answers_ends_the_trigger_with_words(monkeypatch: pytest.MonkeyPatch) -> None:

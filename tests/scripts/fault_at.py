@@ -95,11 +95,11 @@ class Fault:
 
 def run(words):
     if words[0] == "dag":
-        from airflow.dag_processing.dagbag import DagBag
+        from manycpu.operators.airflow_versions import dag_bag
 
         _, folder, dag_id, moment = words
         when = datetime.fromisoformat(moment)
-        dag = DagBag(folder).dags[dag_id]
+        dag = dag_bag(folder).dags[dag_id]
         dag.test(run_after=when, logical_date=when)
     else:
         sys.argv = ["manycpu", *words]

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException
 from support.champion import trained
 
+from manycpu.operators.airflow_versions import AirflowFailException
 from manycpu.operators.champion import steps
 from manycpu.operators.champion.promotions import (
     promote,

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +221,9 @@ def test_what_is_taken_is_said(folder: Path, home: Path, caplog: pytest.LogCaptu
     assert Path(built.code).is_relative_to(home)
     assert sorted(path.name for path in Path(built.code).iterdir()) == ["helper.py", "train.py"]
     cleanup(ctx)
+
+
+def test_pathspec_1_0_is_enough_whose_class_takes_no_type() -> None:
+    as_in_1_0 = "import pathspec; pathspec.PathSpec.__class_getitem__ = None"
+    command = [sys.executable, "-c", f"{as_in_1_0}\nimport manycpu.pipeline.targets.program_code"]
+    subprocess.run(command, check=True)

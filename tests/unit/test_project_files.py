@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import versions
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -27,10 +28,18 @@ def test_the_workflow_tests_each_python_that_the_package_supports() -> None:
 def test_the_workflow_runs_make_targets_and_test_folders_that_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = {target for command in commands() for target in re.findall(r"^make ([a-z-]+)", command)}
-    assert targets == {"lint", "cluster", "cluster-down"}
+    assert targets == {"lint", "cluster", "cluster-down", "test-versions"}
     assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
     paths = {path for command in commands() for path in re.findall(r"tests/[\w-]+", command)}
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_each_place_names_the_same_oldest_and_newest_airflow() -> None:
+    oldest, newest = versions.VERSIONS[0], versions.VERSIONS[-1]
+    assert f"apache-airflow>={oldest.airflow}" in PROJECT["optional-dependencies"]["airflow"]
+    assert f"make test-versions VERSIONS={oldest.airflow}" in commands()
+    assert f"needs Airflow {oldest.airflow} or later" in (ROOT / "docs" / "dag.md").read_text()
+    assert f"apache-airflow=={newest.airflow} " in (ROOT / "requirements" / "all.txt").read_text()
 
 
 def test_the_workflow_leaves_out_no_folder_of_make_test() -> None:
