@@ -64,13 +64,17 @@ def unpad(model: PreTrainedModel) -> str | None:
     ]
     if len(lists) != 1:
         return "its blocks are not one list"
+    try:
+        expected = _rows_alone(model)
+    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+        return str(error).splitlines()[0]
     rows = _Rows()
     hooks = [
         model.base_model.register_forward_pre_hook(rows.read, with_kwargs=True),
         lists[0][0].register_forward_pre_hook(rows.join),
         lists[0][-1].register_forward_hook(rows.part),
     ]
-    why = use_documents(model, lambda: _is_unpadded_exactly(model))
+    why = use_documents(model, lambda: _is_unpadded_exactly(model, expected))
     if why:
         for hook in hooks:
             hook.remove()
@@ -90,7 +94,7 @@ class _Rows:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         mask = kwargs.get("attention_mask")
         self._real = None
-        if args or mask is None:
+        if mask is None:
             return args, kwargs
         lengths, place = mask.sum(1), torch.arange(mask.shape[1])
         if not lengths.min() or not torch.equal(mask.bool(), place < lengths[:, None]):
@@ -112,20 +116,34 @@ class _Rows:
         return hidden if self._real is None else hidden[0][self._last]
 
 
-def _is_unpadded_exactly(model: Any) -> bool:
-    """Compare the hidden states of a padded batch with those of its rows alone."""
-    pad = model.config.pad_token_id or 0
-    rows = [
+def _probe_rows(model: Any) -> list[list[int]]:
+    """Return two rows of tokens, of different lengths, that have none of padding."""
+    pad = _padding(model)
+    return [
         [number + (number >= pad) for number in range(first, first + length)]
         for first, length in ((1, 5), (11, 3))
     ]
-    batch = torch.tensor([rows[0], rows[1] + [pad] * 2])
+
+
+def _padding(model: Any) -> int:
+    return model.config.pad_token_id or 0
+
+
+def _rows_alone(model: Any) -> list[torch.Tensor]:
+    """Compute the hidden states of each row by itself, with the model's own attention."""
+    with probing(model):
+        return [model.base_model(input_ids=torch.tensor([row]))[0][0] for row in _probe_rows(model)]
+
+
+def _is_unpadded_exactly(model: Any, expected: list[torch.Tensor]) -> bool:
+    """Compare the hidden states of a padded batch with those of its rows alone."""
+    first, second = _probe_rows(model)
+    batch = torch.tensor([first, second + [_padding(model)] * 2])
     mask = torch.tensor([[1] * 5, [1] * 3 + [0] * 2])
     with probing(model):
         together = model.base_model(input_ids=batch, attention_mask=mask)[0]
-        alone = [model.base_model(input_ids=torch.tensor([row]))[0][0] for row in rows]
     return all(
-        are_alike(together[number, : len(each)], each, rounding(each)) for number, each in enumerate(alone)
+        are_alike(together[number, : len(each)], each, rounding(each)) for number, each in enumerate(expected)
     )
 
 

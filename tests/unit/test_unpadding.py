@@ -7,16 +7,20 @@ import torch
 from transformers import (
     AlbertConfig,
     AutoModel,
+    AutoModelForQuestionAnswering,
     BertConfig,
     DebertaV2Config,
     DistilBertConfig,
     ElectraConfig,
     ModernBertConfig,
     RobertaConfig,
+    SplinterConfig,
     set_seed,
 )
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from manycpu.pipeline.recipes.documents import unpad
+from manycpu.pipeline.recipes.question_answering.inputs import exclude_padding
 
 SMALL: dict[str, Any] = {
     "vocab_size": 50,
@@ -36,6 +40,8 @@ CAN = {
 CANNOT = {
     "its blocks are not one list": AlbertConfig(**SMALL, embedding_size=16),
     "transformers cannot replace its attention": DebertaV2Config(**SMALL, pos_att_type=["p2c"]),
+    # Its attention does not say that it looks to both sides.
+    "change each other's result": SplinterConfig(**SMALL),
     "size of tensor": ModernBertConfig(
         vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
         pad_token_id=0, bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3,
@@ -45,11 +51,11 @@ LENGTHS = (9, 1, 14, 5)
 REAL = torch.arange(14) < torch.tensor(LENGTHS)[:, None]
 
 
-def made(config: Any) -> Any:
+def made(config: Any, kind: Any = AutoModel) -> Any:
     set_seed(0)
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
-    config.dropout = config.attention_dropout = 0.0
-    return AutoModel.from_config(config, dtype=torch.float32).train()  # type: ignore[no-untyped-call]
+    config.dropout = config.attention_dropout = config.qa_dropout = 0.0
+    return kind.from_config(config, dtype=torch.float32).train()
 
 
 def batch(real: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -83,6 +89,30 @@ def test_blocks_compute_real_tokens_alone_and_padding_repeats_the_last() -> None
     assert shapes == [(1, sum(LENGTHS), 32)] * 3
     for row, length in zip(hidden, LENGTHS, strict=True):
         torch.testing.assert_close(row[length:], row[length - 1].expand(14 - length, 32), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", CAN)
+def test_answers_losses_and_gradients_are_those_of_a_padded_batch(name: str) -> None:
+    model = made(CAN[name], AutoModelForQuestionAnswering)
+    exclude_padding(model)
+    # Answers end with the last token of a row, which its padding repeats.
+    ends = torch.tensor(LENGTHS) - 1
+    found, shapes = [], set[Any]()
+    for each in model.modules():
+        if isinstance(each, GradientCheckpointingLayer):
+            each.register_forward_hook(lambda _, args, __: shapes.add(tuple(args[0].shape[:2])))
+    for _ in range(2):
+        shapes.clear()
+        model.zero_grad()
+        outputs = model(**batch(REAL), start_positions=ends // 2, end_positions=ends)
+        outputs.loss.backward()
+        gradients = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+        found.append([outputs.loss.detach(), outputs.start_logits.detach(), *gradients])
+        assert (outputs.end_logits[~REAL] <= -1e4).all()
+        if len(found) == 1:
+            assert unpad(model) is None
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    assert shapes == {(1, sum(LENGTHS))}
 
 
 def test_blocks_that_are_computed_again_in_the_backward_pass_have_the_same_gradients() -> None:

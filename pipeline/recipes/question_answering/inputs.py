@@ -6,7 +6,7 @@ The checkpoint is a folder or a model of the Hub; the data set is files in SQuAD
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import datasets  # type: ignore[import-untyped]
 import torch
@@ -24,6 +24,8 @@ from manycpu.pipeline.recipes.question_answering.options import DataOptions, Mod
 from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, sharded_loading
 from manycpu.pipeline.spec.errors import BadInputError
 
+_LEAST: Final = -1e4
+"""A score that half precision has, and that no token gets."""
 _SCHEMA = datasets.Features(
     {
         "id": datasets.Value("string"),
@@ -56,6 +58,26 @@ def load_model(
         model.get_input_embeddings().requires_grad_(requires_grad=False)
     tokenizer.padding_side = "right"
     return model, tokenizer
+
+
+def exclude_padding(model: PreTrainedModel) -> None:
+    """Give padding the least scores: it is no part of an answer, and so of no loss."""
+    masks: list[torch.Tensor | None] = [None]
+
+    def read(_: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        del args
+        masks[0] = kwargs.get("attention_mask")
+
+    def exclude(_: torch.nn.Module, args: Any, scores: torch.Tensor) -> torch.Tensor:
+        del args
+        mask = masks[0]
+        if mask is None or mask.shape != scores.shape[:2]:
+            return scores
+        return scores.masked_fill(mask[..., None] == 0, _LEAST)
+
+    if isinstance(head := getattr(model, "qa_outputs", None), torch.nn.Module):
+        model.register_forward_pre_hook(read, with_kwargs=True)
+        head.register_forward_hook(exclude)
 
 
 def read_data(model: ModelOptions, data: DataOptions, env: Mapping[str, str]) -> dict[str, Dataset]:

@@ -13,7 +13,7 @@ from manycpu.pipeline.recipes.checkpoints import resume_point
 from manycpu.pipeline.recipes.documents import unpad
 from manycpu.pipeline.recipes.lengths import longest_first
 from manycpu.pipeline.recipes.question_answering.features import Shape, build, usable_length
-from manycpu.pipeline.recipes.question_answering.inputs import load_model, read_data
+from manycpu.pipeline.recipes.question_answering.inputs import exclude_padding, load_model, read_data
 from manycpu.pipeline.recipes.question_answering.options import DataOptions, Options
 from manycpu.pipeline.recipes.question_answering.scoring import Limits, Scorer
 from manycpu.pipeline.recipes.reporting import say, write_results
@@ -30,10 +30,10 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     training = options.training
     begin(training, options.notes, env)
     model, tokenizer = load_model(options.model, training, options.data.max_seq_length)
-    # Shares would be left half gathered by a model that cannot, and compiled code is for one shape.
-    if options.data.unpad and training.shard == "no" and not (training.torch_compile or training.use_ipex):
-        why = unpad(model)
-        if why:
+    if not (training.torch_compile or training.use_ipex):  # their code is of one shape, and has no hooks
+        exclude_padding(model)
+        # Shares would be left half gathered by a model that cannot.
+        if options.data.unpad and training.shard == "no" and (why := unpad(model)):
             say(f"padding is computed, too: {why}")
     # The first process of a node prepares the data; the others find it in the cache.
     with training.main_process_first(local=True, desc="preparing the data"):
