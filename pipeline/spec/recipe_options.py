@@ -3,6 +3,12 @@
 >>> options = read(["--lora_target_modules", "q_proj", "v_proj", "--bf16", "--lora-r=8"])
 >>> options["lora_target_modules"], first(options, "r", "lora_r"), is_on(options, "bf16")
 (['q_proj', 'v_proj'], '8', True)
+>>> is_on(read(["--no-packing", "--packing"]), "packing")
+True
+>>> is_on(read(["--no_packing"]), "packing", default=True)
+False
+>>> read(["--train_file=train.json"])
+{'train_file': ['train.json']}
 """
 
 import json
@@ -13,7 +19,10 @@ from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.words import is_true
 
 Options = Mapping[str, Sequence[str]]
-"""Name with underscores -> the words after ``=`` or after the option, where it stands last."""
+"""Name with underscores -> the words after ``=`` or after the option, where it stands last.
+
+``--no_NAME`` is NAME with the word false.
+"""
 
 
 def words(args: Sequence[str], base: Path = Path()) -> list[str]:
@@ -26,7 +35,7 @@ def words(args: Sequence[str], base: Path = Path()) -> list[str]:
     Raises:
         BadInputError: The file cannot be read.
     """
-    if len(args) != 1 or not args[0].endswith(".json"):
+    if len(args) != 1 or args[0].startswith("--") or not args[0].endswith(".json"):
         return list(args)
     try:
         options = json.loads((base / args[0]).read_text(encoding="utf-8"))
@@ -49,7 +58,11 @@ def read(args: Sequence[str], base: Path = Path()) -> dict[str, list[str]]:
     for word in words(args, base):
         if word.startswith("--"):
             head, equals, value = word.removeprefix("--").partition("=")
-            options[head.replace("-", "_")] = values = [value] if equals else []
+            name = head.replace("-", "_")
+            values = [value] if equals else []
+            if name.startswith("no_"):
+                name, values = name.removeprefix("no_"), ["false"]
+            options[name] = values
         else:
             values.append(word)
     return options
@@ -61,10 +74,8 @@ def first(options: Options, *names: str) -> str | None:
 
 
 def is_on(options: Options, *names: str, default: bool = False) -> bool:
-    """Whether the first of these switches that is given is on; ``--no_NAME`` switches off."""
+    """Whether the first of these switches that is given is on."""
     for name in names:
-        if f"no_{name}" in options:
-            return False
         if name in options:
             return is_true(first(options, name) or "true")
     return default
