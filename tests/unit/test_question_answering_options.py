@@ -69,6 +69,7 @@ def test_what_the_user_says_wins_over_the_run() -> None:
     assert (options.model.model_name_or_path, options.training.bf16) == ("mine", False)
     assert parsed("--bf16", dtype="fp32").training.bf16
     assert not parsed("--fp16", dtype="bf16").training.bf16
+    assert parsed("--fp16", "false", dtype="bf16").training.bf16
 
 
 @pytest.mark.parametrize(

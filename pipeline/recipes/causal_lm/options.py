@@ -97,7 +97,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     parser = Parser(kinds, model_name_or_path=env.get("MANYCPU_MODEL"), output_dir=env.get("MANYCPU_OUTPUT"))
     words, notes = translate(recipe_options.words(argv), parser)
     given = recipe_options.read(words)
-    if env.get("MANYCPU_DTYPE") == "bf16" and "fp16" not in given:
+    if env.get("MANYCPU_DTYPE") == "bf16" and not recipe_options.is_on(given, "fp16"):
         parser.set_defaults(bf16=True)
     if "early_stopping_patience" in given:
         kept = recipe_options.first(given, "save_strategy", "eval_strategy") or "epoch"

@@ -95,7 +95,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     given = recipe_options.read(words)
     asked = env.get("MANYCPU_DTYPE")
     found = asked == "auto" and has_bf16(processor_flags()) and "bf16" not in given
-    if (found or asked == "bf16") and "fp16" not in given:
+    if (found or asked == "bf16") and not recipe_options.is_on(given, "fp16"):
         parser.set_defaults(bf16=True)
         if found:
             notes = [
