@@ -54,7 +54,11 @@ def try_out(folder: Path) -> None:
 @contextmanager
 def _lock_of_trial(trial: Path) -> Iterator[bool]:
     """Lock a trial's folder, if possible; yields whether no living process has locked it, as far as seen."""
-    descriptor = os.open(trial, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        descriptor = os.open(trial, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:  # another process found it before it was locked
+        yield False
+        return
     try:
         is_free = True
         try:

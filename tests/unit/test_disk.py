@@ -4,7 +4,7 @@ import fcntl
 import os
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -62,3 +62,18 @@ def test_what_cannot_be_listed_may_hold_files(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr("os.scandir", refuse)
     assert disk.may_hold_files(tmp_path / "empty")
+
+
+def test_a_trial_that_another_process_deletes_before_it_is_locked_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def delete_first(path: Path, *args: Any, **more: Any) -> int:
+        monkeypatch.undo()
+        Path(path).rmdir()
+        return opened(path, *args, **more)
+
+    monkeypatch.setattr(os, "open", delete_first)
+    disk.try_out(tmp_path / "deep" / "out")
+    assert list(tmp_path.iterdir()) == []
