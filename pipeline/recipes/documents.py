@@ -24,23 +24,31 @@ TOLERANCE: Final = 1e-4
 _BF16_TOLERANCE: Final = 2e-2
 
 
-def use_documents(model: PreTrainedModel, is_exact: Callable[[], bool]) -> str | None:
+def use_documents(
+    model: PreTrainedModel, together: Callable[[], torch.Tensor], alone: Callable[[], torch.Tensor]
+) -> str | None:
     """Have a model compute attention for each document by itself; returns why it cannot, or None.
 
     A sharded model that cannot is of no more use.
 
     Args:
         model: The model.
-        is_exact: Tells, of a model that does, whether its results are those of the documents alone.
+        together: Computes some documents in one row.
+        alone: Computes each of the same documents by itself; the model's own attention is asked.
     """
     why: str | None = None
     before = model.config._attn_implementation  # noqa: SLF001 - the name that set_attn_implementation takes
     try:
+        with probing(model):
+            expected = alone()
         model.set_attn_implementation(ATTENTION)
         if model.config._attn_implementation != ATTENTION:  # noqa: SLF001
             why = "transformers cannot replace its attention"
-        elif not is_exact():
-            why = "documents of one sequence change each other's result"
+        else:
+            with probing(model):
+                found = together()
+            if not are_alike(found, expected, rounding(expected)):
+                why = "documents of one sequence change each other's result"
     except (ValueError, TypeError, RuntimeError, IndexError) as error:
         why = str(error).splitlines()[0]
     if why:
@@ -64,17 +72,13 @@ def unpad(model: PreTrainedModel) -> str | None:
     ]
     if len(lists) != 1:
         return "its blocks are not one list"
-    try:
-        expected = _rows_alone(model)
-    except (ValueError, TypeError, RuntimeError, IndexError) as error:
-        return str(error).splitlines()[0]
     rows = _Rows()
     hooks = [
         model.base_model.register_forward_pre_hook(rows.read, with_kwargs=True),
         lists[0][0].register_forward_pre_hook(rows.join),
         lists[0][-1].register_forward_hook(rows.part),
     ]
-    why = use_documents(model, lambda: _is_unpadded_exactly(model, expected))
+    why = use_documents(model, lambda: _padded_rows(model), lambda: _rows_alone(model))
     if why:
         for hook in hooks:
             hook.remove()
@@ -129,22 +133,18 @@ def _padding(model: Any) -> int:
     return model.config.pad_token_id or 0
 
 
-def _rows_alone(model: Any) -> list[torch.Tensor]:
-    """Compute the hidden states of each row by itself, with the model's own attention."""
-    with probing(model):
-        return [model.base_model(input_ids=torch.tensor([row]))[0][0] for row in _probe_rows(model)]
+def _rows_alone(model: Any) -> torch.Tensor:
+    """Compute the hidden states of the tokens of each row by itself."""
+    return torch.cat([model.base_model(input_ids=torch.tensor([row]))[0][0] for row in _probe_rows(model)])
 
 
-def _is_unpadded_exactly(model: Any, expected: list[torch.Tensor]) -> bool:
-    """Compare the hidden states of a padded batch with those of its rows alone."""
+def _padded_rows(model: Any) -> torch.Tensor:
+    """Compute the hidden states of the tokens of all rows in a padded batch."""
     first, second = _probe_rows(model)
     batch = torch.tensor([first, second + [_padding(model)] * 2])
     mask = torch.tensor([[1] * 5, [1] * 3 + [0] * 2])
-    with probing(model):
-        together = model.base_model(input_ids=batch, attention_mask=mask)[0]
-    return all(
-        are_alike(together[number, : len(each)], each, rounding(each)) for number, each in enumerate(expected)
-    )
+    hidden: torch.Tensor = model.base_model(input_ids=batch, attention_mask=mask)[0][mask.bool()]
+    return hidden
 
 
 @contextmanager

@@ -151,7 +151,15 @@ def use_packing(model: PreTrainedModel) -> str | None:
     """
     if getattr(model.config, "attention_chunk_size", None):
         return "the model attends within chunks of a sequence"
-    return use_documents(model, lambda: _is_exact(model))
+    asked: Any = model
+    vocabulary = asked.get_input_embeddings().weight.shape[0]
+    documents = [[number * 7 % vocabulary for number in range(first, first + 5)] for first in (1, 11)]
+    packs = [{"input_ids": ids, "labels": ids, "lengths": [len(ids)]} for ids in documents]
+    return use_documents(
+        model,
+        together=lambda: asked(**model_inputs(flat(packs))).logits[0],
+        alone=lambda: torch.cat([asked(torch.tensor([ids]), use_cache=False).logits[0] for ids in documents]),
+    )
 
 
 def is_causal(model: Any) -> bool:
@@ -162,13 +170,3 @@ def is_causal(model: Any) -> bool:
     # Experts compute as many tokens at once as choose them, and round differently.
     has_experts = any("expert" in name for name, _ in model.named_modules())
     return are_alike(first, second, rounding(first) if has_experts else TOLERANCE)
-
-
-def _is_exact(model: Any) -> bool:
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    documents = [[number * 7 % vocabulary for number in range(first, first + 5)] for first in (1, 11)]
-    packs = [{"input_ids": ids, "labels": ids, "lengths": [len(ids)]} for ids in documents]
-    with probing(model):
-        packed = model(**model_inputs(flat(packs))).logits[0]
-        alone = torch.cat([model(torch.tensor([ids]), use_cache=False).logits[0] for ids in documents])
-    return are_alike(packed, alone, rounding(packed))
