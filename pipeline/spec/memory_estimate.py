@@ -90,12 +90,12 @@ def estimate(run: TrainingRun, base: Path, parameters: int | None = None) -> Est
         parameters: The number of parameters, where the user gives it; the program may then be any.
     """
     recipe = RECIPES.get(run.program)
+    if recipe is None and parameters is None:
+        return f"the memory of {run.program} is not known: give --parameters to see that of its model"
     try:
         options = recipe_options.read(run.args, base)
     except BadInputError:  # the recipe says what is wrong with the file
         options = {}
-    if recipe is None and parameters is None:
-        return f"the memory of {run.program} is not known: give --parameters to see that of its model"
     own = recipe or _Recipe(1, 1, causal=False)
     name = first(options, "model_name_or_path") or run.model
     folder = base / name if name else None

@@ -127,9 +127,12 @@ def _recipe(ctx: RunContext) -> Findings:
     run = ctx.run
     data = Path(run.data) if run.data and Path(run.data).exists() else None
     # A recipe checks its own options; only what is certain is said here.
-    try:
-        options = recipe_options.read(run.args, ctx.base)
-    except BadInputError:  # a file that the nodes may have
+    if run.program == "question_answering":
+        if data and (problems := squad.problems(data)):
+            yield Finding("run.data", problems[0], "Give files in SQuAD v1.1 format")
+        return
+    options = _options(ctx)
+    if options is None:
         return
     if run.program == "hogwild":
         averaged = recipe_options.first(options, "mode") == "averaged"
@@ -138,18 +141,25 @@ def _recipe(ctx: RunContext) -> Findings:
             ranks = f"{run.nnodes} node(s) with {run.nproc_per_node} process(es) each"
             message = f"--mode shared has one model in one rank's memory, and there are {ranks}"
             yield Finding("run.args", message, fix)
-    elif run.program == "question_answering":
-        if data and (problems := squad.problems(data)):
-            yield Finding("run.data", problems[0], "Give files in SQuAD v1.1 format")
     elif run.program == "causal_lm":
         yield from language_findings(run.data, run.model, options)
-    elif run.program == "image_classification" and data:
+    elif data:
         if any(name.startswith(("data", "label")) for name in options):
             return
         try:
             images.read(str(run.data), images.LABEL_PATTERN)
         except BadInputError as error:
             yield Finding("run.data", error.message, error.fix or "")
+
+
+def _options(ctx: RunContext) -> recipe_options.Options | None:
+    """Read the options of a recipe; None: a script's, whose file may be large, or in a file elsewhere."""
+    if ctx.run.program not in {"hogwild", "causal_lm", "image_classification"}:
+        return None
+    try:
+        return recipe_options.read(ctx.run.args, ctx.base)
+    except BadInputError:  # a file that the nodes may have
+        return None
 
 
 def _no_model(ctx: RunContext) -> Findings:
