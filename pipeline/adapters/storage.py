@@ -2,8 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractBufferedFile
 
 from manycpu.pipeline.adapters.listing import (
     Item,
@@ -30,6 +31,7 @@ from manycpu.pipeline.spec.errors import BadInputError, require
 from manycpu.pipeline.spec.output import claimed_by, partial_name
 
 _BLOCK_BYTES = 1 << 18
+_S3: Final = frozenset({"s3", "s3a"})
 Block = bytes | memoryview
 
 
@@ -140,11 +142,45 @@ class Location:
             return Rows(Item, map(self._item, self.chosen))
         return Rows(Item, self._on_disk(tick) if self.local else sorted(self._behind_url()))
 
-    def open(self, path: str, mode: str = "rb") -> BinaryIO:
-        """Open a file below, or the file itself."""
-        if mode == "rb" and isinstance(self.fs, LocalFileSystem):
+    def open(self, path: str) -> BinaryIO:
+        """Open a file below, or the file itself, to read it."""
+        if isinstance(self.fs, LocalFileSystem):
             return open_file(self._at(path))  # three times as fast as fsspec for small files
-        return cast("BinaryIO", self.fs.open(self._at(path), mode))
+        return cast("BinaryIO", self.fs.open(self._at(path)))
+
+    @contextmanager
+    def writing(self, path: str) -> Iterator[BinaryIO]:
+        """Open a file below to write it; after an error there is no file, or the one of before.
+
+        fsspec completes a file when it is closed, also if an error has left it half written.
+        """
+        at = self._at(path)
+        self.fs.makedirs(at.rsplit("/", 1)[0], exist_ok=True)
+        file: Any = self.fs.open(at, "wb")
+        try:
+            yield file
+            file.close()
+        except BaseException:
+            with suppress(Exception):  # the connection may be broken: see delete_broken_uploads()
+                if isinstance(file, AbstractBufferedFile):
+                    file.closed = True  # so that nothing completes it
+                    file.discard()
+                else:
+                    file.close()
+            raise
+
+    def delete_broken_uploads(self, paths: Container[str]) -> None:
+        """On S3, delete the parts of these files that a killed process left: no list of files shows them."""
+        if not self._is_s3:
+            return
+        bucket, key, _ = self.fs.split_path(self.root)
+        prefix = f"{key}/" if key else ""
+        with suppress(OSError):  # the right to list them may be missing
+            found = self.fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
+            for upload in found.get("Uploads", ()):
+                if upload["Key"].removeprefix(prefix) in paths:
+                    named = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
+                    self.fs.call_s3("abort_multipart_upload", Bucket=bucket, **named)
 
     def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
         """Read each of some files from an offset on, without its sha256."""
@@ -224,6 +260,10 @@ class Location:
         with self.open(item.path) as file:
             file.seek(start)
             yield from blocks(file)
+
+    @property
+    def _is_s3(self) -> bool:
+        return not _S3.isdisjoint(protocols(self.url)[:1])
 
     @cached_property
     def _one_file(self) -> bool:

@@ -339,3 +339,57 @@ def test_one_broken_answer_is_no_end(proxy: Proxy, tmp_path: Path) -> None:
     transfer.fetch(there(f"s3://{name}/set"), tmp_path / "copy")
     assert contents(tmp_path / "copy") == {"a": b"alpha" * 1000}
     assert len(broken) > 1
+
+
+def test_an_upload_that_breaks_off_leaves_nothing_and_the_model_is_kept(
+    proxy: Proxy, manycpu: Type, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_parts(monkeypatch)
+    name = bucket(proxy.server)
+    proxy.rule = lambda request: "cut" if "partNumber=3" in request else None
+    words = ["--program", script(WRITES), "--output", f"s3://{name}/out", "--nproc-per-node", "1"]
+    code, printed = manycpu("run", *words, "--run-id", "one")
+    assert (code != 0, "The model is kept in " in printed) == (True, True), printed
+    assert any("partNumber=2" in request for request in proxy.requests)
+    assert not {"large.bin", "manifest.json"} & objects(proxy.server, f"{name}/out").keys()
+    assert uploads(proxy.server, name) == []
+    kept = [path.read_bytes() for path in tmp_path.rglob("large.bin")]
+    assert [len(content) for content in kept] == [5 * PART // 2]
+    proxy.rule = lambda _: None
+    code, printed = manycpu("run", *words, "--run-id", "one")
+    assert code == 0, printed
+    assert objects(proxy.server, f"{name}/out")["large.bin"] == kept[0]  # no second training
+
+
+def test_what_a_killed_upload_leaves_the_next_one_deletes(
+    proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FSSPEC_S3", json.dumps({"default_block_size": PART}))
+    source, name = tmp_path / "source", bucket(proxy.server)
+    source.mkdir()
+    (source / "large.bin").write_bytes(os.urandom(5 * PART // 2))
+    foreign = {"Bucket": name, "Key": "out/theirs.bin"}
+    proxy.server.client().call_s3("create_multipart_upload", **foreign)
+    code = (
+        "import sys, pathlib; from manycpu.pipeline import transfer; "
+        "from manycpu.pipeline.adapters.storage import Location; "
+        "transfer.publish(pathlib.Path(sys.argv[1]), Location.of(sys.argv[2], 'run.output'), 'key')"
+    )
+    url = f"s3://{name}/out"
+    publishing: list[subprocess.Popen[bytes]] = []
+
+    def kill(request: str) -> s3_server.Fault | None:
+        if "partNumber=2" not in request:
+            return None
+        publishing[0].kill()
+        return "cut"
+
+    proxy.rule = kill
+    publishing.append(subprocess.Popen([sys.executable, "-c", code, source, url]))
+    publishing[0].wait(300)
+    assert {each["Key"] for each in uploads(proxy.server, name)} == {"out/large.bin", foreign["Key"]}
+    assert "large.bin" not in objects(proxy.server, f"{name}/out")
+    proxy.rule = lambda _: None
+    transfer.publish(source, there(url), "key")
+    assert [each["Key"] for each in uploads(proxy.server, name)] == [foreign["Key"]]
+    assert objects(proxy.server, f"{name}/out")["large.bin"] == (source / "large.bin").read_bytes()
