@@ -32,6 +32,8 @@ from manycpu.pipeline.spec.output import claimed_by, partial_name
 
 _BLOCK_BYTES = 1 << 18
 _S3: Final = frozenset({"s3", "s3a"})
+_BUCKETS: Final = frozenset({*_S3, "abfs", "abfss", "az", "gcs", "gs"})
+"""Protocols whose storage has objects in buckets, and no folders."""
 Block = bytes | memoryview
 
 
@@ -155,7 +157,7 @@ class Location:
         fsspec completes a file when it is closed, also if an error has left it half written.
         """
         at = self._at(path)
-        self.fs.makedirs(at.rsplit("/", 1)[0], exist_ok=True)
+        self._make_folder(at)
         file: Any = self.fs.open(at, "wb")
         try:
             yield file
@@ -191,7 +193,7 @@ class Location:
     def write_text(self, path: str, text: str) -> None:
         """Write a small file below; on disk atomically."""
         at = self._at(path)
-        self.fs.makedirs(at.rsplit("/", 1)[0], exist_ok=True)
+        self._make_folder(at)
         if self.local is None:
             self.fs.pipe_file(at, text.encode())
             return
@@ -264,6 +266,15 @@ class Location:
     @property
     def _is_s3(self) -> bool:
         return not _S3.isdisjoint(protocols(self.url)[:1])
+
+    @property
+    def _in_bucket(self) -> bool:
+        return not _BUCKETS.isdisjoint(protocols(self.url)[:1])
+
+    def _make_folder(self, at: str) -> None:
+        """Make the folder of a file. There is none in buckets: fsspec would make a missing bucket itself."""
+        if not self._in_bucket:
+            self.fs.makedirs(at.rsplit("/", 1)[0], exist_ok=True)
 
     @cached_property
     def _one_file(self) -> bool:

@@ -234,6 +234,20 @@ def test_empty_objects_are_files_and_folder_markers_are_none(
         transfer.identity(there(f"s3://{name}/set/none"))
 
 
+def test_a_missing_bucket_is_named_and_not_made(
+    plain: Server, manycpu: Type, script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use(plain, monkeypatch)
+    with pytest.raises(FileNotFoundError, match="bucket does not exist"):
+        transfer.identity(there("s3://mistyped/set"))
+    words = ["--program", script(WRITES), "--output", "s3://mistyped/out", "--nproc-per-node", "1"]
+    code, printed = manycpu("run", *words)
+    assert (code, "run.output: s3://mistyped/out cannot be written" in printed) == (2, True), printed
+    assert "bucket does not exist" in printed
+    assert not list(tmp_path.rglob("trained.txt"))
+    assert not (plain.folder / "mistyped").exists()
+
+
 def test_a_clock_that_is_off_is_named(plain: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     import botocore.auth
 
