@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from io import FileIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 from urllib.parse import urlsplit
@@ -142,7 +143,11 @@ class Location:
             return Rows(Item, [self._item(self.root.rsplit("/", 1)[-1])])
         if self.chosen is not None:
             return Rows(Item, map(self._item, self.chosen))
-        return Rows(Item, self._on_disk(tick) if self.local else sorted(self._behind_url()))
+        if self.local:
+            return Rows(Item, self._on_disk(tick))
+        rows = Rows(Item, self._behind_url())
+        in_order = all(item.path < following.path for item, following in pairwise(rows))
+        return rows if in_order else Rows(Item, sorted(rows))
 
     def open(self, path: str) -> BinaryIO:
         """Open a file below, or the file itself, to read it."""
@@ -259,9 +264,18 @@ class Location:
     def _from(self, item: Item, start: int) -> Iterator[bytes]:
         if item.is_folder:
             return
-        with self.open(item.path) as file:
+        with self._open_listed(item) as file:
             file.seek(start)
             yield from blocks(file)
+
+    def _open_listed(self, item: Item) -> BinaryIO:
+        """Open a file of the list; on S3 without a request for what the list says of it."""
+        if not (self._is_s3 and item.version):
+            return self.open(item.path)
+        at = self._at(item.path)
+        file = self.fs.open(at, size=item.size)
+        file.details = {"name": at, "size": item.size, "ETag": item.version}
+        return cast("BinaryIO", file)
 
     @property
     def _is_s3(self) -> bool:
@@ -294,17 +308,31 @@ class Location:
             tick()
             yield item
 
-    def _behind_url(self) -> Iterable[Item]:
+    def _behind_url(self) -> Iterator[Item]:
         self.fs.invalidate_cache()  # there may be new files
         base = self.root.rstrip("/") + "/"
-        entries = cast("dict[str, dict[str, Any]]", self.fs.find(self.root, detail=True))
-        for path, info in entries.items():
+        for path, info in self._s3_objects() if self._is_s3 else self._found():
             name = path.removeprefix(base)
             if leads_out(name):
                 raise OddFileError(f"{name!r} leads out of its folder")
             # Some protocols list folders as files with a slash at the end; these are no empty folders.
             if path[-1] != "/" and claimed_by(name) is None:
                 yield _described(name, info)
+
+    def _found(self) -> Iterable[tuple[str, dict[str, Any]]]:
+        return cast("dict[str, dict[str, Any]]", self.fs.find(self.root, detail=True)).items()
+
+    def _s3_objects(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield path, size and ETag of each object below by pages: s3fs would keep a kilobyte of each."""
+        bucket, key, _ = self.fs.split_path(self.root)
+        request = {"Bucket": bucket, "Prefix": f"{key}/" if key else ""}
+        while True:
+            page = self.fs.call_s3("list_objects_v2", self.fs.req_kw, **request)
+            for each in page.get("Contents", ()):
+                yield f"{bucket}/{each['Key']}", {"size": each["Size"], "ETag": each["ETag"]}
+            if not page.get("IsTruncated"):
+                return
+            request["ContinuationToken"] = page["NextContinuationToken"]
 
 
 _VERSIONS: Final = ("ETag", "etag", "blob_id", "mtime", "Content-MD5", "Digest", "Last-Modified")

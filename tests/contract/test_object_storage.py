@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import count
@@ -232,6 +233,19 @@ def test_empty_objects_are_files_and_folder_markers_are_none(
     assert contents(tmp_path / "copy") == {"deep/a": b"alpha", "e": b""}
     with pytest.raises(FileNotFoundError, match=f"there is nothing at s3://{name}/set/none"):
         transfer.identity(there(f"s3://{name}/set/none"))
+
+
+def test_a_list_of_many_objects_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [f"set/{number:07d}.jpg" for number in range(4_000)]
+    with s3_server.listing(keys) as server:
+        use(server, monkeypatch)
+        assert there("s3://bucket/nothing").names() == []  # imports what is imported later
+        tracemalloc.start()
+        items = there("s3://bucket/set").items()
+        kept, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert [item.path for item in items] == [key.removeprefix("set/") for key in keys]
+    assert kept < 400 * len(keys), kept
 
 
 def test_a_missing_bucket_is_named_and_not_made(
