@@ -132,10 +132,13 @@ class Location:
 
         Raises:
             OddFileError: Something is no file or folder, and there is no callback for it; or a path leads out
-                of the folder, as in an archive; or it is a web page that lists files.
+                of the folder, as in an archive; or it is a web page that lists files; or no file on disk can
+                have its name.
             OSError: A folder cannot be read.
         """
         if self.is_file():
+            if self._is_s3 and self._is_folder_too():
+                raise OddFileError("it is both a file and a folder")
             if self.is_web_page():
                 raise OddFileError(
                     "it is a web page, such as a list of files, and no data set: name a file of it"
@@ -315,9 +318,16 @@ class Location:
             name = path.removeprefix(base)
             if leads_out(name):
                 raise OddFileError(f"{name!r} leads out of its folder")
+            if self._in_bucket:
+                _refuse_odd_key(path, name, info["size"])
             # Some protocols list folders as files with a slash at the end; these are no empty folders.
             if path[-1] != "/" and claimed_by(name) is None:
                 yield _described(name, info)
+
+    def _is_folder_too(self) -> bool:
+        with suppress(PermissionError):  # a key may have the right to read objects alone
+            return next(self._s3_objects(), None) is not None
+        return False
 
     def _found(self) -> Iterable[tuple[str, dict[str, Any]]]:
         return cast("dict[str, dict[str, Any]]", self.fs.find(self.root, detail=True)).items()
@@ -333,6 +343,14 @@ class Location:
             if not page.get("IsTruncated"):
                 return
             request["ContinuationToken"] = page["NextContinuationToken"]
+
+
+def _refuse_odd_key(path: str, name: str, size: int) -> None:
+    """Raise an error if no file on disk can have the name of an object below a folder."""
+    if path.endswith("/") and size:
+        raise OddFileError(f"{path!r} is named like a folder, and holds {size} bytes")
+    if name and not {"", "."}.isdisjoint(name.removesuffix("/").split("/")):
+        raise OddFileError(f"{name!r} is no name of a file on disk")
 
 
 _VERSIONS: Final = ("ETag", "etag", "blob_id", "mtime", "Content-MD5", "Digest", "Last-Modified")

@@ -19,6 +19,7 @@ from support.folder_contents import contents
 from support.s3_server import KEY, SECRET, Proxy, Server
 
 from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters.listing import OddFileError
 from manycpu.pipeline.adapters.storage import Location
 
 Type = Callable[..., tuple[int, str]]
@@ -233,6 +234,28 @@ def test_empty_objects_are_files_and_folder_markers_are_none(
     assert contents(tmp_path / "copy") == {"deep/a": b"alpha", "e": b""}
     with pytest.raises(FileNotFoundError, match=f"there is nothing at s3://{name}/set/none"):
         transfer.identity(there(f"s3://{name}/set/none"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["set/../a"], r"'\.\./a' leads out of its folder"),
+        (["set//a"], "'/a' leads out of its folder"),
+        (["set/a/b", "set/a//b"], "'a//b' is no name of a file on disk"),
+        (["set/./b"], r"'\./b' is no name of a file on disk"),
+        (["set/full/"], "'bucket/set/full/' is named like a folder, and holds 1 bytes"),
+        (["set/a", "set/a.b", "set/a/b"], "'a' is both a file and a folder"),
+        (["set", "set/a"], "it is both a file and a folder"),
+    ],
+)
+def test_keys_that_no_folder_can_hold_are_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: list[str], said: str
+) -> None:
+    with s3_server.listing(keys) as server:
+        use(server, monkeypatch)
+        with pytest.raises(OddFileError, match=f"^{said}"):
+            transfer.fetch(there("s3://bucket/set"), tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
 
 
 def test_a_list_of_many_objects_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
