@@ -108,8 +108,23 @@ class Location:
         return bool(self.fs.exists(self.root))
 
     def is_file(self) -> bool:
-        """Whether this is one file."""
-        return bool(self.fs.isfile(self.root))
+        """Whether this is one file.
+
+        Raises:
+            OSError: It is in a bucket that cannot be read, or be reached.
+        """
+        if not self._in_bucket:
+            return bool(self.fs.isfile(self.root))
+        try:  # isfile() answers no to every error, such as a broken connection
+            return bool(self.fs.info(self.root)["type"] == "file")
+        except FileNotFoundError:
+            return False
+        except Exception:  # noqa: BLE001 - each fsspec protocol raises its own error types
+            # The right to list may be all there is. The error of a list says why; that of a HEAD does not.
+            self.fs.invalidate_cache()
+            with suppress(FileNotFoundError):
+                return self.root in self.fs.ls(self.root, detail=False)
+            return False
 
     def is_web_page(self, timeout_s: float | None = None) -> bool:
         """Whether a web server answers with a page, such as a list of files, and not with a file.

@@ -285,6 +285,22 @@ def test_a_missing_bucket_is_named_and_not_made(
     assert not (plain.folder / "mistyped").exists()
 
 
+def test_a_wrong_secret_is_refused_before_the_training_and_not_shown(
+    plain: Server, manycpu: Type, script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name = bucket(plain, {"set/a.txt": b"alpha"})
+    use(plain, monkeypatch)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "mistyped-secret")
+    for url in (f"s3://{name}/set", f"s3://{name}/set/a.txt"):
+        with pytest.raises(PermissionError, match="request signature we calculated does not match"):
+            transfer.identity(there(url))
+    words = ["--program", script(WRITES), "--output", f"s3://{name}/out", "--nproc-per-node", "1"]
+    code, printed = manycpu("run", *words)
+    assert (code, "request signature we calculated does not match" in printed) == (2, True), printed
+    assert "mistyped-secret" not in printed
+    assert not list(tmp_path.rglob("trained.txt"))
+
+
 def test_a_clock_that_is_off_is_named(plain: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     import botocore.auth
 
@@ -390,6 +406,22 @@ def test_one_broken_answer_is_no_end(proxy: Proxy, tmp_path: Path) -> None:
     transfer.fetch(there(f"s3://{name}/set"), tmp_path / "copy")
     assert contents(tmp_path / "copy") == {"a": b"alpha" * 1000}
     assert len(broken) > 1
+
+
+def test_a_file_is_no_folder_because_the_server_breaks_off(
+    proxy: Proxy, manycpu: Type, script: Script, home: Path
+) -> None:
+    name = bucket(proxy.server, {"set/train.txt": b"data"})
+
+    def after_the_copy(request: str) -> s3_server.Fault | None:
+        is_copied = any((home / "data").glob("*.manifest.json"))
+        return "cut" if is_copied and request.startswith("HEAD") else None
+
+    proxy.rule = after_the_copy
+    reads = "import os; open(os.environ['MANYCPU_DATA']).read()\n"
+    words = ["--program", script(reads), "--data", f"s3://{name}/set/train.txt", "--nproc-per-node", "1"]
+    code, printed = manycpu("run", *words, "--output", "null")
+    assert code == 0, printed
 
 
 def test_an_upload_that_breaks_off_leaves_nothing_and_the_model_is_kept(
