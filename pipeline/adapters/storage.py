@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ _BLOCK_BYTES = 1 << 18
 _S3: Final = frozenset({"s3", "s3a"})
 _BUCKETS: Final = frozenset({*_S3, "abfs", "abfss", "az", "gcs", "gs"})
 """Protocols whose storage has objects in buckets, and no folders."""
+_LOGIN: Final = re.compile(r"^(s3a?://)([\w.-]+)@")
 Block = bytes | memoryview
 
 
@@ -65,7 +67,8 @@ class Location:
         """Open a path or an fsspec URL.
 
         Args:
-            url: Such as ``/data/squad``, ``s3://bucket/squad`` or ``hf://datasets/rajpurkar/squad``.
+            url: Such as ``/data/squad``, ``s3://bucket/squad`` or ``hf://datasets/rajpurkar/squad``. A login
+                may be named, as in ``s3://login@bucket/squad``.
             field: The field it came from, for the error.
 
         Raises:
@@ -73,9 +76,11 @@ class Location:
         """
         if url.startswith("hf://"):
             require("helper", field, "a URL of the Hub")
+        login = login_of(url)
+        options = login_options(login, field) if login else {}
         try:
             if is_remote(url):
-                fs, root = fsspec.core.url_to_fs(url)
+                fs, root = fsspec.core.url_to_fs(_LOGIN.sub(r"\1", url), **options)
             else:  # a path on disk, in which "::" chains no protocols
                 fs, root = LocalFileSystem(), fsspec.core.strip_protocol(url)
         except Exception as error:
@@ -391,6 +396,21 @@ def open_file(path: str) -> FileIO:
         raise OddFileError(f"{path!r} is no regular file")
 
     return open(path, "rb", buffering=0, opener=open_regular)
+
+
+def login_of(url: str) -> str | None:
+    """Return the name of the login in a URL of S3; None: there is none.
+
+    >>> login_of("s3://aws_default@bucket/squad"), login_of("s3://bucket/a@b")
+    ('aws_default', None)
+    """
+    found = _LOGIN.match(url)
+    return found and found[2]
+
+
+def login_options(login: str, field: str) -> dict[str, Any]:  # noqa: ARG001 - for Airflow, which replaces this
+    """Return the options of fsspec for a login that a field's URL names: it is a profile of AWS's clients."""
+    return {"profile": login}
 
 
 def is_remote(url: str) -> bool:

@@ -19,8 +19,10 @@ from support.folder_contents import contents
 from support.s3_server import KEY, SECRET, Proxy, Server
 
 from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters import storage
 from manycpu.pipeline.adapters.listing import OddFileError
 from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec.errors import BadInputError
 
 Type = Callable[..., tuple[int, str]]
 Script = Callable[..., str]
@@ -38,6 +40,16 @@ import os, pathlib
 out = pathlib.Path(os.environ["MANYCPU_OUTPUT"])
 (out / "large.bin").write_bytes(os.urandom({5 * PART // 2}))
 (out.parent.parent / "trained.txt").open("a").write("once ")
+"""
+PIPELINE = """
+from airflow.sdk import dag
+from manycpu.operators import training_pipeline
+
+@dag(schedule=None)
+def own():
+    training_pipeline(run={run!r}, default_args={{"retries": 0}})
+
+own()
 """
 FETCHES = """
 import sys, pathlib
@@ -161,12 +173,13 @@ def test_a_server_is_trusted_by_its_authority(secure: Server, monkeypatch: pytes
     [
         ({"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL_S3": "URL"}, "", ""),
         ({"AWS_PROFILE": "mine"}, "", ""),
+        ({}, "mine@", ""),
         ({"FSSPEC_S3": '{"profile": "mine"}'}, "", ""),
         ({"FSSPEC_S3_KEY": KEY, "FSSPEC_S3_SECRET": SECRET, "FSSPEC_S3_ENDPOINT_URL": "URL"}, "", ""),
         ({"AWS_ENDPOINT_URL": "URL"}, "", "Unable to locate credentials"),
-        ({"AWS_PROFILE": "other"}, "", "config profile (other) could not be found"),
+        ({}, "other@", "config profile (other) could not be found"),
     ],
-    ids=["variables", "profile", "fsspec's profile", "fsspec's variables", "nothing", "unknown"],
+    ids=["variables", "profile", "login", "fsspec's profile", "fsspec's variables", "nothing", "unknown"],
 )
 def test_credentials_and_endpoint_come_from(
     plain: Server, tmp_path: Path, variables: dict[str, str], login: str, said: str
@@ -189,6 +202,26 @@ def test_credentials_and_endpoint_come_from(
     )
     assert (done.returncode, said in done.stderr) == (int(bool(said)), True), done.stderr
     assert said or contents(tmp_path / "copy") == {"a.txt": b"alpha"}
+
+
+@pytest.mark.usefixtures("light_torch")
+def test_an_airflow_connection_is_a_login(
+    run_dag: Callable[..., Any], plain: Server, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extra = {"endpoint_url": plain.url, "region_name": "us-east-1"}
+    connection = {"conn_type": "aws", "login": KEY, "password": SECRET, "extra": extra}
+    name = bucket(plain, {"set/train.txt": b"data", "base/weights.bin": b"model, "})
+    fields = {"program": script(TRAINS), "data": f"s3://storage@{name}/set/train.txt", "nproc_per_node": 1}
+    fields |= {"model": f"s3://storage@{name}/base", "output": f"s3://storage@{name}/out"}
+    monkeypatch.setenv("AIRFLOW_CONN_STORAGE", json.dumps(connection))
+    ran = run_dag("own", PIPELINE.format(run=fields))
+    assert (ran.state, SECRET in ran.said) == ("success", False), ran.said
+    assert objects(plain, f"{name}/out")["deep/learnt ü.bin"] == b"model, data"
+    for wrong, said in (({"conn_type": "http"}, "is of type http"), ({"role_arn": "arn"}, "assumes a role")):
+        changed = connection | {"extra": extra | wrong} if "role_arn" in wrong else connection | wrong
+        monkeypatch.setenv("AIRFLOW_CONN_STORAGE", json.dumps(changed))
+        with pytest.raises(BadInputError, match=f"^run.data: connection 'storage' {said}"):
+            storage.login_options("storage", "run.data")
 
 
 ODD_NAMES = [
