@@ -23,6 +23,7 @@ from manycpu.operators.airflow_versions import (
     calling_airflow,
     conf,
 )
+from manycpu.pipeline.adapters import storage
 from manycpu.pipeline.spec.credentials import secrets_in
 from manycpu.pipeline.spec.errors import BadInputError, CancelledError, ClusterError
 from manycpu.pipeline.spec.naming import key_of, run_key
@@ -204,8 +205,35 @@ def _connect(connection: str) -> Any:
         raise _unreadable_connection(connection, "target.connection", error) from error
 
 
+def _s3_options(login: str, field: str) -> dict[str, Any]:
+    """Return the options of s3fs in a connection of type ``aws``, which the URL of a field names.
+
+    Raises:
+        BadInputError: There is no such connection, or it is of another kind.
+        ClusterError: It cannot be read at present.
+    """
+    found = _read_connection(login, field)
+    extra = found.extra_dejson
+    if found.conn_type != "aws" or extra.get("role_arn"):
+        kind = "assumes a role" if extra.get("role_arn") else f"is of type {found.conn_type}"
+        fix = "Name a connection of type aws with a key or a profile; for a role, set up a profile"
+        raise BadInputError(f"connection {login!r} {kind}", field=field, fix=fix)
+    options = {
+        "key": found.login,
+        "secret": found.password,
+        "token": extra.get("aws_session_token"),
+        "profile": extra.get("profile_name"),
+        "endpoint_url": extra.get("endpoint_url"),
+    }
+    client = {name: extra[name] for name in ("region_name", "verify") if name in extra}
+    return {name: value for name, value in options.items() if value} | {"client_kwargs": client}
+
+
+storage.login_options = _s3_options
+
+
 def _read_connection(connection: str, field: str) -> Any:
-    """Read a connection of Airflow by its id, which ``field`` of the target gives.
+    """Read a connection of Airflow by its id, which ``field`` gives.
 
     Raises:
         BadInputError: There is no such connection.

@@ -2,18 +2,21 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from io import FileIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractBufferedFile
 
 from manycpu.pipeline.adapters.listing import (
     Item,
@@ -30,6 +33,10 @@ from manycpu.pipeline.spec.errors import BadInputError, require
 from manycpu.pipeline.spec.output import claimed_by, partial_name
 
 _BLOCK_BYTES = 1 << 18
+_S3: Final = frozenset({"s3", "s3a"})
+_BUCKETS: Final = frozenset({*_S3, "abfs", "abfss", "az", "gcs", "gs"})
+"""Protocols whose storage has objects in buckets, and no folders."""
+_LOGIN: Final = re.compile(r"^(s3a?://)([\w.-]+)@")
 Block = bytes | memoryview
 
 
@@ -60,7 +67,8 @@ class Location:
         """Open a path or an fsspec URL.
 
         Args:
-            url: Such as ``/data/squad``, ``s3://bucket/squad`` or ``hf://datasets/rajpurkar/squad``.
+            url: Such as ``/data/squad``, ``s3://bucket/squad`` or ``hf://datasets/rajpurkar/squad``. A login
+                may be named, as in ``s3://login@bucket/squad``.
             field: The field it came from, for the error.
 
         Raises:
@@ -68,9 +76,11 @@ class Location:
         """
         if url.startswith("hf://"):
             require("helper", field, "a URL of the Hub")
+        login = login_of(url)
+        options = login_options(login, field) if login else {}
         try:
             if is_remote(url):
-                fs, root = fsspec.core.url_to_fs(url)
+                fs, root = fsspec.core.url_to_fs(_LOGIN.sub(r"\1", url), **options)
             else:  # a path on disk, in which "::" chains no protocols
                 fs, root = LocalFileSystem(), fsspec.core.strip_protocol(url)
         except Exception as error:
@@ -103,8 +113,23 @@ class Location:
         return bool(self.fs.exists(self.root))
 
     def is_file(self) -> bool:
-        """Whether this is one file."""
-        return bool(self.fs.isfile(self.root))
+        """Whether this is one file.
+
+        Raises:
+            OSError: It is in a bucket that cannot be read, or be reached.
+        """
+        if not self._in_bucket:
+            return bool(self.fs.isfile(self.root))
+        try:  # isfile() answers no to every error, such as a broken connection
+            return bool(self.fs.info(self.root)["type"] == "file")
+        except FileNotFoundError:
+            return False
+        except Exception:  # noqa: BLE001 - each fsspec protocol raises its own error types
+            # The right to list may be all there is. The error of a list says why; that of a HEAD does not.
+            self.fs.invalidate_cache()
+            with suppress(FileNotFoundError):
+                return self.root in self.fs.ls(self.root, detail=False)
+            return False
 
     def is_web_page(self, timeout_s: float | None = None) -> bool:
         """Whether a web server answers with a page, such as a list of files, and not with a file.
@@ -127,10 +152,13 @@ class Location:
 
         Raises:
             OddFileError: Something is no file or folder, and there is no callback for it; or a path leads out
-                of the folder, as in an archive; or it is a web page that lists files.
+                of the folder, as in an archive; or it is a web page that lists files; or no file on disk can
+                have its name.
             OSError: A folder cannot be read.
         """
         if self.is_file():
+            if self._is_s3 and self._is_folder_too():
+                raise OddFileError("it is both a file and a folder")
             if self.is_web_page():
                 raise OddFileError(
                     "it is a web page, such as a list of files, and no data set: name a file of it"
@@ -138,13 +166,51 @@ class Location:
             return Rows(Item, [self._item(self.root.rsplit("/", 1)[-1])])
         if self.chosen is not None:
             return Rows(Item, map(self._item, self.chosen))
-        return Rows(Item, self._on_disk(tick) if self.local else sorted(self._behind_url()))
+        if self.local:
+            return Rows(Item, self._on_disk(tick))
+        rows = Rows(Item, self._behind_url())
+        in_order = all(item.path < following.path for item, following in pairwise(rows))
+        return rows if in_order else Rows(Item, sorted(rows))
 
-    def open(self, path: str, mode: str = "rb") -> BinaryIO:
-        """Open a file below, or the file itself."""
-        if mode == "rb" and isinstance(self.fs, LocalFileSystem):
+    def open(self, path: str) -> BinaryIO:
+        """Open a file below, or the file itself, to read it."""
+        if isinstance(self.fs, LocalFileSystem):
             return open_file(self._at(path))  # three times as fast as fsspec for small files
-        return cast("BinaryIO", self.fs.open(self._at(path), mode))
+        return cast("BinaryIO", self.fs.open(self._at(path)))
+
+    @contextmanager
+    def writing(self, path: str) -> Iterator[BinaryIO]:
+        """Open a file below to write it; after an error there is no file, or the one of before.
+
+        fsspec completes a file when it is closed, also if an error has left it half written.
+        """
+        at = self._at(path)
+        self._make_folder(at)
+        file: Any = self.fs.open(at, "wb")
+        try:
+            yield file
+            file.close()
+        except BaseException:
+            with suppress(Exception):  # the connection may be broken: see delete_broken_uploads()
+                if isinstance(file, AbstractBufferedFile):
+                    file.closed = True  # so that nothing completes it
+                    file.discard()
+                else:
+                    file.close()
+            raise
+
+    def delete_broken_uploads(self, paths: Container[str]) -> None:
+        """On S3, delete the parts of these files that a killed process left: no list of files shows them."""
+        if not self._is_s3:
+            return
+        bucket, key, _ = self.fs.split_path(self.root)
+        prefix = f"{key}/" if key else ""
+        with suppress(OSError):  # the right to list them may be missing
+            found = self.fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
+            for upload in found.get("Uploads", ()):
+                if upload["Key"].removeprefix(prefix) in paths:
+                    named = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
+                    self.fs.call_s3("abort_multipart_upload", Bucket=bucket, **named)
 
     def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
         """Read each of some files from an offset on, without its sha256."""
@@ -155,7 +221,7 @@ class Location:
     def write_text(self, path: str, text: str) -> None:
         """Write a small file below; on disk atomically."""
         at = self._at(path)
-        self.fs.makedirs(at.rsplit("/", 1)[0], exist_ok=True)
+        self._make_folder(at)
         if self.local is None:
             self.fs.pipe_file(at, text.encode())
             return
@@ -221,9 +287,31 @@ class Location:
     def _from(self, item: Item, start: int) -> Iterator[bytes]:
         if item.is_folder:
             return
-        with self.open(item.path) as file:
+        with self._open_listed(item) as file:
             file.seek(start)
             yield from blocks(file)
+
+    def _open_listed(self, item: Item) -> BinaryIO:
+        """Open a file of the list; on S3 without a request for what the list says of it."""
+        if not (self._is_s3 and item.version):
+            return self.open(item.path)
+        at = self._at(item.path)
+        file = self.fs.open(at, size=item.size)
+        file.details = {"name": at, "size": item.size, "ETag": item.version}
+        return cast("BinaryIO", file)
+
+    @property
+    def _is_s3(self) -> bool:
+        return not _S3.isdisjoint(protocols(self.url)[:1])
+
+    @property
+    def _in_bucket(self) -> bool:
+        return not _BUCKETS.isdisjoint(protocols(self.url)[:1])
+
+    def _make_folder(self, at: str) -> None:
+        """Make the folder of a file. There is none in buckets: fsspec would make a missing bucket itself."""
+        if not self._in_bucket:
+            self.fs.makedirs(at.rsplit("/", 1)[0], exist_ok=True)
 
     @cached_property
     def _one_file(self) -> bool:
@@ -243,17 +331,46 @@ class Location:
             tick()
             yield item
 
-    def _behind_url(self) -> Iterable[Item]:
+    def _behind_url(self) -> Iterator[Item]:
         self.fs.invalidate_cache()  # there may be new files
         base = self.root.rstrip("/") + "/"
-        entries = cast("dict[str, dict[str, Any]]", self.fs.find(self.root, detail=True))
-        for path, info in entries.items():
+        for path, info in self._s3_objects() if self._is_s3 else self._found():
             name = path.removeprefix(base)
             if leads_out(name):
                 raise OddFileError(f"{name!r} leads out of its folder")
+            if self._in_bucket:
+                _refuse_odd_key(path, name, info["size"])
             # Some protocols list folders as files with a slash at the end; these are no empty folders.
             if path[-1] != "/" and claimed_by(name) is None:
                 yield _described(name, info)
+
+    def _is_folder_too(self) -> bool:
+        with suppress(PermissionError):  # a key may have the right to read objects alone
+            return next(self._s3_objects(), None) is not None
+        return False
+
+    def _found(self) -> Iterable[tuple[str, dict[str, Any]]]:
+        return cast("dict[str, dict[str, Any]]", self.fs.find(self.root, detail=True)).items()
+
+    def _s3_objects(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield path, size and ETag of each object below by pages: s3fs would keep a kilobyte of each."""
+        bucket, key, _ = self.fs.split_path(self.root)
+        request = {"Bucket": bucket, "Prefix": f"{key}/" if key else ""}
+        while True:
+            page = self.fs.call_s3("list_objects_v2", self.fs.req_kw, **request)
+            for each in page.get("Contents", ()):
+                yield f"{bucket}/{each['Key']}", {"size": each["Size"], "ETag": each["ETag"]}
+            if not page.get("IsTruncated"):
+                return
+            request["ContinuationToken"] = page["NextContinuationToken"]
+
+
+def _refuse_odd_key(path: str, name: str, size: int) -> None:
+    """Raise an error if no file on disk can have the name of an object below a folder."""
+    if path.endswith("/") and size:
+        raise OddFileError(f"{path!r} is named like a folder, and holds {size} bytes")
+    if name and not {"", "."}.isdisjoint(name.removesuffix("/").split("/")):
+        raise OddFileError(f"{name!r} is no name of a file on disk")
 
 
 _VERSIONS: Final = ("ETag", "etag", "blob_id", "mtime", "Content-MD5", "Digest", "Last-Modified")
@@ -279,6 +396,21 @@ def open_file(path: str) -> FileIO:
         raise OddFileError(f"{path!r} is no regular file")
 
     return open(path, "rb", buffering=0, opener=open_regular)
+
+
+def login_of(url: str) -> str | None:
+    """Return the name of the login in a URL of S3; None: there is none.
+
+    >>> login_of("s3://aws_default@bucket/squad"), login_of("s3://bucket/a@b")
+    ('aws_default', None)
+    """
+    found = _LOGIN.match(url)
+    return found and found[2]
+
+
+def login_options(login: str, field: str) -> dict[str, Any]:  # noqa: ARG001 - for Airflow, which replaces this
+    """Return the options of fsspec for a login that a field's URL names: it is a profile of AWS's clients."""
+    return {"profile": login}
 
 
 def is_remote(url: str) -> bool:

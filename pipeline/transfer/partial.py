@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol, Self
 
 from manycpu.pipeline.adapters import disk
-from manycpu.pipeline.adapters.listing import Item, Rows
+from manycpu.pipeline.adapters.listing import Item, OddFileError, Rows
 from manycpu.pipeline.adapters.storage import Block, Location, Reading, open_file
 from manycpu.pipeline.transfer.manifest import DIGITS, File, Manifest, Progress, Tick, TransferError, verify
 
@@ -216,8 +216,12 @@ def _make_folders(partial: Path, folder: str) -> None:
     """Make a folder and its parents, but not the partial folder itself, which may have been taken over."""
     parts = folder.split("/")
     for end in range(1, len(parts) + 1):
-        with suppress(FileExistsError):
-            os.mkdir(f"{partial}/{'/'.join(parts[:end])}")  # noqa: PTH102 - one for each of many
+        path = "/".join(parts[:end])
+        try:
+            os.mkdir(f"{partial}/{path}")  # noqa: PTH102 - one for each of many
+        except FileExistsError:
+            if not Path(partial, path).is_dir():
+                raise OddFileError(f"{path!r} is both a file and a folder") from None
 
 
 def _keep_good_parts(partial: Path, items: Rows[Item], journal: Journal | None, tick: Tick) -> "array[int]":

@@ -51,6 +51,7 @@ def publish(
         taken = _top_names(escaped)
         published = _with_report_renamed(escaped, programs_report(taken))
         _delete_outdated(destination, published, key, tick)
+        destination.delete_broken_uploads({file.path for file in published.files})
         done = 0
         for file, target in zip(files, published.files, strict=True):
             holding.check()
@@ -174,8 +175,7 @@ def _upload(origin: Location, destination: Location, file: File, target: File, t
     """
     if _is_uploaded(origin, destination, file, target, tick):
         return
-    destination.fs.makedirs(f"{destination.root}/{target.path}".rsplit("/", 1)[0], exist_ok=True)
-    with origin.open(file.path) as reader, destination.open(target.path, "wb") as writer:
+    with origin.open(file.path) as reader, destination.writing(target.path) as writer:
         while block := reader.read(1 << 20):
             writer.write(block)
             tick()

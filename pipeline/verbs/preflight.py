@@ -11,7 +11,7 @@ from pathlib import Path
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import OddFileError
-from manycpu.pipeline.adapters.storage import Location, is_remote, protocols
+from manycpu.pipeline.adapters.storage import Location, is_remote, login_of, protocols
 from manycpu.pipeline.launchers import device_refusals, refusals
 from manycpu.pipeline.launchers.environment import PLACEHOLDERS
 from manycpu.pipeline.recipes.causal_lm.preflight import findings as language_findings
@@ -288,6 +288,15 @@ def _checkpoints(ctx: RunContext) -> Findings:
         yield Finding("run.checkpoints", f"{folder} is a URL, and a program writes to a folder there", fix)
 
 
+def _logins(ctx: RunContext) -> Findings:
+    """Find URLs with the name of a login that pods would have to know."""
+    for field in ("data", "model", "output"):
+        url = getattr(ctx.run, field)
+        if ctx.target.has_image and url and login_of(url):
+            fix = "Leave it out, and name a Secret with the variables of AWS's clients in run.env_from"
+            yield Finding(f"run.{field}", f"{url} names a login, and pods have none", fix)
+
+
 def _placeholders(ctx: RunContext) -> Findings:
     """Find placeholders in ``run.args`` that are misspelt, or whose field is not set.
 
@@ -308,5 +317,5 @@ def _placeholders(ctx: RunContext) -> Findings:
 
 _CHECKS: tuple[Callable[[RunContext], Iterable[Finding]], ...] = (
     *(_program, _main_file, _code, _recipe, _no_model, _data),
-    *(_output, _places, _writable, _checkpoints, _placeholders),
+    *(_output, _places, _writable, _checkpoints, _logins, _placeholders),
 )

@@ -3,9 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from manycpu.pipeline.adapters import storage
 from manycpu.pipeline.targets.kubernetes import preflight
 from manycpu.pipeline.targets.kubernetes.context import is_on_kubernetes
 from manycpu.pipeline.targets.open_run import open_context
+from manycpu.pipeline.verbs.preflight import preflight as check
 
 
 def test_what_does_not_go_together_is_told_without_the_cluster(tmp_path: Path) -> None:
@@ -39,3 +43,13 @@ def test_a_model_that_its_pods_cannot_hold_is_refused_with_the_pods_that_would(t
     assert refused.fix.startswith("Set run.nnodes to "), "it shards by itself"
     assert "run.nnodes" not in found["24Gi", 16]
     assert "run.nnodes" not in found["256Gi", 1]
+
+
+def test_a_login_that_pods_do_not_have_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "login_options", lambda *_: {})
+    run = {"program": "hogwild", "data": "s3://storage@sets/digits", "output": "s3://models/digits"}
+    target = {"kind": "kubernetes", "connection": str(tmp_path / "none")}
+    found = [each for each in check(open_context(run, target, "test", base=tmp_path)) if each.fatal]
+    said = {each.field: each.message for each in found}
+    assert said["run.data"] == "s3://storage@sets/digits names a login, and pods have none"
+    assert "run.output" not in said

@@ -41,7 +41,7 @@ def running(folder: Path, settings: Settings | None = None, ca: Path | None = No
     except MissingError as error:
         pytest.skip(f"no registry here: {error}")
     folder.mkdir(parents=True, exist_ok=True)
-    host = f"127.0.0.1:{_free_port()}"
+    host = f"127.0.0.1:{free_port()}"
     config: Settings = {
         "version": 0.1,
         "log": {"level": "warn"},
@@ -193,7 +193,8 @@ def _answers(host: str, ca: Path | None) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of loopback that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

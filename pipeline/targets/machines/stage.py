@@ -36,6 +36,7 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
         identity = transfer.identity(source)
         folder = home / name / identity[: transfer.DIGITS]
         folder, manifest, reused = _copy_everywhere(ctx, source, folder, identity, progress)
+        path = folder / source.root.rsplit("/", 1)[-1] if source.is_file() else folder
     except (BadInputError, LaunchError, StageError):  # these already say which host or field
         raise
     except Exception as error:
@@ -44,7 +45,6 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
         if isinstance(error, transfer.TransferError):
             fix = "Stage again when nothing writes to it"
         raise StageError(without(f"{url} was not staged: {error}", url), field=field, fix=fix) from error
-    path = folder / source.root.rsplit("/", 1)[-1] if source.is_file() else folder
     return Copied(str(path), manifest.digest, reused)
 
 

@@ -1,0 +1,511 @@
+"""Data, model and output on S3, on a real server: credentials, odd keys, refusals and broken connections."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from support import s3_server
+from support.folder_contents import contents
+from support.s3_server import KEY, SECRET, Proxy, Server
+
+from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters import storage
+from manycpu.pipeline.adapters.listing import OddFileError
+from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec.errors import BadInputError
+
+Type = Callable[..., tuple[int, str]]
+Script = Callable[..., str]
+pytestmark = pytest.mark.usefixtures("home", "alone_in_its_environment")
+PART = 5 << 20  # the least that S3 allows
+TRAINS = """
+import os, pathlib
+data, model, out = (pathlib.Path(os.environ[f"MANYCPU_{name}"]) for name in ("DATA", "MODEL", "OUTPUT"))
+(out / "deep").mkdir()
+(out / "deep" / "learnt ü.bin").write_bytes((model / "weights.bin").read_bytes() + data.read_bytes())
+(out / "empty").touch()
+"""
+WRITES = f"""
+import os, pathlib
+out = pathlib.Path(os.environ["MANYCPU_OUTPUT"])
+(out / "large.bin").write_bytes(os.urandom({5 * PART // 2}))
+(out.parent.parent / "trained.txt").open("a").write("once ")
+"""
+PIPELINE = """
+from airflow.sdk import dag
+from manycpu.operators import training_pipeline
+
+@dag(schedule=None)
+def own():
+    training_pipeline(run={run!r}, default_args={{"retries": 0}})
+
+own()
+"""
+FETCHES = """
+import sys, pathlib
+from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters.storage import Location
+transfer.fetch(Location.of(sys.argv[1], "run.data"), pathlib.Path(sys.argv[2]))
+"""
+_numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with s3_server.running(tmp_path_factory.mktemp("plain")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with s3_server.running(tmp_path_factory.mktemp("secure"), with_tls=True) as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(plain: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """Put a proxy between the server and this process, whose requests are tried a few times."""
+    with s3_server.proxy(plain) as made:
+        use(made.server, monkeypatch)
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # of botocore: s3fs tries each request five times
+        yield made
+
+
+@pytest.fixture
+def alone_in_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keep credentials of this machine, and file systems of other tests, out of a test."""
+    for name in [name for name in os.environ if name.startswith(("AWS_", "FSSPEC_"))]:
+        monkeypatch.delenv(name)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    cached = fsspec.get_filesystem_class("s3")
+    cached.clear_instance_cache()
+    yield
+    cached.clear_instance_cache()
+
+
+def use(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in server.variables.items():
+        monkeypatch.setenv(name, value)
+
+
+def bucket(server: Server, files: dict[str, bytes] | None = None) -> str:
+    """Make a bucket with some files; return its name."""
+    name = f"bucket-{next(_numbers)}"
+    client = server.client()
+    client.mkdir(name)
+    for key, content in (files or {}).items():
+        client.pipe_file(f"{name}/{key}", content)
+    return name
+
+
+def objects(server: Server, folder: str) -> dict[str, bytes]:
+    client = server.client()
+    return {path.removeprefix(f"{folder}/"): client.cat_file(path) for path in client.find(folder)}
+
+
+def uploads(server: Server, name: str) -> list[Any]:
+    """List the multipart uploads that were neither completed nor aborted."""
+    found: list[Any] = server.client().list_multipart_uploads(name)
+    return found
+
+
+def there(url: str) -> Location:
+    return Location.of(url, "run.data")
+
+
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"default_block_size": PART})
+
+
+@pytest.mark.parametrize("kind", ["plain", "secure"])
+def test_data_model_and_output_of_a_run_are_on_s3(
+    manycpu: Type,
+    script: Script,
+    kind: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server: Server = request.getfixturevalue(kind)
+    use(server, monkeypatch)
+    name = bucket(server, {"set/train.txt": b"data", "base/weights.bin": b"model, "})
+    words = ["--program", script(TRAINS), "--data", f"s3://{name}/set/train.txt", "--nproc-per-node", "1"]
+    words += ["--model", f"s3://{name}/base", "--output", f"s3://{name}/out"]
+    code, printed = manycpu("run", *words, "--run-id", "first")
+    assert code == 0, printed
+    found = objects(server, f"{name}/out")
+    report, manifest = (json.loads(found.pop(f"{each}.json")) for each in ("report", "manifest"))
+    assert found == {"deep/learnt ü.bin": b"model, data", "empty": b""}
+    assert {file["path"]: file["sha256"] for file in manifest["files"]} == {
+        path: hashlib.sha256(content).hexdigest() for path, content in found.items()
+    }
+    assert report["state"] == "succeeded"
+    assert manycpu("report", f"s3://{name}/out", "--html", str(tmp_path / "shown.html"))[0] == 0
+    code, printed = manycpu("run", *words, "--run-id", "second")
+    assert (code, f"s3://{name}/out is not empty: another run, " in printed) == (2, True), printed
+    assert objects(server, f"{name}/out").keys() == {*found, "report.json", "manifest.json"}
+    assert manycpu("run", *words, "--run-id", "first")[0] == 0
+
+
+def test_a_server_is_trusted_by_its_authority(secure: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = bucket(secure, {"set/a.txt": b"alpha"})
+    use(secure, monkeypatch)
+    monkeypatch.delenv("AWS_CA_BUNDLE")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with pytest.raises(Exception, match="certificate verify failed"):
+        transfer.identity(there(f"s3://{name}/set"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "login", "said"),
+    [
+        ({"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL_S3": "URL"}, "", ""),
+        ({"AWS_PROFILE": "mine"}, "", ""),
+        ({}, "mine@", ""),
+        ({"FSSPEC_S3": '{"profile": "mine"}'}, "", ""),
+        ({"FSSPEC_S3_KEY": KEY, "FSSPEC_S3_SECRET": SECRET, "FSSPEC_S3_ENDPOINT_URL": "URL"}, "", ""),
+        ({"AWS_ENDPOINT_URL": "URL"}, "", "Unable to locate credentials"),
+        ({}, "other@", "config profile (other) could not be found"),
+    ],
+    ids=["variables", "profile", "login", "fsspec's profile", "fsspec's variables", "nothing", "unknown"],
+)
+def test_credentials_and_endpoint_come_from(
+    plain: Server, tmp_path: Path, variables: dict[str, str], login: str, said: str
+) -> None:
+    profile = tmp_path / "config"
+    profile.write_text(
+        f"[profile mine]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n"
+        f"endpoint_url = {plain.url}\n"
+    )
+    places = {"URL": plain.url}
+    env = os.environ | {name: places.get(value, value) for name, value in variables.items()}
+    env["AWS_CONFIG_FILE"] = str(profile)
+    url = f"s3://{login}{bucket(plain, {'set/a.txt': b'alpha'})}/set"
+    done = subprocess.run(
+        [sys.executable, "-c", FETCHES, url, tmp_path / "copy"],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, said in done.stderr) == (int(bool(said)), True), done.stderr
+    assert said or contents(tmp_path / "copy") == {"a.txt": b"alpha"}
+
+
+@pytest.mark.usefixtures("light_torch")
+def test_an_airflow_connection_is_a_login(
+    run_dag: Callable[..., Any], plain: Server, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extra = {"endpoint_url": plain.url, "region_name": "us-east-1"}
+    connection = {"conn_type": "aws", "login": KEY, "password": SECRET, "extra": extra}
+    name = bucket(plain, {"set/train.txt": b"data", "base/weights.bin": b"model, "})
+    fields = {"program": script(TRAINS), "data": f"s3://storage@{name}/set/train.txt", "nproc_per_node": 1}
+    fields |= {"model": f"s3://storage@{name}/base", "output": f"s3://storage@{name}/out"}
+    monkeypatch.setenv("AIRFLOW_CONN_STORAGE", json.dumps(connection))
+    ran = run_dag("own", PIPELINE.format(run=fields))
+    assert (ran.state, SECRET in ran.said) == ("success", False), ran.said
+    assert objects(plain, f"{name}/out")["deep/learnt ü.bin"] == b"model, data"
+    for wrong, said in (({"conn_type": "http"}, "is of type http"), ({"role_arn": "arn"}, "assumes a role")):
+        changed = connection | {"extra": extra | wrong} if "role_arn" in wrong else connection | wrong
+        monkeypatch.setenv("AIRFLOW_CONN_STORAGE", json.dumps(changed))
+        with pytest.raises(BadInputError, match=f"^run.data: connection 'storage' {said}"):
+            storage.login_options("storage", "run.data")
+
+
+ODD_NAMES = [
+    *("a b", " begins and ends ", "100%", "%41", "a+b&c=d", "line\nbreak", "tab\there", "..hidden", "a..b"),
+    *(
+        "q?x#y",
+        'it\'s "quoted"',
+        "[a]*",
+        "a::b",
+        "日本/ü",
+        "u\u0308",
+        "{curly}",
+        "back\\slash",
+        "~",
+        "<x>&amp;",
+    ),
+]
+
+
+def test_odd_names_arrive_as_they_are(plain: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(plain, monkeypatch)
+    source, name = tmp_path / "source", bucket(plain)
+    for each in ODD_NAMES:
+        (source / each).parent.mkdir(parents=True, exist_ok=True)
+        (source / each).write_bytes(each.encode())
+    transfer.publish(source, there(f"s3://{name}/a b/%41"), "key")
+    transfer.fetch(there(f"s3://{name}/a b/%41"), tmp_path / "copy")
+    copied = contents(tmp_path / "copy")
+    assert copied.pop("manifest.json")
+    assert copied == {each: each.encode() for each in ODD_NAMES}
+    assert transfer.fetch(there(f"s3://{name}/a b/%41"), tmp_path / "copy").reused
+    transfer.publish(source, there(f"s3://{name}/a b/%41"), "key")
+
+
+def test_empty_objects_are_files_and_folder_markers_are_none(
+    plain: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(plain, monkeypatch)
+    name = bucket(
+        plain, {"set/": b"", "set/deep/": b"", "set/none/": b"", "set/deep/a": b"alpha", "set/e": b""}
+    )
+    transfer.fetch(there(f"s3://{name}/set"), tmp_path / "copy")
+    assert contents(tmp_path / "copy") == {"deep/a": b"alpha", "e": b""}
+    with pytest.raises(FileNotFoundError, match=f"there is nothing at s3://{name}/set/none"):
+        transfer.identity(there(f"s3://{name}/set/none"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["set/../a"], r"'\.\./a' leads out of its folder"),
+        (["set//a"], "'/a' leads out of its folder"),
+        (["set/a/b", "set/a//b"], "'a//b' is no name of a file on disk"),
+        (["set/./b"], r"'\./b' is no name of a file on disk"),
+        (["set/full/"], "'bucket/set/full/' is named like a folder, and holds 1 bytes"),
+        (["set/a", "set/a.b", "set/a/b"], "'a' is both a file and a folder"),
+        (["set", "set/a"], "it is both a file and a folder"),
+    ],
+)
+def test_keys_that_no_folder_can_hold_are_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: list[str], said: str
+) -> None:
+    with s3_server.listing(keys) as server:
+        use(server, monkeypatch)
+        with pytest.raises(OddFileError, match=f"^{said}"):
+            transfer.fetch(there("s3://bucket/set"), tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_list_of_many_objects_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [f"set/{number:07d}.jpg" for number in range(4_000)]
+    with s3_server.listing(keys) as server:
+        use(server, monkeypatch)
+        assert there("s3://bucket/nothing").names() == []  # imports what is imported later
+        tracemalloc.start()
+        items = there("s3://bucket/set").items()
+        kept, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert [item.path for item in items] == [key.removeprefix("set/") for key in keys]
+    assert kept < 400 * len(keys), kept
+
+
+def test_a_missing_bucket_is_named_and_not_made(
+    plain: Server, manycpu: Type, script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use(plain, monkeypatch)
+    with pytest.raises(FileNotFoundError, match="bucket does not exist"):
+        transfer.identity(there("s3://mistyped/set"))
+    words = ["--program", script(WRITES), "--output", "s3://mistyped/out", "--nproc-per-node", "1"]
+    code, printed = manycpu("run", *words)
+    assert (code, "run.output: s3://mistyped/out cannot be written" in printed) == (2, True), printed
+    assert "bucket does not exist" in printed
+    assert not list(tmp_path.rglob("trained.txt"))
+    assert not (plain.folder / "mistyped").exists()
+
+
+def test_a_wrong_secret_is_refused_before_the_training_and_not_shown(
+    plain: Server, manycpu: Type, script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name = bucket(plain, {"set/a.txt": b"alpha"})
+    use(plain, monkeypatch)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "mistyped-secret")
+    for url in (f"s3://{name}/set", f"s3://{name}/set/a.txt"):
+        with pytest.raises(PermissionError, match="request signature we calculated does not match"):
+            transfer.identity(there(url))
+    words = ["--program", script(WRITES), "--output", f"s3://{name}/out", "--nproc-per-node", "1"]
+    code, printed = manycpu("run", *words)
+    assert (code, "request signature we calculated does not match" in printed) == (2, True), printed
+    assert "mistyped-secret" not in printed
+    assert not list(tmp_path.rglob("trained.txt"))
+
+
+def test_a_clock_that_is_off_is_named(plain: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    import botocore.auth
+
+    name, now = bucket(plain, {"set/a.txt": b"alpha"}), botocore.auth.get_current_datetime
+    use(plain, monkeypatch)
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda *args: now(*args) + timedelta(hours=1))
+    for url in (f"s3://{name}/set", f"s3://{name}/set/a.txt"):
+        with pytest.raises(PermissionError, match="difference between the request time and the"):
+            transfer.identity(there(url))
+
+
+def test_a_bucket_that_may_be_listed_and_not_read(
+    plain: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = bucket(plain, {"set/a.txt": b"alpha"})
+    plain.add_user("lister")
+    grant = {"Effect": "Allow", "Principal": {"AWS": ["lister"]}, "Action": ["s3:ListBucket"]}
+    policy = {"Version": "2012-10-17", "Statement": [grant | {"Resource": [f"arn:aws:s3:::{name}"]}]}
+    plain.client().call_s3("put_bucket_policy", Bucket=name, Policy=json.dumps(policy))
+    use(plain, monkeypatch)
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(variable, "lister")
+    assert [item.path for item in there(f"s3://{name}/set").items()] == ["a.txt"]
+    with pytest.raises(PermissionError, match="Access Denied"):
+        transfer.fetch(there(f"s3://{name}/set"), tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    with pytest.raises(PermissionError, match="Access Denied"):
+        transfer.fetch(there(f"s3://{name}/set/a.txt"), tmp_path / "copy")
+
+
+def test_of_a_versioned_bucket_the_latest_versions_are_data(
+    plain: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, client = bucket(plain), plain.client()
+    client.make_bucket_versioned(name)
+    for content in (b"old", b"new"):
+        client.pipe({f"{name}/set/{each}": content for each in ("kept", "deleted")})
+    client.rm_file(f"{name}/set/deleted")
+    use(plain, monkeypatch)
+    transfer.fetch(there(f"s3://{name}/set"), tmp_path / "copy")
+    assert contents(tmp_path / "copy") == {"kept": b"new"}
+    for content in (b"first", b"second"):
+        (tmp_path / "copy" / "kept").write_bytes(content)
+        transfer.publish(tmp_path / "copy", there(f"s3://{name}/out"), "key")
+    assert objects(plain, f"{name}/out")["kept"] == b"second"
+
+
+def test_a_server_that_asks_to_slow_down_is_asked_again(
+    proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    name, refused = bucket(proxy.server), set()
+
+    def once_for_each_method(request: str) -> s3_server.Fault | None:
+        kind = request.split(maxsplit=1)[0] + str("list-type" in request)
+        is_first = kind not in refused
+        refused.add(kind)
+        return "slow down" if is_first else None
+
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "a.txt").write_bytes(b"alpha")
+    proxy.rule = once_for_each_method
+    transfer.publish(tmp_path / "source", there(f"s3://{name}/out"), "key")
+    transfer.fetch(there(f"s3://{name}/out"), tmp_path / "copy")
+    assert contents(tmp_path / "copy").keys() == {"a.txt", "manifest.json"}
+    assert len(refused) == 5, refused
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [("slow down", "reduce your request rate"), ("half", "payload is not completed")]
+)
+def test_a_download_that_fails_leaves_no_file_and_is_resumed(
+    proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: s3_server.Fault, said: str
+) -> None:
+    small_parts(monkeypatch)
+    content = os.urandom(4 * PART)
+    name = bucket(proxy.server, {"set/a": b"alpha", "set/large.bin": content})
+
+    def parts() -> int:
+        return sum(each.startswith("GET") and "large.bin" in each for each in proxy.requests)
+
+    proxy.rule = lambda request: fault if "large.bin" in request and parts() > 3 else None
+    with pytest.raises(Exception, match=said):
+        transfer.fetch(there(f"s3://{name}/set"), tmp_path / "copy")
+    assert transfer.staged(tmp_path / "copy") is None
+    assert not (tmp_path / "copy").exists()
+    proxy.rule = lambda _: None
+    proxy.requests.clear()
+    transfer.fetch(there(f"s3://{name}/set"), tmp_path / "copy")
+    assert contents(tmp_path / "copy") == {"a": b"alpha", "large.bin": content}
+    assert 0 < parts() < 4  # not from the start
+
+
+def test_one_broken_answer_is_no_end(proxy: Proxy, tmp_path: Path) -> None:
+    name = bucket(proxy.server, {"set/a": b"alpha" * 1000})
+    broken: list[str] = []
+
+    def once(request: str) -> s3_server.Fault | None:
+        broken.extend([request] if request.endswith("/set/a") and request.startswith("GET") else [])
+        return "half" if broken == [request] else None
+
+    proxy.rule = once
+    transfer.fetch(there(f"s3://{name}/set"), tmp_path / "copy")
+    assert contents(tmp_path / "copy") == {"a": b"alpha" * 1000}
+    assert len(broken) > 1
+
+
+def test_a_file_is_no_folder_because_the_server_breaks_off(
+    proxy: Proxy, manycpu: Type, script: Script, home: Path
+) -> None:
+    name = bucket(proxy.server, {"set/train.txt": b"data"})
+
+    def after_the_copy(request: str) -> s3_server.Fault | None:
+        is_copied = any((home / "data").glob("*.manifest.json"))
+        return "cut" if is_copied and request.startswith("HEAD") else None
+
+    proxy.rule = after_the_copy
+    reads = "import os; open(os.environ['MANYCPU_DATA']).read()\n"
+    words = ["--program", script(reads), "--data", f"s3://{name}/set/train.txt", "--nproc-per-node", "1"]
+    code, printed = manycpu("run", *words, "--output", "null")
+    assert code == 0, printed
+
+
+def test_an_upload_that_breaks_off_leaves_nothing_and_the_model_is_kept(
+    proxy: Proxy, manycpu: Type, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_parts(monkeypatch)
+    name = bucket(proxy.server)
+    proxy.rule = lambda request: "cut" if "partNumber=3" in request else None
+    words = ["--program", script(WRITES), "--output", f"s3://{name}/out", "--nproc-per-node", "1"]
+    code, printed = manycpu("run", *words, "--run-id", "one")
+    assert (code != 0, "The model is kept in " in printed) == (True, True), printed
+    assert any("partNumber=2" in request for request in proxy.requests)
+    assert not {"large.bin", "manifest.json"} & objects(proxy.server, f"{name}/out").keys()
+    assert uploads(proxy.server, name) == []
+    kept = [path.read_bytes() for path in tmp_path.rglob("large.bin")]
+    assert [len(content) for content in kept] == [5 * PART // 2]
+    proxy.rule = lambda _: None
+    code, printed = manycpu("run", *words, "--run-id", "one")
+    assert code == 0, printed
+    assert objects(proxy.server, f"{name}/out")["large.bin"] == kept[0]  # no second training
+
+
+def test_what_a_killed_upload_leaves_the_next_one_deletes(
+    proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FSSPEC_S3", json.dumps({"default_block_size": PART}))
+    source, name = tmp_path / "source", bucket(proxy.server)
+    source.mkdir()
+    (source / "large.bin").write_bytes(os.urandom(5 * PART // 2))
+    foreign = {"Bucket": name, "Key": "out/theirs.bin"}
+    proxy.server.client().call_s3("create_multipart_upload", **foreign)
+    code = (
+        "import sys, pathlib; from manycpu.pipeline import transfer; "
+        "from manycpu.pipeline.adapters.storage import Location; "
+        "transfer.publish(pathlib.Path(sys.argv[1]), Location.of(sys.argv[2], 'run.output'), 'key')"
+    )
+    url = f"s3://{name}/out"
+    publishing: list[subprocess.Popen[bytes]] = []
+
+    def kill(request: str) -> s3_server.Fault | None:
+        if "partNumber=2" not in request:
+            return None
+        publishing[0].kill()
+        return "cut"
+
+    proxy.rule = kill
+    publishing.append(subprocess.Popen([sys.executable, "-c", code, source, url]))
+    publishing[0].wait(300)
+    assert {each["Key"] for each in uploads(proxy.server, name)} == {"out/large.bin", foreign["Key"]}
+    assert "large.bin" not in objects(proxy.server, f"{name}/out")
+    proxy.rule = lambda _: None
+    transfer.publish(source, there(url), "key")
+    assert [each["Key"] for each in uploads(proxy.server, name)] == [foreign["Key"]]
+    assert objects(proxy.server, f"{name}/out")["large.bin"] == (source / "large.bin").read_bytes()
