@@ -45,6 +45,8 @@ WORDS = {
             "x",
             "at most [target: ccl over sharded]",
         ),
+        "rates: sharded, no prefetch": ("And with no block gathered while another computes", "samples/s", ""),
+        "ratios: prefetch over none": ("Prefetching makes a sharded step so many times as fast", "x", ""),
         r"ratios: (ccl|gloo) compressed over \w+": (
             r"Sending gradients as bf16 over \1 makes a step so many times as fast",
             "x",
@@ -66,6 +68,7 @@ def main() -> dict[str, Any]:
             "no communication over ccl": ratio(times["ccl"], times["no communication"]),
             "no communication over gloo": ratio(times["gloo"], times["no communication"]),
             "ccl over sharded": ratio(times["sharded"], times["ccl"]),
+            "prefetch over none": ratio(times["sharded, no prefetch"], times["sharded"]),
             **{
                 f"{name} over {name.partition(' ')[0]}": ratio(times[name.partition(" ")[0]], times[name])
                 for name in times
@@ -87,6 +90,7 @@ def _rank(out: Path) -> None:
     sides = {name: _side(group) for name, group in groups.items()}
     sides["no communication"] = _side(groups["gloo"], talks=False)
     sides["sharded"] = _sharded()
+    sides["sharded, no prefetch"] = _sharded(prefetch=False)
     if not rounds(0, 1):
         sides |= {f"{name} compressed": _side(group, compressed=True) for name, group in groups.items()}
     pids = pids_of_ranks()
@@ -112,13 +116,19 @@ def _side(group: Any, *, talks: bool = True, compressed: bool = False) -> Callab
     return _measure_step(model, contextlib.nullcontext if talks else model.no_sync)
 
 
-def _sharded() -> Callable[[], float]:
+def _sharded(*, prefetch: bool = True) -> Callable[[], float]:
     import torch
+    from torch.distributed.fsdp import FSDPModule
 
     from bench import _bert
     from manycpu.pipeline.node import sharding
 
-    return _measure_step(sharding.shard(_bert.model(), dtype=torch.bfloat16))
+    model = sharding.shard(_bert.model(), dtype=torch.bfloat16)
+    for module in () if prefetch else model.modules():
+        if isinstance(module, FSDPModule):
+            module._set_unshard_async_op(False)  # noqa: SLF001 - as shard() has it
+            module.set_modules_to_forward_prefetch([])
+    return _measure_step(model)
 
 
 def _measure_step(model: Any, context: Callable[[], Any] = contextlib.nullcontext) -> Callable[[], float]:

@@ -8,7 +8,9 @@ from typing import Any, Final, NoReturn
 
 from transformers import HfArgumentParser
 
+from manycpu.pipeline.spec import recipe_options
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.machine import has_bf16, processor_flags
 
 _RENAMED: Final = {
     "adafactor": ("--optim", "adafactor"),
@@ -71,6 +73,16 @@ class Parser(HfArgumentParser):
         if unknown:
             self.error(f"unknown options: {' '.join(unknown)}")
         return tuple(found)
+
+
+def bf16_by_default(given: recipe_options.Options, env: Mapping[str, str]) -> tuple[bool, list[str]]:
+    """Say whether a run computes in bf16 unless an option says so, with a note if the processor decides."""
+    if {"bf16", "mixed_precision"} & given.keys() or recipe_options.is_on(given, "fp16"):
+        return False, []
+    asked = env.get("MANYCPU_DTYPE")
+    if asked == "auto" and has_bf16(processor_flags()):
+        return True, ["in bf16, for which this processor has instructions; run.dtype: fp32 is more exact"]
+    return asked == "bf16", []
 
 
 def check_least(options: Any, least: float, *names: str) -> None:

@@ -157,6 +157,15 @@ def sharded_loading(
             field="run.args",
             fix="Leave out --shard, or set tie_word_embeddings to false in the model's config.json",
         )
+    formats = [options.bf16] * ranks
+    if dist.is_initialized():
+        dist.all_gather_object(formats, options.bf16)
+    if len(set(formats)) > 1:
+        raise BadInputError(
+            "some ranks would compute in bf16 and others in fp32, since their processors differ",
+            field="run.dtype",
+            fix="Say fp32 or bf16",
+        )
     # Late: transformers has it since 5.20, and what is not sharded needs none.
     from transformers.distributed.configuration_utils import DistributedConfig
 

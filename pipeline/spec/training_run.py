@@ -171,7 +171,7 @@ class TrainingRun(BaseModel):
     dtype: Literal["fp32", "bf16"] | None = _scale(
         None,
         description="Number format of the training; recipes follow it, other programs find MANYCPU_DTYPE. "
-        "Default: fp32; for the recipe question_answering bf16, on processors with instructions for it.",
+        "Default: fp32; bf16 for the recipes that fine-tune, on processors with instructions for it.",
     )
     downcast_bf16: bool = _scale(
         default=False,

@@ -204,7 +204,7 @@ def test_two_ranks_train_and_evaluate_as_one(env: dict[str, str], tmp_path: Path
                     str(ranks),
                 ),
                 *("--data", env["MANYCPU_DATA"], "--model", env["MANYCPU_MODEL"], "--output", str(output)),
-                *("--backend", "gloo", "--oversubscribe", "true"),
+                *("--backend", "gloo", "--oversubscribe", "true", "--dtype", "fp32"),
                 *("--args", shlex.join([*words, "--per_device_train_batch_size", str(batch)])),
             ],
             env=os.environ | {"MANYCPU_HOME": str(tmp_path / "home")},

@@ -7,6 +7,7 @@ from click.testing import CliRunner
 from support.tiny_llama import lines, sums
 
 from manycpu.pipeline.cli import cli
+from manycpu.pipeline.recipes import arguments
 from manycpu.pipeline.recipes.causal_lm.generate import write_model
 from manycpu.pipeline.recipes.causal_lm.options import parse
 from manycpu.pipeline.spec.errors import BadInputError
@@ -20,6 +21,19 @@ def test_early_stopping_evaluates_and_saves_at_the_same_steps(tmp_path: Path) ->
     assert (chosen.load_best_model_at_end, chosen.metric_for_best_model) == (True, "eval_loss")
     steps = parse([*words, "--eval_strategy=steps", "--eval_steps", "5", "--save_steps", "5"], env).training
     assert (steps.eval_strategy, steps.save_strategy) == ("steps", "steps")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words", "bf16"),
+    [({"avx512_bf16"}, [], True), ({"avx512f"}, [], False), ({"avx512_bf16"}, ["--bf16", "false"], False)],
+)
+def test_a_run_that_names_no_format_trains_in_bf16_where_it_is_fast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: set[str], words: list[str], bf16: bool
+) -> None:
+    monkeypatch.setattr(arguments, "processor_flags", lambda: frozenset(flags))
+    options = parse(words, {"MANYCPU_OUTPUT": str(tmp_path), "MANYCPU_DTYPE": "auto"})
+    assert (options.training.bf16, any("run.dtype" in note for note in options.notes)) == (bf16, bf16)
+    assert not parse(words, {"MANYCPU_OUTPUT": str(tmp_path), "MANYCPU_DTYPE": "fp32"}).training.bf16
 
 
 def test_padded_batches_are_made_by_length_only_if_asked_for(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from manycpu.pipeline.recipes import arguments
 from manycpu.pipeline.recipes.image_classification.options import Options, parse
 from manycpu.pipeline.spec.errors import BadInputError
 
@@ -36,6 +37,22 @@ def test_folders_and_precision_come_from_the_run() -> None:
     assert (options.images.mixed_precision, options.save_every, options.notes) == ("bf16", "epoch", ())
     assert parsed("--mixed_precision", "no", dtype="bf16").images.mixed_precision == "no"
     assert parsed("--data_dir", "mine", data="/d").images.data_dir == "mine"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words", "precision"),
+    [
+        ({"amx_bf16"}, (), "bf16"),
+        ({"avx512f"}, (), "no"),
+        ({"amx_bf16"}, ("--mixed_precision", "no"), "no"),
+    ],
+)
+def test_a_run_that_names_no_format_trains_in_bf16_where_it_is_fast(
+    flags: set[str], words: tuple[str, ...], precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arguments, "processor_flags", lambda: frozenset(flags))
+    options = parsed(*words, dtype="auto")
+    assert (options.images.mixed_precision, len(options.notes)) == (precision, precision == "bf16")
 
 
 def test_the_output_of_a_run_is_where_the_model_goes_and_that_is_said() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from manycpu.pipeline.recipes.question_answering import options as qa_options
+from manycpu.pipeline.recipes import arguments
 from manycpu.pipeline.recipes.question_answering.options import Options, parse
 from manycpu.pipeline.spec.errors import BadInputError
 
@@ -86,7 +86,7 @@ def test_what_the_user_says_wins_over_the_run() -> None:
 def test_a_run_that_names_no_format_trains_in_bf16_where_it_is_fast(
     flags: set[str], words: tuple[str, ...], bf16: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(qa_options, "processor_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(arguments, "processor_flags", lambda: frozenset(flags))
     options = parsed(*words, dtype="auto")
     assert (options.training.bf16, len(options.notes)) == (bf16, bf16)
     assert not parsed(*words, dtype="fp32").training.bf16

@@ -97,8 +97,8 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     parser = Parser(kinds, model_name_or_path=env.get("MANYCPU_MODEL"), output_dir=env.get("MANYCPU_OUTPUT"))
     words, notes = translate(recipe_options.words(argv), parser)
     given = recipe_options.read(words)
-    if env.get("MANYCPU_DTYPE") == "bf16" and not recipe_options.is_on(given, "fp16"):
-        parser.set_defaults(bf16=True)
+    bf16, why = arguments.bf16_by_default(given, env)
+    parser.set_defaults(bf16=bf16)
     if "early_stopping_patience" in given:
         kept = recipe_options.first(given, "save_strategy", "eval_strategy") or "epoch"
         parser.set_defaults(
@@ -118,4 +118,4 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     # The data set gives what the collator takes, which no model's signature names.
     training.remove_unused_columns = False
     output, training.output_dir, moved = arguments.folders(training.output_dir, env)
-    return Options(model, data, training, output, (*notes, *usable(training), *moved))
+    return Options(model, data, training, output, (*notes, *why, *usable(training), *moved))

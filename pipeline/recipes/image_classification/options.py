@@ -69,11 +69,11 @@ class Options(NamedTuple):
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     """Parse the options, or one JSON file that has them; the environment of a run has defaults."""
     kinds: list[Any] = [ImageOptions]
-    data, dtype = env.get("MANYCPU_DATA"), "bf16" if env.get("MANYCPU_DTYPE") == "bf16" else None
-    parser = arguments.Parser(
-        kinds, data_dir=data, output_dir=env.get("MANYCPU_OUTPUT"), mixed_precision=dtype
-    )
-    (images,) = parser.read(recipe_options.words(argv))
+    parser = arguments.Parser(kinds, data_dir=env.get("MANYCPU_DATA"), output_dir=env.get("MANYCPU_OUTPUT"))
+    words = recipe_options.words(argv)
+    bf16, why = arguments.bf16_by_default(recipe_options.read(words), env)
+    parser.set_defaults(mixed_precision="bf16" if bf16 else "no")
+    (images,) = parser.read(words)
     arguments.check_least(images, 1, *_COUNTS)
     arguments.check_least(images, 0, "num_workers", "seed")
     if images.lr <= 0:
@@ -89,4 +89,4 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         )
     if not images.pretrained and not images.unfreeze:
         notes.append("the body has random weights and is frozen: only --unfreeze has it learn")
-    return Options(images, output, checkpoints, every, tuple(notes))
+    return Options(images, output, checkpoints, every, (*why, *notes))

@@ -8,7 +8,6 @@ from manycpu.pipeline.recipes import arguments
 from manycpu.pipeline.recipes.arguments import Parser, option, translate
 from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, usable
 from manycpu.pipeline.spec import recipe_options
-from manycpu.pipeline.spec.machine import has_bf16, processor_flags
 
 _COUNTS = (
     *("max_answer_length", "max_seq_length", "n_best_size", "preprocessing_num_workers"),
@@ -93,18 +92,11 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     parser = Parser(kinds, model_name_or_path=model_name, output_dir=output)
     words, notes = translate(recipe_options.words(argv), parser)
     given = recipe_options.read(words)
-    asked = env.get("MANYCPU_DTYPE")
-    found = asked == "auto" and has_bf16(processor_flags()) and "bf16" not in given
-    if (found or asked == "bf16") and not recipe_options.is_on(given, "fp16"):
-        parser.set_defaults(bf16=True)
-        if found:
-            notes = [
-                *notes,
-                "in bf16, for which this processor has instructions; run.dtype: fp32 is more exact",
-            ]
+    bf16, why = arguments.bf16_by_default(given, env)
+    parser.set_defaults(bf16=bf16)
     model, data, training = parser.read(words)
     arguments.check_least(data, 1, *_COUNTS)
     arguments.check_least(data, 0, "doc_stride")
     chosen = bool({"do_train", "do_eval", "do_predict"} & set(given))
     output, training.output_dir, moved = arguments.folders(training.output_dir, env)
-    return Options(model, data, training, output, chosen, (*notes, *usable(training), *moved))
+    return Options(model, data, training, output, chosen, (*notes, *why, *usable(training), *moved))
