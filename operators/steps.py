@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _FAILED_STATES = frozenset({"failed", "upstream_failed"})
 _POD_PER_TASK = "KubernetesExecutor"  # the pod's disk is deleted with it
+_IN_POD = "AIRFLOW_IS_K8S_EXECUTOR_POD"  # the environment variable that KubernetesExecutor gives its pods
 _MANY_MACHINES = ("CeleryExecutor", "EdgeExecutor")
 
 
@@ -246,6 +248,8 @@ def worker_disk_findings(ctx: RunContext, executor: str | None) -> Iterator[Find
     from manycpu.pipeline.adapters.storage import is_remote
 
     name = executor or str(conf.get("core", "executor", fallback="")).split(",", maxsplit=1)[0]
+    if _IN_POD in os.environ:  # the pod template of Airflow's Helm chart configures a LocalExecutor there
+        name = _POD_PER_TASK
     if not any(kind in name for kind in (_POD_PER_TASK, *_MANY_MACHINES)):
         return
     gone = "is deleted with this task's pod" if _POD_PER_TASK in name else "the next worker may not see"

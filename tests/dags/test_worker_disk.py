@@ -36,3 +36,11 @@ def test_an_output_on_a_disk_that_goes_with_its_worker(
 def test_the_folder_of_runs_on_machines_has_to_last_too() -> None:
     assert found(POD, "/proc/x", {"kind": "local", "directory": "/runs"}) == [("target.directory", True)]
     assert found(POD, "/proc/x", {"kind": "local", "directory": "/proc/runs"}) == []
+
+
+def test_a_pod_of_kubernetes_executor_that_is_configured_with_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AIRFLOW_IS_K8S_EXECUTOR_POD", "True")
+    assert found(None, "/models", {"kind": "kubernetes"}) == [("run.output", True)]
+    assert found(None, "/proc/models", {"kind": "kubernetes"}) == []

@@ -119,11 +119,15 @@ BUILDERS = {
 
 def reference(builder: str = "pod") -> str:
     """Return the reference by which a pod pulls a builder image; build and push the image if necessary."""
-    wanted = BUILDERS[builder]
+    return published("builder" if builder == "pod" else builder, BUILDERS[builder])
+
+
+def published(name: str, wanted: Builder) -> str:
+    """Return the reference of an image by its content; build and push the image if necessary."""
     config = {"Env": [images.PATH], "Cmd": ["bash"], **wanted.config}
     inputs = (inspect.getsource(_make), str(wanted.packages), layers.suite(), str(config), wanted.made_from)
     tag = hashlib.sha256("\n".join(inputs).encode()).hexdigest()[:12]
-    image = Image("builder" if builder == "pod" else builder, tag, config, lambda: _make(wanted))
+    image = Image(name, tag, config, lambda: _make(wanted))
     images.publish([image])
     return image.reference
 

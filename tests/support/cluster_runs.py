@@ -53,10 +53,16 @@ def fields_of(name: str, cluster: TestCluster) -> tuple[Fields, Fields]:
 
 def succeeded(output: Path, namespace: Space) -> Report:
     """Check that a run over both nodes succeeded, delivered every byte, left nothing; return its report."""
-    report = Report.model_validate_json((output / REPORT).read_text())
+    report = succeeded_by((output / REPORT).read_text(), namespace)
+    _delivered(output)
+    return report
+
+
+def succeeded_by(report_json: str, namespace: Space) -> Report:
+    """Check that a report is that of a run over both nodes that succeeded and left nothing; return it."""
+    report = Report.model_validate_json(report_json)
     assert (report.state, report.error, report.world_size) == ("succeeded", None, 2)
     assert len(report.hosts) == 2
-    _delivered(output)
     assert report.left_behind == []
     left = open_namespace(namespace)
     assert [item for kind in kinds() for item in left.list(kind, labels(report.name))] == []

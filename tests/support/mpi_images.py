@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from manycpu.pipeline.adapters.registry import Connection, Repository, of_bytes
-from manycpu.pipeline.spec.image import Change, Reference
+from support.registry_images import with_layer
+
 from manycpu.pipeline.targets.kubernetes.image.layers import Tree
 
 PACKAGES: Final = {
@@ -21,17 +21,7 @@ _LEFT_OUT: Final = ("/usr/share/doc", "/usr/share/man", "/usr/share/lintian", "/
 
 def with_mpi(image: str, family: str) -> str:
     """Push the image with an MPI, whose programs come first on PATH; return its reference by digest."""
-    source = Reference.parse(image, "image")
-    repository = Repository(Connection(source.registry, plain=True, deadline=60), source.repository)
-    tree = _tree(family)
-    change = Change([tree.layer], {"PATH": f"/opt/{family}/bin"}, {})
-    made = repository.pull(source.version).changed(change)
-    for content, digest in (
-        (tree.layer.content, tree.layer.digest),
-        (made.config_bytes, made.manifest["config"]["digest"]),
-    ):
-        repository.push(of_bytes(content, digest))
-    return str(source.at(repository.push_image(made, f"{source.version}-{family}")))
+    return with_layer(image, _tree(family).layer, family, {"PATH": f"/opt/{family}/bin"})
 
 
 def _tree(family: str) -> Tree:

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import tarfile
+from contextlib import closing
 from pathlib import Path
 
 from manycpu.pipeline.adapters.registry import Connection, Repository, of_bytes
@@ -52,6 +53,17 @@ def _tar(shell: Path | None) -> bytes:
             info.type = tarfile.DIRTYPE if data is None else tarfile.REGTYPE
             tar.addfile(info, io.BytesIO(data or b""))
     return stream.getvalue()
+
+
+def with_layer(image: str, layer: Layer, suffix: str, env: dict[str, str] | None = None) -> str:
+    """Push an image of a registry without TLS with one more layer; return its reference by digest."""
+    source = Reference.parse(image, "image")
+    with closing(Connection(source.registry, plain=True, deadline=60)) as connection:
+        repository = Repository(connection, source.repository)
+        made = repository.pull(source.version).changed(Change([layer], env or {}, {}))
+        repository.push(of_bytes(layer.content, layer.digest))
+        repository.push(of_bytes(made.config_bytes, made.manifest["config"]["digest"]))
+        return str(source.at(repository.push_image(made, f"{source.version}-{suffix}")))
 
 
 def pull(reference: str, login: Login | None = None) -> Image:

@@ -1,0 +1,196 @@
+"""Airflow's objects in a namespace, in the shape in which its official Helm chart deploys them.
+
+They are rendered from examples/airflow, so tests deploy what the docs recommend. The chart itself needs Helm.
+Here is only what matters to manycpu: accounts, rights, variables, configuration, the template of the pods of
+tasks, and the commands.
+"""
+
+import configparser
+import secrets
+from base64 import urlsafe_b64encode
+from io import StringIO
+from typing import Any, Final
+
+import yaml
+from cluster.settings import PROJECT
+
+Manifest = dict[str, Any]
+Values = dict[str, Any]
+COMPONENTS: Final = ("api-server", "scheduler", "dag-processor", "triggerer")
+PORT: Final = 8080
+_HOME: Final = "/opt/airflow"
+_USER: Final = {"runAsUser": 50000, "fsGroup": 0}
+_EXAMPLES: Final = PROJECT / "examples" / "airflow"
+_RBAC: Final = "rbac.authorization.k8s.io"
+_GROUPS: Final = {"Deployment": "apps/", "Job": "batch/", "Role": f"{_RBAC}/", "RoleBinding": f"{_RBAC}/"}
+_PODS: Final = {"apiGroups": [""], "resources": ["pods"]}
+_LOGS: Final = {"apiGroups": [""], "resources": ["pods", "pods/log"], "verbs": ["get", "list", "watch"]}
+# Roles in Airflow's own namespace: the rules, and the components whose accounts have them.
+_RIGHTS: Final = {
+    "pod-launcher": ([_PODS | {"verbs": ["create", "delete", "patch"]}, _LOGS], ("scheduler", "worker")),
+    "pod-log-reader": ([_LOGS], ("api-server", "triggerer")),
+}
+_POSTGRES: Final = """
+set -e
+bin=$(echo /usr/lib/postgresql/*/bin)
+$bin/initdb --pgdata=/tmp/data --username=postgres --encoding=UTF8 --no-locale --auth=trust
+echo 'host all all all trust' >> /tmp/data/pg_hba.conf
+exec $bin/postgres -D /tmp/data -k /tmp -c listen_addresses='*'
+"""
+_MIGRATE: Final = "until pg_isready --quiet --host airflow-postgresql; do sleep 0.5; done; airflow db migrate"
+
+
+def example_values() -> Values:
+    """Return the values file of the docs."""
+    return dict(yaml.safe_load((_EXAMPLES / "values.yaml").read_text()))
+
+
+def example_objects(namespace: str, trainings: str) -> list[Manifest]:
+    """Return the further objects of the docs, for an Airflow that trains in another namespace."""
+    text = (_EXAMPLES / "objects.yaml").read_text().replace("namespace: ml", f"namespace: {trainings}")
+    return list(yaml.safe_load_all(text.replace("namespace: airflow", f"namespace: {namespace}")))
+
+
+def foundation(values: Values, namespace: str) -> list[Manifest]:
+    """Return what the components need: accounts, configuration, volume of logs, and an empty database."""
+    postgres = {"name": "postgresql", "command": ["sh", "-c", _POSTGRES]}
+    size = {"requests": {"storage": values["logs"]["persistence"]["size"]}}
+    volume = {"accessModes": ["ReadWriteMany"], "resources": size}
+    return [
+        *(_object("ServiceAccount", name) for name in (*COMPONENTS, "worker")),
+        *_rights(namespace),
+        _object("Secret", "environment", stringData=_environment()),
+        _object("ConfigMap", "config", data=_configuration(values, namespace)),
+        _object("PersistentVolumeClaim", "logs", spec=volume),
+        _service("postgresql", 5432),
+        _service("api-server", PORT),
+        _deployment("postgresql", {"securityContext": _USER, "containers": [_container(values, **postgres)]}),
+    ]
+
+
+def migration(values: Values) -> Manifest:
+    """Return the Job that creates the tables."""
+    spec = _pod_spec(values, "scheduler", "migrations", _MIGRATE)
+    mounts = spec["containers"][0]["volumeMounts"]
+    folders = [mount["mountPath"] for mount in mounts if "subPath" not in mount]
+    # The volumes of the test cluster belong to user 1000: they know no fsGroup.
+    opener = {"name": "volumes", "volumeMounts": mounts, "securityContext": {"runAsUser": 0}}
+    spec["initContainers"] = [_container(values, command=["chmod", "777", *folders], **opener)]
+    template = {"spec": spec | {"restartPolicy": "Never"}}
+    return _object("Job", "migrations", spec={"template": template, "backoffLimit": 0})
+
+
+def component(values: Values, name: str) -> Manifest:
+    """Return the Deployment of a component."""
+    return _deployment(name, _pod_spec(values, name, name, f"exec airflow {name}"))
+
+
+def _object(kind: str, name: str, **fields: Any) -> Manifest:
+    version = f"{_GROUPS.get(kind, '')}v1"
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": f"airflow-{name}"}, **fields}
+
+
+def _service(name: str, port: int) -> Manifest:
+    spec = {"selector": {"component": name}, "ports": [{"port": port}]}
+    return _object("Service", name, spec=spec)
+
+
+def _deployment(name: str, pod: Manifest) -> Manifest:
+    labels = {"component": name}
+    spec = {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": pod}}
+    return _object("Deployment", name, spec=spec)
+
+
+def _rights(namespace: str) -> list[Manifest]:
+    found = []
+    for name, (rules, components) in _RIGHTS.items():
+        role = {"apiGroup": _RBAC, "kind": "Role", "name": f"airflow-{name}"}
+        subjects = [
+            {"kind": "ServiceAccount", "name": f"airflow-{component}", "namespace": namespace}
+            for component in components
+        ]
+        found.append(_object("Role", name, rules=rules))
+        found.append(_object("RoleBinding", name, roleRef=role, subjects=subjects))
+    return found
+
+
+def _environment() -> dict[str, str]:
+    """Return the variables that the chart takes from its Secrets."""
+    return {
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "postgresql://postgres@airflow-postgresql:5432/postgres",
+        "AIRFLOW__CORE__FERNET_KEY": urlsafe_b64encode(secrets.token_bytes(32)).decode(),
+        "AIRFLOW__API__SECRET_KEY": secrets.token_hex(16),
+        "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(32),
+    }
+
+
+def _configuration(values: Values, namespace: str) -> dict[str, str]:
+    """Return airflow.cfg, with the value `config`, and the template of the pods of tasks."""
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read_dict(
+        {
+            "core": {
+                "executor": values["executor"],
+                "execution_api_server_url": f"http://airflow-api-server:{PORT}/execution/",
+                "load_examples": False,
+            },
+            "kubernetes_executor": {
+                "namespace": namespace,
+                "pod_template_file": f"{_HOME}/pod_templates/pod_template_file.yaml",
+            },
+        }
+    )
+    parser.read_dict(values.get("config", {}))
+    parser.write(text := StringIO())
+    return {"airflow.cfg": text.getvalue(), "pod_template_file.yaml": yaml.safe_dump(_pod_template(values))}
+
+
+def _pod_template(values: Values) -> Manifest:
+    """Return the pod of a task; KubernetesExecutor adds its name and its command."""
+    spec = _pod_spec(values, "worker", "base", None) | {"restartPolicy": "Never"}
+    # As in the chart: a pod of KubernetesExecutor runs its one task like a LocalExecutor.
+    spec["containers"][0]["env"].insert(0, {"name": "AIRFLOW__CORE__EXECUTOR", "value": "LocalExecutor"})
+    metadata = {"name": "placeholder-name", "labels": {"component": "worker"}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _pod_spec(values: Values, account: str, container: str, command: str | None) -> Manifest:
+    mounts = [
+        {"name": "config", "mountPath": f"{_HOME}/airflow.cfg", "subPath": "airflow.cfg"},
+        {
+            "name": "config",
+            "mountPath": f"{_HOME}/pod_templates/pod_template_file.yaml",
+            "subPath": "pod_template_file.yaml",
+        },
+        {"name": "logs", "mountPath": f"{_HOME}/logs"},
+    ]
+    fields: Manifest = {
+        "name": container,
+        "env": [*values["env"]],
+        "volumeMounts": mounts + values["volumeMounts"],
+    }
+    if command:
+        fields["args"] = ["bash", "-c", command]
+    volumes = [
+        {"name": "config", "configMap": {"name": "airflow-config"}},
+        {"name": "logs", "persistentVolumeClaim": {"claimName": "airflow-logs"}},
+    ]
+    return {
+        "serviceAccountName": f"airflow-{account}",
+        "securityContext": _USER,
+        "containers": [_container(values, **fields)],
+        "volumes": volumes + values["volumes"],
+    }
+
+
+def _container(values: Values, **fields: Any) -> Manifest:
+    image = values["images"]["airflow"]
+    mark, version = ("@", image["digest"]) if image.get("digest") else (":", image["tag"])
+    return {
+        "image": f"{image['repository']}{mark}{version}",
+        "envFrom": [{"secretRef": {"name": "airflow-environment"}}],
+        # Without a request it would get no processor time beside a pod that has one and computes.
+        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        **fields,
+    }
