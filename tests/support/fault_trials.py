@@ -52,6 +52,8 @@ class Scene(ABC):
 
     program: str
     """Of the training."""
+    planted = ""
+    """A bug of its commands, from planted_bugs.py."""
 
     @property
     @abstractmethod
@@ -204,7 +206,7 @@ class Server:
         log = scene.folder / "said"
         log.write_text("")
         given = {"fault": fault, "count": count, "words": words, "env": scene.env, "seconds": _SECONDS}
-        given |= {"folder": str(scene.folder), "log": str(log)}
+        given |= {"folder": str(scene.folder), "log": str(log), "planted": scene.planted}
         stdin, stdout = self._program.stdin, self._program.stdout
         assert stdin is not None
         assert stdout is not None

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import yaml
 from support import registry_server
 from support.exec_streams import PodForks
-from support.fault_judge import breaches
+from support.fault_judge import Found, breaches
 from support.fault_trials import ALL, Cancels, Cleans, Runs, Scene, Server
 from support.registry_images import push_base
 from support.request_faults import CRASHES, Requests, faults_of, is_change
@@ -76,11 +76,12 @@ class OnCluster(Scene):
     concerns = ""
     """How the requests begin that meet faults."""
 
-    def __init__(self, folder: Path, at: Place, claim: str | None = None) -> None:
+    def __init__(self, folder: Path, at: Place, claim: str | None = None, launch: str = "pytorchjob") -> None:
         self.at, self.volume = at, folder / "volume"
         kubeconfig = folder / "kubeconfig"
         target: dict[str, Any] = {"kind": "kubernetes", "namespace": "ml", "connection": str(kubeconfig)}
         target |= {"mount_path": str(self.volume), "direct": False, "pull_policy": "Never"}
+        target |= {"launch": launch, "runtime": "own"} if launch == "trainjob" else {}
         target |= {"claim": claim} if claim else {}
         super().__init__(folder, target | {"image": "train:1"})
         kubeconfig.write_text(yaml.safe_dump(_kubeconfig(at.url)))
@@ -196,28 +197,46 @@ def points(seen: Sequence[str], few: int | None, *, crashes: bool) -> list[tuple
     return every[stride // 2 :: stride]
 
 
-def tried(scene: OnCluster, server: Server, few: int, *, crashes: bool) -> list[str]:
-    """Try a scene's command with faults at its requests; return the breaches."""
-    requests, failed, struck = scene.at.requests, list[str](), 0
+class Trial(NamedTuple):
+    """A trial that ended: how the command ended that met the fault, and what is wrong."""
+
+    code: int
+    struck: bool
+    breaches: list[str]
+
+
+def usual(scene: OnCluster, server: Server) -> tuple[list[str], Found]:
+    """Run a scene's command without a fault; return its requests, and what is found after it."""
     scene.reset()
     scene.prepare(server)
-    requests.plan()
-    without = server.type(scene, scene.words)
-    assert without.code == 0, without.said
-    seen = [one for one in requests.seen if one.startswith(scene.concerns)]
-    expected = scene.found()
+    scene.at.requests.plan()
+    ended = server.type(scene, scene.words)
+    assert ended.code == 0, ended.said
+    return [one for one in scene.at.requests.seen if one.startswith(scene.concerns)], scene.found()
+
+
+def trial(scene: OnCluster, server: Server, fault: str, request: str, expected: Found) -> Trial:
+    """Run a scene's command with a fault at a request, then again if it did not end well; judge both."""
+    scene.reset()
+    scene.prepare(server)
+    scene.at.requests.plan(fault, request)
+    first = server.type(scene, scene.words)
+    again = first if first.code == 0 else scene.repeat(server)
+    return Trial(first.code, scene.at.requests.struck, breaches(first, again, scene.found(), expected))
+
+
+def tried(scene: OnCluster, server: Server, few: int, *, crashes: bool) -> list[str]:
+    """Try a scene's command with faults at its requests; return the breaches."""
+    seen, expected = usual(scene, server)
     chosen = [_REPLAYED] if _REPLAYED[1] else points(seen, None if ALL else few, crashes=crashes)
+    failed, struck = list[str](), 0
     for fault, request in chosen:
-        scene.reset()
-        scene.prepare(server)
-        requests.plan(fault, request)
-        first = server.type(scene, scene.words)
-        struck += requests.struck
-        again = first if first.code == 0 else scene.repeat(server)
-        wrong = breaches(first, again, scene.found(), expected)
-        verdict = "; ".join(wrong) or (f"well ({first.code})" if requests.struck else "it did not come to it")
+        done = trial(scene, server, fault, request, expected)
+        wrong = "; ".join(done.breaches)
+        verdict = wrong or (f"well ({done.code})" if done.struck else "it did not come to it")
         print(f"{fault} at {request}: {verdict}", flush=True)  # noqa: T201
-        failed += [f"{fault} at {request}: {'; '.join(wrong)}"] if wrong else []
+        struck += done.struck
+        failed += [f"{fault} at {request}: {wrong}"] if wrong else []
     scene.reset()
     print(f"{len(seen)} requests, {len(chosen)} trials, {struck} struck, {len(failed)} breaches")  # noqa: T201
     return failed

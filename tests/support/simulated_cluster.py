@@ -1,4 +1,4 @@
-"""A cluster for whole runs: the fake API server, an operator of PyTorchJobs, and a kubelet.
+"""A cluster for whole runs: the fake API server, the operators of two kinds of job, and a kubelet.
 
 A pod is a process of this machine: a rank with the stand-in for torch, or the program of a helper pod, which
 each exec starts. Their volume is a folder, with the same path.
@@ -31,7 +31,7 @@ from support.web_server import served
 from websocket import WebSocket
 
 import manycpu
-from manycpu.pipeline.spec.job_kinds import PYTORCHJOB
+from manycpu.pipeline.spec.job_kinds import FAILED, JOB_KINDS, PYTORCHJOB, TRAINING_RUNTIME, TRAINJOB
 from manycpu.pipeline.spec.placement import CODE, LIB
 
 _HERE = str(Path(next(iter(manycpu.__path__))).parent)
@@ -103,7 +103,7 @@ class SimulatedCluster(ApiServer):
     def _post(self, kind: str, name: str, query: dict[str, str], body: Object) -> Object:
         made = super()._post(kind, name, query, body)
         if "dryRun" not in query and self._named(kind, made["metadata"]["name"]):
-            if kind == PYTORCHJOB.kind:
+            if kind in (PYTORCHJOB.kind, TRAINJOB.kind):
                 self._operate(made)
             elif kind == "Pod":
                 self._set_state(made)
@@ -129,10 +129,9 @@ class SimulatedCluster(ApiServer):
     def _operate(self, job: Object) -> None:
         """Create the pods of a job, as its operator does; they start at once."""
         self._set_conditions(job, "Created", "Running")
-        worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
+        template, nodes = self._ranks(job)
         port = str(free_port())
-        for number in range(worker["replicas"]):
-            template = worker["template"]
+        for number in range(nodes):
             meta = template["metadata"]
             name = f"{job['metadata']['name']}-worker-{number}"
             labels = meta["labels"] | {"training.kubeflow.org/replica-index": str(number)}
@@ -140,11 +139,20 @@ class SimulatedCluster(ApiServer):
             owner["name"] = job["metadata"]["name"]
             meta = meta | {"name": name, "labels": labels, "ownerReferences": [owner]}
             pod = self.put("Pod", {"metadata": meta, "spec": template["spec"]})
-            env = {"RANK": number, "WORLD_SIZE": worker["replicas"], "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+            env = {"RANK": number, "WORLD_SIZE": nodes, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
             there = env | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            self._start(pod, job["metadata"]["name"], {key: str(value) for key, value in there.items()})
+            self._start(pod, job, {key: str(value) for key, value in there.items()})
 
-    def _start(self, pod: Object, job: str, env: dict[str, str]) -> None:
+    def _ranks(self, job: Object) -> tuple[Object, int]:
+        """Return the template of the pods of a job's ranks, and their number."""
+        if job["kind"] == PYTORCHJOB.kind:
+            worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
+            return worker["template"], worker["replicas"]
+        runtime = self._there(TRAINING_RUNTIME.kind, job["metadata"]["name"])["spec"]
+        (node,) = runtime["template"]["spec"]["replicatedJobs"]
+        return node["template"]["spec"]["template"], runtime["mlPolicy"]["numNodes"]
+
+    def _start(self, pod: Object, job: Object, env: dict[str, str]) -> None:
         """Start the rank of a pod, without torchrun, which takes seconds."""
         (container,) = pod["spec"]["containers"]
         command = [_here(word) for word in container["command"]]
@@ -162,7 +170,7 @@ class SimulatedCluster(ApiServer):
         self._kubelet.append(threading.Thread(target=self._watch_over, args=(pod, job, program)))
         self._kubelet[-1].start()
 
-    def _watch_over(self, pod: Object, job: str, program: "Program[bytes]") -> None:
+    def _watch_over(self, pod: Object, job: Object, program: "Program[bytes]") -> None:
         """Keep the lines of a rank's pod; when it has ended, say so, as kubelet and operator do."""
         assert program.stdout
         uid = pod["metadata"]["uid"]
@@ -179,14 +187,13 @@ class SimulatedCluster(ApiServer):
             started = there["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]
             ended = {"exitCode": code, "startedAt": started, "finishedAt": now()}
             self._set_state(there, "Failed" if code else "Succeeded", terminated=ended)
-            owned = [
-                one for one in self.objects["Pod"] if one["metadata"]["name"].startswith(f"{job}-worker")
-            ]
+            owners = pod["metadata"]["ownerReferences"]
+            owned = [one for one in self.objects["Pod"] if one["metadata"].get("ownerReferences") == owners]
             phases = {one["status"]["phase"] for one in owned}
-            if "Failed" in phases or phases == {"Succeeded"}:
-                self._set_conditions(
-                    self._there(PYTORCHJOB.kind, job), "Failed" if "Failed" in phases else "Succeeded"
-                )
+            if "Failed" in phases:
+                self._set_conditions(job, FAILED)
+            elif phases == {"Succeeded"}:
+                self._set_conditions(job, JOB_KINDS[job["kind"].lower()].succeeded)
 
     def _set_state(self, pod: Object, phase: str = "Running", **state: Any) -> None:
         """Set the state of a pod's container; without one, it runs."""
@@ -198,7 +205,7 @@ class SimulatedCluster(ApiServer):
         held = [{"type": name, "status": "True", "lastTransitionTime": now()} for name in names]
         status = {"conditions": held, "startTime": now()}
         status |= {} if "Running" in names else {"completionTime": now()}
-        self.put(PYTORCHJOB.kind, self._there(PYTORCHJOB.kind, job["metadata"]["name"]) | {"status": status})
+        self.put(job["kind"], self._there(job["kind"], job["metadata"]["name"]) | {"status": status})
 
     def _log(self, handler: BaseHTTPRequestHandler, pod: str, query: dict[str, str]) -> None:
         with self.lock:
