@@ -61,6 +61,15 @@ def test_a_fault_of_the_registry(server: Server, place: Place, tmp_path: Path, *
         assert request_trials.tried(scene, server, 2, crashes=crashes) == []
 
 
+def test_a_job_that_succeeds_while_its_logs_do_not_answer_is_not_trained_again(
+    server: Server, place: Place, tmp_path: Path
+) -> None:
+    scene = RunsThere(tmp_path, place, "data")
+    seen, expected = request_trials.usual(scene, server)
+    (log,) = [one for one in seen if "follow=true #1" in one]
+    assert request_trials.trial(scene, server, "silence", log, expected) == (0, True, [])
+
+
 PLANTED = [
     ("never_attaches", "kill at POST pods #2", "trained is 2"),
     ("exports_by_the_ledger", "kill at POST pods #2", "model of the training is False"),

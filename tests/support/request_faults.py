@@ -40,7 +40,8 @@ def faults_of(request: str) -> Sequence[str]:
         return [*_OF_CHANGES, *(["409"] if request.startswith(("POST", "PATCH")) else [])]
     number = int(request.rpartition("#")[2])
     usual = _ENDLESS if "watch=" in request or "follow=" in request else _OF_READS
-    return [*usual, _STATUSES[number % len(_STATUSES)]]
+    silent = ["silence"] if "follow=" in request else []  # others are silent for half a minute
+    return [*usual, *silent, _STATUSES[number % len(_STATUSES)]]
 
 
 def is_change(request: str) -> bool:
