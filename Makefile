@@ -29,8 +29,8 @@ test: $(COMPILED)  ## everything that guards main, what takes seconds first; end
 	@sh tests/system-packages
 	@$(BIN)/python -m pytest -n 3 --durations=10 --durations-min=1
 
-faults: $(COMPILED)  ## kill commands, and give them errors, at every change that they make; takes two hours
-	@MANYCPU_FAULTS=all $(BIN)/python -m pytest -s tests/contract/test_faults.py
+faults: $(COMPILED)  ## kill commands, and give them errors, at every change and request that they make; takes three hours
+	@MANYCPU_FAULTS=all $(BIN)/python -m pytest -s tests/contract/test_faults.py tests/contract/test_request_faults.py
 
 test-long: $(COMPILED)  ## torch's own tests of its backends, Accelerate's, official examples if given, and long trainings; takes half an hour
 	@$(BIN)/python -m pytest tests/long

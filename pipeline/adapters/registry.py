@@ -28,6 +28,8 @@ _CHALLENGE: Final = re.compile(r'(\w+)="([^"]*)"')
 CHUNK: Final = 32 << 20
 """Bytes of a part: larger blobs are sent in several parts."""
 _ACCEPTED: Final = {"Accept": ", ".join((OCI, DOCKER, *INDEXES))}
+# The last one: the connection ended in the middle of an answer.
+_BROKEN: Final = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
 _BYTES: Final = {"Content-Type": "application/octet-stream"}
 _CONFIG_LIMIT_BYTES: Final = 8 << 20
 _CREATED, _BEGUN = 201, 202
@@ -131,7 +133,7 @@ class Connection:
                 fix="Give the file of its certificate authority in target.registry_ca; if it speaks plain "
                 "HTTP, write http:// before its name",
             ) from error
-        except (requests.ConnectionError, requests.Timeout) as error:
+        except _BROKEN as error:
             raise self._away(error) from error
 
     def _answer(self, response: requests.Response, scopes: Scopes) -> bool:
@@ -162,7 +164,7 @@ class Connection:
                 query = [("service", service), *(("scope", scope) for scope in scopes)]
                 auth = (login.username, login.password) if login else _ANONYMOUS
                 response = self._session.get(realm, params=query, auth=auth, **common)
-        except (requests.ConnectionError, requests.Timeout) as error:
+        except _BROKEN as error:
             raise self._away(error) from error
         if not response.ok:
             raise self._refused(response, "token")

@@ -5,11 +5,13 @@ import gzip
 import json
 import os
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 from support import registry_server
 from support.registry_server import PASSWORD, USER, Tokens
+from support.request_faults import Requests
 
 from manycpu.pipeline.adapters import registry
 from manycpu.pipeline.adapters.registry import Connection, Repository, of_blob, of_bytes
@@ -242,6 +244,19 @@ def test_a_connection_that_breaks_is_tried_again(public: str, repository: Open) 
         made = push(to, "one", b"x")
         assert to.pull("one") == made
     assert {method for method, _ in broken} >= {"HEAD", "POST", "PUT", "GET"}
+
+
+def test_an_answer_that_ends_in_its_middle_is_asked_for_again(public: str, repository: Open) -> None:
+    made = push(repository(public, "ml/cut"), "one", b"x")
+    requests = Requests(kill=lambda: None)
+    requests.plan("cut", "GET #1")
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        requests.answer(handler, handler.command, lambda: registry_server.pass_on(public, handler))
+
+    with registry_server.relayed(answer) as front:
+        assert repository(front, "ml/cut").pull("one") == made
+    assert requests.struck
 
 
 def test_a_registry_that_is_away_is_given_up_at_the_deadline(repository: Open) -> None:

@@ -4,7 +4,6 @@ The exec is the real one, over a websocket on a pair of sockets; what is behind 
 streams on as kubelet and API server do, and each hop waits while the next one is full.
 """
 
-import json
 import logging
 import os
 import socket
@@ -17,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.exec_streams import pass_in, pass_out
 from support.folder_contents import contents
 from support.killable_programs import Program
 from support.waiting import until
-from websocket import ABNF, WebSocket, WebSocketException
+from websocket import WebSocket
 
 from manycpu.pipeline.adapters import cluster_exec
 from manycpu.pipeline.adapters.cluster_exec import Exec
@@ -32,7 +32,6 @@ from manycpu.pipeline.targets.kubernetes.volume.way_to_pod import WayToPod
 from manycpu.pipeline.transfer import Progress
 
 ON_A_WIRE = 1400  # bytes that a packet carries where larger ones vanish
-STDOUT, STDERR, STATUS = b"\1", b"\2", b"\3"
 PROGRAM = (
     "import sys; from manycpu.pipeline.pod import __main__ as program; sys.exit(program.main(sys.argv[1]))"
 )
@@ -59,7 +58,7 @@ class Execs:
         near.sock, far.sock = ours, server
         near.connected = True
         threads = [
-            threading.Thread(target=_pass_in, args=(far, program)),
+            threading.Thread(target=pass_in, args=(far, program)),
             threading.Thread(target=_pass_out, args=(server, program)),
         ]
         for thread in threads:
@@ -71,35 +70,8 @@ class Execs:
         self._cleanup.close()
 
 
-def _pass_in(far: WebSocket, program: "Program[bytes]") -> None:
-    assert program.stdin
-    with suppress(OSError, WebSocketException):
-        while frame := far.recv_frame():
-            if frame.opcode == ABNF.OPCODE_CLOSE:
-                break
-            program.stdin.write(frame.data[1:])
-            program.stdin.flush()
-    with suppress(BrokenPipeError):
-        program.stdin.close()
-
-
 def _pass_out(server: socket.socket, program: "Program[bytes]") -> None:
-    sending = threading.Lock()
-
-    def send(content: bytes) -> None:
-        with sending, suppress(OSError):
-            server.sendall(ABNF(1, 0, 0, 0, ABNF.OPCODE_BINARY, 0, content).format())
-
-    def pass_on(stream: Any, channel: bytes) -> None:
-        while content := os.read(stream.fileno(), 1 << 15):
-            send(channel + content)
-
-    beside = threading.Thread(target=pass_on, args=(program.stderr, STDERR))
-    beside.start()
-    pass_on(program.stdout, STDOUT)
-    beside.join()
-    causes = [{"reason": "ExitCode", "message": str(program.wait())}]
-    send(STATUS + json.dumps({"status": "Failure", "details": {"causes": causes}}).encode())
+    pass_out(server.sendall, program)
     with suppress(OSError):
         server.shutdown(socket.SHUT_RDWR)
 

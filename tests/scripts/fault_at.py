@@ -8,14 +8,16 @@ command, or dag FOLDER DAG_ID WHEN. FAULT is one of:
     short       the file that is opened takes ten bytes; the error after them is EFBIG, which the kernel gives
     ENOSPC, EIO, EACCES, EAGAIN and so on: the change fails with this error
 
-usage: fault_at.py serve: the same for each line of stdin, a JSON of {fault, count, words, env, folder, log,
-seconds}, in a child that has imported everything; prints its exit code. SIGALRM ends it after so many seconds.
-What it prints comes to log, and the changes to log.changes, one in a line.
+usage: fault_at.py serve machines|kubernetes: the same for each line of stdin, a JSON of {fault, count, words,
+env, folder, log, seconds, planted}, in a child that has imported everything for such a target; prints its
+exit code. SIGALRM ends it after so many seconds. A function of planted_bugs.py may change it first. What it prints comes to log, and the changes to log.changes, one in a
+line.
 
 Python's audit events show the changes: the product needs no hooks. Changes of its children do not count.
 """
 
 import errno
+import importlib
 import json
 import os
 import re
@@ -106,9 +108,8 @@ def run(words):
         main()
 
 
-def serve():
-    import manycpu.pipeline.targets.machines.driver  # noqa: F401
-
+def serve(target):
+    importlib.import_module(f"manycpu.pipeline.targets.{target}.driver")
     for line in sys.stdin:
         given = json.loads(line)
         if child := os.fork():
@@ -121,13 +122,15 @@ def serve():
         os.chdir(given["folder"])
         os.environ.update(given["env"])
         signal.alarm(given["seconds"])
+        if given["planted"]:
+            getattr(importlib.import_module("planted_bugs"), given["planted"])()
         Fault(given["fault"], "", given["count"], given["log"] + ".changes")
         run(given["words"])
         return
 
 
-if sys.argv[1:] == ["serve"]:
-    serve()
+if sys.argv[1] == "serve":
+    serve(sys.argv[2])
 else:
     Fault(*sys.argv[1:4])
     run(sys.argv[4:])

@@ -3,6 +3,7 @@
 import itertools
 import json
 import queue
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,6 +51,8 @@ class ApiServer:
         self.deleted: list[str] = []
         """``kind/name`` of each deleted object."""
         self.url = ""
+        self.lock = threading.RLock()
+        """Held while objects change."""
         self._watches: list[tuple[str, queue.Queue[Object | None]]] = []
         self._version = itertools.count(2)
         self._latest = 1
@@ -59,6 +62,10 @@ class ApiServer:
 
     def put(self, kind: str, made: Object) -> Object:
         """Store a new or changed object, and notify the watches."""
+        with self.lock:
+            return self._put(kind, made)
+
+    def _put(self, kind: str, made: Object) -> Object:
         there = self._named(kind, made["metadata"]["name"])
         version, now = next(self._version), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         meta = made["metadata"] | {"namespace": "ml", "resourceVersion": str(version)}
@@ -72,6 +79,10 @@ class ApiServer:
 
     def remove(self, kind: str, name: str) -> None:
         """Delete an object and everything that it owns, and notify the watches."""
+        with self.lock:
+            self._remove(kind, name)
+
+    def _remove(self, kind: str, name: str) -> None:
         there = self._named(kind, name)
         assert there is not None
         self.objects[kind] = [one for one in self.objects[kind] if one is not there]
@@ -103,12 +114,17 @@ class ApiServer:
             raise ApiError(403, f"no {plural} at present")
         if rest[1:] == ["log"]:
             self.calls[f"log {rest[0]}"] += 1
-            _send(handler, 200, self.logs.get(rest[0], ""))
+            self._log(handler, rest[0], query)
         elif "watch" in query:
             self._watch(handler, kind, int(query.get("resourceVersion") or self._latest))
         else:
             act = getattr(self, f"_{handler.command.lower()}")
-            _send(handler, 200, json.dumps(act(kind, rest[0] if rest else "", query, body)))
+            with self.lock:
+                answered = act(kind, rest[0] if rest else "", query, body)
+            _send(handler, 200, json.dumps(answered))
+
+    def _log(self, handler: BaseHTTPRequestHandler, pod: str, _: dict[str, str]) -> None:
+        _send(handler, 200, self.logs.get(pod, ""))
 
     def _kind(self, plural: str) -> str:
         kind = next(k for k in (*CORE_KINDS, *resources()) if resource_of(k).plural == plural)
@@ -175,10 +191,11 @@ class ApiServer:
     def _watch(self, handler: BaseHTTPRequestHandler, kind: str, since: int) -> None:
         self.calls[f"watch {kind}"] += 1
         told: queue.Queue[Object | None] = queue.Queue()
-        self._watches.append((kind, told))
-        for changed in self.objects.get(kind, []):  # changes between the list and its watch
-            if int(changed["metadata"].get("resourceVersion", 0)) > since:
-                told.put({"type": "MODIFIED", "object": changed})
+        with self.lock:
+            self._watches.append((kind, told))
+            for changed in self.objects.get(kind, []):  # changes between the list and its watch
+                if int(changed["metadata"].get("resourceVersion", 0)) > since:
+                    told.put({"type": "MODIFIED", "object": changed})
         handler.send_response(200)
         handler.end_headers()
         handler.wfile.flush()

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import yaml
 from support.fault_judge import Ended, breaches, points
 from support.killable_programs import Program
@@ -36,7 +37,8 @@ class Scene(ABC):
         self, folder: Path, target: Mapping[str, Any] | None = None, host: Host | None = None
     ) -> None:
         target = target or {"kind": "local", "directory": str(folder / "home")}
-        self.folder, self.out, self.home, self.host = folder, folder / "out", Path(target["directory"]), host
+        self.folder, self.out, self.host = folder, folder / "out", host
+        self.home = Path(target.get("directory", folder / "home"))
         self.env = {"MANYCPU_HOME": str(self.home)}
         inputs = folder / "code" / "train.py", folder / "data" / "one", folder / "data" / "more" / "two"
         for file in inputs:
@@ -50,6 +52,8 @@ class Scene(ABC):
 
     program: str
     """Of the training."""
+    planted = ""
+    """A bug of its commands, from planted_bugs.py."""
 
     @property
     @abstractmethod
@@ -192,12 +196,17 @@ class Server:
     def __init__(self, program: Program[str]) -> None:
         self._program = program
 
+    def kill(self) -> None:
+        """Kill the command that runs."""
+        for command in psutil.Process(self._program.pid).children():
+            command.kill()
+
     def type(self, scene: Scene, words: Sequence[str], fault: str = "kill", count: int = 0) -> Ended:
         """Run a command of a scene to its end, with a fault at its ``count``-th change; 0: without."""
         log = scene.folder / "said"
         log.write_text("")
         given = {"fault": fault, "count": count, "words": words, "env": scene.env, "seconds": _SECONDS}
-        given |= {"folder": str(scene.folder), "log": str(log)}
+        given |= {"folder": str(scene.folder), "log": str(log), "planted": scene.planted}
         stdin, stdout = self._program.stdin, self._program.stdout
         assert stdin is not None
         assert stdout is not None
@@ -207,9 +216,9 @@ class Server:
 
 
 @contextmanager
-def server() -> Iterator[Server]:
-    """Start a server; it ends with the block."""
-    argv = [sys.executable, str(SCRIPT), "serve"]
+def server(target: str = "machines") -> Iterator[Server]:
+    """Start a server for a kind of target; it ends with the block."""
+    argv = [sys.executable, str(SCRIPT), "serve", target]
     with Program(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
         yield Server(program)
 

@@ -154,27 +154,27 @@ class Tokens:
 def flaky(host: str, fails: Callable[[str, str], bool]) -> Iterator[str]:
     """Run a proxy of a registry that drops the connection of each call for which ``fails`` returns true."""
 
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        if not fails(handler.command, handler.path):
+            pass_on(host, handler)
+            return
+        handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        handler.connection.shutdown(socket.SHUT_RDWR)
+        handler.close_connection = True
+
+    with relayed(answer) as relay:
+        yield relay
+
+
+@contextmanager
+def relayed(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """Run a proxy that answers each call by ``answer``."""
+
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def _relay(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            if fails(self.command, self.path):
-                self.connection.shutdown(socket.SHUT_RDWR)
-                self.close_connection = True
-                return
-            headers = {name: value for name, value in self.headers.items() if name != "Connection"}
-            answer = requests.request(
-                self.command, f"http://{host}{self.path}", data=body, headers=headers, timeout=300
-            )
-            self.send_response(answer.status_code)
-            for name, value in answer.headers.items():
-                if name.lower() not in ("content-length", "transfer-encoding", "connection"):
-                    self.send_header(name, value)
-            content = answer.headers.get("Content-Length") if self.command == "HEAD" else len(answer.content)
-            self.send_header("Content-Length", str(content))
-            self.end_headers()
-            self.wfile.write(answer.content)
+            answer(self)
 
         do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _relay  # noqa: N815
 
@@ -183,6 +183,23 @@ def flaky(host: str, fails: Callable[[str, str], bool]) -> Iterator[str]:
 
     with served(Handler) as relay:
         yield relay
+
+
+def pass_on(host: str, handler: BaseHTTPRequestHandler) -> None:
+    """Answer a call as a registry does."""
+    body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+    headers = {name: value for name, value in handler.headers.items() if name != "Connection"}
+    answer = requests.request(
+        handler.command, f"http://{host}{handler.path}", data=body, headers=headers, timeout=300
+    )
+    handler.send_response(answer.status_code)
+    for name, value in answer.headers.items():
+        if name.lower() not in ("content-length", "transfer-encoding", "connection"):
+            handler.send_header(name, value)
+    content = answer.headers.get("Content-Length") if handler.command == "HEAD" else len(answer.content)
+    handler.send_header("Content-Length", str(content))
+    handler.end_headers()
+    handler.wfile.write(answer.content)
 
 
 def _answers(host: str, ca: Path | None) -> bool:

@@ -20,6 +20,7 @@ from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import Access
+from manycpu.pipeline.targets.kubernetes.following import exit_records
 from manycpu.pipeline.targets.kubernetes.following import follower as follower_module
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
     AttemptRecorder,
@@ -32,6 +33,11 @@ ENDED = [
     Changes("PyTorchJob", [job("Succeeded")], [], complete=True),
     Changes("Pod", [pod("qa-1-worker-0", phase="Succeeded")], [], complete=True),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _no_volume(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exit_records, "read", lambda *_: [])
 
 
 def follower(status: int | None) -> tuple[Follower, list[str]]:

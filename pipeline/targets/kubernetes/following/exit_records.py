@@ -38,6 +38,8 @@ def are_needed(status: Status, snapshot: JobSnapshot, observed: Observed) -> boo
         return False
     if _is_lost(snapshot):  # then the exit codes of its containers are not those of its ranks
         return True
+    if status.state is RunState.SUCCEEDED and not observed.met:  # nothing came of its logs
+        return True
     if not observed.met or status.budget not in _BUDGETS_OF_WORK:
         return False
     reported = {rank.rank: rank.exit_code for rank in observed.ranks}

@@ -1,0 +1,91 @@
+"""A command that is killed, or meets an error, at a request to the API server: the same command mends all.
+
+`make faults` tries every request; else there are a few trials of each kind.
+"""
+
+import doctest
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import fault_trials, request_faults, request_trials
+from support.fault_trials import ALL, Server
+from support.request_trials import CancelsThere, CleansThere, Place, Pushes, RunsThere
+
+pytestmark = pytest.mark.timeout(36_000 if ALL else 900)
+HOW = [("data", "pytorchjob"), *([(None, "pytorchjob"), (None, "trainjob")] if ALL else [])]
+"""The claim of the run (None: one of its own), and what launches it."""
+SCENES = {"run": (RunsThere, 3), "clean": (CleansThere, 2), "cancel": (CancelsThere, 1)}
+"""The commands, and how many trials of each there are unless every request is tried."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with fault_trials.server("kubernetes") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def place(server: Server) -> Iterator[Place]:
+    with request_trials.place(server) as made:
+        yield made
+
+
+def test_which_faults_fit() -> None:
+    assert doctest.testmod(request_faults).failed == 0
+
+
+@pytest.mark.parametrize("crashes", [True, False], ids=["killed", "error"])
+@pytest.mark.parametrize(("claim", "launch"), HOW)
+@pytest.mark.parametrize("command", SCENES)
+def test_a_fault(
+    command: str,
+    claim: str | None,
+    launch: str,
+    server: Server,
+    place: Place,
+    tmp_path: Path,
+    *,
+    crashes: bool,
+) -> None:
+    made, few = SCENES[command]
+    scene = made(tmp_path, place, claim, launch)
+    assert request_trials.tried(scene, server, few, crashes=crashes) == []
+
+
+@pytest.mark.parametrize("crashes", [False, True] if ALL else [False])
+def test_a_fault_of_the_registry(server: Server, place: Place, tmp_path: Path, *, crashes: bool) -> None:
+    with request_trials.registry(tmp_path / "registry", place) as host:
+        scene = Pushes(tmp_path / "scene", place)
+        scene.registry = host
+        assert request_trials.tried(scene, server, 2, crashes=crashes) == []
+
+
+def test_a_job_that_succeeds_while_its_logs_do_not_answer_is_not_trained_again(
+    server: Server, place: Place, tmp_path: Path
+) -> None:
+    scene = RunsThere(tmp_path, place, "data")
+    seen, expected = request_trials.usual(scene, server)
+    (log,) = [one for one in seen if "follow=true #1" in one]
+    assert request_trials.trial(scene, server, "silence", log, expected) == (0, True, [])
+
+
+PLANTED = [
+    ("never_attaches", "kill at POST pods #2", "trained is 2"),
+    ("exports_by_the_ledger", "kill at POST pods #2", "model of the training is False"),
+    ("deletes_names_that_begin_so", "reset at POST configmaps #1", "deleted decoys"),
+    ("never_asks_again", "reset at POST configmaps #1", "a traceback"),
+]
+"""The bug of `manycpu run`, the fault with its request, and what the judge says."""
+
+
+@pytest.mark.parametrize(("bug", "fault", "verdict"), PLANTED if ALL else PLANTED[:1])
+def test_a_planted_bug_is_found(
+    bug: str, fault: str, verdict: str, server: Server, place: Place, tmp_path: Path
+) -> None:
+    scene = RunsThere(tmp_path, place, "data")
+    _, expected = request_trials.usual(scene, server)
+    what, _, request = fault.partition(" at ")
+    scene.planted = bug
+    found = request_trials.trial(scene, server, what, request.replace("NAME", scene.named), expected)
+    assert verdict in "; ".join(found.breaches)

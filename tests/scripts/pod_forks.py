@@ -1,0 +1,38 @@
+"""Run the program of helper pods in forks of this process, which has imported it: it begins at once.
+
+Each message on the socket that is stdin is a command, with four descriptors: its stdin, stdout and stderr, and
+a pipe for its process id and its exit code, one in a line.
+"""
+
+import os
+import signal
+import socket
+import sys
+
+from manycpu.pipeline.pod import __main__ as program
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+asked = socket.socket(fileno=os.dup(0))
+while True:
+    command, descriptors, *_ = socket.recv_fds(asked, 100, 4)
+    if not command:
+        break
+    if os.fork() == 0:
+        asked.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        *streams, told = descriptors
+        if child := os.fork():
+            for stream in streams:
+                os.close(stream)
+            os.write(told, f"{child}\n".encode())
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            os.write(told, f"{code}\n".encode())
+            os._exit(0)
+        os.close(told)
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        sys.argv[1:] = command.decode().split()
+        sys.exit(program.main(sys.argv[1]))
+    for descriptor in descriptors:
+        os.close(descriptor)

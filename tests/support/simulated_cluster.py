@@ -1,0 +1,286 @@
+"""A cluster for whole runs: the fake API server, the operators of two kinds of job, and a kubelet.
+
+A pod is a process of this machine: a rank with the stand-in for torch, or the program of a helper pod, which
+each exec starts. Their volume is a folder, with the same path.
+"""
+
+import base64
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from support.exec_streams import Fork, PodForks, pass_in, pass_out
+from support.fake_api_server import ApiError, ApiServer, Object
+from support.job_pods import now, up
+from support.killable_programs import Program
+from support.rank_launches import PLAIN, free_port
+from support.request_faults import Requests
+from support.web_server import served
+from websocket import WebSocket
+
+import manycpu
+from manycpu.pipeline.spec.job_kinds import FAILED, JOB_KINDS, PYTORCHJOB, TRAINING_RUNTIME, TRAINJOB
+from manycpu.pipeline.spec.placement import CODE, LIB
+
+_HERE = str(Path(next(iter(manycpu.__path__))).parent)
+_VARYING = re.compile(r"(&?(resourceVersion|timeoutSeconds|sinceTime|limit|allowWatchBookmarks)=[^&]*)")
+_UNSEEN = re.compile(r"^.*(/namespaces/ml/|(?=selfsubject))")
+_GRACE_S = 0.1  # for which what is deleted is still there
+_SERVES_WEBSOCKETS = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455
+
+
+class SimulatedCluster(ApiServer):
+    """The state of a cluster; what it stores and starts is below one folder.
+
+    Args:
+        folder: The folder, in which ``code`` is the code of the image.
+        requests: Causes the faults.
+        forks: Starts the program of helper pods.
+    """
+
+    def __init__(self, folder: Path, requests: Requests, forks: PodForks) -> None:
+        super().__init__()
+        self._folder, self._requests, self._forks = folder, requests, forks
+        self._changed = threading.Condition(self.lock)
+        self._lines: defaultdict[str, list[bytes]] = defaultdict(list)
+        """Uid of a rank's pod -> the lines of its log, each with its time."""
+        self._programs: defaultdict[str, list[Program[bytes] | Fork]] = defaultdict(list)
+        """Uid of a pod -> its processes."""
+        self._kubelet: list[threading.Thread] = []
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        """Answer a request, or cause the fault that is planned for it."""
+        self._requests.answer(handler, _named(handler), lambda: super(SimulatedCluster, self).answer(handler))
+
+    def end(self) -> None:
+        """End all watches, and what runs in pods."""
+        self.end_watches()
+        with self.lock:
+            for pod in list(self.objects.get("Pod", ())):
+                self.remove("Pod", pod["metadata"]["name"])
+        for thread in self._kubelet:
+            thread.join()
+
+    def _answer(self, handler: BaseHTTPRequestHandler, body: Object) -> None:
+        asked = urlsplit(handler.path)
+        if asked.path.endswith("/exec"):
+            self._exec(handler, asked.path.split("/")[-2], parse_qs(asked.query)["command"])
+        else:
+            super()._answer(handler, body)
+
+    def _put(self, kind: str, made: Object) -> Object:
+        if kind == "Pod":
+            made = {"status": {"phase": "Pending"}} | made
+        stored = super()._put(kind, made)
+        self._changed.notify_all()
+        owners = stored["metadata"].get("ownerReferences", ())
+        alive = {one["metadata"]["uid"] for items in self.objects.values() for one in items}
+        if owners and not alive & {owner["uid"] for owner in owners}:
+            self._remove(kind, stored["metadata"]["name"])  # as the garbage collector does
+        return stored
+
+    def _remove(self, kind: str, name: str) -> None:
+        there = self._there(kind, name)
+        super()._remove(kind, name)
+        for program in self._programs.pop(there["metadata"]["uid"], ()):
+            program.end()
+        if kind == "PersistentVolumeClaim":
+            shutil.rmtree(self._folder / "volume", ignore_errors=True)
+        self._changed.notify_all()
+
+    def _post(self, kind: str, name: str, query: dict[str, str], body: Object) -> Object:
+        made = super()._post(kind, name, query, body)
+        if "dryRun" not in query and self._named(kind, made["metadata"]["name"]):
+            if kind in (PYTORCHJOB.kind, TRAINJOB.kind):
+                self._operate(made)
+            elif kind == "Pod":
+                self._set_state(made)
+        return made
+
+    def _delete(self, kind: str, name: str, _: dict[str, str], body: Object) -> Object:
+        """Begin a deletion, which ends a moment later."""
+        meta = (there := self._there(kind, name))["metadata"]
+        if body.get("preconditions", {}).get("uid", meta["uid"]) != meta["uid"]:
+            raise ApiError(409, f"{name} is another one")
+        if "deletionTimestamp" not in meta:
+            self.put(kind, there | {"metadata": meta | {"deletionTimestamp": now()}})
+            self._kubelet.append(threading.Timer(_GRACE_S, self._end_deletion, (kind, name, meta["uid"])))
+            self._kubelet[-1].start()
+        return there
+
+    def _end_deletion(self, kind: str, name: str, uid: str) -> None:
+        with self.lock:
+            there = self._named(kind, name)
+            if there and there["metadata"]["uid"] == uid:
+                self.remove(kind, name)
+
+    def _operate(self, job: Object) -> None:
+        """Create the pods of a job, as its operator does; they start at once."""
+        self._set_conditions(job, "Created", "Running")
+        template, nodes = self._ranks(job)
+        port = str(free_port())
+        for number in range(nodes):
+            meta = template["metadata"]
+            name = f"{job['metadata']['name']}-worker-{number}"
+            labels = meta["labels"] | {"training.kubeflow.org/replica-index": str(number)}
+            owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "uid": job["metadata"]["uid"]}
+            owner["name"] = job["metadata"]["name"]
+            meta = meta | {"name": name, "labels": labels, "ownerReferences": [owner]}
+            pod = self.put("Pod", {"metadata": meta, "spec": template["spec"]})
+            env = {"RANK": number, "WORLD_SIZE": nodes, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+            there = env | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            self._start(pod, job, {key: str(value) for key, value in there.items()})
+
+    def _ranks(self, job: Object) -> tuple[Object, int]:
+        """Return the template of the pods of a job's ranks, and their number."""
+        if job["kind"] == PYTORCHJOB.kind:
+            worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
+            return worker["template"], worker["replicas"]
+        runtime = self._there(TRAINING_RUNTIME.kind, job["metadata"]["name"])["spec"]
+        (node,) = runtime["template"]["spec"]["replicatedJobs"]
+        return node["template"]["spec"]["template"], runtime["mlPolicy"]["numNodes"]
+
+    def _start(self, pod: Object, job: Object, env: dict[str, str]) -> None:
+        """Start the rank of a pod, without torchrun, which takes seconds."""
+        (container,) = pod["spec"]["containers"]
+        command = [_here(word) for word in container["command"]]
+        argv = [sys.executable, *command[command.index("--no-python") + 2 :]]
+        given = {each["name"]: _here(each["value"]) for each in container["env"] if "value" in each}
+        program: Program[bytes] = Program(
+            argv,
+            env=PLAIN | {"TMPDIR": gettempdir()} | given | env,
+            cwd=self._folder / "code",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self._programs[pod["metadata"]["uid"]].append(program)
+        self._set_state(pod)
+        self._kubelet.append(threading.Thread(target=self._watch_over, args=(pod, job, program)))
+        self._kubelet[-1].start()
+
+    def _watch_over(self, pod: Object, job: Object, program: "Program[bytes]") -> None:
+        """Keep the lines of a rank's pod; when it has ended, say so, as kubelet and operator do."""
+        assert program.stdout
+        uid = pod["metadata"]["uid"]
+        for text in program.stdout:
+            with self.lock:
+                self._lines[uid].append(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%f}000Z ".encode() + text)
+                self._changed.notify_all()
+        code = program.wait()
+        program.stdout.close()
+        with self.lock:
+            there = self._named("Pod", pod["metadata"]["name"])
+            if there is None or there["metadata"]["uid"] != uid:
+                return
+            started = there["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]
+            ended = {"exitCode": code, "startedAt": started, "finishedAt": now()}
+            self._set_state(there, "Failed" if code else "Succeeded", terminated=ended)
+            owners = pod["metadata"]["ownerReferences"]
+            owned = [one for one in self.objects["Pod"] if one["metadata"].get("ownerReferences") == owners]
+            phases = {one["status"]["phase"] for one in owned}
+            if "Failed" in phases:
+                self._set_conditions(job, FAILED)
+            elif phases == {"Succeeded"}:
+                self._set_conditions(job, JOB_KINDS[job["kind"].lower()].succeeded)
+
+    def _set_state(self, pod: Object, phase: str = "Running", **state: Any) -> None:
+        """Set the state of a pod's container; without one, it runs."""
+        status = up(**state) | {"phase": phase}
+        status["containerStatuses"][0]["name"] = pod["spec"]["containers"][0]["name"]
+        self.put("Pod", self._there("Pod", pod["metadata"]["name"]) | {"status": status})
+
+    def _set_conditions(self, job: Object, *names: str) -> None:
+        held = [{"type": name, "status": "True", "lastTransitionTime": now()} for name in names]
+        status = {"conditions": held, "startTime": now()}
+        status |= {} if "Running" in names else {"completionTime": now()}
+        self.put(job["kind"], self._there(job["kind"], job["metadata"]["name"]) | {"status": status})
+
+    def _log(self, handler: BaseHTTPRequestHandler, pod: str, query: dict[str, str]) -> None:
+        with self.lock:
+            uid = self._there("Pod", pod)["metadata"]["uid"]
+        since = query.get("sinceTime", "")[:19].encode()
+        first = -int(query["tailLines"]) if "tailLines" in query else 0
+        handler.send_response(200)
+        handler.end_headers()
+        sent = 0
+        while lines := self._lines_after(sent, pod, uid, wait="follow" in query):
+            sent += len(lines)
+            handler.wfile.write(b"".join(line for line in lines[first:] if line[:19] >= since))
+
+    def _lines_after(self, sent: int, pod: str, uid: str, *, wait: bool) -> list[bytes]:
+        """Return what a pod has printed after its first ``sent`` lines; none: it has ended."""
+        with self._changed:
+            if wait:
+                self._changed.wait_for(lambda: len(self._lines[uid]) > sent or not self._runs(pod, uid))
+            return self._lines[uid][sent:]
+
+    def _runs(self, name: str, uid: str) -> bool:
+        pod = self._named("Pod", name)
+        return pod is not None and pod["metadata"]["uid"] == uid and pod["status"]["phase"] == "Running"
+
+    def _exec(self, handler: BaseHTTPRequestHandler, pod: str, words: list[str]) -> None:
+        with self.lock:
+            there = self._there("Pod", pod)
+            if there["status"]["phase"] != "Running":
+                raise ApiError(500, "container not found")
+            program = self._forks.start(words[-1])
+            self._programs[there["metadata"]["uid"]].append(program)
+        with program:
+            key = handler.headers["Sec-WebSocket-Key"] + _SERVES_WEBSOCKETS
+            handler.send_response(101)
+            handler.send_header("Upgrade", "websocket")
+            handler.send_header("Connection", "Upgrade")
+            handler.send_header(
+                "Sec-WebSocket-Accept",
+                base64.b64encode(hashlib.sha1(key.encode()).digest()).decode(),  # noqa: S324
+            )
+            handler.send_header("Sec-WebSocket-Protocol", "v5.channel.k8s.io")
+            handler.end_headers()
+            far = WebSocket()
+            far.sock = handler.connection
+            reading = threading.Thread(target=pass_in, args=(far, program))
+            reading.start()
+            pass_out(handler.wfile.write, program)
+            with suppress(OSError):
+                handler.connection.shutdown(2)
+            reading.join()
+
+
+def _here(text: str) -> str:
+    """Undo the escapes of a manifest; name the folders of the image as they are on this machine."""
+    return text.replace("$$", "$").replace(LIB, _HERE).replace(CODE, ".")
+
+
+def _named(handler: BaseHTTPRequestHandler) -> str:
+    """Name a request by what it asks for, without what differs from run to run."""
+    path, _, query = _UNSEEN.sub("", unquote(handler.path)).partition("?")
+    return f"{handler.command} {path}?{_VARYING.sub('', query).strip('&')}".rstrip("?")
+
+
+@contextmanager
+def serving(current: "dict[str, SimulatedCluster]") -> Iterator[str]:
+    """Serve the cluster that is current at each request; yield the URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            current["cluster"].answer(self)
+
+        do_POST = do_PATCH = do_DELETE = do_GET  # noqa: N815 - names that http.server calls
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with served(Handler) as host:
+        yield f"http://{host}"
