@@ -6,11 +6,14 @@
 import doctest
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import fault_trials, request_faults, request_trials
+from support.fake_api_server import ApiError, Object
 from support.fault_trials import ALL, Server
 from support.request_trials import CancelsThere, CleansThere, Place, Pushes, RunsThere
+from support.simulated_cluster import SimulatedCluster
 
 pytestmark = pytest.mark.timeout(36_000 if ALL else 900)
 HOW = [("data", "pytorchjob"), *([(None, "pytorchjob"), (None, "trainjob")] if ALL else [])]
@@ -68,6 +71,30 @@ def test_a_job_that_succeeds_while_its_logs_do_not_answer_is_not_trained_again(
     seen, expected = request_trials.usual(scene, server)
     (log,) = [one for one in seen if "follow=true #1" in one]
     assert request_trials.trial(scene, server, "silence", log, expected) == (0, True, [])
+
+
+def test_a_folder_that_could_not_be_deleted_is_deleted_by_the_next_clean_up(
+    server: Server, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = RunsThere(tmp_path, place, "data")
+    _, expected = request_trials.usual(scene, server)
+    scene.reset()
+    create = SimulatedCluster._post  # noqa: SLF001 - stands in for a quota
+
+    def refuse(cluster: SimulatedCluster, kind: str, name: str, query: Any, body: Object) -> Object:
+        if kind == "Pod" and "cleanup" in body["metadata"]["name"]:
+            raise ApiError(403, "exceeded quota: pods")
+        return create(cluster, kind, name, query, body)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedCluster, "_post", refuse)
+        first = server.type(scene, scene.words)
+    assert first.code == 1
+    assert "`manycpu clean` tries again" in first.said
+    cleaned = server.type(scene, ("clean", scene.named, "--yes", *scene.where))
+    assert cleaned.code == 0, cleaned.said
+    assert scene.found()["objects"] == expected["objects"]
+    assert list(tmp_path.glob(f"volume/**/{scene.named}")) == []
 
 
 PLANTED = [

@@ -124,22 +124,29 @@ def remove(ctx: ClusterContext) -> list[str]:
         return wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S)
     uid = ctx.ledger.uid()
     undeleted = _begin_removal(ctx, uid)
-    is_of_another_run = partial(_is_of_another_run, uid)
-    return undeleted + wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S, but=is_of_another_run)
+    left_out = partial(_stays if undeleted else _is_of_another_run, uid)
+    return undeleted + wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S, but=left_out)
 
 
 def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
-    """Delete what the run owns, and its ledger last; return what could not be deleted."""
+    """Delete what the run owns, and its ledger last; return what could not be deleted.
+
+    Then the ledger stays too: without it, no later clean-up would know of the rest.
+    """
     undeleted = _remove_objects(ctx, uid)
     # A claim that was made for the run is deleted with its ledger; the user's claim has a folder of the run.
-    if not ctx.target.makes_claim and ctx.ledger.read().attempt > 0:
+    claim = claim_of(ctx)
+    has_folder = not ctx.target.makes_claim and ctx.ledger.read().attempt > 0
+    if has_folder and cluster_of(ctx).get("PersistentVolumeClaim", claim) is not None:
         try:
-            with helper(ctx, "cleanup", claim_of(ctx), lambda *_: None) as pod:
+            with helper(ctx, "cleanup", claim, lambda *_: None) as pod:
                 pod.ask("remove", folder=directory_of(ctx))
+        except RunGoneError:
+            raise
         except (TransferError, ManycpuError) as error:
-            where = f"claim {ctx.target.namespace}/{claim_of(ctx)}"
-            undeleted.append(f"{directory_of(ctx)} on {where}: {error}")
-    ctx.ledger.remove()
+            undeleted.append(f"{directory_of(ctx)} on claim {ctx.target.namespace}/{claim}: {error}")
+    if not undeleted:
+        ctx.ledger.remove()
     return undeleted
 
 
