@@ -299,6 +299,10 @@ def _compare(task: Task, script: Path, folder: Path) -> dict[str, Any]:
         if shutil.which("mpirun") and task.learning[0]:
             others["script, mpirun"] = partial(public, [*_mpirun(), sys.executable], "")
         found |= _by_turns(others, training, folder, seeds=1)
+    return _figures(task, training, found)
+
+
+def _figures(task: Task, training: Training, found: Mapping[str, list[Outcome]]) -> dict[str, Any]:
     rates = {name: [outcome.rate for outcome in outcomes] for name, outcomes in found.items()}
 
     def over(name: str, other: str) -> dict[str, float]:
