@@ -227,6 +227,18 @@ def _grant(admin: ApiClient, name: str, rights: Path, *, account_namespace: str)
             "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": account_namespace}],
         },
     )
+    rule = role["rules"][0]
+    asked = {"namespace": name, "verb": rule["verbs"][0], "group": rule["apiGroups"][0]}
+    asked["resource"] = rule["resources"][0]
+    user = f"system:serviceaccount:{account_namespace}:{ACCOUNT}"
+    review = {"spec": {"user": user, "resourceAttributes": asked}}
+    reviews = client.AuthorizationV1Api(admin)
+
+    def granted() -> bool:
+        return bool(reviews.create_subject_access_review(review).status.allowed)
+
+    # The authorizer reads Roles from a cache, which lags on a busy machine.
+    wait_for(f"the rights of {user} in {name}", granted, seconds=30)
 
 
 def serves(admin: ApiClient, kind: str) -> bool:

@@ -39,8 +39,8 @@ def faults_of(request: str) -> Sequence[str]:
     if is_change(request):
         return [*_OF_CHANGES, *(["409"] if request.startswith(("POST", "PATCH")) else [])]
     number = int(request.rpartition("#")[2])
-    usual = _ENDLESS if "watch=" in request or "follow=" in request else _OF_READS
-    silent = ["silence"] if "follow=" in request else []  # others are silent for half a minute
+    usual = _ENDLESS if "watch=" in request or "/log?" in request else _OF_READS
+    silent = ["silence"] if "/log?" in request else []  # others are silent for half a minute
     return [*usual, *silent, _STATUSES[number % len(_STATUSES)]]
 
 

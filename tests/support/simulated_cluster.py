@@ -35,7 +35,9 @@ from manycpu.pipeline.spec.job_kinds import FAILED, JOB_KINDS, PYTORCHJOB, TRAIN
 from manycpu.pipeline.spec.placement import CODE, LIB
 
 _HERE = str(Path(next(iter(manycpu.__path__))).parent)
-_VARYING = re.compile(r"(&?(resourceVersion|timeoutSeconds|sinceTime|limit|allowWatchBookmarks)=[^&]*)")
+_VARYING = re.compile(
+    r"(&?(resourceVersion|timeoutSeconds|sinceTime|follow|limit|allowWatchBookmarks)=[^&]*)"
+)
 _UNSEEN = re.compile(r"^.*(/namespaces/ml/|(?=selfsubject))")
 _GRACE_S = 0.1  # for which what is deleted is still there
 _SERVES_WEBSOCKETS = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455
