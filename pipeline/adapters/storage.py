@@ -28,7 +28,7 @@ from manycpu.pipeline.adapters.listing import (
     leads_out,
     regular,
 )
-from manycpu.pipeline.spec.credentials import without
+from manycpu.pipeline.spec.credentials import redacted, without
 from manycpu.pipeline.spec.errors import BadInputError, require
 from manycpu.pipeline.spec.output import claimed_by, partial_name
 
@@ -37,6 +37,9 @@ _S3: Final = frozenset({"s3", "s3a"})
 _BUCKETS: Final = frozenset({*_S3, "abfs", "abfss", "az", "gcs", "gs"})
 """Protocols whose storage has objects in buckets, and no folders."""
 _LOGIN: Final = re.compile(r"^(s3a?://)([\w.-]+)@")
+_BUCKET: Final = re.compile(r"[a-zA-Z0-9._-]+(/|$)|arn:aws[a-z-]*:s3")
+_VERSION: Final = "?versionId="
+"""Separates a key of S3 from its version in s3fs, which takes it for that in every name."""
 Block = bytes | memoryview
 
 
@@ -88,12 +91,21 @@ class Location:
             fix = "Install the package that fsspec names, mend the URL, or use another protocol"
             text = without(f"{url!r} cannot be opened: {error}", url)
             raise BadInputError(text, field=field, fix=_meant(url) or fix) from error
-        return cls(url, fs, root)
+        there = cls(url, fs, root)
+        if there._is_s3 and not _BUCKET.match(root):  # a client's error would quote parts of a secret
+            fix = "Write s3://BUCKET/FOLDER; credentials belong into the environment"
+            raise BadInputError(f"{redacted(url)!r} names no bucket", field=field, fix=fix)
+        return there
 
     @property
     def local(self) -> Path | None:
         """The path on disk; None: it is behind a URL."""
         return Path(self.root) if isinstance(self.fs, LocalFileSystem) else None
+
+    @property
+    def is_atomic(self) -> bool:
+        """Whether a file appears complete, or not at all, when it is written: so it is in buckets."""
+        return self._in_bucket
 
     @property
     def tells_sha256(self) -> bool:
@@ -179,14 +191,21 @@ class Location:
         return cast("BinaryIO", self.fs.open(self._at(path)))
 
     @contextmanager
-    def writing(self, path: str) -> Iterator[BinaryIO]:
+    def writing(self, path: str, *, new: bool = False) -> Iterator[BinaryIO]:
         """Open a file below to write it; after an error there is no file, or the one of before.
 
         fsspec completes a file when it is closed, also if an error has left it half written.
+
+        Args:
+            path: The file.
+            new: Whether no other may have written it before it is closed; only S3 can tell.
+
+        Raises:
+            FileExistsError: Another has written it.
         """
-        at = self._at(path)
+        at = self._below(path)
         self._make_folder(at)
-        file: Any = self.fs.open(at, "wb")
+        file: Any = self.fs.open(at, "xb" if new and self._is_s3 else "wb")
         try:
             yield file
             file.close()
@@ -220,7 +239,7 @@ class Location:
 
     def write_text(self, path: str, text: str) -> None:
         """Write a small file below; on disk atomically."""
-        at = self._at(path)
+        at = self._below(path)
         self._make_folder(at)
         if self.local is None:
             self.fs.pipe_file(at, text.encode())
@@ -241,7 +260,7 @@ class Location:
             OddFileError: It is no regular file, such as a FIFO, which would block.
         """
         try:
-            at = self._at(path)
+            at = self._below(path)
             if self.local is None or Path(at).is_dir():
                 return cast("bytes", self.fs.cat_file(at)).decode(errors="replace")
             with open_file(at) as file:
@@ -251,7 +270,7 @@ class Location:
 
     def remove(self, path: str) -> None:
         """Delete a file below."""
-        self.fs.rm_file(self._at(path))
+        self.fs.rm_file(self._below(path))
 
     def names(self) -> list[str]:
         """List the names directly below; empty: there is no folder."""
@@ -264,7 +283,7 @@ class Location:
 
     def has(self, path: str) -> bool:
         """Whether there is such a file below."""
-        return bool(self.fs.exists(self._at(path)))
+        return bool(self.fs.exists(self._below(path)))
 
     def sha256(self, item: Item, tick: Callable[[], None] = lambda: None) -> str:
         """Read a file below and hash it; ``tick`` is called after each block."""
@@ -298,6 +317,7 @@ class Location:
         at = self._at(item.path)
         file = self.fs.open(at, size=item.size)
         file.details = {"name": at, "size": item.size, "ETag": item.version}
+        file.read_kw = {**getattr(file, "read_kw", {}), "IfMatch": item.version}  # s3fs: without a size only
         return cast("BinaryIO", file)
 
     @property
@@ -318,7 +338,13 @@ class Location:
         return self.is_file()
 
     def _at(self, path: str) -> str:
-        return self.root if self._one_file else f"{self.root.rstrip('/')}/{path}"
+        """Return the path of a file below, or of the file itself."""
+        return self.root if self._one_file else self._below(path)
+
+    def _below(self, path: str) -> str:
+        if self._is_s3 and _VERSION in path:
+            raise OddFileError(f"{path!r} names a version, and no key")
+        return f"{self.root.rstrip('/')}/{path}"
 
     def _item(self, path: str) -> Item:
         if path.endswith("/"):
@@ -340,6 +366,8 @@ class Location:
                 raise OddFileError(f"{name!r} leads out of its folder")
             if self._in_bucket:
                 _refuse_odd_key(path, name, info["size"])
+            if self._is_s3:
+                self._below(name)
             # Some protocols list folders as files with a slash at the end; these are no empty folders.
             if path[-1] != "/" and claimed_by(name) is None:
                 yield _described(name, info)
@@ -438,7 +466,7 @@ def _meant(url: str) -> str | None:
     """
     known = [*fsspec.available_protocols(), "hf"]
     for protocol in protocols(url):
-        near = get_close_matches(protocol, known, 1)
+        near = get_close_matches(protocol.lower(), known, 1)
         if protocol not in known and near:
             return f"Did you mean {near[0]}?"
     return None

@@ -20,6 +20,7 @@ _URL: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([^\s'\"<>]+?)(?=::|[\s'\"<>]|$
 _NO_PORT: Final = r"(?!\d{1,5}(?:[/'\"<>]|[).,;:\]]*(?:\s|$)))"  # a port is no password
 # A slash may be part of an AWS secret that is not quoted.
 _USER_PATTERN: Final = re.compile(rf"([^/?#@:]*:{_NO_PORT}[^?#\s]*|[^/?#]+)@")
+_LOGIN_NAME: Final = re.compile(r"[\w.+ -]*")  # no password, not even one whose colon is escaped
 # Passwords that are not allowed in a URL, and that people write all the same: with quotes, spaces and `::`.
 _ODD_PASSWORD: Final = re.compile(
     rf"([a-z][a-z0-9+.-]*)://([^\s/?#@:'\"<>]*:{_NO_PORT}[^\s/?#@][^/?#@\r\n]*)@", re.IGNORECASE
@@ -224,7 +225,8 @@ def _user_part(protocol: str, rest: str) -> re.Match[str] | None:
     user = _USER_PATTERN.match(rest)
     if user is None or not _may_have_user(protocol):
         return None
-    return user if ":" in user[1] or protocol.lower().rpartition("+")[2] in _TOKEN_PROTOCOLS else None
+    takes_tokens = protocol.lower().rpartition("+")[2] in _TOKEN_PROTOCOLS
+    return user if takes_tokens or not _LOGIN_NAME.fullmatch(user[1]) else None
 
 
 def _texts_in(value: Any) -> Iterator[str]:

@@ -28,7 +28,9 @@ def partial_name(name: str) -> str:
     return f".{name}.partial"
 
 
-PARTIALS: Final = (partial_name(REPORT), partial_name(PAGE))
+OUTDATED: Final = partial_name(MANIFEST)
+"""The manifest of an export behind a URL, while a new export of the same run deletes its files."""
+PARTIALS: Final = (partial_name(REPORT), partial_name(PAGE), OUTDATED)
 """Files that a process leaves in an output when it is killed while it writes."""
 
 

@@ -28,7 +28,7 @@ def signed(manifest: Manifest, key: str) -> str:
 def earlier(destination: Location, key: str) -> Earlier | None:
     """Read the manifest of an earlier export of the same run; None: there is none."""
     key_in_report = output.fields_of(destination.read_text(output.REPORT)).get("key")
-    for name in output.manifests(destination.has):
+    for name in (*output.manifests(destination.has), output.OUTDATED):
         try:
             manifest, key_in_manifest = Manifest.parse(destination.read_text(name) or "")
         except ValueError:

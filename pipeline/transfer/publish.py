@@ -7,7 +7,8 @@ from pathlib import Path
 from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import Item
 from manycpu.pipeline.adapters.storage import Location
-from manycpu.pipeline.spec.output import REPORT, manifest_name, programs_report
+from manycpu.pipeline.spec.credentials import redacted
+from manycpu.pipeline.spec.output import OUTDATED, REPORT, manifest_name, programs_report
 from manycpu.pipeline.transfer.claims import claimed
 from manycpu.pipeline.transfer.destination import changed, earlier, put, refuse_if_any, signed, strangers
 from manycpu.pipeline.transfer.manifest import File, Hashing, Manifest, Progress, Tick, TransferError, scan
@@ -40,9 +41,9 @@ def publish(
         ClaimedError: Another run has the destination.
     """
     origin = written(str(source))
+    if destination.is_file():
+        raise TransferError(f"{redacted(destination.url)} has become a file, and no folder")
     if destination.local is not None:
-        if destination.local.is_file():
-            raise TransferError(f"{destination.local} has become a file, and no folder")
         return save(Hashing(origin, tick), destination.local, key, progress, tick)
     with claimed(destination, key) as holding:
         manifest = scan(origin, tick)
@@ -146,7 +147,10 @@ def _with_report_renamed(manifest: Manifest, name: str) -> Manifest:
 
 
 def _delete_outdated(destination: Location, manifest: Manifest, key: str, tick: Tick) -> None:
-    """Delete files of an earlier export that this one does not contain, its manifest last."""
+    """Delete files of an earlier export that this one does not contain.
+
+    Meanwhile its manifest has another name: a folder with a manifest is complete at all times.
+    """
     current = {(file.path, file.sha256) for file in manifest.files}
     # A file of this export may be there from a broken upload: _upload compares its content.
     refuse_if_any(set(strangers(destination, key)) - {path for path, _ in current})
@@ -154,10 +158,13 @@ def _delete_outdated(destination: Location, manifest: Manifest, key: str, tick: 
     refuse_if_any(changed(destination, before, tick))
     if before is None:
         return
+    if before.name != OUTDATED:
+        destination.write_text(OUTDATED, signed(before.manifest, key))
+        destination.remove(before.name)
     for file in before.manifest.files:
         if (file.path, file.sha256) not in current and destination.has(file.path):
             destination.remove(file.path)
-    destination.remove(before.name)
+    destination.remove(OUTDATED)
 
 
 def _upload(origin: Location, destination: Location, file: File, target: File, tick: Tick) -> None:
@@ -175,10 +182,18 @@ def _upload(origin: Location, destination: Location, file: File, target: File, t
     """
     if _is_uploaded(origin, destination, file, target, tick):
         return
-    with origin.open(file.path) as reader, destination.writing(target.path) as writer:
-        while block := reader.read(1 << 20):
-            writer.write(block)
-            tick()
+    for new in (True, False):
+        try:
+            with origin.open(file.path) as reader, destination.writing(target.path, new=new) as writer:
+                while block := reader.read(1 << 20):
+                    writer.write(block)
+                    tick()
+            break
+        except FileExistsError:
+            destination.fs.invalidate_cache()
+            if destination.has(target.path):  # written meanwhile, such as by the same run on another machine
+                refuse_if_any([target.path])
+            # else there is a deleted version, which some servers count: versitygw 1.8
     sha256 = destination.sha256(_item(target), tick)
     if sha256 != file.sha256:
         raise TransferError(f"{file.path} reads back as sha256 {sha256}, written was {file.sha256}")
@@ -188,7 +203,7 @@ def _is_uploaded(origin: Location, destination: Location, file: File, target: Fi
     """Whether a complete copy of a file exists; False also if a broken upload of this run left a part of it.
 
     Raises:
-        TransferError: What exists is neither the file nor its first part.
+        TransferError: What exists is neither the file nor, where there are parts, its first part.
     """
     destination.fs.invalidate_cache()
     if not destination.has(target.path):
@@ -196,7 +211,7 @@ def _is_uploaded(origin: Location, destination: Location, file: File, target: Fi
     size, sha256 = destination.hashed(_item(target), tick=tick)
     if (size, sha256) == (file.size, file.sha256):
         return True
-    if origin.hashed(_item(file), size, tick) != (size, sha256):
+    if destination.is_atomic or origin.hashed(_item(file), size, tick) != (size, sha256):
         refuse_if_any([target.path])
     return False
 

@@ -509,3 +509,114 @@ def test_what_a_killed_upload_leaves_the_next_one_deletes(
     transfer.publish(source, there(url), "key")
     assert [each["Key"] for each in uploads(proxy.server, name)] == [foreign["Key"]]
     assert objects(proxy.server, f"{name}/out")["large.bin"] == (source / "large.bin").read_bytes()
+
+
+def folder(path: Path, **files: bytes) -> Path:
+    path.mkdir()
+    for name, content in files.items():
+        (path / name).write_bytes(content)
+    return path
+
+
+def test_keys_with_a_version_are_refused_by_name(
+    plain: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, key = bucket(plain, {"set/a": b"alpha"}), "a?versionId=7"
+    plain.client().call_s3("put_object", Bucket=name, Key=f"set/{key}", Body=b"other")
+    use(plain, monkeypatch)
+    with pytest.raises(OddFileError, match=r"'a.versionId=7' names a version, and no key"):
+        transfer.fetch(there(f"s3://{name}/set"), tmp_path / "copy")
+    with pytest.raises(OddFileError, match=r"'a.versionId=7' names a version, and no key"):
+        transfer.publish(folder(tmp_path / "source", **{key: b"model"}), there(f"s3://{name}/out"), "key")
+    assert "a" not in objects(plain, f"{name}/out")
+
+
+def test_bytes_that_are_there_only_while_they_are_read_are_not_staged(proxy: Proxy, tmp_path: Path) -> None:
+    name = bucket(proxy.server, {"set/a": b"alpha"})
+
+    def replaces(request: str) -> None:
+        if request == f"GET /{name}/set/a":
+            proxy.server.client().pipe_file(f"{name}/set/a", b"other")
+
+    proxy.rule = replaces
+    with pytest.raises(OSError, match="no longer exists"):
+        transfer.fetch(there(f"s3://{name}/set"), tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_an_object_that_took_the_name_of_the_output_is_left_alone(
+    plain: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = bucket(plain, {"out": b"theirs"})
+    use(plain, monkeypatch)
+    with pytest.raises(transfer.TransferError, match="has become a file"):
+        transfer.publish(folder(tmp_path / "source", model=b"ours"), there(f"s3://{name}/out"), "key")
+    assert plain.client().cat_file(f"{name}/out") == b"theirs"
+
+
+def test_an_object_that_begins_like_a_file_of_the_model_is_left_alone(
+    plain: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = bucket(plain, {"out/empty": b"", "out/model": b"o"})
+    use(plain, monkeypatch)
+    with pytest.raises(transfer.TransferError, match="it holds empty, which this run did not write"):
+        transfer.publish(
+            folder(tmp_path / "source", empty=b"full", model=b"ours"), there(f"s3://{name}/out"), "key"
+        )
+    assert objects(plain, f"{name}/out") == {"empty": b"", "model": b"o"}
+
+
+def test_a_manifest_is_never_beside_a_part_of_its_files(proxy: Proxy, tmp_path: Path) -> None:
+    name = bucket(proxy.server)
+    url = f"s3://{name}/out"
+    first = folder(tmp_path / "first", same=b"1", changed=b"1", gone=b"1")
+    second = folder(tmp_path / "second", same=b"1", changed=b"2")
+    for at in range(1, 100):
+        proxy.rule = lambda _: None
+        transfer.publish(first, there(url), "key")
+        made = count(1)
+
+        def breaks(request: str, at: int = at, made: Iterator[int] = made) -> s3_server.Fault | None:
+            is_read = request.startswith(("GET", "HEAD"))
+            return None if is_read or next(made) < at else "cut"
+
+        proxy.rule = breaks
+        try:
+            transfer.publish(second, there(url), "key")
+        except Exception:  # noqa: BLE001 - whatever the client says
+            proxy.rule = lambda _: None
+            found = objects(proxy.server, f"{name}/out")
+            for each in json.loads(found.get("manifest.json", b'{"files": []}'))["files"]:
+                assert hashlib.sha256(found.get(each["path"], b"")).hexdigest() == each["sha256"], at
+        else:
+            break
+        proxy.rule = lambda _: None
+        transfer.publish(second, there(url), "key")
+        assert objects(proxy.server, f"{name}/out").keys() == {"same", "changed", "manifest.json"}
+    assert at > 6
+
+
+def test_of_the_same_run_on_two_machines_one_exports(proxy: Proxy, tmp_path: Path) -> None:
+    name = bucket(proxy.server)
+    ours, theirs = folder(tmp_path / "ours", model=b"ours"), folder(tmp_path / "theirs", model=b"theirs")
+    began: list[str] = []
+
+    def meets_another(request: str) -> None:
+        if request == f"PUT /{name}/out/model" and not began:
+            began.append(request)
+            transfer.publish(theirs, there(f"s3://{name}/out"), "key")
+
+    proxy.rule = meets_another
+    with pytest.raises(transfer.TransferError, match="it holds model, which this run did not write"):
+        transfer.publish(ours, there(f"s3://{name}/out"), "key")
+    assert objects(proxy.server, f"{name}/out")["model"] == b"theirs"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["s3://KEY:SECRET/x+y@buck/set", "s3://KEY%3ASECRET@buck/set", "s3://token=SECRET@buck/set", "s3:///"],
+)
+def test_a_url_without_a_bucket_is_refused_and_its_secret_is_not_shown(url: str) -> None:
+    with pytest.raises(BadInputError, match="names no bucket") as refused:
+        there(url)
+    assert "SECRET" not in str(refused.value)
