@@ -202,7 +202,8 @@ def save(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer,
     release(model)
     with _without_empty_groups(optimizer):
         states = get_state_dict(model, optimizer, options=_OPTIONS)
-    save_shares({"model": states[0], "optimizer": states[1], _EXTRA: noted}, checkpoint_id=new)
+    trained = _trained(model, states[0])
+    save_shares({"model": trained, "optimizer": states[1], _EXTRA: noted}, checkpoint_id=new)
     _barrier()
     shared = [(new / ".metadata").exists()] * _ranks()
     if dist.is_initialized():
@@ -238,7 +239,8 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
     folder = _complete(folder)
     with _without_empty_groups(optimizer):
         model_state, optimizer_state = get_state_dict(model, optimizer, options=_OPTIONS)
-        state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state, _EXTRA: ""}
+        trained = _trained(model, model_state)
+        state: dict[str, Any] = {"model": trained, "optimizer": optimizer_state, _EXTRA: ""}
         try:
             load_shares(state, checkpoint_id=folder)
         except CheckpointException as error:
@@ -252,6 +254,12 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
         )
     extra: dict[str, Any] = json.loads(state[_EXTRA])
     return extra
+
+
+def _trained(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """Leave out frozen parameters under their second names too, which torch forgets: of a tied head."""
+    frozen = {name for name, each in model.named_parameters(remove_duplicate=False) if not each.requires_grad}
+    return {name: each for name, each in state.items() if name not in frozen}
 
 
 @contextlib.contextmanager
@@ -269,7 +277,7 @@ def _without_empty_groups(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 def load_weights(folder: str | Path, model: nn.Module) -> None:
     """Read only the model's trained parameters from a checkpoint."""
     release(model)
-    state = {"model": get_model_state_dict(model, options=_OPTIONS)}
+    state = {"model": _trained(model, get_model_state_dict(model, options=_OPTIONS))}
     load_shares(state, checkpoint_id=_complete(folder))
     set_model_state_dict(model, state["model"], options=_OPTIONS)
 

@@ -6,11 +6,12 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import datasets  # type: ignore[import-untyped]
 import torch
@@ -101,10 +102,10 @@ def begin(options: CpuTrainingOptions, notes: Iterable[str], env: Mapping[str, s
     set_seed(options.seed)
 
 
-def sharded_loading(
+def loader(
     kind: Any, config: PretrainedConfig, options: CpuTrainingOptions, length: int, **takes: Any
-) -> dict[str, Any]:
-    """Return arguments of ``from_pretrained`` with which each rank reads its share of the weights alone.
+) -> Callable[..., PreTrainedModel]:
+    """Return a ``from_pretrained`` with which each rank of a sharded training reads its share alone.
 
     Args:
         kind: The Auto class that loads the model.
@@ -128,7 +129,7 @@ def sharded_loading(
         )
         options.shard = _chosen(config, options, training)
     if options.shard == "no" or ranks == 1:
-        return {}
+        return cast("Callable[..., PreTrainedModel]", kind.from_pretrained)
     if options.use_ipex or options.torch_compile or options.gradient_compression != "no":
         raise BadInputError(
             f"--shard {options.shard} excludes --use_ipex, --torch_compile and --gradient_compression",
@@ -145,18 +146,6 @@ def sharded_loading(
             field="run.args",
             fix="Leave out --shard",
         ) from error
-    if empty.all_tied_weights_keys:
-        # transformers 5.23 gathers embeddings and head apart: from the second step on, one of them is stale.
-        shared = "the model's head shares the weights of its embeddings, and so it cannot be sharded"
-        if by_itself:
-            say(f"{shared}: each rank trains a replica, and may run out of memory")
-            options.shard = "no"
-            return {}
-        raise BadInputError(
-            shared,
-            field="run.args",
-            fix="Leave out --shard, or set tie_word_embeddings to false in the model's config.json",
-        )
     formats = [options.bf16] * ranks
     if dist.is_initialized():
         dist.all_gather_object(formats, options.bf16)
@@ -175,9 +164,25 @@ def sharded_loading(
     plan = dict.fromkeys(names, "free_full_weight")
     sizes = {"fsdp_size": ranks // copies, "dp_replicate_size": copies}
     say(f"the model is sharded over {ranks // copies} ranks" + (f", {copies} replicas" if copies > 1 else ""))
-    return {
-        "distributed_config": DistributedConfig(fsdp_plan=plan, fsdp_mixed_precision=options.bf16, **sizes)
-    }
+    model = type(empty)
+    if empty.all_tied_weights_keys:
+        model = type(model.__name__, (_Tied, model), {})
+    whole = DistributedConfig(fsdp_plan=plan, fsdp_mixed_precision=options.bf16, **sizes)
+    return partial(model.from_pretrained, distributed_config=whole)
+
+
+class _Tied:
+    """Shards a model whose head shares the weights of its embeddings.
+
+    transformers 5.23 gathers the two apart: from the second step on, one of them is stale. Tied before, and
+    left to the root, they are one parameter.
+    """
+
+    @classmethod
+    def maybe_distribute_model(cls, model: Any, *given: Any) -> Any:
+        model._fsdp_plan = {}  # noqa: SLF001 - the plan in the configuration adds the blocks
+        model.tie_weights(recompute_mapping=False)
+        return super().maybe_distribute_model(model, *given)  # type: ignore[misc]
 
 
 def _chosen(

@@ -22,7 +22,7 @@ from manycpu.pipeline.recipes.causal_lm.options import DataOptions, ModelOptions
 from manycpu.pipeline.recipes.causal_lm.packing import IGNORED
 from manycpu.pipeline.recipes.causal_lm.records import Columns
 from manycpu.pipeline.recipes.reporting import say
-from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, sharded_loading
+from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, loader
 from manycpu.pipeline.spec.errors import BadInputError, install
 from manycpu.pipeline.spec.memory_plan import FLOAT, HALF, adapter_parameters
 from manycpu.pipeline.spec.model_shape import layout_of
@@ -302,7 +302,7 @@ def load_model(
     adapters = adapter_parameters(layout, options.lora_r) if layout and options.method != "full" else 0
     name = str(options.model_name_or_path)
     try:
-        shares = sharded_loading(
+        load = loader(
             AutoModelForCausalLM,
             config,
             training,
@@ -312,12 +312,11 @@ def load_model(
             adapters=adapters,
             frozen=HALF if frozen else FLOAT,
         )
-        return AutoModelForCausalLM.from_pretrained(
+        return load(
             name,
             config=config,
             dtype=torch.bfloat16 if frozen else torch.float32,
             **base_model.hub_arguments(options),
-            **shares,
         )
     except (OSError, ValueError) as error:
         raise base_model.unloadable(name, error) from error

@@ -21,7 +21,7 @@ from transformers import (
 from manycpu.pipeline.recipes import base_model
 from manycpu.pipeline.recipes.question_answering import squad
 from manycpu.pipeline.recipes.question_answering.options import DataOptions, ModelOptions
-from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, sharded_loading
+from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, loader
 from manycpu.pipeline.spec.errors import BadInputError
 
 _LEAST: Final = -1e4
@@ -47,11 +47,9 @@ def load_model(
     config, tokenizer = base_model.read_config(options, options.config_name)
     name = str(options.model_name_or_path)
     try:
-        shares = sharded_loading(AutoModelForQuestionAnswering, config, training, length)
+        load = loader(AutoModelForQuestionAnswering, config, training, length)
         # Weights are fp32 also where the checkpoint has others: bf16 is for the computation (autocast) alone.
-        model = AutoModelForQuestionAnswering.from_pretrained(
-            name, config=config, dtype=torch.float32, **base_model.hub_arguments(options), **shares
-        )
+        model = load(name, config=config, dtype=torch.float32, **base_model.hub_arguments(options))
     except (OSError, ValueError) as error:
         raise base_model.unloadable(name, error) from error
     if options.freeze_embeddings:
