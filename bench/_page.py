@@ -132,6 +132,8 @@ def _figure_words(name: str, patterns: Words) -> tuple[str, str, str]:
 
 
 def _shown(value: Any, unit: str) -> str:
+    if isinstance(value, str):  # such as a version
+        return value
     if isinstance(value, dict):
         around = f" ({_number(value['low'])} to {_number(value['high'])})"
         return _shown(value["median"], unit) + (around if value["low"] < value["high"] else "")

@@ -116,8 +116,9 @@ class Task(NamedTuple):
     """What switches the script to bf16."""
     switches: Mapping[str, tuple[dict[str, Any], str]] = {}
     """Name -> fields of the run and options of the recipe that take one default back."""
-    learning: tuple[int, str] = (0, "")
-    """Samples from which the model learns enough for a score, and the script's options that spare time."""
+    learning: tuple[int, str, str] = (0, "", "")
+    """Samples from which the model learns enough for a score, options of both sides for that, and the
+    script's options that spare time."""
 
 
 def _questions_of(folder: Path, count: int) -> Training:
@@ -222,7 +223,7 @@ TASKS: Final = {
             "unfused AdamW": ({}, "--optim adamw_torch"),
             "gloo": ({"backend": "gloo"}, ""),
         },
-        learning=(1200, "--pad_to_max_length false"),
+        learning=(1200, "--lr_scheduler_type cosine", "--pad_to_max_length false"),
     ),
     "causal_lm": Task(
         script="language-modeling/run_clm.py",
@@ -304,6 +305,7 @@ def _compare(task: Task, script: Path, folder: Path) -> dict[str, Any]:
 
 def _figures(task: Task, training: Training, found: Mapping[str, list[Outcome]]) -> dict[str, Any]:
     rates = {name: [outcome.rate for outcome in outcomes] for name, outcomes in found.items()}
+    rivals = [name for name in found if not name.startswith("manycpu, ")]
 
     def over(name: str, other: str) -> dict[str, float]:
         """Say how many times as fast the first is, by the turns that both had."""
@@ -313,7 +315,7 @@ def _figures(task: Task, training: Training, found: Mapping[str, list[Outcome]])
         "samples": training.samples,
         "seconds": {name: spread([each.seconds for each in found[name]]) for name in found},
         "samples/s": {name: spread(rates[name]) for name in found},
-        "over the script": {name: over(name, "script") for name in found if name != "script"},
+        "over the script": {name: over(name, "script") for name in rivals if name != "script"},
         "over the script with --bf16": {"manycpu": over("manycpu", "script --bf16")},
         "defaults over": {
             name.removeprefix("manycpu, "): over("manycpu", name)
@@ -323,20 +325,34 @@ def _figures(task: Task, training: Training, found: Mapping[str, list[Outcome]])
     }
     if training.tokens:
         figures["tokens/s"] = {
-            name: spread([rate * training.tokens for rate in rates[name]]) for name in found
+            name: spread([rate * training.tokens for rate in rates[name]]) for name in rivals
         }
     return figures | ({task.score: _scores(found)} if task.score else {})
 
 
 def _learn(task: Task, script: Path, folder: Path) -> dict[str, Any]:
-    """Train long enough for a score that says something."""
-    count, spared = task.learning
+    """Train long enough for a score that says something, from the same head."""
+    count, both, spared = task.learning
     sides: dict[str, Callable[[Turn], Outcome]] = {
-        "script": partial(_public, task, script, _TORCHRUN, spared),
-        "manycpu": partial(_own, task, script, {}, ""),
+        "script": partial(_public, task, script, _TORCHRUN, f"{both} {spared}"),
+        "manycpu": partial(_own, task, script, {}, both),
     }
     folder.mkdir()
-    return _scores(_by_turns(sides, task.prepare(folder / "data", count), folder))
+    training = task.prepare(folder / "data", count)
+    training = training._replace(model=_with_head(training.model, folder / "head"))
+    return _scores(_by_turns(sides, training, folder))
+
+
+def _with_head(model: str, folder: Path) -> str:
+    """Write the model with a head of large random weights, which learns in few steps."""
+    from transformers import AutoModelForQuestionAnswering, AutoTokenizer, set_seed
+
+    set_seed(0)
+    changes: dict[str, Any] = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+    head = AutoModelForQuestionAnswering.from_pretrained(model, initializer_range=0.3, **changes)
+    for part in (head, AutoTokenizer.from_pretrained(model)):
+        part.save_pretrained(folder)
+    return str(folder)
 
 
 def _scores(found: Mapping[str, list[Outcome]]) -> dict[str, Any]:
@@ -375,7 +391,7 @@ def _own(task: Task, script: Path, fields: dict[str, Any], more: str, turn: Turn
     training, place = turn.training, turn.place
     run = {
         "program": task.program or str(script),
-        "args": _words(f"{task.both} {task.own} {more}", turn),
+        "args": _words(f"{task.both} {task.own} {more}", turn, "{output}"),
         "data": str(training.data),
         "output": str(place / "model"),
         "nproc_per_node": RANKS,
@@ -388,9 +404,10 @@ def _own(task: Task, script: Path, fields: dict[str, Any], more: str, turn: Turn
     return _measured(task, turn, words, {"MANYCPU_HOME": str(place / "home")})
 
 
-def _words(options: str, turn: Turn) -> list[str]:
+def _words(options: str, turn: Turn, output: str = "") -> list[str]:
     training, seed, place = turn
-    given = {"data": training.data, "model": training.model, "seed": seed, "output": place / "model"}
+    given = {"data": training.data, "model": training.model, "seed": seed}
+    given["output"] = output or place / "model"
     return [word.format(**given) for word in options.split()]
 
 

@@ -132,7 +132,8 @@ def shard(
             _compute_again(block)
         fully_shard(block, mesh=ranks, mp_policy=inner)
     fully_shard(model, mesh=ranks, mp_policy=policy)
-    overlap(model)
+    if ranks_of_node() < _ranks():
+        overlap(model)
     return model
 
 
@@ -151,7 +152,10 @@ def block_names(model: nn.Module, classes: Sequence[type[nn.Module]] = ()) -> li
 
 
 def overlap(model: nn.Module) -> None:
-    """Gather the next block while one computes; without streams, by asynchronous collectives."""
+    """Gather the next block while one computes; without streams, by asynchronous collectives.
+
+    It is for ranks of several nodes: within one, the cores that gather are those that compute.
+    """
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for module in modules:
         module._set_unshard_async_op(True)  # noqa: SLF001 - torch has no public way on CPUs
