@@ -254,13 +254,13 @@ class Location:
             raise
 
     def read_text(self, path: str) -> str | None:
-        """Read a small file below; None: there is none.
+        """Read a small file below, or the file itself; None: there is none.
 
         Raises:
             OddFileError: It is no regular file, such as a FIFO, which would block.
         """
         try:
-            at = self._below(path)
+            at = self._at(path)
             if self.local is None or Path(at).is_dir():
                 return cast("bytes", self.fs.cat_file(at)).decode(errors="replace")
             with open_file(at) as file:
