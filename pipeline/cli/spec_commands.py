@@ -18,7 +18,7 @@ from manycpu.pipeline.cli import node_spec, options
 from manycpu.pipeline.spec import cpu_plan, memory_estimate
 from manycpu.pipeline.spec.credentials import redacted_description
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.machine import Machine
+from manycpu.pipeline.spec.machine import Machine, has_bf16
 from manycpu.pipeline.spec.validation import read_run
 from manycpu.pipeline.targets.open_run import find
 from manycpu.pipeline.targets.program_code import main_file
@@ -101,7 +101,8 @@ def plan(file: Path | None, node: str | None, parameters: int | None, **values: 
         sized = requested.model_copy(update={"nproc_per_node": node_plan.processes})
         base = file.parent if file else Path.cwd()
         memory = requested.cpu_request.memory or machine.memory
-        _show_memory(memory_estimate.estimate(sized, base, parameters), memory)
+        has = has_bf16(machine.flags)
+        _show_memory(memory_estimate.estimate(sized, base, parameters, has_bf16=has), memory)
     if path := main_file(requested, file.parent if file else Path.cwd()):
         source = path.read_text(errors="replace")
         for finding in process_findings(source, path.name, requested.subprocesses, node_plan.threads):

@@ -19,7 +19,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -244,20 +244,41 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
     with _without_empty_groups(optimizer):
         model_state, optimizer_state = get_state_dict(model, optimizer, options=_OPTIONS)
         trained = _trained(model, model_state)
-        state: dict[str, Any] = {"model": trained, "optimizer": optimizer_state, _EXTRA: ""}
         try:
+            stored = FileSystemReader(folder).read_metadata().state_dict_metadata
+            kept = _kept(trained, optimizer_state, stored)
+            state: dict[str, Any] = {"model": trained, "optimizer": kept, _EXTRA: ""}
             load_shares(state, checkpoint_id=folder)
-        except CheckpointException as error:
+        except (CheckpointException, OSError, ValueError) as error:
             raise RuntimeError(f"cannot resume from {folder}: {error}") from error
         set_state_dict(
             model,
             optimizer,
             model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
+            optim_state_dict=optimizer_state | state["optimizer"],
             options=_OPTIONS,
         )
     extra: dict[str, Any] = json.loads(state[_EXTRA])
     return extra
+
+
+def _kept(model: dict[str, Any], optimizer: dict[str, Any], stored: Collection[str]) -> dict[str, Any]:
+    """Return what a checkpoint has of an optimizer's state; that of parameters of no batch begins at 0.
+
+    Raises:
+        ValueError: The checkpoint is of another model or optimizer.
+    """
+    ours = {*(f"model.{name}" for name in model), *(f"optimizer.{name}" for name in optimizer)}
+    others = [name for name in stored if name.startswith(("model.", "optimizer.state.")) and name not in ours]
+    if others:
+        raise ValueError(f"it is of another model or optimizer: it has {min(others)}")
+    kept = {name: value for name, value in optimizer.items() if f"optimizer.{name}" in stored}
+    unused = [name for name in optimizer.keys() - kept.keys() if name.startswith("state.")]
+    if not any(name.startswith("state.") for name in kept):
+        return optimizer  # the checkpoint has no such state at all: torch says so
+    for name in unused:
+        optimizer[name].zero_()
+    return {name: value for name, value in optimizer.items() if name not in unused}
 
 
 def _trained(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
@@ -308,7 +329,9 @@ def fault(folder: str | Path) -> str | None:
 
 
 def export(model: nn.Module, folder: str | Path) -> None:
-    """Write the whole model as safetensors for ``from_pretrained``; every rank calls it, rank 0 writes.
+    """Write the whole model as safetensors; every rank calls it, rank 0 writes.
+
+    ``from_pretrained`` needs ``model.config.save_pretrained(folder)`` too.
 
     Parameters are gathered one at a time: beyond its share, a rank holds one of them.
     """

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from accelerate.utils import DDPCommunicationHookType
+from safetensors import safe_open
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 from transformers import (
     PretrainedConfig,
@@ -130,11 +132,9 @@ def loader(
         options.shard = _chosen(config, options, training)
     if options.shard == "no" or ranks == 1:
         return cast("Callable[..., PreTrainedModel]", kind.from_pretrained)
-    if options.use_ipex or options.torch_compile or options.gradient_compression != "no":
+    if reason := _unshardable(options, has_adapters=bool(takes.get("adapters"))):
         raise BadInputError(
-            f"--shard {options.shard} excludes --use_ipex, --torch_compile and --gradient_compression",
-            field="run.args",
-            fix="Leave one of them out",
+            f"--shard {options.shard} excludes {reason}", field="run.args", fix="Leave one of them out"
         )
     with torch.device("meta"):
         empty = kind.from_config(config)
@@ -160,15 +160,55 @@ def loader(
 
     copies = sharding.replicas("hybrid" if options.shard == "hybrid" else "full")
     # Of the models' own plans many name no module that there is: the model would be gathered as a whole.
+    pairs = empty.all_tied_weights_keys
+    if _differ(Path(str(config.name_or_path)), pairs):
+        untied = "tie_word_embeddings is true, and the checkpoint has a head of its own"
+        if by_itself:
+            say(f"{untied}: each rank trains a replica, and may run out of memory")
+            options.shard = "no"
+            return cast("Callable[..., PreTrainedModel]", kind.from_pretrained)
+        fix = "Set it to false (config.json, or --config_overrides), or leave out --shard"
+        raise BadInputError(untied, field="run.args", fix=fix)
+    blocks = [name for name in blocks if not any(key.startswith(f"{name}.") for key in chain(*pairs.items()))]
     names = sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in blocks})
     plan = dict.fromkeys(names, "free_full_weight")
     sizes = {"fsdp_size": ranks // copies, "dp_replicate_size": copies}
     say(f"the model is sharded over {ranks // copies} ranks" + (f", {copies} replicas" if copies > 1 else ""))
     model = type(empty)
-    if empty.all_tied_weights_keys:
+    if pairs:
         model = type(model.__name__, (_Tied, model), {})
     whole = DistributedConfig(fsdp_plan=plan, fsdp_mixed_precision=options.bf16, **sizes)
     return partial(model.from_pretrained, distributed_config=whole)
+
+
+def _differ(folder: Path, tied: Mapping[str, str]) -> bool:
+    """Whether a folder of safetensors has two unequal matrices for weights that are to be one."""
+    places: dict[str, Path] = {}
+    for file in folder.glob("model*.safetensors"):
+        with safe_open(file, "pt") as opened:
+            places |= dict.fromkeys(opened.keys(), file)
+
+    def read(name: str) -> torch.Tensor:
+        with safe_open(places[name], "pt") as opened:
+            found: torch.Tensor = opened.get_tensor(name)
+        return found
+
+    both = [pair for pair in tied.items() if places.keys() >= set(pair)]
+    return any(not torch.equal(read(target), read(source)) for target, source in both)
+
+
+def _unshardable(options: CpuTrainingOptions, *, has_adapters: bool) -> str | None:
+    """Name the option that excludes sharding; None: there is none."""
+    excludes = {
+        "--use_ipex": options.use_ipex,
+        "--torch_compile": options.torch_compile,
+        "--gradient_compression": options.gradient_compression != "no",
+        "--fsdp": options.fsdp,
+        "--optim adafactor": options.optim == "adafactor",
+        # peft takes the sizes of a share there for those of the layer.
+        "adapters: give --method full, or --shard full": has_adapters and options.shard == "hybrid",
+    }
+    return next((name for name, is_on in excludes.items() if is_on), None)
 
 
 class _Tied:
@@ -191,7 +231,7 @@ def _chosen(
     """Choose between replicas and shares, the same on every rank: one node of little memory decides."""
     ranks, memory = options.world_size, Machine.observe().memory
     model = model_shape.of_config(config.to_dict(), causal=training.causal)
-    if ranks == 1 or memory is None or model is None or options.use_ipex or options.torch_compile:
+    if ranks == 1 or memory is None or model is None or _unshardable(options, has_adapters=False):
         return "no"
     of_node = sharding.ranks_of_node()
     nodes = Nodes(nodes=max(1, ranks // of_node), processes=of_node, memory=memory)
@@ -289,6 +329,11 @@ class CpuTrainer(Trainer):
             self.model, optimizer = ipex.optimize(model_used, optimizer=optimizer, dtype=dtype, inplace=True)
             self.optimizer = optimizer
         return optimizer
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Train an epoch; none after the last step, of which the Trainer would train one more."""
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:

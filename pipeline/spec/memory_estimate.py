@@ -81,14 +81,20 @@ class Estimate:
         return "hybrid" if self.shard == "hybrid" else "full"
 
 
-def estimate(run: TrainingRun, base: Path, parameters: int | None = None) -> Estimate | str:
+def estimate(
+    run: TrainingRun, base: Path, parameters: int | None = None, *, has_bf16: bool | None = None
+) -> Estimate | str:
     """Estimate a run; returns why not, if something is not known.
 
     Args:
         run: The run.
         base: The folder that a relative ``run.model`` starts from.
         parameters: The number of parameters, where the user gives it; the program may then be any.
+        has_bf16: Whether the nodes' processors have instructions for bf16, which recipes use by themselves;
+            None: that is not known, and what takes less memory is assumed.
     """
+    if run.dtype is None and has_bf16 is not None:
+        run = run.model_copy(update={"dtype": "bf16" if has_bf16 else "fp32"})
     recipe = RECIPES.get(run.program)
     if recipe is None and parameters is None:
         return f"the memory of {run.program} is not known: give --parameters to see that of its model"
@@ -125,7 +131,6 @@ def _training(
     length = _integer(first(options, *_LENGTH)) or recipe.length
     config = model_shape.config_of(folder) if folder is not None else {}
     limit = model_shape.length_limit(config)
-    bf16 = is_on(options, "bf16", default=run.dtype == "bf16")
     trained, adapters = None, 0
     if model.layout and (first(options, "method") or recipe.method) != "full":
         rank = _integer(first(options, "lora_r")) or _LORA_RANK
@@ -133,8 +138,8 @@ def _training(
     elif model.layout and is_on(options, "freeze_embeddings"):
         trained = model.parameters - model.layout.vocabulary * model.layout.hidden
     # Adapters leave weights as they are stored, if these are computed with in bf16.
-    stored = config.get("dtype", config.get("torch_dtype"))
-    is_half = adapters and bf16 and stored == "bfloat16"
+    may_be_half = adapters > 0 and config.get("dtype", config.get("torch_dtype")) == "bfloat16"
+    bf16 = is_on(options, "bf16", default=may_be_half if run.dtype is None else run.dtype == "bf16")
     optimizer = first(options, "optim") or "adamw_torch_fused"
     return Training(
         batch=_integer(first(options, *_BATCH)) or recipe.batch,
@@ -144,7 +149,7 @@ def _training(
         causal=recipe.causal,
         trained=trained,
         adapters=adapters,
-        frozen=memory_plan.HALF if is_half else memory_plan.FLOAT,
+        frozen=memory_plan.HALF if may_be_half and bf16 else memory_plan.FLOAT,
         optimizer=_OPTIMIZERS.get(optimizer, memory_plan.ADAMW),
     )
 

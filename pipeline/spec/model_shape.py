@@ -69,7 +69,9 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 def _shapes(folder: Path, *, causal: bool) -> Iterator[tuple[str, int]]:
     """Yield the name and the size of each tensor of a folder's safetensors files."""
-    for file in sorted(folder.glob("*.safetensors")):
+    # Beside them may be the same weights in another layout, or an adapter.
+    files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
+    for file in files:
         try:
             for name, each in _header(file).items():
                 counts = not name.startswith(_POOLER) and f".{_POOLER}" not in name

@@ -351,6 +351,44 @@ def test_a_sharded_model_that_cannot_be_packed_trains_as_a_whole_one(tmp_path: P
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
+def test_a_head_of_its_own_is_not_tied_by_sharding(tmp_path: Path, llama: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    base = tmp_path / "base"
+    shutil.copytree(llama, base)
+    model: Any = AutoModelForCausalLM.from_pretrained(llama, tie_word_embeddings=False)
+    model.lm_head.weight.data.add_(1.0)
+    model.save_pretrained(base)
+    words = (*FULL, "--shard", "full", "--config_overrides", "tie_word_embeddings=true")
+    ended = on_ranks("causal_lm", 2, tiny_env(tmp_path, base), *words)
+    assert ended.returncode != 0
+    assert "tie_word_embeddings is true, and the checkpoint has a head of its own" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "excluded"),
+    [
+        (("--shard", "full", "--optim", "adafactor"), "--shard full excludes --optim adafactor"),
+        (("--shard", "hybrid", "--method", "lora"), "--shard hybrid excludes adapters"),
+    ],
+)
+def test_what_excludes_sharding_is_refused(
+    tmp_path: Path, llama: Path, words: tuple[str, ...], excluded: str
+) -> None:
+    ended = on_ranks("causal_lm", 2, tiny_env(tmp_path, llama), *words)
+    assert ended.returncode != 0
+    assert excluded in ended.stdout
+
+
+def test_a_retry_after_the_last_step_trains_no_other(env: dict[str, str], tmp_path: Path) -> None:
+    steps = (*FULL, "--max_steps", "3", "--per_device_train_batch_size", "1", "--save_steps", "3")
+    assert run(env, *steps, "--max_seq_length", "32")["train_steps"] == 3
+    found = run(env | {"MANYCPU_OUTPUT": str(tmp_path / "again")}, *steps, "--max_seq_length", "32")
+    assert (found["resumed_from_step"], found["train_steps"]) == (3, 3)
+    before, after = weights(env["MANYCPU_OUTPUT"]), weights(tmp_path / "again")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
 def test_random_weights_on_two_ranks_are_no_shares(tmp_path: Path, llama: Path) -> None:
     env = tiny_env(tmp_path, llama)
     ended = on_ranks("causal_lm", 2, env, "--from_scratch", "True", "--max_steps", "1")

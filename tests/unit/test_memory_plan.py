@@ -174,8 +174,33 @@ def test_the_options_of_a_recipe_count(bert: Path) -> None:
     assert found.model.parameters == 2 * BLOCK + OUTSIDE + 2 * 65
 
 
-@pytest.mark.parametrize(("dtype", "frozen"), [("bf16", memory_plan.HALF), ("fp32", memory_plan.FLOAT)])
-def test_adapters_train_beside_weights_as_they_are_stored(tmp_path: Path, dtype: str, frozen: int) -> None:
+@pytest.mark.parametrize(("has_bf16", "bf16"), [(True, True), (False, False), (None, False)])
+def test_a_recipe_computes_in_bf16_where_processors_have_it(
+    bert: Path, bf16: bool, *, has_bf16: bool | None
+) -> None:
+    found = memory_estimate.estimate(_run(model=str(bert)), bert, has_bf16=has_bf16)
+    assert isinstance(found, Estimate)
+    assert found.training.bf16 == bf16
+    said = memory_estimate.estimate(_run(model=str(bert), dtype="fp32"), bert, has_bf16=True)
+    assert isinstance(said, Estimate)
+    assert not said.training.bf16
+
+
+def test_other_files_beside_the_weights_do_not_count(bert: Path) -> None:
+    for name in ("model", "consolidated", "adapter_model"):
+        _write_weights(bert / f"{name}.safetensors", {f"{name}.weight": [3, 5]})
+    found = model_shape.read(bert, causal=False)
+    assert found is not None
+    assert found.parameters == 15
+
+
+@pytest.mark.parametrize(
+    ("dtype", "frozen"),
+    [("bf16", memory_plan.HALF), ("fp32", memory_plan.FLOAT), (None, memory_plan.HALF)],
+)
+def test_adapters_train_beside_weights_as_they_are_stored(
+    tmp_path: Path, dtype: str | None, frozen: int
+) -> None:
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
     config = {"model_type": "llama", "vocab_size": 1000, "dtype": "bfloat16", **sizes}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from manycpu.pipeline.node import sharding
 
@@ -98,3 +99,48 @@ def test_whichever_change_it_is_killed_at_the_last_checkpoint_is_there(tmp_path:
                 assert change > 5
                 assert [path.name for path in tmp_path.iterdir()] == ["last"]
                 return
+
+
+class _Head(nn.Module):
+    """Embeddings, blocks, a head, and a layer that no batch uses."""
+
+    def __init__(self, *, blocks: int = 1, tied: bool = False) -> None:
+        super().__init__()
+        self.embeddings = nn.Embedding(8, 4)
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(blocks))
+        self.head = nn.Linear(4, 8, bias=False)
+        self.unused = nn.Linear(4, 4)
+        if tied:
+            self.head.weight = self.embeddings.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embeddings(tokens)
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return self.head(hidden).square().sum()  # type: ignore[no-any-return]
+
+
+def _stepped(model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.arange(8)[None]).backward()
+    optimizer.step()
+    return optimizer
+
+
+def test_a_parameter_that_no_batch_used_is_read_back_with_the_state_of_a_new_one(tmp_path: Path) -> None:
+    model = _Head()
+    sharding.save(tmp_path / "c", model, _stepped(model), step=1)
+    again = _Head()
+    optimizer = torch.optim.AdamW(again.parameters())
+    assert sharding.load(tmp_path / "c", again, optimizer) == {"step": 1}
+    assert torch.equal(again.unused.weight, model.unused.weight)
+    assert [float(optimizer.state[each.weight]["step"]) for each in (again.head, again.unused)] == [1.0, 0.0]
+    assert not optimizer.state[again.unused.weight]["exp_avg"].any()
+
+
+@pytest.mark.parametrize("other", [{"blocks": 2}, {"tied": False}])
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, other: dict[str, Any]) -> None:
+    written, model = _Head(**{"tied": True} | other), _Head(tied=True)
+    sharding.save(tmp_path / "c", written, _stepped(written))
+    with pytest.raises(RuntimeError, match=r"it is of another model or optimizer: it has (model|optimizer)"):
+        sharding.load(tmp_path / "c", model, torch.optim.AdamW(model.parameters()))

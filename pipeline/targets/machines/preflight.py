@@ -13,7 +13,7 @@ from manycpu.pipeline.adapters import disk, hosts, mpi
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec import memory_estimate
 from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError, install
-from manycpu.pipeline.spec.machine import Machine
+from manycpu.pipeline.spec.machine import Machine, has_bf16
 from manycpu.pipeline.spec.targets import BareMetal, Local
 from manycpu.pipeline.targets.machines.context import MachineContext, directory_of, home_of
 
@@ -62,9 +62,10 @@ def _check_scale(ctx: MachineContext) -> Iterator[Finding]:
 
 def _check_memory(ctx: MachineContext) -> Iterator[Finding]:
     """Compare what a recipe's ranks take with this machine's memory, if it is known."""
-    estimated, memory = memory_estimate.estimate(ctx.run, ctx.base), Machine.observe().memory
-    if memory and not isinstance(estimated, str):
-        yield from memory_estimate.findings(estimated, memory, "target.kind", "this machine")
+    machine = Machine.observe()
+    estimated = memory_estimate.estimate(ctx.run, ctx.base, has_bf16=has_bf16(machine.flags))
+    if machine.memory and not isinstance(estimated, str):
+        yield from memory_estimate.findings(estimated, machine.memory, "target.kind", "this machine")
 
 
 def _check_environment(ctx: MachineContext) -> Iterator[Finding]:
