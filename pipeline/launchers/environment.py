@@ -3,6 +3,7 @@
 from pathlib import PurePosixPath
 from typing import Final
 
+from manycpu.pipeline.spec.credentials import redacted
 from manycpu.pipeline.spec.exit_records import FOLDER
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.program import RECIPES
@@ -35,6 +36,7 @@ def environment(run: TrainingRun, placement: Placement) -> dict[str, str]:
         "MANYCPU_USER_ENV": ",".join(sorted(run.env)),
         "MANYCPU_DATA": placement.data,
         "MANYCPU_MODEL": placement.model,
+        "MANYCPU_MODEL_NAME": redacted(run.model or ""),
         "MANYCPU_OUTPUT": placement.output,
         "MANYCPU_CHECKPOINTS": placement.checkpoints,
         "MANYCPU_EXITS": str(PurePosixPath(placement.output).with_name(FOLDER)),

@@ -22,13 +22,12 @@ def card(
 ) -> str:
     """Return the card as Markdown, with the fields that the Hub reads at its top."""
     model, data, training = options.model, options.data, options.training
-    base = str(model.model_name_or_path)
-    is_folder = Path(base).is_dir()
+    base, is_of_hub = base_of(options, env)
     fields = [
         "library_name: transformers",
         "pipeline_tag: text-generation",
         "tags: [manycpu]",
-        *([] if is_folder else [f"base_model: {base}"]),
+        *([f"base_model: {base}"] if is_of_hub else []),
         *([f"datasets: [{data.dataset_name}]"] if data.dataset_name else []),
     ]
     method = {"full": "all weights"}.get(
@@ -39,7 +38,7 @@ def card(
     steps = training.gradient_accumulation_steps
     scheduler = getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type)
     rows = {
-        "base": f"{Path(base).name if is_folder else base}{', random weights' if model.from_scratch else ''}",
+        "base": f"{base}{', random weights' if model.from_scratch else ''}",
         "trained": method,
         "sequences of a step": training.train_batch_size * steps * training.world_size,
         "learning rate": f"{training.learning_rate:g}, {scheduler}",
@@ -53,6 +52,15 @@ def card(
     for asked, said in samples:
         lines += ["## Sample", "", *_quoted(asked), "", "It continues:", "", *_quoted(said), ""]
     return "\n".join([*lines, "Made by " + ", ".join(_versions()) + ".", ""])
+
+
+def base_of(options: Options, env: Mapping[str, str]) -> tuple[str, bool]:
+    """Return the base model as it was named, and whether that is a name of the Hub."""
+    name = str(options.model.model_name_or_path)
+    if name != env.get("MANYCPU_MODEL"):
+        return name, not Path(name).is_dir()
+    given = env.get("MANYCPU_MODEL_NAME", name)
+    return given.removeprefix("hf://"), given.startswith("hf://")
 
 
 def _data(options: Options, env: Mapping[str, str], prepared: Mapping[str, Documents]) -> list[str]:

@@ -15,7 +15,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from manycpu.pipeline.node.metrics import metrics
 from manycpu.pipeline.recipes.causal_lm import inputs
-from manycpu.pipeline.recipes.causal_lm.card import card
+from manycpu.pipeline.recipes.causal_lm.card import base_of, card
 from manycpu.pipeline.recipes.causal_lm.inputs import Documents
 from manycpu.pipeline.recipes.causal_lm.options import Options
 from manycpu.pipeline.recipes.causal_lm.packing import (
@@ -214,6 +214,10 @@ def _export(  # noqa: PLR0913, PLR0917 - what a model card tells
         # In fp32: the sum of a weight and its adapter is rounded once.
         model.float().merge_and_unload().to(stored).save_pretrained(output)
     if is_adapter:
+        described = kept / "adapter_config.json"
+        fields = json.loads(described.read_text())
+        fields["base_model_name_or_path"], _ = base_of(options, env)  # and not where it was staged
+        described.write_text(json.dumps(fields, indent=2, sort_keys=True))
         (kept / "README.md").unlink(missing_ok=True)  # peft's form, with nothing filled in
         tokenizer.save_pretrained(output)
     if samples:
