@@ -21,8 +21,9 @@ from manycpu.pipeline.recipes.causal_lm import records
 from manycpu.pipeline.recipes.causal_lm.options import DataOptions, ModelOptions
 from manycpu.pipeline.recipes.causal_lm.packing import IGNORED
 from manycpu.pipeline.recipes.causal_lm.records import Columns
+from manycpu.pipeline.recipes.loading import loader
 from manycpu.pipeline.recipes.reporting import say
-from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, loader
+from manycpu.pipeline.recipes.trainer import CpuTrainingOptions
 from manycpu.pipeline.spec.errors import BadInputError, install
 from manycpu.pipeline.spec.memory_plan import FLOAT, HALF, adapter_parameters
 from manycpu.pipeline.spec.model_shape import layout_of

@@ -19,9 +19,10 @@ from transformers import (
 )
 
 from manycpu.pipeline.recipes import base_model
+from manycpu.pipeline.recipes.loading import loader
 from manycpu.pipeline.recipes.question_answering import squad
 from manycpu.pipeline.recipes.question_answering.options import DataOptions, ModelOptions
-from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, loader
+from manycpu.pipeline.recipes.trainer import CpuTrainingOptions
 from manycpu.pipeline.spec.errors import BadInputError
 
 _LEAST: Final = -1e4

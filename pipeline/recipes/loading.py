@@ -1,0 +1,166 @@
+"""Load a model by shares, if its training is sharded, and choose whether it is."""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from transformers import PretrainedConfig, PreTrainedModel
+
+from manycpu.pipeline.node import sharding
+from manycpu.pipeline.recipes.reporting import say
+from manycpu.pipeline.recipes.trainer import CpuTrainingOptions
+from manycpu.pipeline.spec import memory_plan, model_shape
+from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.machine import Machine
+from manycpu.pipeline.spec.memory_plan import Nodes, Training, replica
+from manycpu.pipeline.spec.words import format_bytes
+
+
+def loader(
+    kind: Any, config: PretrainedConfig, options: CpuTrainingOptions, length: int, **takes: Any
+) -> Callable[..., PreTrainedModel]:
+    """Return a ``from_pretrained`` with which each rank of a sharded training reads its share alone.
+
+    Args:
+        kind: The Auto class that loads the model.
+        config: The model's configuration.
+        options: With ``shard``, which becomes what ``auto`` means here; one rank holds the whole model.
+        length: Tokens of a sample.
+        **takes: What else the memory of a rank depends on: fields of Training that the options do not have.
+
+    Raises:
+        BadInputError: The model does not name its blocks, or the options exclude each other.
+    """
+    ranks = options.world_size
+    by_itself = options.shard == "auto"
+    if by_itself:
+        training = Training(
+            batch=options.per_device_train_batch_size,
+            length=length,
+            bf16=options.bf16,
+            checkpointing=bool(options.gradient_checkpointing),
+            **takes,
+        )
+        options.shard = _chosen(config, options, training)
+    if options.shard == "no" or ranks == 1:
+        return cast("Callable[..., PreTrainedModel]", kind.from_pretrained)
+    if reason := _unshardable(options, has_adapters=bool(takes.get("adapters"))):
+        raise BadInputError(
+            f"--shard {options.shard} excludes {reason}", field="run.args", fix="Leave one of them out"
+        )
+    with torch.device("meta"):
+        empty = kind.from_config(config)
+    try:
+        blocks = sharding.block_names(empty)
+    except ValueError as error:
+        raise BadInputError(
+            f"{type(empty).__name__} does not name its blocks, so that it cannot be sharded",
+            field="run.args",
+            fix="Leave out --shard",
+        ) from error
+    formats = [options.bf16] * ranks
+    if dist.is_initialized():
+        dist.all_gather_object(formats, options.bf16)
+    if len(set(formats)) > 1:
+        raise BadInputError(
+            "some ranks would compute in bf16 and others in fp32, since their processors differ",
+            field="run.dtype",
+            fix="Say fp32 or bf16",
+        )
+    # Late: transformers has it since 5.20, and what is not sharded needs none.
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    copies = sharding.replicas("hybrid" if options.shard == "hybrid" else "full")
+    # Of the models' own plans many name no module that there is: the model would be gathered as a whole.
+    pairs = empty.all_tied_weights_keys
+    if _differ(Path(str(config.name_or_path)), pairs):
+        untied = "tie_word_embeddings is true, and the checkpoint has a head of its own"
+        if by_itself:
+            say(f"{untied}: each rank trains a replica, and may run out of memory")
+            options.shard = "no"
+            return cast("Callable[..., PreTrainedModel]", kind.from_pretrained)
+        fix = "Set it to false (config.json, or --config_overrides), or leave out --shard"
+        raise BadInputError(untied, field="run.args", fix=fix)
+    blocks = [name for name in blocks if not any(key.startswith(f"{name}.") for key in chain(*pairs.items()))]
+    names = sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in blocks})
+    plan = dict.fromkeys(names, "free_full_weight")
+    sizes = {"fsdp_size": ranks // copies, "dp_replicate_size": copies}
+    say(f"the model is sharded over {ranks // copies} ranks" + (f", {copies} replicas" if copies > 1 else ""))
+    model = type(empty)
+    if pairs:
+        model = type(model.__name__, (_Tied, model), {})
+    whole = DistributedConfig(fsdp_plan=plan, fsdp_mixed_precision=options.bf16, **sizes)
+    return partial(model.from_pretrained, distributed_config=whole)
+
+
+def _differ(folder: Path, tied: Mapping[str, str]) -> bool:
+    """Whether a folder of safetensors has two unequal matrices for weights that are to be one."""
+    places: dict[str, Path] = {}
+    for file in folder.glob("model*.safetensors"):
+        with safe_open(file, "pt") as opened:
+            places |= dict.fromkeys(opened.keys(), file)
+
+    def read(name: str) -> torch.Tensor:
+        with safe_open(places[name], "pt") as opened:
+            found: torch.Tensor = opened.get_tensor(name)
+        return found
+
+    both = [pair for pair in tied.items() if places.keys() >= set(pair)]
+    return any(not torch.equal(read(target), read(source)) for target, source in both)
+
+
+def _unshardable(options: CpuTrainingOptions, *, has_adapters: bool) -> str | None:
+    """Name the option that excludes sharding; None: there is none."""
+    excludes = {
+        "--use_ipex": options.use_ipex,
+        "--torch_compile": options.torch_compile,
+        "--gradient_compression": options.gradient_compression != "no",
+        "--fsdp": options.fsdp,
+        "--optim adafactor": options.optim == "adafactor",
+        # peft takes the sizes of a share there for those of the layer.
+        "adapters: give --method full, or --shard full": has_adapters and options.shard == "hybrid",
+    }
+    return next((name for name, is_on in excludes.items() if is_on), None)
+
+
+class _Tied:
+    """Shards a model whose head shares the weights of its embeddings.
+
+    transformers 5.23 gathers the two apart: from the second step on, one of them is stale. Tied before, and
+    left to the root, they are one parameter.
+    """
+
+    @classmethod
+    def maybe_distribute_model(cls, model: Any, *given: Any) -> Any:
+        model._fsdp_plan = {}  # noqa: SLF001 - the plan in the configuration adds the blocks
+        model.tie_weights(recompute_mapping=False)
+        return super().maybe_distribute_model(model, *given)  # type: ignore[misc]
+
+
+def _chosen(
+    config: PretrainedConfig, options: CpuTrainingOptions, training: Training
+) -> Literal["no", "full"]:
+    """Choose between replicas and shares, the same on every rank: one node of little memory decides."""
+    ranks, memory = options.world_size, Machine.observe().memory
+    model = model_shape.of_config(config.to_dict(), causal=training.causal)
+    if ranks == 1 or memory is None or model is None or _unshardable(options, has_adapters=False):
+        return "no"
+    of_node = sharding.ranks_of_node()
+    nodes = Nodes(nodes=max(1, ranks // of_node), processes=of_node, memory=memory)
+    needed = replica(model, training).total * of_node
+    fits = [memory_plan.choose(model, training, nodes) == "no"] * ranks
+    if dist.is_initialized():
+        dist.all_gather_object(fits, fits[0])
+    if all(fits):
+        return "no"
+    say(
+        f"the replicas of a node take about {format_bytes(needed)}, which do not fit its memory of "
+        f"{format_bytes(memory)}, a tenth to spare: the model is sharded (--shard no forbids it)"
+    )
+    return "full"
