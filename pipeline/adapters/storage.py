@@ -103,9 +103,9 @@ class Location:
         return Path(self.root) if isinstance(self.fs, LocalFileSystem) else None
 
     @property
-    def is_atomic(self) -> bool:
-        """Whether a file appears complete, or not at all, when it is written: so it is in buckets."""
-        return self._in_bucket
+    def in_bucket(self) -> bool:
+        """Whether it has no folders, and a file appears there complete or not at all."""
+        return not _BUCKETS.isdisjoint(protocols(self.url)[:1])
 
     @property
     def tells_sha256(self) -> bool:
@@ -130,7 +130,7 @@ class Location:
         Raises:
             OSError: It is in a bucket that cannot be read, or be reached.
         """
-        if not self._in_bucket:
+        if not self.in_bucket:
             return bool(self.fs.isfile(self.root))
         try:  # isfile() answers no to every error, such as a broken connection
             return bool(self.fs.info(self.root)["type"] == "file")
@@ -324,13 +324,9 @@ class Location:
     def _is_s3(self) -> bool:
         return not _S3.isdisjoint(protocols(self.url)[:1])
 
-    @property
-    def _in_bucket(self) -> bool:
-        return not _BUCKETS.isdisjoint(protocols(self.url)[:1])
-
     def _make_folder(self, at: str) -> None:
         """Make the folder of a file. There is none in buckets: fsspec would make a missing bucket itself."""
-        if not self._in_bucket:
+        if not self.in_bucket:
             self.fs.makedirs(at.rsplit("/", 1)[0], exist_ok=True)
 
     @cached_property
@@ -342,8 +338,8 @@ class Location:
         return self.root if self._one_file else self._below(path)
 
     def _below(self, path: str) -> str:
-        if self._is_s3 and _VERSION in path:
-            raise OddFileError(f"{path!r} names a version, and no key")
+        if self._is_s3:
+            _refuse_version(path)
         return f"{self.root.rstrip('/')}/{path}"
 
     def _item(self, path: str) -> Item:
@@ -364,10 +360,10 @@ class Location:
             name = path.removeprefix(base)
             if leads_out(name):
                 raise OddFileError(f"{name!r} leads out of its folder")
-            if self._in_bucket:
+            if self.in_bucket:
                 _refuse_odd_key(path, name, info["size"])
             if self._is_s3:
-                self._below(name)
+                _refuse_version(name)
             # Some protocols list folders as files with a slash at the end; these are no empty folders.
             if path[-1] != "/" and claimed_by(name) is None:
                 yield _described(name, info)
@@ -399,6 +395,12 @@ def _refuse_odd_key(path: str, name: str, size: int) -> None:
         raise OddFileError(f"{path!r} is named like a folder, and holds {size} bytes")
     if name and not {"", "."}.isdisjoint(name.removesuffix("/").split("/")):
         raise OddFileError(f"{name!r} is no name of a file on disk")
+
+
+def _refuse_version(path: str) -> None:
+    """Raise an error for a key that s3fs would take for a version of another."""
+    if _VERSION in path:
+        raise OddFileError(f"{path!r} names a version, and no key")
 
 
 _VERSIONS: Final = ("ETag", "etag", "blob_id", "mtime", "Content-MD5", "Digest", "Last-Modified")

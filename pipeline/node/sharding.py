@@ -84,6 +84,11 @@ def ranks_of_node() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", _ranks()))
 
 
+def spans_nodes() -> bool:
+    """Whether the ranks are on more than one node."""
+    return ranks_of_node() < _ranks()
+
+
 def mesh(mode: Mode = "full") -> DeviceMesh:
     """Arrange the ranks: ``full`` shards over all; ``hybrid`` over a node's, with a replica on each node.
 
@@ -132,7 +137,7 @@ def shard(
             _compute_again(block)
         fully_shard(block, mesh=ranks, mp_policy=inner)
     fully_shard(model, mesh=ranks, mp_policy=policy)
-    if ranks_of_node() < _ranks():
+    if spans_nodes():
         overlap(model)
     return model
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,7 @@ def loader(
     Raises:
         BadInputError: The model does not name its blocks, or the options exclude each other.
     """
+    whole: Callable[..., PreTrainedModel] = kind.from_pretrained
     ranks = options.world_size
     by_itself = options.shard == "auto"
     if by_itself:
@@ -49,7 +50,7 @@ def loader(
         )
         options.shard = _chosen(config, options, training)
     if options.shard == "no" or ranks == 1:
-        return cast("Callable[..., PreTrainedModel]", kind.from_pretrained)
+        return whole
     if reason := _unshardable(options, has_adapters=bool(takes.get("adapters"))):
         raise BadInputError(
             f"--shard {options.shard} excludes {reason}", field="run.args", fix="Leave one of them out"
@@ -77,26 +78,26 @@ def loader(
     from transformers.distributed.configuration_utils import DistributedConfig
 
     copies = sharding.replicas("hybrid" if options.shard == "hybrid" else "full")
-    # Of the models' own plans many name no module that there is: the model would be gathered as a whole.
-    pairs = empty.all_tied_weights_keys
-    if _differ(Path(str(config.name_or_path)), pairs):
+    tied = empty.all_tied_weights_keys
+    if _differ(Path(str(config.name_or_path)), tied):
         untied = "tie_word_embeddings is true, and the checkpoint has a head of its own"
         if by_itself:
             say(f"{untied}: each rank trains a replica, and may run out of memory")
             options.shard = "no"
-            return cast("Callable[..., PreTrainedModel]", kind.from_pretrained)
+            return whole
         fix = "Set it to false (config.json, or --config_overrides), or leave out --shard"
         raise BadInputError(untied, field="run.args", fix=fix)
-    blocks = [name for name in blocks if not any(key.startswith(f"{name}.") for key in chain(*pairs.items()))]
+    blocks = [name for name in blocks if not any(key.startswith(f"{name}.") for key in chain(*tied.items()))]
+    # Of the models' own plans many name no module that there is: the model would be gathered as a whole.
     names = sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in blocks})
     plan = dict.fromkeys(names, "free_full_weight")
     sizes = {"fsdp_size": ranks // copies, "dp_replicate_size": copies}
     say(f"the model is sharded over {ranks // copies} ranks" + (f", {copies} replicas" if copies > 1 else ""))
     model = type(empty)
-    if pairs:
+    if tied:
         model = type(model.__name__, (_Tied, model), {})
-    whole = DistributedConfig(fsdp_plan=plan, fsdp_mixed_precision=options.bf16, **sizes)
-    return partial(model.from_pretrained, distributed_config=whole)
+    shares = DistributedConfig(fsdp_plan=plan, fsdp_mixed_precision=options.bf16, **sizes)
+    return partial(model.from_pretrained, distributed_config=shares)
 
 
 def _differ(folder: Path, tied: Mapping[str, str]) -> bool:

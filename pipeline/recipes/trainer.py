@@ -128,7 +128,7 @@ class CpuTrainer(Trainer):
         self.is_sharded: bool = getattr(self, "is_distributed_loading_by_transformers", False)
         """Whether each rank holds a share of the model, whatever the options ask for."""
         if self.is_sharded:
-            if sharding.ranks_of_node() < args.world_size:
+            if sharding.spans_nodes():
                 sharding.overlap(model)
             if only_model:
                 say("--save_only_model is left out: a sharded checkpoint has model and optimizer in one")

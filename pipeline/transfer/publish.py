@@ -211,7 +211,7 @@ def _is_uploaded(origin: Location, destination: Location, file: File, target: Fi
     size, sha256 = destination.hashed(_item(target), tick=tick)
     if (size, sha256) == (file.size, file.sha256):
         return True
-    if destination.is_atomic or origin.hashed(_item(file), size, tick) != (size, sha256):
+    if destination.in_bucket or origin.hashed(_item(file), size, tick) != (size, sha256):
         refuse_if_any([target.path])
     return False
 
