@@ -4,6 +4,7 @@ tests/kubernetes runs the jobs of the other operators.
 """
 
 import time
+from typing import Any
 
 import pytest
 from cluster import jobs, space
@@ -68,14 +69,19 @@ def test_operators_answer_beside_pods_that_compute(cluster: TestCluster, namespa
         namespace.create(pod)
     for node in cluster.nodes:
         namespace.wait_pod(f"computes-{node}", "Running")
+
+    def suspended(name: str) -> dict[str, Any]:
+        job = jobs.pytorchjob(name, cluster.image("torch"))
+        job["spec"]["runPolicy"] = {"suspend": True}
+        return job
+
     end, number = time.monotonic() + 15, 0
     # Webhooks look at each of them. A service whose pod is taken for dead refuses connections.
     while time.monotonic() < end:
-        job = jobs.pytorchjob(f"asked-for-{number}", cluster.image("torch"))
-        job["spec"]["runPolicy"] = {"suspend": True}
         try:
-            namespace._create(job)  # noqa: SLF001 - at the first try
+            namespace._create(suspended(f"asked-for-{number}"))  # noqa: SLF001 - at the first try
         except ApiException as error:
             if "deadline exceeded" not in str(error.body):  # slow is a busy machine, and no fault
                 raise
         number += 1
+    namespace.create(suspended("asked-for-at-last"))  # a slow one answers in the end
