@@ -1,7 +1,11 @@
-"""The wheel holds what is imported, and nothing else."""
+"""The wheel holds what is imported, and nothing else; it and the sdist can be built again, byte by byte."""
 
+import hashlib
+import os
+import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -10,13 +14,47 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+def build(source: Path, dist: Path, **environ: str) -> dict[str, str]:
+    """Build wheel and sdist; return name -> sha256."""
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(dist)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True, env=os.environ | environ)
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in dist.iterdir()}
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """Build the wheel."""
-    folder = tmp_path_factory.mktemp("dist")
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    return zipfile.ZipFile(next(folder.glob("*.whl")))
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder for the wheel and the sdist."""
+    return tmp_path_factory.mktemp("dist")
+
+
+@pytest.fixture(scope="module")
+def built(dist: Path) -> dict[str, str]:
+    """Build the wheel and the sdist."""
+    return build(ROOT, dist)
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path, built: dict[str, str]) -> zipfile.ZipFile:
+    """Open the wheel."""
+    return zipfile.ZipFile(dist / next(name for name in built if name.endswith(".whl")))
+
+
+def test_another_folder_time_umask_and_locale_build_the_same_bytes(
+    dist: Path, built: dict[str, str], tmp_path: Path
+) -> None:
+    (path,) = dist.glob("*.tar.gz")
+    old = os.umask(0o077)
+    try:
+        with tarfile.open(path) as sdist:
+            sdist.extractall(tmp_path, filter="tar")
+        for file in tmp_path.rglob("*"):
+            os.utime(file, (2e9, 2e9))
+            file.chmod(file.stat().st_mode & 0o700)
+        (source,) = tmp_path.iterdir()
+        again = build(source, tmp_path / "dist", LC_ALL="C", TZ="Asia/Tokyo", PYTHONHASHSEED="1")
+    finally:
+        os.umask(old)
+    assert again == built
 
 
 def test_everything_is_below_one_name(wheel: zipfile.ZipFile) -> None:
@@ -53,3 +91,8 @@ def test_a_training_process_imports_neither_airflow_nor_what_the_verbs_need() ->
     code = "import manycpu.pipeline.node.__main__, sys; print(sorted({m.split('.')[0] for m in sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
     assert not {"torch", "airflow", "pydantic", "fsspec", "rich", "click"} & set(eval(done.stdout))  # noqa: S307
+
+
+def test_the_changelog_begins_with_this_version(wheel: zipfile.ZipFile) -> None:
+    (newest, *_) = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert Path(str(wheel.filename)).name.startswith(f"manycpu-{newest}")
