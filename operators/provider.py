@@ -17,7 +17,8 @@ _INSTANCE = (
 
 def get_provider_info() -> dict[str, Any]:
     """Return the provider's metadata, in Airflow's schema."""
-    modules = ["manycpu.operators.steps", "manycpu.operators.train"]
+    operators = ["manycpu.operators.steps", "manycpu.operators.train"]
+    triggers = ["manycpu.operators.job_trigger", "manycpu.operators.triggers"]
     return {
         "package-name": _NAME,
         "name": "Many CPUs",
@@ -29,8 +30,8 @@ def get_provider_info() -> dict[str, Any]:
                 "tags": ["software"],
             }
         ],
-        "operators": [{"integration-name": _NAME, "python-modules": modules}],
-        "triggers": [{"integration-name": _NAME, "python-modules": ["manycpu.operators.triggers"]}],
+        "operators": [{"integration-name": _NAME, "python-modules": operators}],
+        "triggers": [{"integration-name": _NAME, "python-modules": triggers}],
         "extra-links": ["manycpu.operators.base.TrainingLink"],
         "task-decorators": [{"name": _NAME, "class-name": "manycpu.operators.decorator.manycpu_task"}],
         "config": {

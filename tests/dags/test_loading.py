@@ -4,10 +4,14 @@ import json
 import subprocess
 import sys
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
+from airflow.triggers.base import BaseTrigger
 
+from manycpu import operators
 from manycpu.operators import local_airflow
 
 HEAVY = ("accelerate", "datasets", "kubernetes", "numpy", "pandas", "torch", "transformers")
@@ -84,10 +88,28 @@ def test_what_runs_by_the_clock_waits_until_somebody_wants_it(dags: dict[str, ob
     assert all(dag.is_paused_upon_creation for dag in timed)  # type: ignore[attr-defined]
 
 
-def test_airflow_lists_the_provider() -> None:
-    command = [str(Path(sys.executable).with_name("airflow")), "providers", "list"]
-    listed = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert "manycpu" in listed.stdout
+def test_airflow_knows_the_provider_with_all_its_modules() -> None:
+    airflow = str(Path(sys.executable).with_name("airflow"))
+    command = [airflow, "providers", "get", "manycpu", "--full", "--output", "json"]
+    got = subprocess.run(command, check=True, capture_output=True, text=True)
+    (provider,) = json.loads(got.stdout.splitlines()[-1])
+    named = {
+        kind: {module for entry in provider[kind] for module in entry["python-modules"]}
+        for kind in ("operators", "triggers")
+    }
+    exported = (getattr(operators, name) for name in operators.__all__ if name.endswith("Operator"))
+    assert named["operators"] == {operator.__module__ for operator in exported}
+    found = iter_modules(operators.__path__, f"{operators.__name__}.")
+    modules = [import_module(info.name) for info in found]
+    assert named["triggers"] == {
+        value.__module__
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, BaseTrigger) and value.__module__ == module.__name__
+    }
+    for path in (*provider["extra-links"], *(one["class-name"] for one in provider["task-decorators"])):
+        module, _, name = path.rpartition(".")
+        assert hasattr(import_module(module), name)
 
 
 def test_the_instance_tells_airflows_apart(monkeypatch: pytest.MonkeyPatch) -> None:
