@@ -1,7 +1,8 @@
 """Run the tests that depend on Airflow with each version of it that manycpu supports: `make test-versions`.
 
-Each version has an environment in the cache folder, with the packages of the day after its release. torch and
-the like come from the project's environment, whose Python it shares: without torch, no run begins.
+Each version has an environment in the cache folder, with the packages of the day after its release. It is
+made as users make theirs: manycpu's wheel is installed under constraints that were resolved without it. torch
+and the like come from the project's environment, whose Python it shares: without torch, no run begins.
 `make test-versions VERSIONS=3.1.8` tests some of the versions.
 """
 
@@ -69,8 +70,14 @@ def _environment(version: Version) -> Path:
         for old in cache.glob(f"{version.airflow}-*"):
             shutil.rmtree(old)
         _uv("venv", "--python", sys.executable, str(folder))
-        wanted = (f"apache-airflow=={version.airflow}", ".[airflow,kubernetes]", *_PACKAGES)
-        _uv("pip", "install", "--python", str(folder), "--exclude-newer", version.day, *wanted)
+        options = ("--python", str(folder), "--exclude-newer", version.day)
+        airflow = f"apache-airflow[cncf.kubernetes]=={version.airflow}"
+        constraints = str(folder / "constraints.txt")
+        _uv("pip", "compile", *options, "--output-file", constraints, "-", stdin=airflow)
+        install = ("pip", "install", *options, "--constraint", constraints)
+        _uv(*install, ".[airflow,kubernetes]")
+        _check_wheel(folder)
+        _uv(*install, *_PACKAGES)
         (packages,) = folder.glob("lib/python*/site-packages")
         (project,) = Path(sys.prefix).glob("lib/python*/site-packages")
         (packages / "zz_torch.pth").write_text(f"{project}\n")  # last on the path
@@ -79,8 +86,16 @@ def _environment(version: Version) -> Path:
     return folder
 
 
-def _uv(*arguments: str) -> None:
-    subprocess.run([_UV, "--quiet", *arguments], cwd=_PROJECT, check=True)
+def _check_wheel(folder: Path) -> None:
+    """See that the command and the provider work, in an environment that has nothing but the wheel."""
+    env = os.environ | {"AIRFLOW_HOME": str(folder / "airflow")}
+    for command in (["manycpu", "--version"], ["airflow", "providers", "get", "manycpu", "--full"]):
+        program = str(folder / "bin" / command[0])
+        subprocess.run([program, *command[1:]], cwd=folder, env=env, check=True, stdout=subprocess.DEVNULL)
+
+
+def _uv(*arguments: str, stdin: str | None = None) -> None:
+    subprocess.run([_UV, "--quiet", *arguments], cwd=_PROJECT, check=True, input=stdin, text=True)
 
 
 if __name__ == "__main__":
