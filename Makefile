@@ -14,7 +14,7 @@ SITE := build/site
 # Warnings are errors: a link or an anchor that leads nowhere ends the build.
 SITE_BUILD = $(BIN)/sphinx-build -q -b html -c docs --fail-on-warning --keep-going -d .cache/site . $(SITE)
 
-.PHONY: help demo ui test faults test-long test-versions test-legacy test-xla lint bench bench-quick scale cluster cluster-down docs docs-serve clean requirements
+.PHONY: help demo ui test faults test-long test-versions test-legacy test-xla lint bench bench-quick scale cluster cluster-down docs docs-serve dist clean requirements
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
@@ -78,6 +78,12 @@ docs: $(INSTALLED)  ## write the generated pages (fields, command line, operator
 
 docs-serve: docs  ## serve the docs site on 127.0.0.1, port 8000: make docs-serve PORT=9000
 	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory $(SITE) $(PORT)
+
+dist: $(INSTALLED)  ## what a release has: wheel, sdist, and of the pinned packages an SBOM and a list of licences
+	@rm -rf dist
+	@$(BIN)/python -m hatchling build -d dist
+	@$(BIN)/python requirements/sbom.py lock >dist/manycpu.cdx.json
+	@$(BIN)/python requirements/sbom.py licences >dist/licences.txt
 
 clean:  ## remove what these targets made: the environment, Airflow's folder, caches
 	rm -rf $(VENV) $(LEGACY) $(XLA) .airflow .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build
