@@ -9,13 +9,17 @@ import versions
 import yaml
 
 ROOT = Path(__file__).parents[2]
-CI: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+WORKFLOWS: dict[str, Any] = {
+    path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / ".github" / "workflows").iterdir()
+}
+CI: dict[str, Any] = WORKFLOWS["ci"]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def commands() -> list[str]:
-    """All commands of the workflow's steps."""
-    return [step["run"] for job in CI["jobs"].values() for step in job["steps"] if "run" in step]
+def commands(*workflows: str) -> list[str]:
+    """All commands of the steps of workflows."""
+    jobs = [job for name in workflows for job in WORKFLOWS[name]["jobs"].values()]
+    return [step["run"] for job in jobs for step in job["steps"] if "run" in step]
 
 
 def test_the_workflow_tests_each_python_that_the_package_supports() -> None:
@@ -25,19 +29,20 @@ def test_the_workflow_tests_each_python_that_the_package_supports() -> None:
     assert PROJECT["requires-python"] == f">=3.{low},<3.{high + 1}"
 
 
-def test_the_workflow_runs_make_targets_and_test_folders_that_exist() -> None:
+def test_workflows_run_make_targets_and_files_that_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    targets = {target for command in commands() for target in re.findall(r"^make ([a-z-]+)", command)}
-    assert targets == {"lint", "cluster", "cluster-down", "test-versions"}
+    text = "\n".join(commands(*WORKFLOWS))
+    targets = set(re.findall(r"^make ([a-z-]+)", text, re.MULTILINE))
+    assert targets == {"lint", "cluster", "cluster-down", "test-versions", "dist"}
     assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
-    paths = {path for command in commands() for path in re.findall(r"tests/[\w-]+", command)}
+    paths = re.findall(r"(?:docker|requirements|tests)/[\w./-]+", text)
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 def test_each_place_names_the_same_oldest_and_newest_airflow() -> None:
     oldest, newest = versions.VERSIONS[0], versions.VERSIONS[-1]
     assert f"apache-airflow>={oldest.airflow}" in PROJECT["optional-dependencies"]["airflow"]
-    assert f"make test-versions VERSIONS={oldest.airflow}" in commands()
+    assert f"make test-versions VERSIONS={oldest.airflow}" in commands("ci")
     assert f"needs Airflow {oldest.airflow} or later" in (ROOT / "docs" / "dag.md").read_text()
     assert f"apache-airflow=={newest.airflow} " in (ROOT / "requirements" / "all.txt").read_text()
 
@@ -45,14 +50,27 @@ def test_each_place_names_the_same_oldest_and_newest_airflow() -> None:
 def test_the_workflow_leaves_out_no_folder_of_make_test() -> None:
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     folders = set(pyproject["tool"]["pytest"]["ini_options"]["testpaths"])
-    run = {path for command in commands() for path in re.findall(r"tests/[\w-]+", command)}
+    run = {path for command in commands("ci") for path in re.findall(r"tests/[\w-]+", command)}
     assert folders - run == {"tests/lint"}  # what `make lint` runs
 
 
-def test_the_workflow_may_read_and_nothing_else() -> None:
-    assert CI["permissions"] == {"contents": "read"}
-    assert all("permissions" not in job for job in CI["jobs"].values())
-    assert all("timeout-minutes" in job for job in CI["jobs"].values())
+def test_workflows_may_read_and_only_a_release_may_publish() -> None:
+    assert all(workflow["permissions"] == {"contents": "read"} for workflow in WORKFLOWS.values())
+    jobs = {(name, job): spec for name in WORKFLOWS for job, spec in WORKFLOWS[name]["jobs"].items()}
+    assert all("timeout-minutes" in job for job in jobs.values())
+    writing = {name: set(job["permissions"]) for name, job in jobs.items() if "permissions" in job}
+    assert writing == {
+        ("release", "publish"): {"id-token"},
+        ("release", "images"): {"contents", "packages", "id-token", "attestations"},
+        ("release", "release"): {"contents"},
+    }
+
+
+def test_the_audit_reads_the_pins_of_all_that_is_installed_and_built() -> None:
+    audited = set(re.findall(r"-r (\S+)", " ".join(commands("audit"))))
+    pins = [*ROOT.glob("requirements/*.txt"), *ROOT.glob("docker/*.txt")]
+    apart = {f"requirements/{name}{part}.txt" for name in ("legacy", "xla") for part in ("", "-torch")}
+    assert audited == {path.relative_to(ROOT).as_posix() for path in pins} - apart
 
 
 def test_dependency_updates_look_where_dependencies_are() -> None:
