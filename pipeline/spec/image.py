@@ -20,6 +20,7 @@ _GZIPPED: Final = {
     OCI: "application/vnd.oci.image.layer.v1.tar+gzip",
     DOCKER: "application/vnd.docker.image.rootfs.diff.tar.gzip",
 }
+_BASE_LABEL: Final = "org.opencontainers.image.base.digest"
 _DOCKER_HUB: Final = "docker.io"
 _DIGEST = r"sha256:[0-9a-f]{64}"
 _NAME = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
@@ -166,7 +167,7 @@ class Image:
             config["history"] += [{"created_by": layer.made_by} for layer in change.layers]
         config["config"] = dict(self.settings) | {
             "Env": [f"{name}={value}" for name, value in _merged_environment(self.env, change.env).items()],
-            "Labels": {**self.labels, **change.labels},
+            "Labels": {**self.labels, **change.labels, _BASE_LABEL: self.digest},
         }
         if change.working_folder is not None:
             config["config"]["WorkingDir"] = change.working_folder

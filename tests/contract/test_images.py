@@ -59,6 +59,7 @@ def test_code_and_manycpu_are_put_upon_the_image(stocked: str, planned: Context)
     image = pull(built.image)
     assert image.settings["WorkingDir"] == CODE
     assert image.settings["User"] == "1000"
+    assert image.labels["org.opencontainers.image.base.digest"] == pull(f"{stocked}/base:1").digest
     assert image.env == {"PATH": "/bin", "PYTHONPATH": f"{LIB}:/theirs"}
     assert files(built.image, 2) == {
         "opt/manycpu/code/large.txt": b"x" * 100_000,

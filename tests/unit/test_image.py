@@ -89,9 +89,10 @@ def test_settings_that_are_not_changed_stay() -> None:
         "WorkingDir": "/w",
         "Labels": {"a": "b"},
     }
-    changed = made(**settings).changed(Change([], {"X": "1"}, {"c": "d"}))
+    base = made(**settings)
+    changed = base.changed(Change([], {"X": "1"}, {"c": "d"}))
     assert changed.env == {"PATH": "/bin", "A": "b=c", "X": "1"}
-    assert changed.labels == {"a": "b", "c": "d"}
+    assert changed.labels == {"a": "b", "c": "d", "org.opencontainers.image.base.digest": base.digest}
     assert (changed.settings["User"], changed.settings["WorkingDir"]) == ("1000", "/w")
 
 
