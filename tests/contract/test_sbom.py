@@ -39,7 +39,6 @@ def test_the_sbom_has_every_pin_of_the_lock() -> None:
 
 
 @pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="this system has no packages of Debian")
-@pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="this system has no packages of Debian")
 def test_an_image_describes_itself_without_manycpu() -> None:
     python = str(Path(sys.base_prefix) / "bin" / "python3")
     command = [python, "-I", "-", "image", "registry.example/train@sha256:1"]
