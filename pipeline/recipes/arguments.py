@@ -1,5 +1,6 @@
 """Parse a recipe's options, and translate those of older Trainers. Imports no torch."""
 
+import difflib
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -46,6 +47,9 @@ _NEEDLESS: Final = {
 }
 """Old name -> why it is not needed any more."""
 
+_LIKE: Final = 0.8
+"""difflib ratio from which an unknown option is taken for a known one that is misspelt."""
+
 
 def option(default: Any, text: str) -> Any:
     """Describe an option of a recipe."""
@@ -68,10 +72,13 @@ class Parser(HfArgumentParser):
             *found, unknown = self.parse_args_into_dataclasses(
                 list(words), return_remaining_strings=True, look_for_args_file=False
             )
-        except ValueError as error:
-            self.error(str(error))
+        except (ImportError, ValueError) as error:  # an option may need a package, such as deepspeed
+            self.error(str(error).strip())
         if unknown:
-            self.error(f"unknown options: {' '.join(unknown)}")
+            name = unknown[0].partition("=")[0]
+            near = difflib.get_close_matches(name, self._option_string_actions, 1, cutoff=_LIKE)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            self.error(f"unknown options: {' '.join(unknown)}{hint}")
         return tuple(found)
 
 

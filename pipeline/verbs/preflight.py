@@ -2,14 +2,16 @@
 
 import ast
 import difflib
+import json
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from manycpu.pipeline import transfer
-from manycpu.pipeline.adapters import disk
+from manycpu.pipeline import recipes, transfer
+from manycpu.pipeline.adapters import commands, disk
 from manycpu.pipeline.adapters.listing import OddFileError
 from manycpu.pipeline.adapters.storage import Location, is_remote, login_of, protocols
 from manycpu.pipeline.launchers import device_refusals, refusals
@@ -19,7 +21,7 @@ from manycpu.pipeline.recipes.image_classification import images
 from manycpu.pipeline.recipes.question_answering import squad
 from manycpu.pipeline.spec import cpu_plan, program, recipe_options
 from manycpu.pipeline.spec.credentials import without
-from manycpu.pipeline.spec.errors import BadInputError, Finding
+from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.output import REPORT
 from manycpu.pipeline.targets.context import OWN_FOLDERS, RunContext
@@ -42,7 +44,15 @@ _LIKE = 0.8  # difflib ratio: `dta` and `ouput` are similar to a placeholder, `o
 _WORDS_LIKE_PLACEHOLDERS = frozenset({"date", "mode"})
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _OF_THE_HUB = ("datasets/", "spaces/", "buckets/")
+_DATA_OPTIONS = ("dataset_name", "train_file", "validation_file", "test_file")
+_CHECKPOINT = (
+    ("config.json", ("config.json", "adapter_config.json"), "config_name"),
+    ("weights", ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin"), "from_scratch"),
+    ("tokenizer", ("tokenizer*", "vocab*", "*.model"), "tokenizer_name"),
+)
+"""A part of a base checkpoint, patterns of its files, and the option that makes it needless."""
 _ANSWER_S = 5.0  # timeout for a web server; staging asks a slower one again
+_PARSER_S = 60.0  # for a recipe's parser
 _READ_ONLY = ["dask", "data", "dvc", "gist", "git", "github", "http", "https", "libarchive", "reference"]
 _CACHES = ["blockcache", "cached", "filecache", "simplecache"]
 _NO_OUTPUT = {
@@ -131,8 +141,7 @@ def _recipe(ctx: RunContext) -> Findings:
         if data and (problems := squad.problems(data)):
             yield Finding("run.data", problems[0], "Give files in SQuAD v1.1 format")
         return
-    options = _options(ctx)
-    if options is None:
+    if (options := _options(ctx)) is None:
         return
     if run.program == "hogwild":
         averaged = recipe_options.first(options, "mode") == "averaged"
@@ -154,7 +163,7 @@ def _recipe(ctx: RunContext) -> Findings:
 
 def _options(ctx: RunContext) -> recipe_options.Options | None:
     """Read the options of a recipe; None: a script's, whose file may be large, or in a file elsewhere."""
-    if ctx.run.program not in {"hogwild", "causal_lm", "image_classification"}:
+    if ctx.run.program not in program.RECIPES:
         return None
     try:
         return recipe_options.read(ctx.run.args, ctx.base)
@@ -162,13 +171,42 @@ def _options(ctx: RunContext) -> recipe_options.Options | None:
         return None
 
 
-def _no_model(ctx: RunContext) -> Findings:
-    run = ctx.run
-    elsewhere = run.env_from or "MANYCPU_MODEL" in run.env or any(word.endswith(".json") for word in run.args)
-    named = elsewhere or any(word.startswith("--model") for word in run.args)
-    if run.program in ("question_answering", "causal_lm") and not run.model and not named:
+def _recipe_arguments(ctx: RunContext) -> Findings:
+    """Have a recipe's own parser read its options, in a process of its own: it imports torch.
+
+    On this machine the ranks do the same, as soon.
+    """
+    run, recipe = ctx.run, program.parse(ctx.run.program)
+    if recipe.kind != "recipe" or not run.args or ctx.target.is_this_machine:
+        return
+    env = {"MANYCPU_OUTPUT": "output", "MANYCPU_DTYPE": run.dtype or "auto", "MANYCPU_MODEL": run.model or ""}
+    with suppress(BadInputError, LaunchError):  # a file that the nodes may have, or a machine that is busy
+        argv = recipe_options.words(run.args, ctx.base)
+        question = json.dumps({"recipe": recipe.name, "argv": argv, "env": env}).encode()
+        command = [sys.executable, "-P", "-m", recipes.__name__]
+        answered = commands.run(command, timeout=_PARSER_S, input=question)
+        if answered.code == 0:  # else this machine has not what the recipe needs
+            yield from (Finding(**wrong) for wrong in json.loads(answered.out.splitlines()[-1]))
+
+
+def _sources(ctx: RunContext) -> Findings:
+    """Find that a recipe on transformers has no data or no base checkpoint, or not all files of one."""
+    run, options = ctx.run, _options(ctx)
+    if run.program not in ("question_answering", "causal_lm") or options is None or run.env_from:
+        return
+    if not run.data and "MANYCPU_DATA" not in run.env and not any(map(options.get, _DATA_OPTIONS)):
+        fix = "Name a folder or a file there, or give --dataset_name or --train_file in run.args"
+        yield Finding("run.data", "there is no data set", fix)
+    if "MANYCPU_MODEL" in run.env or "model_name_or_path" in options:
+        return
+    if not run.model:
         fix = "Name a folder or a model there, or give --model_name_or_path in run.args"
         yield Finding("run.model", "there is no base checkpoint", fix)
+    elif Path(run.model).is_dir():
+        for part, patterns, needless in _CHECKPOINT:
+            if needless not in options and not any(any(Path(run.model).glob(name)) for name in patterns):
+                fix = "Give a folder that save_pretrained has written"
+                yield Finding("run.model", f"{run.model} has no {part}", fix)
 
 
 def _data(ctx: RunContext) -> Findings:
@@ -316,6 +354,6 @@ def _placeholders(ctx: RunContext) -> Findings:
 
 
 _CHECKS: tuple[Callable[[RunContext], Iterable[Finding]], ...] = (
-    *(_program, _main_file, _code, _recipe, _no_model, _data),
+    *(_program, _main_file, _code, _recipe, _recipe_arguments, _sources, _data),
     *(_output, _places, _writable, _checkpoints, _logins, _placeholders),
 )

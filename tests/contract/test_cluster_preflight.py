@@ -53,3 +53,21 @@ def test_a_login_that_pods_do_not_have_is_refused(tmp_path: Path, monkeypatch: p
     said = {each.field: each.message for each in found}
     assert said["run.data"] == "s3://storage@sets/digits names a login, and pods have none"
     assert "run.output" not in said
+
+
+@pytest.mark.parametrize(
+    ("program", "args", "said"),
+    [
+        ("question_answering", "--num_train_epoch 1", "did you mean --num_train_epochs?"),
+        ("image_classification", "--lr 0", "must be greater than 0"),
+        ("causal_lm", "--lora_r 8 --max_steps 3 --dataset_name org/texts", ""),
+    ],
+)
+def test_options_that_a_recipe_refuses_are_found_before_anything_is_staged(
+    tmp_path: Path, program: str, args: str, said: str
+) -> None:
+    run = {"program": program, "args": args, "model": "hf://org/model", "output": "s3://models/one"}
+    target = {"kind": "kubernetes", "connection": str(tmp_path / "none")}
+    found = [each for each in check(open_context(run, target, "test", base=tmp_path)) if each.fatal]
+    told = "\n".join(each.message for each in found if each.field == "run.args")
+    assert (said in told) if said else not told

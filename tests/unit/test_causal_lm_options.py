@@ -1,6 +1,8 @@
 """The options of causal_lm, and that `manycpu preflight` makes its checks."""
 
+import json
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +13,9 @@ from manycpu.pipeline.recipes import arguments
 from manycpu.pipeline.recipes.causal_lm.generate import write_model
 from manycpu.pipeline.recipes.causal_lm.options import parse
 from manycpu.pipeline.spec.errors import BadInputError
+
+TALK: Final = {"messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]}
+LEFT_OUT: Final = ("pad_token", "chat_template")
 
 
 def test_early_stopping_evaluates_and_saves_at_the_same_steps(tmp_path: Path) -> None:
@@ -63,21 +68,25 @@ def test_values_that_cannot_be_used_are_refused(tmp_path: Path, words: list[str]
 @pytest.mark.parametrize(
     ("data", "words", "message"),
     [
-        (sums(2), "", None),
-        (sums(2), "--packing False", "run.model: the tokenizer has no pad token"),
-        ([{"question": "a"}], "", "run.data: "),
+        (sums(2), "--from_scratch", None),
+        (sums(2), "--from_scratch --packing False", "run.model: the tokenizer has no pad token"),
+        ([{"question": "a"}], "--from_scratch", "run.data: "),
+        (sums(2), "", "model has no weights"),
+        ([TALK], "--from_scratch", "run.model: the tokenizer has no chat template"),
     ],
 )
 def test_preflight_checks_data_and_model(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    data: list[dict[str, str]],
+    data: list[dict[str, Any]],
     words: str,
     message: str | None,
 ) -> None:
     folder, model = lines(tmp_path / "data" / "train.jsonl", data), write_model(tmp_path / "model")
     settings = model / "tokenizer_config.json"
-    settings.write_text(settings.read_text().replace('"pad_token": "<|pad|>", ', ""))
+    kept = json.loads(settings.read_text())
+    settings.write_text(json.dumps({name: kept[name] for name in kept if name not in LEFT_OUT}))
+    (model / "chat_template.jinja").unlink(missing_ok=True)
     monkeypatch.setenv("MANYCPU_HOME", str(tmp_path / "home"))
     options = ["--program", "causal_lm", "--data", str(folder), "--model", str(model)]
     options += ["--output", str(tmp_path / "out"), "--nproc-per-node", "1", "--args", words]

@@ -36,6 +36,7 @@ def card(
         f"{', '.join(model.lora_target_modules)}",
     )
     steps = training.gradient_accumulation_steps
+    stretched = bool(data.rope_scaling and data.max_seq_length)
     scheduler = getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type)
     rows = {
         "base": f"{base}{', random weights' if model.from_scratch else ''}",
@@ -44,6 +45,7 @@ def card(
         "learning rate": f"{training.learning_rate:g}, {scheduler}",
         "number format": "bf16" if training.bf16 else "fp32",
         "seed": training.seed,
+        **({"rope scaling": f"{data.rope_scaling}, to {data.max_seq_length} tokens"} if stretched else {}),
         **{name.replace("_", " "): round(results[name], 4) for name in _SHOWN if name in results},
     }
     lines = ["---", *fields, "---", "", f"# {Path(options.output).name}", ""]

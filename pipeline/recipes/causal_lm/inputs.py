@@ -173,8 +173,7 @@ def prepare(
     for split, table in splits.items():
         kind = records.kind_of(columns, table.column_names, f"the {split} split")
         if kind == "messages" and not tokenizer.chat_template:
-            fix = "Choose the model's version for chats, or give prompt and completion instead"
-            raise BadInputError("the tokenizer has no chat template", field="run.model", fix=fix)
+            raise records.no_template()
         writer = _Writer(kind, columns, tokenizer, length)
         documents = table.map(
             writer.documents,

@@ -27,7 +27,9 @@ def findings(data: str | None, model: str | None, options: Options) -> Iterator[
             *(first(options, f"{name}_column") or name for name in records.Columns._fields)
         )
         try:
-            for note in records.check(data, columns, records.renderer(settings)):
+            has_template = not settings or "chat_template" in settings
+            render = records.renderer(settings)
+            for note in records.check(data, columns, render, has_template=has_template):
                 yield Finding("run.data", note, "The recipe checks it when it starts", fatal=False)
         except BadInputError as error:
             yield Finding(error.field or "run.data", error.message, error.fix or "")

@@ -109,16 +109,20 @@ def read(file: Path) -> Iterator[dict[str, Any]]:
             yield record
 
 
-def check(path: str | Path, columns: Columns, render: Render | None = None) -> list[str]:
+def check(
+    path: str | Path, columns: Columns, render: Render | None = None, *, has_template: bool = True
+) -> list[str]:
     """Check the first records of each file; returns notes on what could not be checked.
 
     Args:
         path: A file or a folder.
         columns: The names of its columns.
         render: Writes messages, where a chat template is known.
+        has_template: False: the tokenizer is known to have no chat template.
 
     Raises:
-        BadInputError: A file has no such columns, or a record cannot be trained on.
+        BadInputError: A file has no such columns, a record cannot be trained on, or there are messages and
+            no chat template.
     """
     notes = []
     for file in [file for files in splits(path).values() for file in files]:
@@ -134,11 +138,19 @@ def check(path: str | Path, columns: Columns, render: Render | None = None) -> l
             kind = kind or kind_of(columns, record, str(file))
             if why := columns.fault(record, kind):
                 raise BadInputError(f"{file}, record {number}: {why}", field="run.data", fix=FIX)
+            if kind == "messages" and not has_template:
+                raise no_template()
             if kind == "messages" and render:
                 answer_spans(record[columns.messages], render, f"{file}, record {number}")
         if kind is None:
             raise BadInputError(f"{file} holds no record", field="run.data", fix="Give one record a line")
     return notes
+
+
+def no_template() -> BadInputError:
+    """Explain that messages cannot be written without a chat template."""
+    fix = "Choose the model's version for chats, or give prompt and completion instead"
+    return BadInputError("the tokenizer has no chat template", field="run.model", fix=fix)
 
 
 def kind_of(columns: Columns, present: Iterable[str], source: str) -> str:
