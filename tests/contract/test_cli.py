@@ -23,6 +23,7 @@ from manycpu.pipeline.adapters import process
 from manycpu.pipeline.adapters.lock import locked
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.ledger import VerbRecord
+from manycpu.pipeline.recipes.question_answering.demo import DATA as DEMO_DATA
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.verbs.cleanup import cleanup
@@ -308,7 +309,8 @@ def test_the_recipe_asks_for_a_model_before_anything_starts(manycpu: Type, tmp_p
 def test_a_model_that_is_named_elsewhere_is_not_asked_for(
     manycpu: Type, tmp_path: Path, fields: dict[str, object]
 ) -> None:
-    file = run_file(tmp_path, program="question_answering", output="out", **fields)
+    squad = str(DEMO_DATA)
+    file = run_file(tmp_path, program="question_answering", output="out", data=squad, **fields)
     assert manycpu("preflight", file) == (0, "ready: nothing stands in the way of this run\n")
 
 

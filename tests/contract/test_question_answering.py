@@ -123,4 +123,4 @@ def texts(said: Any) -> Any:
 
 def test_bad_input_ends_it_with_a_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--learning_rat", "1"]) == 2
-    assert "error: run.args: unknown options: --learning_rat 1." in capsys.readouterr().err
+    assert "error: run.args: unknown options: --learning_rat 1 (did you mean --learning_rate?)." in capsys.readouterr().err
