@@ -49,7 +49,7 @@ def six(
 def test_six_that_start_together_finish_two_by_two_in_the_order_in_which_they_came(six: list[Looker]) -> None:
     ended = lambda: all([one.look().state.terminal for one in six])  # noqa: C419, E731
     wait_for("all to end", ended, seconds=150)
-    assert [one.seen.state for one in six] == [RunState.SUCCEEDED] * RUNS, [one.seen for one in six]
+    assert [one.seen.state for one in six] == [RunState.SUCCEEDED] * RUNS, "\n".join(map(str, six))
     # The time at which each run had its nodes.
     began = [attempt_state(one.ctx.ledger.read(), one.handle).began for one in six]
     assert began == sorted(began)
@@ -94,7 +94,7 @@ def test_two_mpijobs_of_two_namespaces_whose_workers_hold_what_their_launchers_w
     wait_for("both to end", ended, seconds=150)
     for one in lookers:
         one.close()
-    assert [one.seen.state for one in lookers] == [RunState.SUCCEEDED] * 2, [one.seen for one in lookers]
+    assert [one.seen.state for one in lookers] == [RunState.SUCCEEDED] * 2, "\n".join(map(str, lookers))
     assert any("Suspended" in conditions(one) for one in lookers), [one.lines for one in lookers]
 
 

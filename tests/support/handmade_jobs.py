@@ -132,6 +132,10 @@ class Looker:
         self.lines: list[str] = []
         self.seen = Status(state=RunState.PENDING)
 
+    def __str__(self) -> str:
+        """Tell what happened, for the message of an assertion."""
+        return "\n  ".join([f"{self.handle.name}: {self.seen.state} {self.seen.reason}", *self.lines])
+
     def look(self) -> Status:
         lines, self.seen = self.watch.look()
         self.lines += [line.text if line.rank is None else f"{line.rank}: {line.text}" for line in lines]
