@@ -41,8 +41,9 @@ from manycpu.pipeline.targets.kubernetes.following.diagnosis import endings
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
 from manycpu.pipeline.targets.kubernetes.following.judgement import budgets
 from manycpu.pipeline.targets.kubernetes.following.kueue import QueueWaiting
+from manycpu.pipeline.targets.kubernetes.following.launcher_release import LauncherRelease
 from manycpu.pipeline.targets.kubernetes.following.logs import LogReaders, RateLimiter, parse
-from manycpu.pipeline.targets.kubernetes.following.turn_taking import LauncherRelease, TurnTaking
+from manycpu.pipeline.targets.kubernetes.following.turns import TurnTaking
 from manycpu.pipeline.targets.kubernetes.launch import observe
 
 LINES_PER_SECOND: Final = 1000

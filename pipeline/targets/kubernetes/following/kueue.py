@@ -123,7 +123,6 @@ class QueueWaiting:
         self, snapshot: JobSnapshot, cluster: Cluster, watch: ClusterWatch, wake: Callable[[], None]
     ) -> None:
         self._snapshot, self._cluster, self._watch, self._wake = snapshot, cluster, watch, wake
-        self._queues: _Queues | None = None
 
     def waiting_reason(self, now: float) -> str:
         """Return what the job waits for, one line for each reason; empty: nothing, or it is unknown.
@@ -135,19 +134,16 @@ class QueueWaiting:
         if job is None or not queue or not self._snapshot.suspended:
             self.close()
             return ""
-        if self._queues is None:
-            self._queues = _Queues.of(self._watch, self._cluster)
-            self._queues.join(self._wake, self._is_about_job)
-        if not self._queues.is_complete:
+        queues = _Queues.of(self._watch, self._cluster)
+        queues.join(self._wake, self._is_about_job)
+        if not queues.is_complete:
             return ""
-        workload = self._queues.workload_of(self._snapshot.uid)
-        return _describe_wait_and_position(workload, job, self._queues.pending(queue, now), now)
+        workload = queues.workload_of(self._snapshot.uid)
+        return _describe_wait_and_position(workload, job, queues.pending(queue, now), now)
 
     def close(self) -> None:
         """Stop watching."""
-        if self._queues is not None:
-            self._queues.leave(self._wake)
-            self._queues = None
+        _Queues.of(self._watch, self._cluster).leave(self._wake)
 
     def _is_about_job(self, change: Changes) -> bool:
         """Whether a change may be one of the job's workload."""
