@@ -64,9 +64,9 @@ def named(found: Object, run: str, born: float = 0) -> Object:
     return found | {"metadata": meta | known | {"labels": meta["labels"] | {"manycpu/run": run}}}
 
 
-def turns(*objects: Object, seconds: float) -> Turns:
+def turns(*objects: Object, seconds: float, before: Turns | None = None) -> Turns:
     """Return the turns of jobs and pods that a watch has reported."""
-    made, by_kind = Turns(), dict[str, list[Object]]()
+    made, by_kind = before or Turns(), dict[str, list[Object]]()
     for item in objects:
         by_kind.setdefault(item.get("kind", "Pod"), []).append(item)
     made.update(by_kind, T0 + seconds)
@@ -180,6 +180,51 @@ def test_a_job_that_gave_back_says_who_holds_what_it_waits_for_and_who_comes_bef
     assert resumed.resumed == T0 + 40.0
     again = read(noted(asking(job("Created")), resumed), refused("b"), seconds=45)
     assert decided(again, *older, seconds=50).tries == 2
+
+
+def with_cpu(found: Object, cpu: str) -> Object:
+    """Let each rank pod of a PyTorchJob request so much CPU."""
+    worker = found["spec"]["pytorchReplicaSpecs"]["Worker"]
+    requests = {"resources": {"requests": {"cpu": cpu, "memory": "1Gi"}}}
+    changed = worker | {"template": {"spec": {"containers": [requests]}}}
+    return found | {"spec": found["spec"] | {"pytorchReplicaSpecs": {"Worker": changed}}}
+
+
+@pytest.mark.parametrize(
+    ("older", "tries"),
+    [
+        (asking(job("Created")), False),
+        (asking(job("Created"), nodes=1), False),
+        (asking(job("Created"), nodes=3), True),
+        (with_cpu(asking(job("Created")), "500m"), False),
+        (with_cpu(asking(job("Created")), "2"), True),
+        (asking(job("Created"), nodeSelector={"disk": "fast"}), True),
+    ],
+)
+def test_after_a_pause_only_what_asks_for_less_or_for_other_nodes_tries_before_an_older_job(
+    older: Object, tries: bool
+) -> None:
+    note = Note(at=T0, short=("cpu",), due=T0 + 40)
+    waiting = read(noted(asking(job("Suspended")), note), seconds=30)
+    ahead = [named(older, "z", born=-1), named(refused("z-1-worker-0"), "z")]
+    assert turns(*ahead, seconds=39).decide(waiting, T0 + 39.0) is None
+    assert (turns(*ahead, seconds=41).decide(waiting, T0 + 41.0) is not None) is tries
+
+
+@pytest.mark.parametrize(("created_again", "acts"), [(1, True), (200, False)])
+def test_a_job_of_a_dead_follower_is_given_back_unless_its_training_had_started(
+    created_again: float, acts: bool
+) -> None:
+    lost = named(asking(job("Created")), "lost", born=-1)
+    pods = [named(pod("lost-0"), "lost", 1), named(refused("lost-1"), "lost", created_again)]
+    mine = read(noted(asking(job("Suspended")), Note(at=T0, due=T0 + 9000)), seconds=400)
+    seen = turns(lost, *pods, seconds=400)
+    assert seen.decide(mine, T0 + 400.0) is None  # its follower may act yet
+    decision = turns(lost, *pods, seconds=440, before=seen).decide(mine, T0 + 440.0)
+    assert (decision is not None) is acts
+    if decision is not None:
+        job_given_back, note = decision
+        assert (job_given_back.run, note.resumed, note.tries) == ("lost", 0, 1)
 
 
 def test_pods_that_are_still_being_deleted_are_waited_for() -> None:
