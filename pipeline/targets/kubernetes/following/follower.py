@@ -126,14 +126,7 @@ def selections(launch: str, labels: Mapping[str, str]) -> dict[str, dict[str, st
 
 
 class Follower:
-    """Follows one job: delivers its lines, and derives its status.
-
-    Args:
-        ctx: The run.
-        handle: The job.
-        watch: The namespace.
-        recorder: Records the lines that were delivered.
-    """
+    """Follows one job: delivers its lines, records which were delivered, and derives its status."""
 
     def __init__(
         self, ctx: ClusterContext, handle: JobHandle, watch: ClusterWatch, recorder: AttemptRecorder

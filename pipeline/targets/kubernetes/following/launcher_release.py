@@ -12,15 +12,11 @@ _INTERVAL_S: Final = 2.0  # between checks of a launcher that is not suspended y
 
 
 class LauncherRelease:
-    """Releases the launcher of one MPIJob.
+    """Releases the launcher of one MPIJob; jobs of other kinds are ignored.
 
     Before it resumes a launcher, the operator has to clear ``status.startTime`` of the launcher Job, and its
     role (as of 0.8) does not allow that: the MPIJob would stay without a launcher. So manycpu clears it, with
     its own rights.
-
-    Args:
-        snapshot: The MPIJob; jobs of other kinds are ignored.
-        cluster: Its namespace.
     """
 
     def __init__(self, snapshot: JobSnapshot, cluster: Cluster) -> None:

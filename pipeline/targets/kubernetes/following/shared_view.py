@@ -40,12 +40,7 @@ class ObjectStore:
 
 
 class SharedView:
-    """Objects of some kinds, watched once for all followers that join.
-
-    Args:
-        watch: The namespace.
-        cluster: The same namespace, for single requests.
-    """
+    """Objects of some kinds, watched once for all followers that join."""
 
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
         self._watch, self._cluster = watch, cluster
