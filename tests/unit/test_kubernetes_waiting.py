@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from support.api_objects import T0, Object, at, container, event, job, pod, snapshot
 
-from manycpu.pipeline.spec.job_kinds import JOB_KINDS, JobKind
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS, PYTORCHJOB, JobKind
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following import diagnosis
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import RankActivity
@@ -135,6 +135,12 @@ def test_a_quota_that_lets_some_pods_be_made_refuses_as_well() -> None:
     found = asking(job("Created"))
     assert not read(found, pod("a"), seconds=5).refused  # the others are being made
     assert read(found, pod("a"), seconds=60).refused
+
+
+def test_a_job_whose_pods_no_operator_creates_keeps_no_other_job_waiting() -> None:
+    found = asking(job("Created"))
+    assert job_of(found, PYTORCHJOB, [], T0 + 15.0) is not None
+    assert job_of(found, PYTORCHJOB, [], T0 + 25.0) is None
 
 
 OTHERS: dict[str, tuple[Object, Object]] = {
