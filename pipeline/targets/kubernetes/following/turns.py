@@ -195,7 +195,8 @@ class Turns:
     def _next_note(self, job: Job, now: float) -> Note | None:
         """Return the note with which a job gives back its pods or resumes now; None: it stays as it is."""
         first = next(self._ahead(job), None)
-        claim_is_held = any(job.claim in claims for run, claims in self._holders if run != job.run)
+        holders = self._holders if job.claim else ()
+        claim_is_held = any(job.claim in claims for run, claims in holders if run != job.run)
         if note := job.given_back:
             # The first job mostly decides: jobs are alike, and there may be a thousand.
             blocked = (other.placed or other.covers(job) for other in self._ahead(job))
