@@ -13,7 +13,7 @@ from contextlib import suppress
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import urllib3
 import yaml
@@ -32,6 +32,7 @@ from manycpu.pipeline.spec.errors import ClusterError, ConflictError, NotFoundEr
 from manycpu.pipeline.spec.job_kinds import TRAINJOB, kind_of, resource_of
 from manycpu.pipeline.spec.kube_object import KubeObject
 
+Result = TypeVar("Result")
 Connect = Callable[[], client.ApiClient]
 """Makes a client with fresh credentials."""
 
@@ -43,8 +44,17 @@ _UNAUTHORIZED_GRACE_S: Final = 15.0  # in which a token that was just renewed ma
 _TIMEOUT: Final = (5.0, 30.0)  # seconds to connect and to read, for each try
 _WARN_ATTEMPT: Final = 5  # after this failed try, a few seconds on, the log says why nothing is created
 _UNAUTHORIZED: Final = 401
+_POLL_INTERVAL_S: Final = 0.25
 _TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
 _PATCH: Final = "application/merge-patch+json"
+
+
+def poll(read: Callable[[], Result], done: Callable[[Result], bool], timeout_s: float) -> Result:
+    """Call ``read`` until ``done`` of its result, at most until the timeout; return the last result."""
+    deadline = time.monotonic() + timeout_s
+    while not done(result := read()) and time.monotonic() < deadline:
+        time.sleep(_POLL_INTERVAL_S)
+    return result
 
 
 def amount(quantity: str) -> Decimal:

@@ -5,12 +5,12 @@ time (stage and build) change different keys.
 """
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import Any
 
-from manycpu.pipeline.adapters.cluster import DEADLINE, Cluster
+from manycpu.pipeline.adapters.cluster import DEADLINE, Cluster, poll
 from manycpu.pipeline.ledger import base
 from manycpu.pipeline.ledger.base import LEASE_S, Entry, Lease, from_annotations, to_annotations
 from manycpu.pipeline.spec import errors
@@ -21,7 +21,6 @@ from manycpu.pipeline.spec.naming import labels
 _MAPPINGS = ("attempts", "cancelled", "digests", "elsewhere", "tasks", "verbs")
 _LEDGER = {"manycpu/part": "ledger"}
 _DELETION_TIMEOUT_S = 120.0  # for the ledger of an earlier run that is being deleted
-_POLL_INTERVAL_S = 0.25
 _RENEWAL_TIMEOUT_S = 5.0  # short: another renewal follows
 _KEY = "manycpu/key"
 
@@ -57,15 +56,13 @@ class ConfigMapLedger(base.Ledger):
             },
             "data": _data(entry),
         }
-        deadline = time.monotonic() + _DELETION_TIMEOUT_S
-        while (configmap := self._create_or_continue(manifest)) is None:
-            if time.monotonic() > deadline:
-                raise errors.ClusterError(
-                    f"ledger {self._cluster.namespace}/{self.name} of an earlier run is being deleted "
-                    "and does not go",
-                    fix=f"See why: kubectl -n {self._cluster.namespace} describe configmap {self.name}",
-                )
-            time.sleep(_POLL_INTERVAL_S)
+        configmap = poll(partial(self._create_or_continue, manifest), bool, _DELETION_TIMEOUT_S)
+        if configmap is None:
+            raise errors.ClusterError(
+                f"ledger {self._cluster.namespace}/{self.name} of an earlier run is being deleted "
+                "and does not go",
+                fix=f"See why: kubectl -n {self._cluster.namespace} describe configmap {self.name}",
+            )
         self._meta = configmap["metadata"]
         return _entry(configmap)
 

@@ -25,11 +25,7 @@ def cancel(ctx: RunContext, by: str, attempt: int | None = None) -> bool:
 
 
 def declare_gone(ctx: RunContext, by: str) -> bool:
-    """Record that the processes of a run ended with their host or container, as a person confirms.
-
-    Args:
-        ctx: The run.
-        by: Who confirms it, for the record.
+    """Record that the processes of a run ended with their host or container, as ``by`` confirms.
 
     Returns:
         Whether anything was recorded: False if the run had already ended.

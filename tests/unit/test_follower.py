@@ -35,6 +35,10 @@ ENDED = [
 ]
 
 
+class _Watch:
+    now = staticmethod(time.time)
+
+
 @pytest.fixture(autouse=True)
 def _no_volume(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exit_records, "read", lambda *_: [])
@@ -57,7 +61,7 @@ def follower(status: int | None) -> tuple[Follower, list[str]]:
     target = Kubernetes(namespace="ml", claim="data")
     run, access = TrainingRun(program="x", output="/out"), Access(opened={"ml": cluster})
     ctx: Any = SimpleNamespace(ledger=ledger, target=target, access=access, run=run)
-    watch: Any = SimpleNamespace(now=time.time)
+    watch: Any = _Watch()
     return Follower(ctx, handle(), watch, AttemptRecorder(ctx, handle(), None, "me")), []
 
 

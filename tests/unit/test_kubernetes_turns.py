@@ -9,7 +9,8 @@ import pytest
 from support.api_objects import T0, Object, at
 
 from manycpu.pipeline.spec.job_kinds import MPIJOB, PYTORCHJOB, JobKind
-from manycpu.pipeline.targets.kubernetes.following.turns import Job, Note, Turns, job_of, patch
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import Note
+from manycpu.pipeline.targets.kubernetes.following.turns import Turns, job_of, patch
 
 NO_ROOM = "0/2 nodes are available: 2 Insufficient cpu."
 
@@ -45,7 +46,7 @@ class Run:
         container = {"resources": {"requests": {"cpu": str(self.cpu)}}}
         worker = {"replicas": self.nodes, "template": {"spec": {"containers": [container]}}}
         meta = {"name": f"{self.name}-1", "uid": self.name, "creationTimestamp": at(self.born)}
-        labels = {"manycpu/run": self.name}
+        labels = {"manycpu/run": self.name, "manycpu/attempt": "1"}
         done = [{"type": "Succeeded", "status": "True"}] if self.ended else []
         return {
             "metadata": {**change["metadata"], **meta, "labels": labels},
@@ -54,7 +55,7 @@ class Run:
         }
 
     def seen_pods(self) -> list[Object]:
-        labels = {"manycpu/run": self.name, "manycpu/role": "rank"}
+        labels = {"manycpu/run": self.name, "manycpu/attempt": "1", "manycpu/role": "rank"}
         return [
             self._pod(number, placed, labels | ({"manycpu/role": "launcher"} if number >= self.nodes else {}))
             for number, placed in enumerate(self.pods)
@@ -74,8 +75,8 @@ class Run:
         }
 
 
-Seen = tuple[list[Job], dict[str, tuple[bool, Note | None]]]
-"""The jobs of a namespace, and the state of each by its run's name."""
+Seen = tuple[dict[str, list[Object]], dict[str, tuple[bool, Note | None]]]
+"""The jobs and pods of a namespace, and the state of each run by its name."""
 
 
 class Namespace:
@@ -130,21 +131,22 @@ class Namespace:
 
     def _seen_in(self, namespace: str) -> "Seen":
         runs = [run for run in self.runs if run.namespace == namespace]
-        pods = {run.name: run.seen_pods() for run in runs if run.born <= self.now}
-        jobs = [
-            job
-            for run in self._alive()
-            if run in runs
-            if (job := job_of(run.job(), run.kind, pods[run.name], T0 + self.now)) is not None
-        ]
-        versions = {run.name: (run.suspended, run.note) for run in runs}
-        return jobs, versions
+        objects: dict[str, list[Object]] = {"PyTorchJob": [], "MPIJob": []}
+        objects["Pod"] = [pod for run in runs if run.born <= self.now for pod in run.seen_pods()]
+        for run in self._alive():
+            if run in runs:
+                objects[run.kind.kind].append(run.job())
+        return objects, {run.name: (run.suspended, run.note) for run in runs}
 
-    def _follow(self, run: Run, jobs: list[Job], versions: dict[str, Any]) -> None:
-        mine = next((job for job in jobs if job.run == run.name), None)
-        if mine is None or run.began:
+    def _follow(self, run: Run, objects: dict[str, list[Object]], versions: dict[str, Any]) -> None:
+        found = next((job for job in objects[run.kind.kind] if job["metadata"]["uid"] == run.name), None)
+        if found is None or run.began:
             return
-        run.turns.update(jobs, {}, T0 + self.now)
+        pods = [pod for pod in objects["Pod"] if pod["metadata"]["labels"]["manycpu/run"] == run.name]
+        mine = job_of(found, run.kind, pods, T0 + self.now)
+        if mine is None:
+            return
+        run.turns.update(objects, T0 + self.now)
         decision = run.turns.decide(mine, T0 + self.now)
         if decision is None:
             return
@@ -268,23 +270,28 @@ def test_a_dead_follower_behind_a_living_run_that_cannot_start_is_skipped(seed: 
 
 
 def test_a_run_that_waits_for_a_claim_does_not_hold_up_those_without_it() -> None:
-    note = Note(at=T0, claim="data", due=T0 + 600, rests=T0)
-    older = Run("older", 0, suspended=True, note=note).job()
-    first = job_of(older, PYTORCHJOB, [], T0 + 20)
+    older = Run("older", 0, suspended=True, note=Note(at=T0, claim="data", due=T0 + 600, rests=T0))
     waiting = Run("next", 1, pods=[5.0, None])
     mine = job_of(waiting.job(), PYTORCHJOB, waiting.seen_pods(), T0 + 20)
-    assert first is not None
     assert mine is not None
     assert mine.refused
     turns = Turns()
-    turns.update([first, mine], {"data": {"other"}}, T0 + 20)
+    holder = Run("other", 0, pods=[5.0]).seen_pods()
+    holder[0]["spec"]["volumes"] = [{"persistentVolumeClaim": {"claimName": "data"}}]
+    turns.update({"PyTorchJob": [older.job(), waiting.job()], "Pod": holder + waiting.seen_pods()}, T0 + 20)
+    assert turns.waits_for(mine).endswith("held by run other")
     assert turns.decide(mine, T0 + 20) is None
 
 
-def test_the_pause_after_very_many_tries_stays_ten_minutes_at_most() -> None:
-    run = Run("run", 0, pods=[5.0, None], note=Note(at=T0, tries=5000, resumed=T0 + 1))
-    mine = job_of(run.job(), PYTORCHJOB, run.seen_pods(), T0 + 2000)
-    assert mine is not None
-    decision = Turns().decide(mine, T0 + 2000)
-    assert decision is not None
-    assert 300 <= decision[1].due - T0 - 2000 <= 900
+def test_the_times_grow_with_the_tries_and_stop_at_six_minutes() -> None:
+    pauses = []
+    for tries in (0, 1, 5000):
+        run = Run("run", 0, pods=[5.0, None], note=Note(at=T0, tries=tries, resumed=T0 + 1))
+        mine = job_of(run.job(), PYTORCHJOB, run.seen_pods(), T0 + 2000)
+        assert mine is not None
+        decision = Turns().decide(mine, T0 + 2000)
+        assert decision is not None
+        pauses.append(decision[1].due - T0 - 2000)
+    assert 30 <= pauses[0] <= 90
+    assert 60 <= pauses[1] <= 180
+    assert 180 <= pauses[2] <= 540

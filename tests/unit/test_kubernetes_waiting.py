@@ -9,17 +9,9 @@ from manycpu.pipeline.spec.job_kinds import JOB_KINDS, PYTORCHJOB, JobKind
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following import diagnosis
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import RankActivity
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import Note, read_note
 from manycpu.pipeline.targets.kubernetes.following.judgement import budgets, phase
-from manycpu.pipeline.targets.kubernetes.following.turns import (
-    Job,
-    Note,
-    Turns,
-    claim_mounted_elsewhere,
-    job_of,
-    patch,
-    read_note,
-    waits_for,
-)
+from manycpu.pipeline.targets.kubernetes.following.turns import Job, Turns, job_of, patch
 
 NOTHING = RankActivity()
 RUN = TrainingRun.model_validate(
@@ -50,70 +42,83 @@ def noted(found: Object, note: Note) -> Object:
     return found | {"metadata": meta, "spec": found["spec"] | change["spec"]}
 
 
-def of_run(found: Object, run: str = "qa", claim: str = "") -> Object:
-    found["metadata"]["labels"]["manycpu/run"] = run
-    if claim:
-        found["spec"]["volumes"] = [{"name": "v", "persistentVolumeClaim": {"claimName": claim}}]
-    return found
-
-
 def refused(name: str, born: float = 1, message: str = FULL) -> Object:
     no = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     return pod(name, born=born, placed=None, conditions=[no])
 
 
-def read(found: Object, *pods: Object, seconds: float = 5) -> Job:
-    read = job_of(found, kind_of(found), pods, T0 + seconds)
+def read(found: Object, *pods: Object, seconds: float = 5, stuck_claim: str = "") -> Job:
+    read = job_of(found, kind_of(found), pods, T0 + seconds, stuck_claim)
     assert read is not None
     return read
 
 
-def decided(mine: Job, *others: Job, now: float, mounts: dict[str, set[str]] | None = None) -> Note:
+def waits(found: Object, *pods: Object) -> bool:
+    return job_of(found, kind_of(found), pods, T0 + 5.0) is not None
+
+
+def named(found: Object, run: str, born: float = 0) -> Object:
+    """Return an object of another run."""
+    meta = found["metadata"]
+    known = {"uid": f"{run}-{meta['uid']}", "creationTimestamp": at(born)}
+    return found | {"metadata": meta | known | {"labels": meta["labels"] | {"manycpu/run": run}}}
+
+
+def turns(*objects: Object, seconds: float, before: Turns | None = None) -> Turns:
+    """Return the turns of jobs and pods that a watch has reported."""
+    made, by_kind = before or Turns(), dict[str, list[Object]]()
+    for item in objects:
+        by_kind.setdefault(item.get("kind", "Pod"), []).append(item)
+    made.update(by_kind, T0 + seconds)
+    return made
+
+
+def decided(mine: Job, *others: Object, seconds: float) -> Note:
     """Return the note with which a job acts on itself."""
-    decision = decision_of(mine, *others, now=now, mounts=mounts)
+    decision = turns(*others, seconds=seconds).decide(mine, T0 + seconds)
     assert decision is not None
     assert decision[0] is mine
     return decision[1]
 
 
-def decision_of(
-    mine: Job, *others: Job, now: float, mounts: dict[str, set[str]] | None = None
-) -> tuple[Job, Note] | None:
-    turns = Turns()
-    turns.update([mine, *others], mounts or {}, now)
-    return turns.decide(mine, now)
-
-
 @pytest.mark.parametrize("launch", ["mpijob", "pytorchjob"])
 def test_a_job_with_a_rank_that_has_no_node_tries_and_is_refused(launch: str) -> None:
     seen = read(asking(job("Created", launch=launch)), pod("a"), refused("b"))
-    assert (seen.trying, seen.refused, seen.placed, seen.need) == (True, True, 1, 2)
+    assert (seen.given_back, seen.refused, seen.placed, seen.need) == (None, True, 1, 2)
     assert seen.short == ("cpu", "memory")
-    assert waits_for(seen, [], []) == (
+    assert Turns().waits_for(seen) == (
         "waits for 0.9 CPUs and 1 GiB of memory; no run of this namespace holds any"
     )
 
 
 def test_a_job_whose_ranks_are_placed_waits_for_nothing_whatever_became_of_them() -> None:
-    assert not read(asking(job("Running")), pod("a"), pod("b", phase="Succeeded")).trying
+    assert not waits(asking(job("Running")), pod("a"), pod("b", phase="Succeeded"))
 
 
-def test_who_holds_nodes_is_not_said_where_it_is_not_room_that_is_lacking() -> None:
+def test_a_job_that_holds_nothing_and_lacks_something_else_than_room_waits_for_no_other() -> None:
     wanted = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."
-    seen = read(asking(job("Created")), refused("a", message=wanted), refused("b", message=wanted))
-    assert (seen.refused, seen.short, waits_for(seen, [], ["x"])) == (True, (), "")
+    found, none = asking(job("Created")), refused("b", message=wanted)
+    assert not waits(found, refused("a", message=wanted), none)
+    seen = read(found, pod("a"), none)  # others may need its node
+    holder = named(pod("x"), "x")
+    assert (seen.refused, seen.short, turns(holder, seconds=5).waits_for(seen)) == (True, (), "")
+
+
+def test_a_node_with_too_many_pods_lacks_room() -> None:
+    seen = read(asking(job("Created")), refused("a", message="0/2 nodes are available: 2 Too many pods."))
+    assert Turns().waits_for(seen) == "waits for 2 nodes; no run of this namespace holds any"
 
 
 def test_ranks_whose_launcher_finds_no_node_wait_as_well() -> None:
     launcher = refused("l")
     launcher["metadata"]["labels"]["manycpu/role"] = "launcher"
     found, pods = asking(job("Created", launch="mpijob")), [pod("a"), pod("b")]
-    assert not read(found, *pods).trying
+    assert not waits(found, *pods)
     seen = read(found, *pods, launcher)
-    assert (seen.trying, seen.refused, seen.placed) == (True, True, 2)
-    assert waits_for(seen, [], []).startswith("waits for a node for its launcher")
-    waits = snapshot(found, [*pods, launcher])
-    assert (phase(RUN, waits, NOTHING), budgets(RUN, waits, NOTHING)[0].field) == (
+    assert (seen.refused, seen.placed) == (True, 2)
+    assert Turns().waits_for(seen).startswith("waits for a node for its launcher")
+    pending = snapshot(found, [*pods, launcher])
+    assert (phase(RUN, pending, NOTHING), budgets(RUN, pending, NOTHING)[0].field) == (
         "queued",
         "queue_timeout",
     )
@@ -122,14 +127,20 @@ def test_ranks_whose_launcher_finds_no_node_wait_as_well() -> None:
 def test_an_elastic_job_needs_its_least_number_of_nodes_and_no_more() -> None:
     least = asking(job("Created", elastic={}), nodes=4)
     least["spec"]["elasticPolicy"] = {"minReplicas": 2, "maxReplicas": 4}
-    seen = read(least, pod("a"), pod("b"), refused("c"), refused("d"))
-    assert (seen.need, seen.trying, seen.refused) == (2, False, False)
+    assert not waits(least, pod("a"), pod("b"), refused("c"), refused("d"))
+    assert read(least, pod("a"), refused("c"), refused("d")).need == 2
 
 
 def test_a_quota_that_lets_some_pods_be_made_refuses_as_well() -> None:
     found = asking(job("Created"))
     assert not read(found, pod("a"), seconds=5).refused  # the others are being made
     assert read(found, pod("a"), seconds=60).refused
+
+
+def test_a_job_whose_pods_no_operator_creates_keeps_no_other_job_waiting() -> None:
+    found = asking(job("Created"))
+    assert job_of(found, PYTORCHJOB, [], T0 + 15.0) is not None
+    assert job_of(found, PYTORCHJOB, [], T0 + 25.0) is None
 
 
 OTHERS: dict[str, tuple[Object, Object]] = {
@@ -146,67 +157,122 @@ OTHERS: dict[str, tuple[Object, Object]] = {
 @pytest.mark.parametrize("whom", OTHERS)
 def test_what_others_decide_is_left_to_them(whom: str) -> None:
     found, one = OTHERS[whom]
-    assert job_of(found, kind_of(found), [one], T0 + 5.0) is None
+    assert not waits(found, one)
 
 
 @pytest.mark.parametrize("end", ["Succeeded", "Failed"])
 def test_a_job_that_has_ended_waits_for_nothing(end: str) -> None:
-    assert job_of(asking(job(end)), PYTORCHJOB, [refused("a")], T0 + 5.0) is None
+    assert not waits(asking(job(end)), refused("a"))
 
 
 def test_a_pod_group_is_left_to_its_scheduler() -> None:
     one = refused("a")
     one["metadata"]["annotations"] = {"scheduling.k8s.io/group-name": "qa-1"}
-    assert job_of(asking(job()), PYTORCHJOB, [one], T0 + 5.0) is None
+    assert not waits(asking(job()), one)
 
 
 def test_a_job_that_gave_back_says_who_holds_what_it_waits_for_and_who_comes_before() -> None:
     mine = read(asking(job("Created")), refused("qa-1-worker-0"))
-    older = mine._replace(run="z", uid="z", age=(0.0, "z"))
-    note = decided(mine, older, now=T0 + 20.0)
+    older = [named(asking(job("Created")), "z", born=-1), named(refused("z-1-worker-0"), "z")]
+    note = decided(mine, *older, seconds=20)
     assert (note.tries, note.short) == (1, ("cpu", "memory"))
     waiting = read(noted(asking(job("Suspended")), note), seconds=30)
-    assert (waiting.given_back, waiting.trying) == (True, False)
-    assert waits_for(waiting, [older, waiting], ["x", "y", "qa"]) == (
-        "waits for 1.8 CPUs and 2 GiB of memory; held by runs x and y; after run z"
+    assert waiting.given_back == note
+    holders = [named(pod(run), run) for run in ("x", "y", "qa")]
+    assert turns(*older, *holders, seconds=30).waits_for(waiting) == (
+        "waits for 1.8 CPUs and 2 GiB of memory; held by run x (and 1 more); after run z"
     )
-    resumed = decided(waiting, now=T0 + 40.0)
+    resumed = decided(waiting, seconds=40)
     assert resumed.resumed == T0 + 40.0
     again = read(noted(asking(job("Created")), resumed), refused("b"), seconds=45)
-    assert decided(again, older, now=T0 + 50.0).tries == 2
+    assert decided(again, *older, seconds=50).tries == 2
+
+
+def with_cpu(found: Object, cpu: str) -> Object:
+    """Let each rank pod of a PyTorchJob request so much CPU."""
+    worker = found["spec"]["pytorchReplicaSpecs"]["Worker"]
+    requests = {"resources": {"requests": {"cpu": cpu, "memory": "1Gi"}}}
+    changed = worker | {"template": {"spec": {"containers": [requests]}}}
+    return found | {"spec": found["spec"] | {"pytorchReplicaSpecs": {"Worker": changed}}}
+
+
+@pytest.mark.parametrize(
+    ("older", "tries"),
+    [
+        (asking(job("Created")), False),
+        (asking(job("Created"), nodes=1), False),
+        (asking(job("Created"), nodes=3), True),
+        (with_cpu(asking(job("Created")), "500m"), False),
+        (with_cpu(asking(job("Created")), "2"), True),
+        (asking(job("Created"), nodeSelector={"disk": "fast"}), True),
+    ],
+)
+def test_after_a_pause_only_what_asks_for_less_or_for_other_nodes_tries_before_an_older_job(
+    older: Object, tries: bool
+) -> None:
+    note = Note(at=T0, short=("cpu",), due=T0 + 40)
+    waiting = read(noted(asking(job("Suspended")), note), seconds=30)
+    ahead = [named(older, "z", born=-1), named(refused("z-1-worker-0"), "z")]
+    assert turns(*ahead, seconds=39).decide(waiting, T0 + 39.0) is None
+    assert (turns(*ahead, seconds=41).decide(waiting, T0 + 41.0) is not None) is tries
+
+
+@pytest.mark.parametrize(("created_again", "acts"), [(1, True), (200, False)])
+def test_a_job_of_a_dead_follower_is_given_back_unless_its_training_had_started(
+    created_again: float, acts: bool
+) -> None:
+    lost = named(asking(job("Created")), "lost", born=-1)
+    pods = [named(pod("lost-0"), "lost", 1), named(refused("lost-1"), "lost", created_again)]
+    mine = read(noted(asking(job("Suspended")), Note(at=T0, due=T0 + 9000)), seconds=400)
+    seen = turns(lost, *pods, seconds=400)
+    assert seen.decide(mine, T0 + 400.0) is None  # its follower may act yet
+    decision = turns(lost, *pods, seconds=440, before=seen).decide(mine, T0 + 440.0)
+    assert (decision is not None) is acts
+    if decision is not None:
+        job_given_back, note = decision
+        assert (job_given_back.run, note.resumed, note.tries) == ("lost", 0, 1)
+
+
+def test_pods_that_are_still_being_deleted_are_waited_for() -> None:
+    given_back = noted(asking(job("Suspended")), Note(at=T0))
+    assert turns(seconds=40).decide(read(given_back, pod("a")), T0 + 40.0) is None
+    assert decided(read(given_back), seconds=40).resumed == T0 + 40.0
 
 
 def test_a_claim_that_is_mounted_on_another_node_is_waited_for_without_a_node() -> None:
-    made = of_run(
-        pod("a", containerStatuses=[container(waiting={"reason": "ContainerCreating"})]), claim="data"
-    )
+    claims = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
+    creating = container(waiting={"reason": "ContainerCreating"})
+    made = pod("qa-1-a", containerStatuses=[creating])
+    made["spec"]["volumes"] = claims
     text = "Multi-Attach error for volume pvc-1: volume is already used by pod(s) x-0"
     warning = event("FailedAttachVolume", text, made)
-    assert claim_mounted_elsewhere([made], [warning]) == "data"
-    started = made | {"status": made["status"] | {"containerStatuses": [container(running={})]}}
-    assert claim_mounted_elsewhere([started], [warning]) == ""
-    claims = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
-    mine = read(asking(job("Created"), nodes=1, volumes=claims), made)._replace(stuck="data")
-    assert waits_for(mine, [], []) == "waits for claim data, which is mounted on another node"
-    held = {"data": {"x", "qa"}}
-    assert decision_of(mine, now=T0 + 20.0, mounts={"data": {"qa"}, "other": {"x"}}) is None
-    note = decided(mine, now=T0 + 20.0, mounts=held)
+    found = asking(job("Created"), nodes=1, volumes=claims)
+    assert snapshot(found, [made], [warning]).claim_mounted_elsewhere == "data"
+    running = {"containerStatuses": [container(running={"startedAt": at(3)})]}
+    started = made | {"status": made["status"] | running}
+    assert snapshot(found, [started], [warning]).claim_mounted_elsewhere == ""
+    mine = read(found, made, stuck_claim="data")
+    assert Turns().waits_for(mine) == "waits for claim data, which is mounted on another node"
+    elsewhere = named(pod("x"), "x")
+    assert turns(made, elsewhere, seconds=20).decide(mine, T0 + 20.0) is None
+    elsewhere["spec"] = elsewhere["spec"] | {"volumes": claims}
+    note = decided(mine, made, elsewhere, seconds=20)
     assert (note.claim, note.short) == ("data", ())
-    waiting = mine._replace(stuck="", note=note, given_back=True, pods=0, placed=0)
-    assert decision_of(waiting, now=T0 + 25.0, mounts=held) is None
-    assert decided(waiting, now=T0 + 25.0).resumed == T0 + 25.0
+    waiting = read(noted(found, note), seconds=25)
+    assert turns(elsewhere, seconds=25).decide(waiting, T0 + 25.0) is None
+    assert decided(waiting, seconds=25).resumed == T0 + 25.0
 
 
 def test_time_that_is_given_back_counts_as_queued_from_the_beginning() -> None:
     note = Note(at=T0 + 100.0)
-    waits = snapshot(noted(job("Suspended", seconds=100), note))
+    given_back = snapshot(noted(job("Suspended", seconds=100), note))
     tries = snapshot(
         noted(job("Created"), note.model_copy(update={"resumed": T0 + 200.0})), [refused("a", 201)]
     )
-    for found in (waits, tries):
+    for found in (given_back, tries):
         assert phase(RUN, found, NOTHING) == "queued"
         assert {one.field: one.due - T0 for one in budgets(RUN, found, NOTHING)} == {"queue_timeout": 1000}
-    assert diagnosis.explain(waits) == "it holds nothing until there is room for all of its ranks"
+    assert diagnosis.explain(given_back) == "it holds nothing until there is room for all of its ranks"
 
 
 def test_a_job_that_gave_back_says_why_it_had_no_node() -> None:
@@ -215,8 +281,8 @@ def test_a_job_that_gave_back_says_why_it_had_no_node() -> None:
     ]
     bound = "Operation cannot be fulfilled on pods/binding: pod qa-1-worker-1 is being deleted"
     tries.append(event("FailedScheduling", bound, pod("qa-1-worker-1"), 102))
-    waits = snapshot(noted(job("Suspended", seconds=100), Note(at=T0 + 100.0)), [], tries)
-    assert diagnosis.explain(waits).endswith("\nno node when it last tried: 1/2 nodes are available")
+    given_back = snapshot(noted(job("Suspended", seconds=100), Note(at=T0 + 100.0)), [], tries)
+    assert diagnosis.explain(given_back).endswith("\nno node when it last tried: 1/2 nodes are available")
 
 
 def test_pods_that_were_given_back_are_no_losses() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from manycpu.pipeline.targets.kubernetes.following.turn_taking import LauncherRelease
+from manycpu.pipeline.targets.kubernetes.following.launcher_release import LauncherRelease
 
 
 class Cluster:

@@ -6,10 +6,12 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from support.api_objects import T0, Object, job
+from support.api_objects import T0, Object, at, job, pod
 
 from manycpu.pipeline.adapters.cluster_watch import Changes
-from manycpu.pipeline.targets.kubernetes.following import shared_view, turn_taking
+from manycpu.pipeline.spec.job_kinds import TRAINJOB
+from manycpu.pipeline.targets.kubernetes.following import shared_view
+from manycpu.pipeline.targets.kubernetes.following.turns import Turns, job_of
 
 
 class _View(shared_view.SharedView):
@@ -47,9 +49,10 @@ def test_a_view_that_failed_is_begun_anew_and_says_so(
     assert "not foreseen" in caplog.text
 
 
-def trainjob(name: str, number: object, ranks: object) -> Object:
+def trainjob(name: str, number: object, ranks: object, born: float = 0) -> Object:
     found = job(launch="trainjob")
-    meta = {"name": name, "uid": name, "annotations": {"manycpu/ranks": json.dumps(ranks)}}
+    meta: Object = {"name": name, "uid": name, "annotations": {"manycpu/ranks": json.dumps(ranks)}}
+    meta |= {"creationTimestamp": at(born), "labels": {"manycpu/run": name, "manycpu/attempt": "1"}}
     return found | {"metadata": found["metadata"] | meta, "spec": {"trainer": {"numNodes": number}}}
 
 
@@ -61,9 +64,17 @@ def test_a_job_that_cannot_be_read_is_told_once_and_keeps_nobody_from_a_turn(
     odd = [lots, {"containers": None}, {}, [1], "x"]
     jobs = [trainjob("mine", 2, sound), trainjob("null", None, sound)]
     jobs += [trainjob(f"odd-{number}", 2, ranks) for number, ranks in enumerate(odd)]
-    others = turn_taking._Others(_Watch(), None)  # type: ignore[arg-type] # noqa: SLF001
+    full = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "Insufficient cpu",
+    }
+    turns, refused = Turns(), pod("younger-0", placed=None, conditions=[full])
     for now in (5.0, 15.0):
-        found = others._read_all({"Pod": [], "TrainJob": jobs}, T0 + now)  # noqa: SLF001
-        assert [one.name for one in found.jobs] == ["mine"]
+        turns.update({"Pod": [], "TrainJob": jobs}, T0 + now)
+        younger = job_of(trainjob("younger", 2, sound, born=1), TRAINJOB, [refused], T0 + now)
+        assert younger is not None
+        assert turns.waits_for(younger).endswith("; after run mine")
     assert len(caplog.messages) == len(jobs) - 1
     assert "TrainJob odd-0 is left out of the turns" in caplog.text

@@ -2,14 +2,11 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
-
+from manycpu.pipeline.adapters.cluster import poll
 from manycpu.pipeline.spec.errors import ForbiddenError, NotFoundError
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, resources
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
-
-_POLL_INTERVAL_S = 0.25
 
 
 def kinds() -> list[str]:
@@ -28,29 +25,12 @@ def wait_until_gone(
     timeout: float,
     but: Callable[[KubeObject], bool] = lambda _: False,
 ) -> list[str]:
-    """Wait until no object in the run's namespace has the labels.
-
-    Args:
-        ctx: The run.
-        selector: The labels.
-        timeout: Seconds.
-        but: Returns whether to ignore an object.
-
-    Returns:
-        The names of the objects that remain at the timeout.
-    """
+    """Wait until no object has the labels, except those ``but`` selects; name what is left at the timeout."""
 
     def undeleted() -> list[str]:
         return named(ctx, (item for item in present(ctx, selector) if not but(item)))
 
-    retrying = Retrying(
-        retry=retry_if_result(bool),
-        stop=stop_after_delay(timeout),
-        wait=wait_fixed(_POLL_INTERVAL_S),
-        retry_error_callback=lambda state: state.outcome.result() if state.outcome else [],
-    )
-    names: list[str] = retrying(undeleted)
-    return names
+    return poll(undeleted, lambda names: not names, timeout)
 
 
 def present(ctx: ClusterContext, selector: Mapping[str, str]) -> list[KubeObject]:

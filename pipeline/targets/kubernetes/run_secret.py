@@ -2,8 +2,7 @@
 
 import base64
 
-from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
-
+from manycpu.pipeline.adapters.cluster import poll
 from manycpu.pipeline.spec.credentials import secret_variables
 from manycpu.pipeline.spec.errors import ClusterError
 from manycpu.pipeline.spec.kube_object import is_being_deleted
@@ -11,7 +10,6 @@ from manycpu.pipeline.spec.naming import labels, secret_name
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 
 _DELETION_TIMEOUT_S = 60.0  # of an outdated Secret
-_POLL_INTERVAL_S = 0.25
 
 
 def provide(ctx: ClusterContext) -> None:
@@ -36,14 +34,15 @@ def provide(ctx: ClusterContext) -> None:
         },
         "data": data,
     }
-    retrying = Retrying(
-        retry=retry_if_result(lambda present: present.get("data") != data or is_being_deleted(present)),
-        stop=stop_after_delay(_DELETION_TIMEOUT_S),
-        wait=wait_fixed(_POLL_INTERVAL_S),
-        before_sleep=lambda _: remove(ctx),  # manycpu has no right to change a Secret
-        retry_error_callback=lambda _: None,
-    )
-    if retrying(cluster_of(ctx).create, manifest) is None:
+
+    def create() -> bool:
+        created = cluster_of(ctx).create(manifest)
+        is_present = created.get("data") == data and not is_being_deleted(created)
+        if not is_present:
+            remove(ctx)  # manycpu has no right to change a Secret
+        return is_present
+
+    if not poll(create, bool, _DELETION_TIMEOUT_S):
         raise ClusterError(
             f"Secret {ctx.target.namespace}/{secret_name(ctx.name)} has earlier values, and does not go",
             fix=f"See why: kubectl -n {ctx.target.namespace} describe secret {secret_name(ctx.name)}",

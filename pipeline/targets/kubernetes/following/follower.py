@@ -41,8 +41,9 @@ from manycpu.pipeline.targets.kubernetes.following.diagnosis import endings
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
 from manycpu.pipeline.targets.kubernetes.following.judgement import budgets
 from manycpu.pipeline.targets.kubernetes.following.kueue import QueueWaiting
+from manycpu.pipeline.targets.kubernetes.following.launcher_release import LauncherRelease
 from manycpu.pipeline.targets.kubernetes.following.logs import LogReaders, RateLimiter, parse
-from manycpu.pipeline.targets.kubernetes.following.turn_taking import LauncherRelease, TurnTaking
+from manycpu.pipeline.targets.kubernetes.following.turns import TurnTaking
 from manycpu.pipeline.targets.kubernetes.launch import observe
 
 LINES_PER_SECOND: Final = 1000
@@ -125,14 +126,7 @@ def selections(launch: str, labels: Mapping[str, str]) -> dict[str, dict[str, st
 
 
 class Follower:
-    """Follows one job: delivers its lines, and derives its status.
-
-    Args:
-        ctx: The run.
-        handle: The job.
-        watch: The namespace.
-        recorder: Records the lines that were delivered.
-    """
+    """Follows one job: delivers its lines, records which were delivered, and derives its status."""
 
     def __init__(
         self, ctx: ClusterContext, handle: JobHandle, watch: ClusterWatch, recorder: AttemptRecorder

@@ -2,17 +2,47 @@
 
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, Role
 from manycpu.pipeline.spec.kube_object import KubeObject, epoch, is_being_deleted
 from manycpu.pipeline.spec.naming import attempt_key, label
-from manycpu.pipeline.targets.kubernetes.following.turns import Note, has_given_back, read_note
-from manycpu.pipeline.targets.kubernetes.pod_status import Container, containers, scheduled
+from manycpu.pipeline.targets.kubernetes.pod_status import Container, claims_of, containers, scheduled
 
+NOTE: Final = "manycpu/given-back"
+"""The annotation with a job's note."""
 Params = ParamSpec("Params")
 Value = TypeVar("Value")
+
+
+class Note(BaseModel):
+    """The annotation of a job that gave back its pods; times are seconds since the epoch."""
+
+    at: float
+    tries: int = 1
+    """How often the job has given back."""
+    short: tuple[str, ...] = ()
+    """Resources that were short, such as ``cpu``; empty: there was another obstacle."""
+    claim: str = ""
+    """The claim that another run's pods had mounted."""
+    rests: float = 0.0
+    """When the job tries again if no older job waits."""
+    due: float = 0.0
+    """When it tries again if it asks for less than the older jobs that wait."""
+    resumed: float = 0.0
+    """When the job tried again; 0: it has not."""
+
+
+def read_note(job: KubeObject | None) -> Note | None:
+    """Read the note of a job; None: it has none."""
+    text = ((job or {}).get("metadata", {}).get("annotations") or {}).get(NOTE)
+    try:
+        return Note.model_validate_json(text) if text else None
+    except ValidationError:  # written by another version, or by a person
+        return None
 
 
 def cached_until_change(
@@ -182,7 +212,8 @@ class JobSnapshot:
     @property
     def given_back(self) -> bool:
         """Whether the job has given back its pods and waits for its turn."""
-        return self.job is not None and has_given_back(self.job_kind, self.job)
+        note = read_note(self.job)
+        return self.suspended and note is not None and not note.resumed
 
     @property
     def suspended(self) -> bool:
@@ -217,6 +248,17 @@ class JobSnapshot:
         """The containers that run ranks, those of deleted pods first, in their last state."""
         pods = [pod for pod in (*self.departed.values(), *self.pods) if role(pod) == "rank"]
         return [container for pod in pods for container in containers(pod) if not container.init]
+
+    @property
+    def claim_mounted_elsewhere(self) -> str:
+        """The claim that a pod cannot mount, since it is mounted on another node; empty: there is none."""
+        for pod in self.pods:
+            started = any(each.state("running") or each.state("terminated") for each in containers(pod))
+            warnings = self.warnings_about(pod["metadata"]["uid"])
+            messages = [event["message"] for event in warnings if event["reason"] == "FailedAttachVolume"]
+            if not started and any("Multi-Attach" in message for message in messages):
+                return next(iter(claims_of(pod)), "")
+        return ""
 
     @property
     def launchers_have_nodes(self) -> bool:

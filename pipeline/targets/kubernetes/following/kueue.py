@@ -110,44 +110,29 @@ def _message_on_one_line(condition_or_check: KubeObject) -> str:
 
 
 class QueueWaiting:
-    """Follows the workload of one job while the job is suspended.
-
-    Args:
-        snapshot: The job.
-        cluster: Its namespace.
-        watch: The same namespace; the followers of one watch share a view of its queues.
-        wake: Called when the job's workload has changed.
-    """
+    """Follows the workload of one job while the job is suspended; ``wake`` is called when it has changed."""
 
     def __init__(
         self, snapshot: JobSnapshot, cluster: Cluster, watch: ClusterWatch, wake: Callable[[], None]
     ) -> None:
         self._snapshot, self._cluster, self._watch, self._wake = snapshot, cluster, watch, wake
-        self._queues: _Queues | None = None
 
     def waiting_reason(self, now: float) -> str:
-        """Return what the job waits for, one line for each reason; empty: nothing, or it is unknown.
-
-        Args:
-            now: Seconds since the epoch, by the cluster's clock.
-        """
+        """Return what the job waits for, one line for each reason; empty: nothing, or it is unknown."""
         job, queue = self._snapshot.job, _queue_of(self._snapshot.job)
         if job is None or not queue or not self._snapshot.suspended:
             self.close()
             return ""
-        if self._queues is None:
-            self._queues = _Queues.of(self._watch, self._cluster)
-            self._queues.join(self._wake, self._is_about_job)
-        if not self._queues.is_complete:
+        queues = _Queues.of(self._watch, self._cluster)
+        queues.join(self._wake, self._is_about_job)
+        if not queues.is_complete:
             return ""
-        workload = self._queues.workload_of(self._snapshot.uid)
-        return _describe_wait_and_position(workload, job, self._queues.pending(queue, now), now)
+        workload = queues.workload_of(self._snapshot.uid)
+        return _describe_wait_and_position(workload, job, queues.pending(queue, now), now)
 
     def close(self) -> None:
         """Stop watching."""
-        if self._queues is not None:
-            self._queues.leave(self._wake)
-            self._queues = None
+        _Queues.of(self._watch, self._cluster).leave(self._wake)
 
     def _is_about_job(self, change: Changes) -> bool:
         """Whether a change may be one of the job's workload."""
@@ -191,13 +176,7 @@ class _Queues(SharedView):
 
 
 def describe_wait_once(cluster: Cluster, snapshot: JobSnapshot, now: float) -> str:
-    """Return what a job waits for at present, as :class:`QueueWaiting` does, but without a watch.
-
-    Args:
-        cluster: Its namespace.
-        snapshot: The job.
-        now: Seconds since the epoch.
-    """
+    """Return what a job waits for at present, as :class:`QueueWaiting` does, but without a watch."""
     job, queue = snapshot.job, _queue_of(snapshot.job)
     if job is None or not queue or not snapshot.suspended:
         return ""

@@ -207,10 +207,7 @@ _STATE: Final = 4  # number of items in that state, without the mark
 class LogReaders:
     """Reads the logs of all containers of a job that print the ranks' lines.
 
-    Args:
-        watch: The namespace.
-        cursor: How far each log was read.
-        put: Receives the lines.
+    It continues where ``cursor`` says, by container, and calls ``put`` with the lines.
     """
 
     def __init__(self, watch: ClusterWatch, cursor: Mapping[str, list[Any]], put: Put) -> None:
@@ -265,11 +262,6 @@ class LogReader:
 
     Each restart begins another log. The starts of a container are numbered from 0, so that start ``number``
     is the present one if the kubelet counts as many restarts.
-
-    Args:
-        watch: The namespace.
-        cursor: How far each log was read, this one included.
-        put: Receives the lines.
     """
 
     def __init__(self, watch: ClusterWatch, cursor: Mapping[str, list[Any]], put: Put) -> None:

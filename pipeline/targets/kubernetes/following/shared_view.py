@@ -40,12 +40,7 @@ class ObjectStore:
 
 
 class SharedView:
-    """Objects of some kinds, watched once for all followers that join.
-
-    Args:
-        watch: The namespace.
-        cluster: The same namespace, for single requests.
-    """
+    """Objects of some kinds, watched once for all followers that join."""
 
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
         self._watch, self._cluster = watch, cluster
@@ -53,15 +48,29 @@ class SharedView:
         self._due: set[Wake] = set()
         self._task: asyncio.Task[None] | None = None
         self._waking: asyncio.TimerHandle | None = None
+        self._present, self._kinds, self._listed = ObjectStore(), frozenset[str](), set[str]()
         self.changes = 0
         """Number of changes so far."""
 
     @classmethod
     def of(cls, watch: ClusterWatch, cluster: Cluster) -> Self:
-        """Return the view that all followers of a watch share; create it for the first one."""
-        view = _ALL.setdefault((cls, watch), cls(watch, cluster))
+        """Return the view that all followers of a watch share; the first one that joins it starts it."""
+        view = _ALL.get((cls, watch)) or cls(watch, cluster)
         assert isinstance(view, cls)  # noqa: S101 - the key contains the class
         return view
+
+    def join(self, wake: Wake, concerns: Callable[[Changes], bool] = lambda _: True) -> None:
+        """Call ``wake`` after every change for which ``concerns`` returns true."""
+        self._wakes[wake] = concerns
+        if self._task is None:
+            _ALL[type(self), self._watch] = self
+            self._task = asyncio.create_task(self._follow())
+
+    def leave(self, wake: Wake) -> None:
+        """Stop calling ``wake``; the watch ends when the last follower leaves."""
+        if self._wakes.pop(wake, None) and not self._wakes and self._task is not None:
+            self._task.cancel()
+            del _ALL[type(self), self._watch]
 
     def selections(self) -> Selections:
         """Return what to watch, kind -> selectors; called on a thread."""
@@ -75,21 +84,6 @@ class SharedView:
     def objects(self) -> dict[str, list[KubeObject]]:
         """Return the current objects: kind -> objects."""
         return {change.kind: change.objects for change in self._present.changes()}
-
-    def join(self, wake: Wake, concerns: Callable[[Changes], bool] = lambda _: True) -> None:
-        """Call ``wake`` after every change for which ``concerns`` returns true."""
-        self._wakes[wake] = concerns
-        if self._task is None:
-            self._present, self._kinds, self._listed = ObjectStore(), frozenset[str](), set[str]()
-            self._task = asyncio.create_task(self._follow())
-
-    def leave(self, wake: Wake) -> None:
-        """Stop calling ``wake``; the watch ends when the last follower leaves."""
-        del self._wakes[wake]
-        if not self._wakes and self._task is not None:
-            self._task.cancel()
-            self._task = None
-            _ALL.pop((type(self), self._watch), None)
 
     async def _follow(self) -> None:
         while True:

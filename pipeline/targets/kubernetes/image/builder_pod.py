@@ -9,9 +9,10 @@ import base64
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Final
 
-from manycpu.pipeline.adapters.cluster import Cluster
+from manycpu.pipeline.adapters.cluster import Cluster, poll
 from manycpu.pipeline.launchers.pod_spec import env_list, literal, node_selector, one_off_pod, pod_spec
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError
 from manycpu.pipeline.spec.image import Change, Reference
@@ -148,13 +149,9 @@ def _temporary_objects(
 
 def _delete(cluster: Cluster, item: KubeObject) -> bool:
     """Delete an object and wait until it is gone; False: it remains, and the run's cleanup deletes it."""
-    until = time.monotonic() + _STUCK_TIMEOUT_S
+    delete = partial(cluster.delete, item["kind"], item["metadata"]["name"], grace=0)
     with suppress(ClusterError):
-        while cluster.delete(item["kind"], item["metadata"]["name"], grace=0):
-            if time.monotonic() > until:
-                return False
-            time.sleep(_POLL_INTERVAL_S / 4)
-        return True
+        return not poll(delete, lambda existed: not existed, _STUCK_TIMEOUT_S)
     return False
 
 

@@ -1,8 +1,9 @@
 """The claim of a run: the user's, or one that the run creates and owns."""
 
-import time
+from functools import partial
 from typing import Final
 
+from manycpu.pipeline.adapters.cluster import poll
 from manycpu.pipeline.spec.errors import ClusterError, RunGoneError
 from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels
@@ -10,7 +11,6 @@ from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of
 
 _DELETION_TIMEOUT_S: Final = 60.0  # of an earlier run's claim
-_POLL_INTERVAL_S: Final = 0.5
 
 
 def claim(run: str, target: Kubernetes, owners: list[KubeObject]) -> KubeObject:
@@ -39,15 +39,13 @@ def ensure_claim(ctx: ClusterContext) -> str:
     if not ctx.target.makes_claim:
         _check_usable(ctx, cluster_of(ctx).get("PersistentVolumeClaim", name))
         return name
-    deadline = time.monotonic() + _DELETION_TIMEOUT_S
-    manifest = claim(ctx.name, ctx.target, ctx.ledger.owner())
-    while is_being_deleted(created := cluster_of(ctx).create(manifest)):
-        if time.monotonic() > deadline:
-            raise ClusterError(
-                f"claim {ctx.target.namespace}/{name} of an earlier run is being deleted and does not go",
-                fix=f"See what still uses it: kubectl -n {ctx.target.namespace} describe pvc {name}",
-            )
-        time.sleep(_POLL_INTERVAL_S)
+    create = partial(cluster_of(ctx).create, claim(ctx.name, ctx.target, ctx.ledger.owner()))
+    created = poll(create, lambda item: not is_being_deleted(item), _DELETION_TIMEOUT_S)
+    if is_being_deleted(created):
+        raise ClusterError(
+            f"claim {ctx.target.namespace}/{name} of an earlier run is being deleted and does not go",
+            fix=f"See what still uses it: kubectl -n {ctx.target.namespace} describe pvc {name}",
+        )
     _check_usable(ctx, created)
     return name
 

@@ -1,0 +1,64 @@
+"""Let mpi-operator resume the launcher of an MPIJob that was suspended after its launcher had started."""
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+from manycpu.pipeline.adapters.cluster import Cluster
+from manycpu.pipeline.adapters.cluster_watch import FAILURES
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
+
+_INTERVAL_S: Final = 2.0  # between checks of a launcher that is not suspended yet
+
+
+class LauncherRelease:
+    """Releases the launcher of one MPIJob; jobs of other kinds are ignored.
+
+    Before it resumes a launcher, the operator has to clear ``status.startTime`` of the launcher Job, and its
+    role (as of 0.8) does not allow that: the MPIJob would stay without a launcher. So manycpu clears it, with
+    its own rights.
+    """
+
+    def __init__(self, snapshot: JobSnapshot, cluster: Cluster) -> None:
+        self._snapshot, self._cluster = snapshot, cluster
+        self._task: asyncio.Task[None] | None = None
+        self._handled: tuple[bool, float] | None = None
+        """Whether the job was suspended or resumed last, and when, as of the last release."""
+
+    def release_after_change(self, *, began: bool) -> None:
+        """Start to release the launcher, once for each time that the job was suspended or resumed.
+
+        Args:
+            began: Whether the job ever had nodes: before that, no launcher has started.
+        """
+        snapshot = self._snapshot
+        change = (snapshot.suspended, snapshot.last_transition)
+        if snapshot.job_kind.launcher and began and snapshot.last_transition and change != self._handled:
+            self.close()
+            self._handled, self._task = change, asyncio.create_task(self._release())
+
+    def close(self) -> None:
+        """Cancel a release that has not finished."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _release(self) -> None:
+        """Retry until the launcher is released."""
+        while True:
+            with suppress(*FAILURES):  # retry: if no retry works, a time budget ends the wait
+                if await asyncio.to_thread(self._release_once):
+                    return
+            await asyncio.sleep(_INTERVAL_S)
+
+    def _release_once(self) -> bool:
+        """Clear the start time of a suspended launcher; return whether nothing is left to do."""
+        name = f"{self._snapshot.name}-launcher"
+        launcher = self._cluster.get("Job", name)
+        owners = launcher["metadata"].get("ownerReferences", ()) if launcher else ()
+        if launcher is None or self._snapshot.uid not in [owner["uid"] for owner in owners]:
+            return True
+        if not launcher["spec"].get("suspend"):
+            return not self._snapshot.suspended  # a suspended job's operator has yet to suspend the launcher
+        if launcher.get("status", {}).get("startTime"):
+            self._cluster.patch("Job", f"{name}/status", {"status": {"startTime": None}})
+        return True
