@@ -10,6 +10,8 @@ from typing import Final, NamedTuple
 
 Found = Mapping[str, object]
 """What is found after a command, by name."""
+Point = tuple[str, str]
+"""A fault, and where the command meets it."""
 _OF_FILES: Final = ("os.mkdir", "os.rename", "os.link", "os.symlink", "open")
 _FITS: Final[dict[str, tuple[str, ...]]] = {
     "kill": ("",),
@@ -21,6 +23,14 @@ _FITS: Final[dict[str, tuple[str, ...]]] = {
     "EAGAIN": ("subprocess.Popen",),
 }
 """Fault -> how the changes begin that it may happen to."""
+
+
+class Trial(NamedTuple):
+    """A trial that ended: how the command ended that met the fault, and what is wrong."""
+
+    code: int
+    struck: bool
+    breaches: list[str]
 
 
 class Ended(NamedTuple):
@@ -71,22 +81,29 @@ def breaches(first: Ended, again: Ended, found: Found, expected: Found) -> list[
     return wrong
 
 
-def points(changes: Sequence[str], faults: Sequence[str], few: int | None) -> list[tuple[str, int]]:
-    """Choose where there are trials: the fault, and the number of the change.
+def points(changes: Sequence[str], *, crashes: bool) -> list[Point]:
+    """List the faults that fit the changes of a command, with number and text of the change.
 
     Args:
         changes: Those that the command makes without a fault, in their order.
-        faults: The faults to try.
-        few: About how many trials; None: one for each fault at each change that it fits.
+        crashes: Whether the faults are crashes of the command, or else errors.
 
-    >>> points(["open x", "os.mkdir y", "open z"], ["short"], None)
-    [('short', 1), ('short', 3)]
+    >>> points(["open x", "os.kill y"], crashes=True)
+    [('kill', '1 open x'), ('kill', '2 os.kill y'), ('kill-begun', '1 open x')]
     """
-    every = [
-        (fault, number)
-        for fault in faults
+    return [
+        (fault, f"{number} {change}")
+        for fault, beginnings in _FITS.items()
         for number, change in enumerate(changes, 1)
-        if change.startswith(_FITS[fault])
+        if fault.startswith("kill") == crashes and change.startswith(beginnings)
     ]
+
+
+def spread(every: Sequence[Point], few: int | None) -> Sequence[Point]:
+    """Choose about so many points, at equal distances; None: all of them.
+
+    >>> spread([("kill", str(number)) for number in range(6)], 2)
+    [('kill', '1'), ('kill', '4')]
+    """
     stride = max(1, len(every) // few) if few else 1
     return every[stride // 2 :: stride]
