@@ -11,10 +11,10 @@ import pytest
 from support import cluster_scenes, fault_scenes
 from support.fault_scenes import Scene, Server
 from support.fault_trials import ALL, hunted
-from support.planted_bugs import HERE, THERE, bugs, plant, scene_of
+from support.planted_bugs import HERE, THERE, bugs, library_digest, plant, scene_of
 
 pytestmark = pytest.mark.timeout(36_000 if ALL else 900)
-BUDGET = 60
+BUDGET = 16
 """Trials within which a bug must be found."""
 FEW = ["never_attaches", "removes_the_ledger_first"]
 
@@ -34,7 +34,9 @@ def servers(bug: str, folder: Path, stack: ExitStack) -> tuple[Scene, tuple[Serv
     if name in HERE:
         return HERE[name](folder / "scene"), (clean, planted)
     at = stack.enter_context(cluster_scenes.place(clean))
-    return THERE[name](folder / "scene", at), (clean, planted)
+    scene = THERE[name](folder / "scene", at)
+    scene.have_image_of(library_digest(product))
+    return scene, (clean, planted)
 
 
 @pytest.mark.parametrize("bug", bugs() if ALL else FEW)

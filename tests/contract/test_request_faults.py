@@ -13,7 +13,8 @@ from support import cluster_scenes, fault_scenes, fault_trials, request_faults
 from support.cluster_scenes import CancelsThere, CleansThere, Place, Pushes, ResumesThere, RunsThere
 from support.fake_api_server import ApiError, Object
 from support.fault_scenes import Server
-from support.fault_trials import ALL, tried
+from support.fault_trials import ALL, disturbed, tried
+from support.request_faults import HARMLESS
 from support.simulated_cluster import SimulatedCluster
 
 pytestmark = pytest.mark.timeout(36_000 if ALL else 900)
@@ -60,6 +61,10 @@ def test_a_fault(
     made, few = SCENES[command]
     scene = made(tmp_path, place, claim, launch)
     assert tried(scene, server, few, crashes=crashes) == []
+
+
+def test_a_harmless_fault_changes_nothing(server: Server, place: Place, tmp_path: Path) -> None:
+    assert disturbed(RunsThere(tmp_path, place), server, HARMLESS, 40 if ALL else 1) == []
 
 
 @pytest.mark.parametrize("crashes", [False, True] if ALL else [False])

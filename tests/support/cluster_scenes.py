@@ -89,7 +89,9 @@ class OnCluster(Scene):
     concerns = ""
     """How the requests begin that meet faults."""
 
-    def __init__(self, folder: Path, at: Place, claim: str | None = "data", launch: str = "pytorchjob") -> None:
+    def __init__(
+        self, folder: Path, at: Place, claim: str | None = "data", launch: str = "pytorchjob"
+    ) -> None:
         self.at, self.volume = at, folder / "volume"
         self.where = f"{launch}, {'a claim that is given' if claim else 'a claim of its own'}"
         kubeconfig = folder / "kubeconfig"
@@ -103,11 +105,17 @@ class OnCluster(Scene):
         ctx: Any = open_context(described["run"], described["target"], "cli", "x", base=folder)
         root, program = program_of(ctx)
         assert root
-        trees = library(), code_tree(ctx, root, program)
-        described["target"]["image"] = "train:" + "-".join(tree.digest[:_DIGITS] for tree in trees)
-        self.file.write_text(yaml.safe_dump(described))
+        digests = [library().digest, code_tree(ctx, root, program).digest]
+        self.have_image_of(*digests)
         self.named, self.claim = str(ctx.name), claim
         self.location = ("--namespace", "ml", "--connection", str(kubeconfig))
+
+    def have_image_of(self, *digests: str) -> None:
+        """Let the image, whose tag has digests of what is in it, have something more."""
+        described = yaml.safe_load(self.file.read_text())
+        tag = described["target"]["image"]
+        described["target"]["image"] = "-".join([tag, *(digest[:_DIGITS] for digest in digests)])
+        self.file.write_text(yaml.safe_dump(described))
 
     def reset(self) -> None:
         if self.at.current:

@@ -4,6 +4,7 @@ A command meets one fault, and then the same command, without a fault, must mend
 what the command leaves without faults.
 """
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -79,6 +80,20 @@ def breaches(first: Ended, again: Ended, found: Found, expected: Found) -> list[
         elif seen != usual:
             wrong.append(f"{name} is {seen}, and without a fault {usual}")
     return wrong
+
+
+def unlike(said: str, usual: str) -> list[str]:
+    """List the lines of a command that it does not print without a fault; numbers and widths may differ.
+
+    >>> unlike("launch done in 0.1 s\\nwarning: away", "launch done in 12.1 s")
+    ['warning: away']
+    """
+    known = {_shape(line) for line in usual.splitlines()}
+    return [line for line in said.splitlines() if _shape(line) not in known]
+
+
+def _shape(line: str) -> str:
+    return " ".join(re.sub(r"\b[0-9a-f]{8,}\b|[\d.]+", "0", line).split())
 
 
 def points(changes: Sequence[str], *, crashes: bool) -> list[Point]:

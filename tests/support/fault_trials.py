@@ -3,11 +3,12 @@
 import json
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
-from support.fault_judge import Found, Point, Trial, breaches, spread
+from support.fault_judge import Found, Point, Trial, breaches, spread, unlike
 from support.fault_scenes import Scene, Server
 
 _ASKED: Final = os.environ.get("MANYCPU_FAULTS", "")
@@ -66,6 +67,25 @@ def tried(scene: Scene, server: Server, few: int, *, crashes: bool) -> list[str]
     return failed
 
 
+def disturbed(scene: Scene, server: Server, faults: Sequence[str], few: int) -> list[str]:
+    """Try a scene's command with harmless faults, each at a few places; return what they have changed."""
+    places, expected = usual(scene, server)
+    said = scene.said
+    every = [(fault, place) for fault in faults for place in places]
+    chosen = spread(every, len(faults) * (int(_ASKED) if _ASKED.isdecimal() else few))
+    changed, struck = list[str](), 0
+    for point in chosen:
+        done = trial(scene, server, point, expected)
+        wrong = [*done.breaches, *unlike(scene.said, said), *([f"it ended with {done.code}"] * bool(done.code))]
+        print(" at ".join(point), *(wrong or ["nothing"]), flush=True)  # noqa: T201
+        struck += done.struck
+        changed += [f"{' at '.join(point)}: {what}" for what in wrong]
+    scene.reset()
+    figures = {"points": len(every), "trials": len(chosen), "struck": struck, "violations": len(changed)}
+    record("campaigns", f"{scene.words[0]}, {scene.where}, harmless", figures)
+    return changed
+
+
 def hunted(scene: Scene, servers: tuple[Server, Server], bug: str, budget: int) -> str:
     """Try a scene's command with a planted bug until the judge sees a breach; return it, else an empty text.
 
@@ -77,14 +97,17 @@ def hunted(scene: Scene, servers: tuple[Server, Server], bug: str, budget: int) 
     """
     clean, planted = servers
     places, expected = usual(scene, clean)
-    every = [point for crashes in (True, False) for point in scene.points(places, crashes=crashes)]
-    random.Random(bug).shuffle(every)
-    points = [REPLAYED] if REPLAYED[1] else [None, *every[: budget - 1]]
+    crashes, errors = (scene.points(places, crashes=crashes) for crashes in (True, False))
+    chance = random.Random(bug)
+    pairs = zip_longest(*(chance.sample(every, len(every)) for every in (crashes, errors)))
+    drawn = [point for pair in pairs for point in pair if point is not None]
+    points = [REPLAYED] if REPLAYED[1] else [None, *drawn[: budget - 1]]
     for number, point in enumerate(points, 1):
         done = trial(scene, planted, point, expected)
         if done.breaches:
             what = " at ".join(point) if point else "no fault"
-            figures = {"trials": number, "fault": what, "verdict": done.breaches[0][:200]}
+            verdict = done.breaches[0].replace(f"{scene.folder}/", "")
+            figures = {"trials": number, "fault": what, "verdict": verdict[:200]}
             print(f"{bug}: {figures}", flush=True)  # noqa: T201
             record("planted", bug, figures)
             return done.breaches[0]

@@ -3,9 +3,11 @@
 The first line of a diff names the scene whose trials must find the bug, the next ones say what is wrong.
 """
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -26,7 +28,7 @@ HERE: Final[Mapping[str, Callable[[Path], here.Scene]]] = {
     "cancel": here.Cancels,
 }
 """Scenes on this machine."""
-THERE: Final[Mapping[str, Callable[[Path, Place], here.Scene]]] = {
+THERE: Final[Mapping[str, Callable[[Path, Place], there.OnCluster]]] = {
     "cluster run": there.RunsThere,
     "cluster run with a claim of its own": partial(there.RunsThere, claim=None),
     "cluster resume": there.ResumesThere,
@@ -56,3 +58,10 @@ def plant(bug: str, folder: Path) -> Path:
     shutil.copytree(PRODUCT / "pipeline", copied / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
     subprocess.run(["git", "apply", "-C1", str(FOLDER / f"{bug}.diff")], check=True, cwd=copied)
     return folder
+
+
+def library_digest(product: Path) -> str:
+    """Return the digest of the layer with manycpu in images, for a product."""
+    program = "from manycpu.pipeline.targets.kubernetes.image.layers import library; print(library().digest)"
+    env = os.environ | {"PYTHONPATH": str(product)}
+    return subprocess.check_output([sys.executable, "-c", program], env=env, text=True)
