@@ -10,12 +10,18 @@ from pathlib import Path
 import pytest
 from support import fault_judge, fault_scenes
 from support import namespace_hosts as made_hosts
-from support.fault_scenes import Cancels, Cleans, Resumes, Runs, Server
+from support.fault_scenes import Cancels, Cleans, Resumes, Runs, Scene, Server
 from support.fault_trials import ALL, tried
 
 pytestmark = pytest.mark.timeout(36_000 if ALL else 900)
-SCENES = {"run": (Runs, 8), "resume": (Resumes, 1), "clean": (Cleans, 4), "cancel": (Cancels, 2)}
+SCENES: dict[str, tuple[type[Scene], int]] = {
+    "run": (Runs, 8),
+    "clean": (Cleans, 4),
+    "cancel": (Cancels, 2),
+}
 """The commands, and how many trials of each there are unless every change is tried."""
+if ALL:
+    SCENES["resume"] = Resumes, 8
 ON_HOSTS = ["run", "clean", "cancel"] if ALL else ["run"]
 
 

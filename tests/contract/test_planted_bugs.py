@@ -1,6 +1,6 @@
 """Campaigns of faults find bugs that are planted into a copy of the product: their judge is not blind.
 
-`make faults` hunts all of them, with trials by seed; `make test` replays how some of them were found.
+`make faults` hunts all of them, with trials by seed; `make test` only some that the first trials find.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ from support.fault_trials import ALL, hunted
 from support.planted_bugs import HERE, THERE, bugs, library_digest, plant, scene_of
 
 pytestmark = pytest.mark.timeout(36_000 if ALL else 900)
-BUDGET = 16
+BUDGET = 30
 """Trials within which a bug must be found."""
-FEW = ["never_attaches", "removes_the_ledger_first"]
+FEW = ["cleans_similar_names", "never_asks_again"]
 
 
 @pytest.fixture

@@ -159,7 +159,7 @@ class OnCluster(Scene):
         ]
 
     def found(self) -> dict[str, object]:
-        """Look at the cluster; what a fault put in the place of an object must be there, and is no remnant."""
+        """Look at the cluster; what a fault put in the place of an object must stay, and is no remnant."""
         cluster = self.at.cluster
         items = [(kind, one["metadata"]) for kind, all_ in cluster.objects.items() for one in all_]
         objects = {f"{kind}/{meta['name']}" for kind, meta in items if meta["name"] != _BYSTANDER}

@@ -4,9 +4,12 @@ A command meets one fault, and then the same command, without a fault, must mend
 what the command leaves without faults.
 """
 
+import random
 import re
 import signal
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Final, NamedTuple
 
 Found = Mapping[str, object]
@@ -83,9 +86,9 @@ def breaches(first: Ended, again: Ended, found: Found, expected: Found) -> list[
 
 
 def unlike(said: str, usual: str) -> list[str]:
-    """List the lines of a command that it does not print without a fault; numbers and widths may differ.
+    r"""List the lines of a command that it does not print without a fault; numbers and widths may differ.
 
-    >>> unlike("launch done in 0.1 s\\nwarning: away", "launch done in 12.1 s")
+    >>> unlike("launch done in 0.1 s\nwarning: away", "launch done in 12.1 s")
     ['warning: away']
     """
     known = {_shape(line) for line in usual.splitlines()}
@@ -112,6 +115,19 @@ def points(changes: Sequence[str], *, crashes: bool) -> list[Point]:
         for number, change in enumerate(changes, 1)
         if fault.startswith("kill") == crashes and change.startswith(beginnings)
     ]
+
+
+def drawn(every: Sequence[Point], seed: str) -> list[Point]:
+    """Shuffle points so that all kinds of places take turns, also a kind that is rare.
+
+    >>> every = [("kill", f"PATCH a #{number}") for number in range(3)] + [("kill", "POST b #1")]
+    >>> sorted(drawn(every, "seed")[:2])[1]
+    ('kill', 'POST b #1')
+    """
+    kinds: defaultdict[str, list[Point]] = defaultdict(list)
+    for point in random.Random(seed).sample(every, len(every)):  # noqa: S311 - to be repeated
+        kinds[_shape(point[1])].append(point)
+    return [point for turn in zip_longest(*kinds.values()) for point in turn if point is not None]
 
 
 def spread(every: Sequence[Point], few: int | None) -> Sequence[Point]:

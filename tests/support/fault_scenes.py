@@ -227,7 +227,8 @@ import psutil
 import torch.distributed
 torch.distributed.init_process_group()
 rank, folder = int(os.environ["RANK"]), pathlib.Path(sys.argv[1])
-checkpoint, other = (pathlib.Path(os.environ["MANYCPU_CHECKPOINTS"], f"of{each}") for each in (rank, 1 - rank))
+checkpoints = pathlib.Path(os.environ["MANYCPU_CHECKPOINTS"])
+checkpoint, other = checkpoints / f"of{rank}", checkpoints / f"of{1 - rank}"
 model = pathlib.Path(os.environ["MANYCPU_OUTPUT"], f"part{rank}")
 first = not checkpoint.exists()
 with (folder / f"seen{rank}").open("a") as seen:

@@ -1,14 +1,13 @@
-"""Trials of faults: a scene's command meets one fault, the same command again must mend all, a judge looks."""
+"""Trials: a scene's command meets one fault, the same command again must mend all, and a judge looks."""
 
 import json
 import os
-import random
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
-from support.fault_judge import Found, Point, Trial, breaches, spread, unlike
+from support.fault_judge import Found, Point, Trial, breaches, drawn, spread, unlike
 from support.fault_scenes import Scene, Server
 
 _ASKED: Final = os.environ.get("MANYCPU_FAULTS", "")
@@ -76,7 +75,8 @@ def disturbed(scene: Scene, server: Server, faults: Sequence[str], few: int) -> 
     changed, struck = list[str](), 0
     for point in chosen:
         done = trial(scene, server, point, expected)
-        wrong = [*done.breaches, *unlike(scene.said, said), *([f"it ended with {done.code}"] * bool(done.code))]
+        wrong = [*done.breaches, *unlike(scene.said, said)]
+        wrong += [f"it ended with {done.code}"] if done.code else []
         print(" at ".join(point), *(wrong or ["nothing"]), flush=True)  # noqa: T201
         struck += done.struck
         changed += [f"{' at '.join(point)}: {what}" for what in wrong]
@@ -97,11 +97,9 @@ def hunted(scene: Scene, servers: tuple[Server, Server], bug: str, budget: int) 
     """
     clean, planted = servers
     places, expected = usual(scene, clean)
-    crashes, errors = (scene.points(places, crashes=crashes) for crashes in (True, False))
-    chance = random.Random(bug)
-    pairs = zip_longest(*(chance.sample(every, len(every)) for every in (crashes, errors)))
-    drawn = [point for pair in pairs for point in pair if point is not None]
-    points = [REPLAYED] if REPLAYED[1] else [None, *drawn[: budget - 1]]
+    both = zip_longest(*(drawn(scene.points(places, crashes=crashes), bug) for crashes in (True, False)))
+    some = [point for pair in both for point in pair if point is not None][: budget - 1]
+    points = [REPLAYED] if REPLAYED[1] else [None, *some]
     for number, point in enumerate(points, 1):
         done = trial(scene, planted, point, expected)
         if done.breaches:
