@@ -51,8 +51,8 @@ test` ([tests](testing.md)).
 FIGURES: Final = """
 ## Figures
 
-"Possible" counts every fault at every place where it fits. Fewer trials are spread over these at equal
-distances. A fault that did not strike, because the command came to its end before, is no evidence.
+"Possible" counts every fault at every place where it fits. Fewer trials are drawn from these by seed. A fault
+that did not strike, because the command came to its end before, is no evidence.
 
 | command, target, faults | possible | trials | faults struck | violations |
 | --- | ---: | ---: | ---: | ---: |

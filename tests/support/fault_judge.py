@@ -8,7 +8,7 @@ import random
 import re
 import signal
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Final, NamedTuple
 
@@ -118,23 +118,18 @@ def points(changes: Sequence[str], *, crashes: bool) -> list[Point]:
 
 
 def drawn(every: Sequence[Point], seed: str) -> list[Point]:
-    """Shuffle points so that all kinds of places take turns, also a kind that is rare.
+    """Shuffle points so that all faults take turns, and all kinds of places with each: also the rare ones.
 
     >>> every = [("kill", f"PATCH a #{number}") for number in range(3)] + [("kill", "POST b #1")]
-    >>> sorted(drawn(every, "seed")[:2])[1]
-    ('kill', 'POST b #1')
+    >>> sorted(drawn([*every, ("reset", "POST b #1")], "seed")[:3])[1:]
+    [('kill', 'POST b #1'), ('reset', 'POST b #1')]
     """
+    shuffled = random.Random(seed).sample(every, len(every))  # noqa: S311 - to be repeated
+    return _in_turns(_in_turns(shuffled, lambda point: _shape(point[1])), lambda point: point[0])
+
+
+def _in_turns(every: Sequence[Point], kind: Callable[[Point], str]) -> list[Point]:
     kinds: defaultdict[str, list[Point]] = defaultdict(list)
-    for point in random.Random(seed).sample(every, len(every)):  # noqa: S311 - to be repeated
-        kinds[_shape(point[1])].append(point)
+    for point in every:
+        kinds[kind(point)].append(point)
     return [point for turn in zip_longest(*kinds.values()) for point in turn if point is not None]
-
-
-def spread(every: Sequence[Point], few: int | None) -> Sequence[Point]:
-    """Choose about so many points, at equal distances; None: all of them.
-
-    >>> spread([("kill", str(number)) for number in range(6)], 2)
-    [('kill', '1'), ('kill', '4')]
-    """
-    stride = max(1, len(every) // few) if few else 1
-    return every[stride // 2 :: stride]

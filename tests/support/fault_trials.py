@@ -7,7 +7,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
-from support.fault_judge import Found, Point, Trial, breaches, drawn, spread, unlike
+from support.fault_judge import Found, Point, Trial, breaches, drawn, unlike
 from support.fault_scenes import Scene, Server
 
 _ASKED: Final = os.environ.get("MANYCPU_FAULTS", "")
@@ -43,13 +43,13 @@ def tried(scene: Scene, server: Server, few: int, *, crashes: bool) -> list[str]
     Args:
         scene: The scene.
         server: Runs its commands.
-        few: About how many trials there are, unless MANYCPU_FAULTS asks for more.
+        few: How many trials there are, unless MANYCPU_FAULTS asks for more.
         crashes: Whether the faults are crashes of the command, or else errors.
     """
     places, expected = usual(scene, server)
+    title = ", ".join([scene.words[0], scene.where, "crashes" if crashes else "errors"])
     every = scene.points(places, crashes=crashes)
-    limit = int(_ASKED) if _ASKED.isdecimal() else few
-    chosen = [REPLAYED] if REPLAYED[1] else spread(every, None if _ASKED == "all" else limit)
+    chosen = _chosen(every, title, few)
     failed, struck = list[str](), 0
     for fault, place in chosen:
         done = trial(scene, server, (fault, place), expected)
@@ -61,17 +61,17 @@ def tried(scene: Scene, server: Server, few: int, *, crashes: bool) -> list[str]
     scene.reset()
     figures = {"points": len(every), "trials": len(chosen), "struck": struck, "violations": len(failed)}
     print(figures)  # noqa: T201
-    words = scene.words[0], scene.where, "crashes" if crashes else "errors"
-    record("campaigns", ", ".join(words), figures)
+    record("campaigns", title, figures)
     return failed
 
 
 def disturbed(scene: Scene, server: Server, faults: Sequence[str], few: int) -> list[str]:
-    """Try a scene's command with harmless faults, each at a few places; return what they have changed."""
+    """Try a scene's command with harmless faults, at a few places; return what they have changed."""
     places, expected = usual(scene, server)
     said = scene.said
     every = [(fault, place) for fault in faults for place in places]
-    chosen = spread(every, len(faults) * (int(_ASKED) if _ASKED.isdecimal() else few))
+    title = f"{scene.words[0]}, {scene.where}, harmless"
+    chosen = _chosen(every, title, few)
     changed, struck = list[str](), 0
     for point in chosen:
         done = trial(scene, server, point, expected)
@@ -82,8 +82,14 @@ def disturbed(scene: Scene, server: Server, faults: Sequence[str], few: int) -> 
         changed += [f"{' at '.join(point)}: {what}" for what in wrong]
     scene.reset()
     figures = {"points": len(every), "trials": len(chosen), "struck": struck, "violations": len(changed)}
-    record("campaigns", f"{scene.words[0]}, {scene.where}, harmless", figures)
+    record("campaigns", title, figures)
     return changed
+
+
+def _chosen(every: Sequence[Point], seed: str, few: int) -> Sequence[Point]:
+    if REPLAYED[1]:
+        return [REPLAYED]
+    return every if _ASKED == "all" else drawn(every, seed)[: int(_ASKED) if _ASKED.isdecimal() else few]
 
 
 def hunted(scene: Scene, servers: tuple[Server, Server], bug: str, budget: int) -> str:
