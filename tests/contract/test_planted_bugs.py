@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support import cluster_scenes, fault_scenes
 from support.fault_scenes import Scene, Server
-from support.fault_trials import ALL, hunted
+from support.fault_trials import ALL, REPLAYED, hunted
 from support.planted_bugs import HERE, THERE, bugs, library_digest, plant, scene_of
 
 pytestmark = pytest.mark.timeout(36_000 if ALL else 900)
@@ -39,7 +39,7 @@ def servers(bug: str, folder: Path, stack: ExitStack) -> tuple[Scene, tuple[Serv
     return scene, (clean, planted)
 
 
-@pytest.mark.parametrize("bug", bugs() if ALL else FEW)
+@pytest.mark.parametrize("bug", bugs() if ALL or REPLAYED[1] else FEW)
 def test_a_planted_bug_is_found(bug: str, tmp_path: Path, scenes: ExitStack) -> None:
     scene, both = servers(bug, tmp_path, scenes)
     assert hunted(scene, both, bug, BUDGET) != ""

@@ -86,6 +86,7 @@ def place(server: Server) -> Iterator[Place]:
 class OnCluster(Scene):
     """A scene on a simulated cluster, where others have objects of similar names."""
 
+    endures = True
     concerns = ""
     """How the requests begin that meet faults."""
 

@@ -48,8 +48,17 @@ class Ended(NamedTuple):
         return self.code == -signal.SIGKILL
 
 
-def breaches(first: Ended, again: Ended, found: Found, expected: Found) -> list[str]:
+def breaches(
+    first: Ended, again: Ended, found: Found, expected: Found, *, endures: bool = False
+) -> list[str]:
     """Judge a trial: the command that met the fault, its repetition, and what is found then.
+
+    Args:
+        first: The command that met the fault.
+        again: The same command without a fault, or the first if that ended well.
+        found: What is found after both.
+        expected: What is found after the command without faults.
+        endures: Whether one error must not make the command fail.
 
     >>> killed, green = Ended(-9, ""), Ended(0, "done")
     >>> breaches(killed, green, {"trained": 1}, {"trained": 1})
@@ -62,6 +71,8 @@ def breaches(first: Ended, again: Ended, found: Found, expected: Found) -> list[
     ['it ended with a traceback: Traceback (most recent call last):']
     >>> breaches(Ended(1, ""), green, {}, {})
     ['it failed without a word']
+    >>> breaches(Ended(1, "away"), green, {}, {}, endures=True)
+    ['one error made it fail: away']
     """
     wrong = []
     last = (first.said.strip().splitlines() or [""])[-1]
@@ -73,6 +84,8 @@ def breaches(first: Ended, again: Ended, found: Found, expected: Found) -> list[
         wrong.append(f"it ended with {first.code}: {last}")
     elif first.code > 0 and not last:
         wrong.append("it failed without a word")
+    elif first.code > 0 and endures:
+        wrong.append(f"one error made it fail: {last}")
     if again.code:
         wrong.append(f"the second ended with {again.code}: {(again.said.strip().splitlines() or [''])[-1]}")
     for name, usual in expected.items():

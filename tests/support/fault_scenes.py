@@ -77,6 +77,8 @@ class Scene(ABC):
 
     program: ClassVar[str]
     """Of the training."""
+    endures = False
+    """Whether one error must not make the command fail."""
     where = "local"
     """The target, for people."""
     fields: ClassVar[dict[str, Any]] = {}
@@ -222,7 +224,7 @@ class Resumes(Scene):
     """`manycpu run` after a first try that failed: it resumes from the checkpoints of both ranks."""
 
     program = """
-import os, pathlib, sys, time
+import os, pathlib, signal, sys, time
 import psutil
 import torch.distributed
 torch.distributed.init_process_group()
@@ -283,12 +285,14 @@ class ResumesLate(Resumes):
 
 
 class ResumesLost(Resumes):
-    """The same after a first try whose supervisor was killed."""
+    """The same after a first try whose supervisor and launcher were killed, and rank 1 was not."""
 
     failure = """
-    for process in psutil.Process().parents():
-        if "manycpu.pipeline.adapters.supervisor" in process.cmdline():
-            process.kill()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    above = psutil.Process().parents()
+    supervises = ["manycpu.pipeline.adapters.supervisor" in each.cmdline() for each in above]
+    for each in above[: supervises.index(True) + 1]:
+        each.kill()
     time.sleep(3600)
 """
 

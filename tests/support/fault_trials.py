@@ -34,7 +34,8 @@ def trial(scene: Scene, server: Server, point: Point | None, expected: Found) ->
     first = scene.meet(server, point)
     struck = point is None or scene.struck(point)
     again = first if first.code == 0 else scene.repeat(server)
-    return Trial(first.code, struck, breaches(first, again, scene.found(), expected))
+    found = scene.found()
+    return Trial(first.code, struck, breaches(first, again, found, expected, endures=scene.endures))
 
 
 def tried(scene: Scene, server: Server, few: int, *, crashes: bool) -> list[str]:
