@@ -10,6 +10,7 @@ COMPILED := $(VENV)/.compiled
 LEGACY := .venv-legacy
 XLA := .venv-xla
 PORT ?= 8000
+TRIALS ?= all
 SITE := build/site
 # Warnings are errors: a link or an anchor that leads nowhere ends the build.
 SITE_BUILD = $(BIN)/sphinx-build -q -b html -c docs --fail-on-warning --keep-going -d .cache/site . $(SITE)
@@ -29,7 +30,6 @@ test: $(COMPILED)  ## everything that guards main, what takes seconds first; end
 	@sh tests/system-packages
 	@$(BIN)/python -m pytest -n 3 --durations=10 --durations-min=1
 
-TRIALS := all
 faults: $(COMPILED)  ## kill commands, and give them errors, wherever they change something; takes half a day, TRIALS=50 less
 	@MANYCPU_FAULTS=$(TRIALS) $(BIN)/python -m pytest -s tests/contract/test_faults.py tests/contract/test_request_faults.py tests/contract/test_planted_bugs.py
 

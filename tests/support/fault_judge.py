@@ -138,7 +138,17 @@ def drawn(every: Sequence[Point], seed: str) -> list[Point]:
     [('kill', 'POST b #1'), ('reset', 'POST b #1')]
     """
     shuffled = random.Random(seed).sample(every, len(every))  # noqa: S311 - to be repeated
-    return _in_turns(_in_turns(shuffled, lambda point: _shape(point[1])), lambda point: point[0])
+    return _in_turns(_in_turns(shuffled, lambda point: _kind(point[1])), lambda point: point[0])
+
+
+def _kind(place: str) -> str:
+    """Return what is done at a place: the change with the first folder, or the method with the resource.
+
+    >>> _kind("12 open home/runs/x"), _kind("GET pods/x?watch=true #1")
+    ('open home', 'GET pods')
+    """
+    found = re.match(r"(\d+ )?(\S+( \w+)?)", place)
+    return found[2] if found else place
 
 
 def _in_turns(every: Sequence[Point], kind: Callable[[Point], str]) -> list[Point]:

@@ -14,7 +14,7 @@ _ASKED: Final = os.environ.get("MANYCPU_FAULTS", "")
 REPLAYED: Final = _ASKED.partition(" at ")[::2]
 """The fault and the place of the only trial; without a place, there are others."""
 ALL: Final = _ASKED == "all" or _ASKED.isdecimal()
-"""Whether all campaigns run, as in `make faults`: with a trial at every place, or with about so many."""
+"""Whether all campaigns run, as in `make faults`: with a trial at every place, or with so many."""
 RESULTS: Final = Path(__file__).parents[1] / "faults" / "results.json"
 
 
