@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -110,7 +111,7 @@ def hunted(scene: Scene, servers: tuple[Server, Server], bug: str, budget: int) 
     for number, point in enumerate(points, 1):
         done = trial(scene, planted, point, expected)
         if done.breaches:
-            what = " at ".join(point) if point else "no fault"
+            what = " at ".join(point).replace(sys.executable, "python") if point else "no fault"
             verdict = done.breaches[0].replace(f"{scene.folder}/", "")
             figures = {"trials": number, "fault": what, "verdict": verdict[:200]}
             print(f"{bug}: {figures}", flush=True)  # noqa: T201
