@@ -14,7 +14,7 @@ from support.fault_trials import ALL, REPLAYED, hunted
 from support.planted_bugs import HERE, THERE, bugs, library_digest, plant, scene_of
 
 pytestmark = pytest.mark.timeout(36_000 if ALL else 900)
-BUDGET = 30
+BUDGET = 60
 """Trials within which a bug must be found."""
 FEW = ["cleans_similar_names", "never_asks_again"]
 

@@ -81,6 +81,8 @@ class Scene(ABC):
     """Whether one error must not make the command fail."""
     where = "local"
     """The target, for people."""
+    what = ""
+    """What the command finds, for people, where it is not the usual thing."""
     fields: ClassVar[dict[str, Any]] = {}
     """More fields of the run."""
 
@@ -108,6 +110,10 @@ class Scene(ABC):
     @abstractmethod
     def words(self) -> Sequence[str]:
         """The command that meets the fault."""
+
+    def title(self, faults: str) -> str:
+        """Name the trials with some faults, for people."""
+        return f"{self.words[0]}{self.what}, {self.where}, {faults}"
 
     def prepare(self, server: Server) -> None:  # noqa: B027 - most begin with nothing
         """Bring about what the command finds."""
@@ -247,6 +253,7 @@ else:
     FAILURE
 """
     fields: ClassVar[dict[str, Any]] = {"nproc_per_node": 2}
+    what = " after a failure"
     failure = "raise SystemExit(3)"
     """How rank 1 fails."""
     first_try: Sequence[str] = ()

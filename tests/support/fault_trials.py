@@ -49,7 +49,7 @@ def tried(scene: Scene, server: Server, few: int, *, crashes: bool) -> list[str]
         crashes: Whether the faults are crashes of the command, or else errors.
     """
     places, expected = usual(scene, server)
-    title = ", ".join([scene.words[0], scene.where, "crashes" if crashes else "errors"])
+    title = scene.title("crashes" if crashes else "errors")
     every = scene.points(places, crashes=crashes)
     chosen = _chosen(every, title, few)
     failed, struck = list[str](), 0
@@ -72,7 +72,7 @@ def disturbed(scene: Scene, server: Server, faults: Sequence[str], few: int) -> 
     places, expected = usual(scene, server)
     said = scene.said
     every = [(fault, place) for fault in faults for place in places]
-    title = f"{scene.words[0]}, {scene.where}, harmless"
+    title = scene.title("harmless")
     chosen = _chosen(every, title, few)
     changed, struck = list[str](), 0
     for point in chosen:
