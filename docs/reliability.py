@@ -10,8 +10,8 @@ FAULTS: Final = DOCS.parent / "tests" / "faults"
 HEAD: Final = """# Reliability
 
 Trainings run for days on machines that fail. This page says what manycpu promises then, how that is
-tested, and what the last tests found. The figures are written by `make docs` from the results that `make
-faults` keeps in `tests/faults/results.json`.
+tested, and what the last tests found. `make docs` writes the figures, from the results that `make faults`
+keeps in `tests/faults/results.json`.
 
 ## What is promised
 
@@ -43,10 +43,13 @@ others. It asks the product nothing.
 - **Harmless faults**: a pod of another user is deleted, a ConfigMap of another user is changed, the API
   server is slow. They must change nothing: no second command, no further attempt, no line of output more.
 
-Where the table says local, commands, supervisors and ranks are real processes of one machine. Elsewhere
-the cluster is simulated: the API server and the operator are a test's own, pods are processes, and
-volumes are folders (`tests/support/simulated_cluster.py`). Faults of a real cluster are part of `make
-test` ([tests](testing.md)).
+Where the table says local, commands, supervisors and ranks are real processes of one machine. Elsewhere the
+cluster is simulated: the API server and the operator are a test's own, pods are processes, and volumes are
+folders (`tests/support/simulated_cluster.py`). Faults of a real cluster are part of `make test`
+([tests](testing.md)).
+
+These trials do not show what happens when two faults come together, a clock jumps, the network between nodes
+is cut, or Airflow's own processes are killed. Other tests cover some of that, without a campaign.
 """
 FIGURES: Final = """
 ## Figures
@@ -61,7 +64,8 @@ PLANTED: Final = """
 ## Planted bugs
 
 A judge that finds nothing may be blind. So bugs are planted into copies of the product
-(`tests/faults/planted/`), and trials drawn by seed must find each. The first trial is without a fault.
+(`tests/faults/planted/`), and at most 60 trials, drawn by seed, must find each. The first trial is without a
+fault.
 
 | bug | found by trial | with the fault |
 | --- | ---: | --- |

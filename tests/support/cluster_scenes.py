@@ -204,6 +204,7 @@ class Pushes(RunsThere):
     """`manycpu run` with a registry, which has only the base of the image."""
 
     concerns = "registry "
+    what = " with a registry"
     registry = ""
     """Its host and port."""
     _trial = 0
