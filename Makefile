@@ -10,6 +10,7 @@ COMPILED := $(VENV)/.compiled
 LEGACY := .venv-legacy
 XLA := .venv-xla
 PORT ?= 8000
+TRIALS ?= all
 SITE := build/site
 # Warnings are errors: a link or an anchor that leads nowhere ends the build.
 SITE_BUILD = $(BIN)/sphinx-build -q -b html -c docs --fail-on-warning --keep-going -d .cache/site . $(SITE)
@@ -29,8 +30,8 @@ test: $(COMPILED)  ## everything that guards main, what takes seconds first; end
 	@sh tests/system-packages
 	@$(BIN)/python -m pytest -n 3 --durations=10 --durations-min=1
 
-faults: $(COMPILED)  ## kill commands, and give them errors, at every change and request that they make; takes three hours
-	@MANYCPU_FAULTS=all $(BIN)/python -m pytest -s tests/contract/test_faults.py tests/contract/test_request_faults.py
+faults: $(COMPILED)  ## kill commands, and give them errors, wherever they change something; takes half a day, TRIALS=50 less
+	@MANYCPU_FAULTS=$(TRIALS) $(BIN)/python -m pytest -s tests/contract/test_faults.py tests/contract/test_request_faults.py tests/contract/test_planted_bugs.py
 
 test-long: $(COMPILED)  ## torch's own tests of its backends, Accelerate's, official examples if given, and long trainings; takes half an hour
 	@$(BIN)/python -m pytest tests/long
@@ -70,9 +71,10 @@ cluster: $(COMPILED)  ## a real two-node Kubernetes cluster on this machine; the
 cluster-down: $(INSTALLED)  ## end the cluster, without a trace
 	@cd tests && ../$(BIN)/python -m cluster down
 
-docs: $(INSTALLED)  ## write the generated pages (fields, command line, operators, benchmarks) and build the site
+docs: $(INSTALLED)  ## write the generated pages (fields, command line, operators, benchmarks, reliability) and build the site
 	@$(BIN)/python docs/reference.py
 	@$(BIN)/python -m bench._page
+	@$(BIN)/python docs/reliability.py
 	@$(SITE_BUILD)
 	@echo 'site: $(SITE)/index.html; make docs-serve shows it'
 

@@ -26,7 +26,7 @@ def cluster(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> ApiServer:
     return server
 
 
-def ready(cluster: ApiServer, folder: Path, **asked: Any) -> Object:
+def asked_for(cluster: ApiServer, folder: Path, **asked: Any) -> Helper:
     """Ask for the pod of a run, and wait until it is there."""
     run: dict[str, Any] = {"program": "question_answering", "output": str(folder / "out")}
     target = {"kind": "kubernetes", "namespace": "ml", "helper_image": "registry.example/helper:1"}
@@ -36,8 +36,22 @@ def ready(cluster: ApiServer, folder: Path, **asked: Any) -> Object:
     helper = Helper(ctx, "stage", claim_of(ctx), lambda *_: None)
     helper.create()
     helper.wait_ready()
+    return helper
+
+
+def ready(cluster: ApiServer, folder: Path, **asked: Any) -> Object:
+    """Ask for the pod of a run, wait until it is there, and return it."""
+    asked_for(cluster, folder, **asked)
     (pod,) = cluster.objects["Pod"]
     return pod
+
+
+def test_a_later_pod_of_the_same_name_is_not_deleted(cluster: ApiServer, tmp_path: Path) -> None:
+    helper = asked_for(cluster, tmp_path, claim="old")
+    cluster.remove("Pod", helper.name)
+    later = cluster.put("Pod", {"metadata": {"name": helper.name}})
+    helper.delete()
+    assert cluster.objects["Pod"] == [later]
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import fault_trials, request_faults, request_trials
+from support import cluster_scenes, fault_scenes, fault_trials, request_faults
+from support.cluster_scenes import CancelsThere, CleansThere, Place, Pushes, ResumesThere, RunsThere
 from support.fake_api_server import ApiError, Object
-from support.fault_trials import ALL, Server
-from support.request_trials import CancelsThere, CleansThere, Place, Pushes, RunsThere
+from support.fault_scenes import Server
+from support.fault_trials import ALL, disturbed, tried
+from support.request_faults import HARMLESS
 from support.simulated_cluster import SimulatedCluster
 
 pytestmark = pytest.mark.timeout(36_000 if ALL else 900)
@@ -20,17 +22,19 @@ HOW = [("data", "pytorchjob"), *([(None, "pytorchjob"), (None, "trainjob")] if A
 """The claim of the run (None: one of its own), and what launches it."""
 SCENES = {"run": (RunsThere, 3), "clean": (CleansThere, 2), "cancel": (CancelsThere, 1)}
 """The commands, and how many trials of each there are unless every request is tried."""
+if ALL:
+    SCENES["resume"] = ResumesThere, 3
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with fault_trials.server("kubernetes") as started:
+    with fault_scenes.server("kubernetes") as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def place(server: Server) -> Iterator[Place]:
-    with request_trials.place(server) as made:
+    with cluster_scenes.place(server) as made:
         yield made
 
 
@@ -53,31 +57,35 @@ def test_a_fault(
 ) -> None:
     made, few = SCENES[command]
     scene = made(tmp_path, place, claim, launch)
-    assert request_trials.tried(scene, server, few, crashes=crashes) == []
+    assert tried(scene, server, few, crashes=crashes) == []
+
+
+def test_a_harmless_fault_changes_nothing(server: Server, place: Place, tmp_path: Path) -> None:
+    assert disturbed(RunsThere(tmp_path, place), server, HARMLESS, 3) == []
 
 
 @pytest.mark.parametrize("crashes", [False, True] if ALL else [False])
 def test_a_fault_of_the_registry(server: Server, place: Place, tmp_path: Path, *, crashes: bool) -> None:
-    with request_trials.registry(tmp_path / "registry", place) as host:
+    with cluster_scenes.registry(tmp_path / "registry", place) as host:
         scene = Pushes(tmp_path / "scene", place)
         scene.registry = host
-        assert request_trials.tried(scene, server, 2, crashes=crashes) == []
+        assert tried(scene, server, 2, crashes=crashes) == []
 
 
 def test_a_job_that_succeeds_while_its_logs_do_not_answer_is_not_trained_again(
     server: Server, place: Place, tmp_path: Path
 ) -> None:
     scene = RunsThere(tmp_path, place, "data")
-    seen, expected = request_trials.usual(scene, server)
+    seen, expected = fault_trials.usual(scene, server)
     log = next(one for one in seen if "/log?" in one)
-    assert request_trials.trial(scene, server, "silence", log, expected) == (0, True, [])
+    assert fault_trials.trial(scene, server, ("silence", log), expected) == (0, True, [])
 
 
 def test_a_folder_that_could_not_be_deleted_is_deleted_by_the_next_clean_up(
     server: Server, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = RunsThere(tmp_path, place, "data")
-    _, expected = request_trials.usual(scene, server)
+    _, expected = fault_trials.usual(scene, server)
     scene.reset()
     create = SimulatedCluster._post  # noqa: SLF001 - stands in for a quota
 
@@ -91,28 +99,7 @@ def test_a_folder_that_could_not_be_deleted_is_deleted_by_the_next_clean_up(
         first = server.type(scene, scene.words)
     assert first.code == 1
     assert "`manycpu clean` tries again" in first.said
-    cleaned = server.type(scene, ("clean", scene.named, "--yes", *scene.where))
+    cleaned = server.type(scene, ("clean", scene.named, "--yes", *scene.location))
     assert cleaned.code == 0, cleaned.said
     assert scene.found()["objects"] == expected["objects"]
     assert list(tmp_path.glob(f"volume/**/{scene.named}")) == []
-
-
-PLANTED = [
-    ("never_attaches", "kill at POST pods #2", "trained is 2"),
-    ("exports_by_the_ledger", "kill at POST pods #2", "model of the training is False"),
-    ("deletes_names_that_begin_so", "reset at POST configmaps #1", "deleted decoys"),
-    ("never_asks_again", "reset at POST configmaps #1", "a traceback"),
-]
-"""The bug of `manycpu run`, the fault with its request, and what the judge says."""
-
-
-@pytest.mark.parametrize(("bug", "fault", "verdict"), PLANTED if ALL else PLANTED[:1])
-def test_a_planted_bug_is_found(
-    bug: str, fault: str, verdict: str, server: Server, place: Place, tmp_path: Path
-) -> None:
-    scene = RunsThere(tmp_path, place, "data")
-    _, expected = request_trials.usual(scene, server)
-    what, _, request = fault.partition(" at ")
-    scene.planted = bug
-    found = request_trials.trial(scene, server, what, request.replace("NAME", scene.named), expected)
-    assert verdict in "; ".join(found.breaches)

@@ -9,8 +9,8 @@ command, or dag FOLDER DAG_ID WHEN. FAULT is one of:
     ENOSPC, EIO, EACCES, EAGAIN and so on: the change fails with this error
 
 usage: fault_at.py serve machines|kubernetes: the same for each line of stdin, a JSON of {fault, count, words,
-env, folder, log, seconds, planted}, in a child that has imported everything for such a target; prints its
-exit code. SIGALRM ends it after so many seconds. A function of planted_bugs.py may change it first. What it prints comes to log, and the changes to log.changes, one in a
+env, folder, log, seconds}, in a child that has imported everything for such a target; prints its exit code.
+SIGALRM ends it after so many seconds. What it prints comes to log, and the changes to log.changes, one in a
 line.
 
 Python's audit events show the changes: the product needs no hooks. Changes of its children do not count.
@@ -122,8 +122,6 @@ def serve(target):
         os.chdir(given["folder"])
         os.environ.update(given["env"])
         signal.alarm(given["seconds"])
-        if given["planted"]:
-            getattr(importlib.import_module("planted_bugs"), given["planted"])()
         Fault(given["fault"], "", given["count"], given["log"] + ".changes")
         run(given["words"])
         return

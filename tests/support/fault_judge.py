@@ -4,12 +4,18 @@ A command meets one fault, and then the same command, without a fault, must mend
 what the command leaves without faults.
 """
 
+import random
+import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Final, NamedTuple
 
 Found = Mapping[str, object]
 """What is found after a command, by name."""
+Point = tuple[str, str]
+"""A fault, and where the command meets it."""
 _OF_FILES: Final = ("os.mkdir", "os.rename", "os.link", "os.symlink", "open")
 _FITS: Final[dict[str, tuple[str, ...]]] = {
     "kill": ("",),
@@ -23,6 +29,14 @@ _FITS: Final[dict[str, tuple[str, ...]]] = {
 """Fault -> how the changes begin that it may happen to."""
 
 
+class Trial(NamedTuple):
+    """A trial that ended: how the command ended that met the fault, and what is wrong."""
+
+    code: int
+    struck: bool
+    breaches: list[str]
+
+
 class Ended(NamedTuple):
     """A command that ended: its exit code (negative: the signal), and what it printed."""
 
@@ -34,8 +48,17 @@ class Ended(NamedTuple):
         return self.code == -signal.SIGKILL
 
 
-def breaches(first: Ended, again: Ended, found: Found, expected: Found) -> list[str]:
+def breaches(
+    first: Ended, again: Ended, found: Found, expected: Found, *, endures: bool = False
+) -> list[str]:
     """Judge a trial: the command that met the fault, its repetition, and what is found then.
+
+    Args:
+        first: The command that met the fault.
+        again: The same command without a fault, or the first if that ended well.
+        found: What is found after both.
+        expected: What is found after the command without faults.
+        endures: Whether one error must not make the command fail.
 
     >>> killed, green = Ended(-9, ""), Ended(0, "done")
     >>> breaches(killed, green, {"trained": 1}, {"trained": 1})
@@ -48,6 +71,8 @@ def breaches(first: Ended, again: Ended, found: Found, expected: Found) -> list[
     ['it ended with a traceback: Traceback (most recent call last):']
     >>> breaches(Ended(1, ""), green, {}, {})
     ['it failed without a word']
+    >>> breaches(Ended(1, "away"), green, {}, {}, endures=True)
+    ['one error made it fail: away']
     """
     wrong = []
     last = (first.said.strip().splitlines() or [""])[-1]
@@ -59,6 +84,8 @@ def breaches(first: Ended, again: Ended, found: Found, expected: Found) -> list[
         wrong.append(f"it ended with {first.code}: {last}")
     elif first.code > 0 and not last:
         wrong.append("it failed without a word")
+    elif first.code > 0 and endures:
+        wrong.append(f"one error made it fail: {last}")
     if again.code:
         wrong.append(f"the second ended with {again.code}: {(again.said.strip().splitlines() or [''])[-1]}")
     for name, usual in expected.items():
@@ -71,22 +98,61 @@ def breaches(first: Ended, again: Ended, found: Found, expected: Found) -> list[
     return wrong
 
 
-def points(changes: Sequence[str], faults: Sequence[str], few: int | None) -> list[tuple[str, int]]:
-    """Choose where there are trials: the fault, and the number of the change.
+def unlike(said: str, usual: str) -> list[str]:
+    r"""List the lines of a command that it does not print without a fault; numbers and widths may differ.
+
+    >>> unlike("launch done in 0.1 s\nwarning: away", "launch done in 12.1 s")
+    ['warning: away']
+    """
+    known = {_shape(line) for line in usual.splitlines()}
+    return [line for line in said.splitlines() if _shape(line) not in known]
+
+
+def _shape(line: str) -> str:
+    return " ".join(re.sub(r"\b[0-9a-f]{8,}\b|[\d.]+", "0", line).split())
+
+
+def points(changes: Sequence[str], *, crashes: bool) -> list[Point]:
+    """List the faults that fit the changes of a command, with number and text of the change.
 
     Args:
         changes: Those that the command makes without a fault, in their order.
-        faults: The faults to try.
-        few: About how many trials; None: one for each fault at each change that it fits.
+        crashes: Whether the faults are crashes of the command, or else errors.
 
-    >>> points(["open x", "os.mkdir y", "open z"], ["short"], None)
-    [('short', 1), ('short', 3)]
+    >>> points(["open x", "os.kill y"], crashes=True)
+    [('kill', '1 open x'), ('kill', '2 os.kill y'), ('kill-begun', '1 open x')]
     """
-    every = [
-        (fault, number)
-        for fault in faults
+    return [
+        (fault, f"{number} {change}")
+        for fault, beginnings in _FITS.items()
         for number, change in enumerate(changes, 1)
-        if change.startswith(_FITS[fault])
+        if fault.startswith("kill") == crashes and change.startswith(beginnings)
     ]
-    stride = max(1, len(every) // few) if few else 1
-    return every[stride // 2 :: stride]
+
+
+def drawn(every: Sequence[Point], seed: str) -> list[Point]:
+    """Shuffle points so that all faults take turns, and all kinds of places with each: also the rare ones.
+
+    >>> every = [("kill", f"PATCH a #{number}") for number in range(3)] + [("kill", "POST b #1")]
+    >>> sorted(drawn([*every, ("reset", "POST b #1")], "seed")[:3])[1:]
+    [('kill', 'POST b #1'), ('reset', 'POST b #1')]
+    """
+    shuffled = random.Random(seed).sample(every, len(every))  # noqa: S311 - to be repeated
+    return _in_turns(_in_turns(shuffled, lambda point: _kind(point[1])), lambda point: point[0])
+
+
+def _kind(place: str) -> str:
+    """Return what is done at a place: the change with the first folder, or the method with the resource.
+
+    >>> _kind("12 open home/runs/x"), _kind("GET pods/x?watch=true #1")
+    ('open home', 'GET pods')
+    """
+    found = re.match(r"(\d+ )?(\S+( \w+)?)", place)
+    return found[2] if found else place
+
+
+def _in_turns(every: Sequence[Point], kind: Callable[[Point], str]) -> list[Point]:
+    kinds: defaultdict[str, list[Point]] = defaultdict(list)
+    for point in every:
+        kinds[kind(point)].append(point)
+    return [point for turn in zip_longest(*kinds.values()) for point in turn if point is not None]

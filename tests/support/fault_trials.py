@@ -1,247 +1,131 @@
-"""Trials of faults, here or on a host: start a command, kill it or give it an error, look at what is left."""
+"""Trials: a scene's command meets one fault, the same command again must mend all, and a judge looks."""
 
 import json
 import os
-import shutil
-import signal
-import subprocess
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-import yaml
-from support.fault_judge import Ended, breaches, points
-from support.killable_programs import Program
-from support.namespace_hosts import Host
-from support.rank_launches import LIGHT
-from support.waiting import processes_of, until
+from support.fault_judge import Found, Point, Trial, breaches, drawn, unlike
+from support.fault_scenes import Scene, Server
 
-from manycpu.pipeline.adapters.commands import end
-from manycpu.pipeline.spec.output import PARTIALS
-
-SCRIPT: Final = Path(__file__).parents[1] / "scripts" / "fault_at.py"
-ALL: Final = os.environ.get("MANYCPU_FAULTS") == "all"
-"""Whether there is a trial at every change, as in `make faults`; else at a few."""
-_SECONDS: Final = 150  # after which a command is taken for one that never ends
-_RUN_ID: Final = "x"
+_ASKED: Final = os.environ.get("MANYCPU_FAULTS", "")
+REPLAYED: Final = _ASKED.partition(" at ")[::2]
+"""The fault and the place of the only trial; without a place, there are others."""
+ALL: Final = _ASKED == "all" or _ASKED.isdecimal()
+"""Whether all campaigns run, as in `make faults`: with a trial at every place, or with so many."""
+RESULTS: Final = Path(__file__).parents[1] / "faults" / "results.json"
 
 
-class Scene(ABC):
-    """A command, what it finds, and what to look at after it; all of it below one folder."""
-
-    def __init__(
-        self, folder: Path, target: Mapping[str, Any] | None = None, host: Host | None = None
-    ) -> None:
-        target = target or {"kind": "local", "directory": str(folder / "home")}
-        self.folder, self.out, self.host = folder, folder / "out", host
-        self.home = Path(target.get("directory", folder / "home"))
-        self.env = {"MANYCPU_HOME": str(self.home)}
-        inputs = folder / "code" / "train.py", folder / "data" / "one", folder / "data" / "more" / "two"
-        for file in inputs:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(self.program if file.suffix else f"some data: {file.name}")
-        run: dict[str, Any] = {"program": str(inputs[0]), "args": [str(folder)], "data": str(folder / "data")}
-        run |= {"output": str(self.out), "nproc_per_node": 1, "backend": "gloo", "env": LIGHT}
-        self.file = folder / "run.yaml"
-        self.file.write_text(yaml.safe_dump({"run": run, "target": target}))
-        self.run = ("run", str(self.file), "--run-id", _RUN_ID)
-
-    program: str
-    """Of the training."""
-    planted = ""
-    """A bug of its commands, from planted_bugs.py."""
-
-    @property
-    @abstractmethod
-    def words(self) -> Sequence[str]:
-        """The command that meets the fault."""
-
-    def prepare(self, server: "Server") -> None:  # noqa: B027 - most begin with nothing
-        """Bring about what the command finds."""
-
-    def reset(self) -> None:
-        """End and delete what an earlier trial left."""
-        end(list(processes_of(self.folder)))
-        for path in (self.home, self.out, *self.folder.glob("seen*"), *self.folder.glob(".*")):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-        if self.host:
-            self.host.run("rm", "-rf", str(self.home))
-
-    def found(self) -> dict[str, object]:
-        """Look at what the command has left."""
-        with suppress(AssertionError):  # a supervisor ends just after its exit record
-            until(lambda: not self._processes(), 30)
-        return {"processes": self._processes()}
-
-    def _processes(self) -> list[str]:
-        here = [str(process) for process in processes_of(self.folder)]
-        return [*here, *(self.host.processes().values() if self.host else ())]
-
-    def files(self) -> frozenset[str]:
-        """List all files here and on the host."""
-        inside = [path for root in {self.folder, self.home} for path in root.rglob("*")]
-        paths = [os.path.relpath(path, self.folder) for path in inside if not path.name.startswith("said")]
-        if self.host:
-            there = self.host.run("sh", "-c", f"mkdir -p '{self.home}' && find '{self.home}' -mindepth 1")
-            paths += [f"host:{path}" for path in there.splitlines()]
-        return frozenset(paths)
-
-    def repeat(self, server: "Server") -> Ended:
-        """Type the command again, without a fault."""
-        return server.type(self, self.words)
-
-    def name(self) -> str:
-        """The name of the run."""
-        (folder,) = (self.home / "runs").glob("train-*")
-        return folder.name
-
-
-class Runs(Scene):
-    """`manycpu run`: it trains once, and its model, its green report and what later runs reuse are left."""
-
-    program = """
-import os, pathlib, sys, uuid
-token = uuid.uuid4().hex
-with pathlib.Path(sys.argv[1], "seen").open("a") as seen:
-    seen.write(token + "\\n")
-pathlib.Path(os.environ["MANYCPU_OUTPUT"], "model.txt").write_text(token)
-"""
-
-    @property
-    def words(self) -> Sequence[str]:
-        return self.run
-
-    def found(self) -> dict[str, object]:
-        seen, model, file = self.folder / "seen", self.out / "model.txt", self.out / "report.json"
-        trained = seen.read_text().split() if seen.exists() else []
-        report = json.loads(file.read_text()) if file.exists() else {}
-        return {
-            "trained": len(trained),
-            "model of the training": model.exists() and [model.read_text()] == trained[-1:],
-            "report": [report.get("state"), report.get("left_behind"), report.get("kept")],
-            "files": self.files(),
-            **super().found(),
-        }
-
-
-class Cleans(Scene):
-    """`manycpu clean` of a run that failed: its report is left, and what later runs reuse."""
-
-    program = """
-import os, pathlib
-pathlib.Path(os.environ["MANYCPU_CHECKPOINTS"], "checkpoint").write_text("of hours")
-pathlib.Path(os.environ["MANYCPU_OUTPUT"], "half").write_text("half a model")
-raise SystemExit(3)
-"""
-    named = ""
-
-    @property
-    def words(self) -> Sequence[str]:
-        return ("clean", self.named, "--delete-model", "--yes")
-
-    def prepare(self, server: "Server") -> None:
-        failed = server.type(self, self.run)
-        assert failed.code == 1, failed.said
-        self.named = self.name()
-
-    def repeat(self, server: "Server") -> Ended:
-        """Type it again; where all is deleted but the last report is not written, it finds no run."""
-        again = super().repeat(server)
-        return again._replace(code=0) if f"there is no run '{self.named}'" in again.said else again
-
-    def found(self) -> dict[str, object]:
-        partials = {f"out/{name}" for name in PARTIALS}  # beside the report: an export replaces them
-        return {"files": self.files() - partials, **super().found()}
-
-
-class Cancels(Scene):
-    """`manycpu cancel` of a training whose command was killed: it ends, and its checkpoint is left."""
-
-    program = """
-import os, pathlib, sys, time
-pathlib.Path(os.environ["MANYCPU_CHECKPOINTS"], "checkpoint").write_text("of hours")
-pathlib.Path(sys.argv[1], "seen").touch()
-time.sleep(3600)
-"""
-    named = ""
-
-    @property
-    def words(self) -> Sequence[str]:
-        return ("cancel", self.named)
-
-    def prepare(self, server: "Server") -> None:  # noqa: ARG002 - the server waits for its commands
-        argv, env = [sys.executable, "-m", "manycpu.pipeline.cli", *self.run], os.environ | self.env
-        with Program(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as started:
-            until((self.folder / "seen").exists)
-            os.kill(started.pid, signal.SIGKILL)
-            started.wait()
-        self.named = self.name()
-
-    def found(self) -> dict[str, object]:
-        run, left = self.home / "runs" / self.named, super().found()
-        ends = [json.loads(record.read_text())["reason"] for record in run.glob("attempts/*/exit.json")]
-        return {"kept": [path.read_text() for path in run.glob("checkpoints/*")], "ends": ends, **left}
-
-
-class Server:
-    """Runs commands in forks of one process that has imported everything: a command takes half the time."""
-
-    def __init__(self, program: Program[str]) -> None:
-        self._program = program
-
-    def kill(self) -> None:
-        """Kill the command that runs."""
-        for command in psutil.Process(self._program.pid).children():
-            command.kill()
-
-    def type(self, scene: Scene, words: Sequence[str], fault: str = "kill", count: int = 0) -> Ended:
-        """Run a command of a scene to its end, with a fault at its ``count``-th change; 0: without."""
-        log = scene.folder / "said"
-        log.write_text("")
-        given = {"fault": fault, "count": count, "words": words, "env": scene.env, "seconds": _SECONDS}
-        given |= {"folder": str(scene.folder), "log": str(log), "planted": scene.planted}
-        stdin, stdout = self._program.stdin, self._program.stdout
-        assert stdin is not None
-        assert stdout is not None
-        stdin.write(json.dumps(given) + "\n")
-        stdin.flush()
-        return Ended(int(stdout.readline()), log.read_text(errors="replace"))
-
-
-@contextmanager
-def server(target: str = "machines") -> Iterator[Server]:
-    """Start a server for a kind of target; it ends with the block."""
-    argv = [sys.executable, str(SCRIPT), "serve", target]
-    with Program(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
-        yield Server(program)
-
-
-def tried(scene: Scene, server: Server, faults: Sequence[str], few: int) -> list[str]:
-    """Try a scene's command with faults; return the breaches, each with its fault and its change."""
-    log, failed = scene.folder / "said.changes", []
+def usual(scene: Scene, server: Server) -> tuple[list[str], Found]:
+    """Run a scene's command without a fault; return where it could meet one, and what is found after it."""
     scene.reset()
     scene.prepare(server)
-    without = server.type(scene, scene.words)
-    assert without.code == 0, without.said
-    expected, changes = scene.found(), log.read_text().splitlines()
-    chosen = points(changes, faults, None if ALL else few)
-    for fault, number in chosen:
-        scene.reset()
-        scene.prepare(server)
-        first = server.type(scene, scene.words, fault, number)
-        change = (log.read_text().splitlines()[number - 1 : number] or ["it ended before"])[0]
-        again = first if first.code == 0 else scene.repeat(server)
-        wrong = breaches(first, again, scene.found(), expected)
-        change = change.replace(f"{scene.folder}/", "")
-        print(f"{fault} {number} {change}:", "; ".join(wrong) or f"well ({first.code})", flush=True)  # noqa: T201
-        failed += [f"{fault} at change {number}, {change}: {'; '.join(wrong)}"] if wrong else []
+    ended = scene.meet(server, None)
+    assert ended.code == 0, ended.said
+    return scene.places(), scene.found()
+
+
+def trial(scene: Scene, server: Server, point: Point | None, expected: Found) -> Trial:
+    """Run a scene's command with a fault, then again if it did not end well; judge both."""
     scene.reset()
-    print(f"{len(changes)} changes, {len(chosen)} trials, {len(failed)} breaches")  # noqa: T201
+    scene.prepare(server)
+    first = scene.meet(server, point)
+    struck = point is None or scene.struck(point)
+    again = first if first.code == 0 else scene.repeat(server)
+    found = scene.found()
+    if point is not None and point[0] == "silence":  # a run that has ended does not wait for a silent log
+        found = found | {name: expected[name] for name in expected if name == "lines not shown"}
+    return Trial(first.code, struck, breaches(first, again, found, expected, endures=scene.endures))
+
+
+def tried(scene: Scene, server: Server, few: int, *, crashes: bool) -> list[str]:
+    """Try a scene's command with faults; return the breaches, each with its fault and its place.
+
+    Args:
+        scene: The scene.
+        server: Runs its commands.
+        few: How many trials there are, unless MANYCPU_FAULTS asks for more.
+        crashes: Whether the faults are crashes of the command, or else errors.
+    """
+    places, expected = usual(scene, server)
+    title = scene.title("crashes" if crashes else "errors")
+    every = scene.points(places, crashes=crashes)
+    chosen = _chosen(every, title, few)
+    failed, struck = list[str](), 0
+    for fault, place in chosen:
+        done = trial(scene, server, (fault, place), expected)
+        wrong = "; ".join(done.breaches)
+        verdict = wrong or (f"well ({done.code})" if done.struck else "it did not come to it")
+        print(f"{fault} at {place}: {verdict}", flush=True)  # noqa: T201
+        struck += done.struck
+        failed += [f"{fault} at {place}: {wrong}"] if wrong else []
+    scene.reset()
+    figures = {"points": len(every), "trials": len(chosen), "struck": struck, "violations": len(failed)}
+    print(figures)  # noqa: T201
+    record("campaigns", title, figures)
     return failed
+
+
+def disturbed(scene: Scene, server: Server, faults: Sequence[str], few: int) -> list[str]:
+    """Try a scene's command with harmless faults, at a few places; return what they have changed."""
+    places, expected = usual(scene, server)
+    said = scene.said
+    every = [(fault, place) for fault in faults for place in places]
+    title = scene.title("harmless")
+    chosen = _chosen(every, title, few)
+    changed, struck = list[str](), 0
+    for point in chosen:
+        done = trial(scene, server, point, expected)
+        wrong = [*done.breaches, *unlike(scene.said, said)]
+        wrong += [f"it ended with {done.code}"] if done.code else []
+        print(" at ".join(point), *(wrong or ["nothing"]), flush=True)  # noqa: T201
+        struck += done.struck
+        changed += [f"{' at '.join(point)}: {what}" for what in wrong]
+    scene.reset()
+    figures = {"points": len(every), "trials": len(chosen), "struck": struck, "violations": len(changed)}
+    record("campaigns", title, figures)
+    return changed
+
+
+def _chosen(every: Sequence[Point], seed: str, few: int) -> Sequence[Point]:
+    if REPLAYED[1]:
+        return [REPLAYED]
+    return every if _ASKED == "all" else drawn(every, seed)[: int(_ASKED) if _ASKED.isdecimal() else few]
+
+
+def hunted(scene: Scene, servers: tuple[Server, Server], bug: str, budget: int) -> str:
+    """Try a scene's command with a planted bug until the judge sees a breach; return it, else an empty text.
+
+    Args:
+        scene: The scene.
+        servers: Of the product, and of the product with the bug.
+        bug: Its name, which is the seed of the trials.
+        budget: How many trials there are at most; the first one is without a fault.
+    """
+    clean, planted = servers
+    places, expected = usual(scene, clean)
+    both = zip_longest(*(drawn(scene.points(places, crashes=crashes), bug) for crashes in (True, False)))
+    some = [point for pair in both for point in pair if point is not None][: budget - 1]
+    points = [REPLAYED] if REPLAYED[1] else [None, *some]
+    for number, point in enumerate(points, 1):
+        done = trial(scene, planted, point, expected)
+        if done.breaches:
+            what = " at ".join(point).replace(sys.executable, "python") if point else "no fault"
+            verdict = done.breaches[0].replace(f"{scene.folder}/", "")
+            figures = {"trials": number, "fault": what, "verdict": verdict[:200]}
+            print(f"{bug}: {figures}", flush=True)  # noqa: T201
+            record("planted", bug, figures)
+            return done.breaches[0]
+    record("planted", bug, {"trials": len(points)})
+    return ""
+
+
+def record(part: str, name: str, figures: Mapping[str, Any]) -> None:
+    """Keep the figures of a campaign for docs/reliability.md, if all campaigns run."""
+    if ALL:
+        results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        results.setdefault(part, {})[name] = figures
+        RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")

@@ -8,6 +8,13 @@ cut         the connection ends in the middle of the answer's body
 ends        the answer ends before its body
 silence     there is no answer, until the client gives up
 a status    the request is refused with it, once
+replaced    another user's object of the same name comes in the place of one that the request deletes
+
+Harmless ones, which must change nothing:
+
+slow        this answer and all later ones take a while
+bystander   a pod of another user is deleted
+touched     a ConfigMap of another user is changed
 """
 
 import io
@@ -16,8 +23,9 @@ import re
 import socket
 import struct
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
@@ -27,6 +35,9 @@ _STATUSES: Final = ("429", "500", "503", "504")
 _OF_CHANGES: Final = ("reset", "lost", "cut", *_STATUSES)
 _OF_READS: Final = ("reset", "cut")
 _ENDLESS: Final = (*_OF_READS, "ends", "410")
+HARMLESS: Final = ("slow", "bystander", "touched")
+_SLOW_S: Final = 0.05
+_DELETION: Final = re.compile(r"DELETE (\w+)/(\S+) #")
 _CHANGE: Final = re.compile(r"(registry )?(POST|PATCH|PUT|DELETE) (?!selfsubject|.*dryRun)")
 
 
@@ -35,13 +46,27 @@ def faults_of(request: str) -> Sequence[str]:
 
     >>> faults_of("GET pods/a #1"), faults_of("GET pods?watch=true #2")
     (['reset', 'cut', '500'], ['reset', 'cut', 'ends', '410', '503'])
+    >>> faults_of("DELETE pods/a #1")[-1]
+    'replaced'
     """
     if is_change(request):
-        return [*_OF_CHANGES, *(["409"] if request.startswith(("POST", "PATCH")) else [])]
+        more = "replaced" if request.startswith("DELETE") else "409"
+        return [*_OF_CHANGES, *([] if request.startswith("registry") else [more])]
     number = int(request.rpartition("#")[2])
     usual = _ENDLESS if "watch=" in request or "/log?" in request else _OF_READS
     silent = ["silence"] if "/log?" in request else []  # others are silent for half a minute
     return [*usual, *silent, _STATUSES[number % len(_STATUSES)]]
+
+
+def object_of(request: str) -> tuple[str, str]:
+    """Return the plural of the kind and the name of the object that a request deletes.
+
+    >>> object_of("DELETE pods/a #1")
+    ('pods', 'a')
+    """
+    found = _DELETION.match(request)
+    assert found
+    return found[1], found[2]
 
 
 def is_change(request: str) -> bool:
@@ -57,11 +82,11 @@ class Requests:
     """Counts the requests to a server, and causes a fault at one of them.
 
     Args:
-        kill: Kills the command that sends the requests.
+        effects: Faults that are no errors of the connection -> what they do, given the request.
     """
 
-    def __init__(self, kill: Callable[[], None]) -> None:
-        self._kill, self._lock = kill, threading.Lock()
+    def __init__(self, effects: Mapping[str, Callable[[str], None]]) -> None:
+        self._effects, self._lock = effects, threading.Lock()
         self.plan()
 
     def plan(self, fault: str = "", request: str = "") -> None:
@@ -70,7 +95,7 @@ class Requests:
         """Each request, with its number among those that are the same."""
         self.struck = False
         """Whether the fault has happened."""
-        self._fault, self._request = fault, request
+        self._fault, self._request, self._delay_s = fault, request, 0.0
         self._counts: Counter[str] = Counter()
 
     def answer(self, handler: BaseHTTPRequestHandler, request: str, act: Callable[[], None]) -> None:
@@ -78,13 +103,19 @@ class Requests:
         with self._lock:
             self._counts[request] += 1
             self.seen.append(f"{request} #{self._counts[request]}")
-            strikes = self._fault and self.seen[-1] == self._request
-            self.struck = self.struck or bool(strikes)
+            strikes = bool(self._fault) and self.seen[-1] == self._request
+            self.struck = self.struck or strikes
+        if strikes and self._fault == "slow":
+            self._delay_s = _SLOW_S
+        time.sleep(self._delay_s)
         with suppress(ConnectionError):
-            if strikes:
-                self._cause(self._fault, handler, act)
-            else:
+            if not strikes or self._fault == "slow":
                 act()
+            elif self._fault in self._effects and self._fault != "kill":
+                self._effects[self._fault](self._request)
+                act()
+            else:
+                self._cause(self._fault, handler, act)
 
     def _cause(self, fault: str, handler: BaseHTTPRequestHandler, act: Callable[[], None]) -> None:
         handler.close_connection = True
@@ -92,19 +123,17 @@ class Requests:
             handler.rfile.read(int(handler.headers["Content-Length"] or 0))
             _refuse(handler, int(fault))
             return
-        if fault == "kill":
-            self._kill()
-        elif fault in ("lost", "kill-done"):
+        if fault in ("lost", "kill-done"):
             real, handler.wfile = handler.wfile, io.BytesIO()
             act()
             handler.wfile = real
-            if fault == "kill-done":
-                self._kill()
         elif fault in ("cut", "ends"):
             handler.wfile = _Cut(handler, body=fault == "cut")
             act()
         elif fault == "silence":
             handler.rfile.read()
+        if fault in CRASHES:
+            self._effects["kill"](self._request)
         _reset(handler.connection)
 
 

@@ -35,6 +35,7 @@ from manycpu.pipeline.spec.job_kinds import FAILED, JOB_KINDS, PYTORCHJOB, TRAIN
 from manycpu.pipeline.spec.placement import CODE, LIB
 
 _HERE = str(Path(next(iter(manycpu.__path__))).parent)
+_RANK = str(Path(__file__).parents[1] / "scripts" / "pod_rank.py")
 _VARYING = re.compile(
     r"(&?(resourceVersion|timeoutSeconds|sinceTime|follow|limit|allowWatchBookmarks)=[^&]*)"
 )
@@ -61,10 +62,31 @@ class SimulatedCluster(ApiServer):
         self._programs: defaultdict[str, list[Program[bytes] | Fork]] = defaultdict(list)
         """Uid of a pod -> its processes."""
         self._kubelet: list[threading.Thread] = []
+        self.replaced: set[str] = set()
+        """``kind/name`` of each object in whose place another one came."""
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         """Answer a request, or cause the fault that is planned for it."""
         self._requests.answer(handler, _named(handler), lambda: super(SimulatedCluster, self).answer(handler))
+
+    def named(self, kind: str, name: str) -> Object | None:
+        """Return an object; None: it does not exist."""
+        with self.lock:
+            return self._named(kind, name)
+
+    def replace(self, plural: str, name: str) -> None:
+        """Delete an object, and create one of the same name that is another user's."""
+        with self.lock:
+            kind = self._kind(plural)
+            spec = self._there(kind, name).get("spec")
+            self._remove(kind, name)
+            self._put(kind, {"metadata": {"name": name}, "spec": spec, "data": {}})
+            self.replaced.add(f"{kind}/{name}")
+
+    def touch(self, kind: str, name: str) -> None:
+        """Change an object that no run has to do with."""
+        with self.lock:
+            self._put(kind, self._there(kind, name) | {"data": {"touched": now()}})
 
     def end(self) -> None:
         """End all watches, and what runs in pods."""
@@ -158,7 +180,7 @@ class SimulatedCluster(ApiServer):
         """Start the rank of a pod, without torchrun, which takes seconds."""
         (container,) = pod["spec"]["containers"]
         command = [_here(word) for word in container["command"]]
-        argv = [sys.executable, *command[command.index("--no-python") + 2 :]]
+        argv = [sys.executable, _RANK, pod["metadata"]["name"], *command[command.index("--no-python") + 2 :]]
         given = {each["name"]: _here(each["value"]) for each in container["env"] if "value" in each}
         program: Program[bytes] = Program(
             argv,

@@ -19,7 +19,14 @@ PAGES = {
     for page in (*(ROOT / name for name in AT_THE_ROOT), *sorted((ROOT / "docs").glob("*.md")))
 }
 CODE = re.compile(r"```(?P<language>[a-z]*)\n(?P<block>.*?)```|`(?P<span>[^`\n]+)`", re.DOTALL)
-OF_DEVELOPERS = ("CONTRIBUTING.md", "architecture.md", "events.md", "test-cluster.md", "testing.md")
+OF_DEVELOPERS = (
+    "CONTRIBUTING.md",
+    "architecture.md",
+    "events.md",
+    "reliability.md",
+    "test-cluster.md",
+    "testing.md",
+)
 OF_OTHERS = {"run_clm_no_trainer.py", "run_mlm_no_trainer.py"}  # examples of transformers
 OF_TESTS = ("cluster",)  # packages that a page on testing imports
 
@@ -196,6 +203,13 @@ def test_the_pages_of_benchmarks_show_the_results_that_are_kept(monkeypatch: pyt
     monkeypatch.syspath_prepend(str(ROOT))
     for name, text in importlib.import_module("bench._page").pages().items():
         assert text == PAGES[name], "run `make docs`"
+
+
+def test_the_page_on_reliability_shows_the_results_that_are_kept() -> None:
+    import runpy
+
+    page = runpy.run_path(str(ROOT / "docs" / "reliability.py"))["page"]()
+    assert page == PAGES["reliability.md"], "run `make docs`"
 
 
 def test_every_benchmark_has_words_for_people(monkeypatch: pytest.MonkeyPatch) -> None:

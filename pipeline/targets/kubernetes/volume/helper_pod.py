@@ -125,6 +125,8 @@ class Helper:
         self._manifest = manifest(ctx, verb, claim, images.helper(ctx), owners)
         self._claim, self._owned, self._checked = claim, bool(owners), time.monotonic()
         self.name = str(self._manifest["metadata"]["name"])
+        self._uid: str | None = None
+        """Uid of the pod; a later pod of the same name belongs to others."""
         self._most_done = 0
         """The most bytes that the present command has reported as done."""
         self._progressed = False
@@ -135,12 +137,12 @@ class Helper:
         """Create the pod, or reuse one from an earlier try; :meth:`wait_ready` replaces it if it differs."""
         if self._owned:
             run_secret.provide(self._ctx)
-        self._cluster.create(self._manifest)
+        self._uid = self._cluster.create(self._manifest)["metadata"]["uid"]
 
     def delete(self) -> None:
         """Begin the deletion of the pod; if the cluster does not answer, the run's cleanup deletes it."""
         with suppress(ClusterError):
-            self._cluster.delete("Pod", self.name, grace=0)
+            self._cluster.delete("Pod", self.name, uid=self._uid, grace=0)
 
     def run(self, command: str, talk: Callable[[Channel], Answer]) -> Answer:
         """Run a command in the pod; if the connection breaks, retry it from the beginning.
@@ -258,7 +260,10 @@ class Helper:
         """
         pod = self._cluster.get("Pod", self.name)
         if pod is None:
-            return self._cluster.create(self._manifest)
+            created = self._cluster.create(self._manifest)
+            self._uid = created["metadata"]["uid"]
+            return created
+        self._uid = pod["metadata"]["uid"]
         if out_of_memory(pod):  # the next pod would be, too
             self._cluster.delete("Pod", self.name, uid=pod["metadata"]["uid"], grace=0)
             raise RemoteError(f"pod {self.name} ran out of memory: it may use {MEMORY}", "memory")

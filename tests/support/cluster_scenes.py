@@ -1,21 +1,22 @@
-"""Trials of faults at requests: whole runs on a simulated cluster, each with one fault at one request."""
+"""Scenes of trials on a simulated cluster, with faults at the requests to it and to the registry."""
 
-import os
+import json
 import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar
 
 import yaml
 from support import registry_server
 from support.exec_streams import PodForks
-from support.fault_judge import Found, breaches
-from support.fault_trials import ALL, Cancels, Cleans, Runs, Scene, Server
+from support.fake_api_server import Object
+from support.fault_judge import Ended, Point
+from support.fault_scenes import Cancels, Cleans, Resumes, ResumesLate, Runs, Scene, Server
 from support.registry_images import push_base
-from support.request_faults import CRASHES, Requests, faults_of, is_change
+from support.request_faults import CRASHES, Requests, faults_of, is_change, object_of
 from support.simulated_cluster import SimulatedCluster, serving
 
 from manycpu.pipeline.targets.kubernetes.build import code_tree
@@ -24,17 +25,29 @@ from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.program_code import program_of
 
 _VARYING = re.compile(r"(?<=^/)[0-9]+/|(?<=/uploads/)[^?]+|_state=[^&]*|(?<=sha256)(%3A|:)[0-9a-f]+")
-_REPLAYED = os.environ.get("MANYCPU_FAULTS", "").partition(" at ")[::2]
-"""The fault and the request of the only trial; without a request, there are others."""
+_NAME = "NAME"
+"""Stands for the run's name, which differs from folder to folder, in the names of requests."""
+_BYSTANDER = "bystander"
+"""Name of objects that no run has to do with, in the same namespace."""
 _DIGITS = 12  # of a digest, in the tag of an image
 
 
 class Place:
-    """A simulated cluster that is served, and what kills the command that calls it."""
+    """A simulated cluster that is served, and the faults that its requests meet."""
 
     def __init__(self, server: Server) -> None:
-        self.requests, self.forks = Requests(server.kill), PodForks()
+        self.server = server
+        """Runs the command that sends the requests."""
         self.current: dict[str, SimulatedCluster] = {}
+        self.requests = Requests(
+            {
+                "kill": lambda _: self.server.kill(),
+                "replaced": lambda request: self.cluster.replace(*object_of(request)),
+                "bystander": lambda _: self.cluster.remove("Pod", _BYSTANDER),
+                "touched": lambda _: self.cluster.touch("ConfigMap", _BYSTANDER),
+            }
+        )
+        self.forks = PodForks()
         self.url = ""
 
     @property
@@ -73,11 +86,15 @@ def place(server: Server) -> Iterator[Place]:
 class OnCluster(Scene):
     """A scene on a simulated cluster, where others have objects of similar names."""
 
+    endures = True
     concerns = ""
     """How the requests begin that meet faults."""
 
-    def __init__(self, folder: Path, at: Place, claim: str | None = None, launch: str = "pytorchjob") -> None:
+    def __init__(
+        self, folder: Path, at: Place, claim: str | None = "data", launch: str = "pytorchjob"
+    ) -> None:
         self.at, self.volume = at, folder / "volume"
+        self.where = f"{launch}, {'a claim that is given' if claim else 'a claim of its own'}"
         kubeconfig = folder / "kubeconfig"
         target: dict[str, Any] = {"kind": "kubernetes", "namespace": "ml", "connection": str(kubeconfig)}
         target |= {"mount_path": str(self.volume), "direct": False, "pull_policy": "Never"}
@@ -89,11 +106,17 @@ class OnCluster(Scene):
         ctx: Any = open_context(described["run"], described["target"], "cli", "x", base=folder)
         root, program = program_of(ctx)
         assert root
-        trees = library(), code_tree(ctx, root, program)
-        described["target"]["image"] = "train:" + "-".join(tree.digest[:_DIGITS] for tree in trees)
-        self.file.write_text(yaml.safe_dump(described))
+        digests = [library().digest, code_tree(ctx, root, program).digest]
+        self.have_image_of(*digests)
         self.named, self.claim = str(ctx.name), claim
-        self.where = ("--namespace", "ml", "--connection", str(kubeconfig))
+        self.location = ("--namespace", "ml", "--connection", str(kubeconfig))
+
+    def have_image_of(self, *digests: str) -> None:
+        """Let the image, whose tag has digests of what is in it, have something more."""
+        described = yaml.safe_load(self.file.read_text())
+        tag = described["target"]["image"]
+        described["target"]["image"] = "-".join([tag, *(digest[:_DIGITS] for digest in digests)])
+        self.file.write_text(yaml.safe_dump(described))
 
     def reset(self) -> None:
         if self.at.current:
@@ -103,7 +126,7 @@ class OnCluster(Scene):
         cluster = self.at.current["cluster"] = SimulatedCluster(self.folder, self.at.requests, self.at.forks)
         self.at.requests.plan()
         for kind in ("ConfigMap", "Pod", "PyTorchJob", "Secret"):
-            for name in (f"{self.named}0", f"{self.named}-10", f"{self.named}-stage0"):
+            for name in (f"{self.named}0", f"{self.named}-10", f"{self.named}-stage0", _BYSTANDER):
                 labels = {"manycpu/run": f"{self.named}0"}
                 spec: dict[str, Any] = {"pytorchReplicaSpecs": {}, "containers": []}
                 cluster.put(kind, {"metadata": {"name": name, "labels": labels}, "spec": spec})
@@ -114,35 +137,80 @@ class OnCluster(Scene):
                 "PersistentVolumeClaim", {"metadata": meta, "spec": spec, "status": {"phase": "Bound"}}
             )
 
-    def found(self) -> dict[str, object]:
-        items = [(kind, one["metadata"]) for kind, all_ in self.at.cluster.objects.items() for one in all_]
-        objects = [f"{kind}/{meta['name']}" for kind, meta in items]
-        return {"objects": frozenset(objects), "deleted decoys": self._deleted_decoys(), **super().found()}
+    def meet(self, server: Server, point: Point | None) -> Ended:
+        fault, request = point or ("", "")
+        self.at.server = server
+        self.at.requests.plan(fault, request.replace(_NAME, self.named))
+        return server.type(self, self.words)
 
-    def _deleted_decoys(self) -> list[str]:
-        names = {f"{self.named}0", f"{self.named}-10", f"{self.named}-stage0"}
-        return [one for one in self.at.cluster.deleted if one.partition("/")[2] in names]
+    def places(self) -> list[str]:
+        seen = [request for request in self.at.requests.seen if request.startswith(self.concerns)]
+        return [request.replace(self.named, _NAME) for request in seen]
+
+    def struck(self, point: Point) -> bool:  # noqa: ARG002 - it is the one that was planned
+        return self.at.requests.struck
+
+    @staticmethod
+    def points(places: Sequence[str], *, crashes: bool) -> list[Point]:
+        once = [one for one in places if "selfsubject" not in one or one.endswith("#1")]
+        return [
+            (fault, request)
+            for request in once
+            for fault in ((CRASHES if is_change(request) else ()) if crashes else faults_of(request))
+        ]
+
+    def found(self) -> dict[str, object]:
+        """Look at the cluster; what a fault put in the place of an object must stay, and is no remnant."""
+        cluster = self.at.cluster
+        items = [(kind, one["metadata"]) for kind, all_ in cluster.objects.items() for one in all_]
+        objects = {f"{kind}/{meta['name']}" for kind, meta in items if meta["name"] != _BYSTANDER}
+        others = {f"{self.named}0", f"{self.named}-10", f"{self.named}-stage0"}
+        deleted = [one for one in cluster.deleted if one.partition("/")[2] in others]
+        return {
+            "objects": frozenset(objects - cluster.replaced),
+            "deleted objects of others": [*deleted, *sorted(cluster.replaced - objects)],
+            **super().found(),
+        }
 
     def name(self) -> str:
         return self.named
+
+    def lease_days(self) -> int:
+        ledger = self._ledger()
+        until = int(ledger["metadata"]["annotations"]["manycpu/kept-until"])
+        return int((until - json.loads(ledger["data"]["created"])) / 86_400)
+
+    def _ledger(self) -> Object:
+        found = self.at.cluster.named("ConfigMap", self.named)
+        assert found
+        return found
 
 
 class RunsThere(OnCluster, Runs):
     """`manycpu run`, on the cluster."""
 
 
+class ResumesThere(OnCluster, Resumes):
+    """`manycpu run` after a first try that failed, on the cluster."""
+
+    fields: ClassVar[dict[str, Any]] = {"nnodes": 2, "nproc_per_node": 1}
+
+
+class ResumesLateThere(ResumesThere, ResumesLate):
+    """The same after a first try that used up its time."""
+
+
 class Pushes(RunsThere):
     """`manycpu run` with a registry, which has only the base of the image."""
 
     concerns = "registry "
+    what = " with a registry"
     registry = ""
     """Its host and port."""
     _trial = 0
 
-    def found(self) -> dict[str, object]:
-        found = super().found()
-        state, left, _ = cast("list[object]", found["report"])  # the image is in another repository each time
-        return found | {"report": [state, left]}
+    def report(self) -> list[object]:
+        return super().report()[:-1]  # the image is in another repository each time
 
     def reset(self) -> None:
         super().reset()
@@ -161,7 +229,7 @@ class CleansThere(OnCluster, Cleans):
 
     @property
     def words(self) -> Sequence[str]:
-        return (*super().words, *self.where)
+        return (*super().words, *self.location)
 
 
 class CancelsThere(OnCluster, Cancels):
@@ -169,77 +237,12 @@ class CancelsThere(OnCluster, Cancels):
 
     @property
     def words(self) -> Sequence[str]:
-        return (*super().words, *self.where)
+        return (*super().words, *self.location)
 
     def found(self) -> dict[str, object]:
-        (ledger,) = [
-            one for one in self.at.cluster.objects["ConfigMap"] if one["metadata"]["name"] == self.named
-        ]
         kept = [path.read_text() for path in self.volume.glob(f"**/{self.named}/**/checkpoint")]
-        return {"kept": kept, "ends": ledger["data"].get("cancelled.1"), **OnCluster.found(self)}
-
-
-def points(seen: Sequence[str], few: int | None, *, crashes: bool) -> list[tuple[str, str]]:
-    """Choose where there are trials: the fault, and the request.
-
-    Args:
-        seen: The requests that the command sends without a fault, in their order.
-        few: About how many trials; None: one for each fault at each request that it fits.
-        crashes: Whether the faults are crashes of the command, or else errors.
-    """
-    once = [one for one in seen if "selfsubject" not in one or one.endswith("#1")]
-    every = [
-        (fault, request)
-        for request in once
-        for fault in ((CRASHES if is_change(request) else ()) if crashes else faults_of(request))
-    ]
-    stride = max(1, len(every) // few) if few else 1
-    return every[stride // 2 :: stride]
-
-
-class Trial(NamedTuple):
-    """A trial that ended: how the command ended that met the fault, and what is wrong."""
-
-    code: int
-    struck: bool
-    breaches: list[str]
-
-
-def usual(scene: OnCluster, server: Server) -> tuple[list[str], Found]:
-    """Run a scene's command without a fault; return its requests, and what is found after it."""
-    scene.reset()
-    scene.prepare(server)
-    scene.at.requests.plan()
-    ended = server.type(scene, scene.words)
-    assert ended.code == 0, ended.said
-    return [one for one in scene.at.requests.seen if one.startswith(scene.concerns)], scene.found()
-
-
-def trial(scene: OnCluster, server: Server, fault: str, request: str, expected: Found) -> Trial:
-    """Run a scene's command with a fault at a request, then again if it did not end well; judge both."""
-    scene.reset()
-    scene.prepare(server)
-    scene.at.requests.plan(fault, request)
-    first = server.type(scene, scene.words)
-    again = first if first.code == 0 else scene.repeat(server)
-    return Trial(first.code, scene.at.requests.struck, breaches(first, again, scene.found(), expected))
-
-
-def tried(scene: OnCluster, server: Server, few: int, *, crashes: bool) -> list[str]:
-    """Try a scene's command with faults at its requests; return the breaches."""
-    seen, expected = usual(scene, server)
-    chosen = [_REPLAYED] if _REPLAYED[1] else points(seen, None if ALL else few, crashes=crashes)
-    failed, struck = list[str](), 0
-    for fault, request in chosen:
-        done = trial(scene, server, fault, request, expected)
-        wrong = "; ".join(done.breaches)
-        verdict = wrong or (f"well ({done.code})" if done.struck else "it did not come to it")
-        print(f"{fault} at {request}: {verdict}", flush=True)  # noqa: T201
-        struck += done.struck
-        failed += [f"{fault} at {request}: {wrong}"] if wrong else []
-    scene.reset()
-    print(f"{len(seen)} requests, {len(chosen)} trials, {struck} struck, {len(failed)} breaches")  # noqa: T201
-    return failed
+        ends, days = self._ledger()["data"].get("cancelled.1"), self.lease_days()
+        return {"kept": kept, "ends": ends, "days of the lease": days, **OnCluster.found(self)}
 
 
 def _kubeconfig(url: str) -> dict[str, Any]:

@@ -1,0 +1,101 @@
+"""Write docs/reliability.md from the results of `make faults`: ``python docs/reliability.py``."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+DOCS: Final = Path(__file__).parent
+FAULTS: Final = DOCS.parent / "tests" / "faults"
+HEAD: Final = """# Reliability
+
+Trainings run for days on machines that fail. This page says what manycpu promises then, how that is
+tested, and what the last tests found. `make docs` writes the figures, from the results that `make faults`
+keeps in `tests/faults/results.json`.
+
+## What is promised
+
+- **Work is done once.** A command that was killed, and typed again with the same `--run-id`, attaches to
+  the training that runs, or exports the model of the one that succeeded. It does not train a second time.
+- **A failure is never shown as a success.** A command ends green only with the model that this training
+  wrote, whole. A rank that fails, a time budget that is used up, and a supervisor that is gone are
+  failures.
+- **Every command ends**, with a message that says what to do, and never with a traceback.
+- **Nothing is left.** After a green run, only the output is left, and what later runs reuse.
+- **Nothing of others is touched**, not even under a similar name, or under the same name a moment later.
+- **A retry resumes** from the checkpoints of all ranks.
+- **A training is protected** from `manycpu clean` for as long as its time budgets allow.
+- **One lost answer costs nothing**: a request that fails once is sent again.
+
+## How it is tested
+
+A **trial** is one command that meets one fault. Then the same command, without a fault, must mend all. A
+**judge** (`tests/support/fault_judge.py`) compares what is left with what the command leaves without
+faults: trainings, model, lines shown, report, files, processes, objects of the cluster, objects of
+others. It asks the product nothing.
+
+- **Crashes**: SIGKILL before and after each change of a file, and each process that is started; on the
+  cluster, before each request that changes something, and after it took effect.
+- **Errors**: each change of a file fails once (no space, an input/output error, no permission, a short
+  write); each request fails once (the connection is reset before or after the request took effect, or in
+  the middle of the answer; the answer is an error; a watch ends; a log is silent; an object is replaced
+  just before it is deleted).
+- **Harmless faults**: a pod of another user is deleted, a ConfigMap of another user is changed, the API
+  server is slow. They must change nothing: no second command, no further attempt, no line of output more.
+
+Where the table says local, commands, supervisors and ranks are real processes of one machine. Elsewhere the
+cluster is simulated: the API server and the operator are a test's own, pods are processes, and volumes are
+folders (`tests/support/simulated_cluster.py`). Faults of a real cluster are part of `make test`
+([tests](testing.md)).
+
+These trials do not show what happens when two faults come together, a clock jumps, the network between nodes
+is cut, or Airflow's own processes are killed. Other tests cover some of that, without a campaign.
+"""
+FIGURES: Final = """
+## Figures
+
+"Possible" counts every fault at every place where it fits. Fewer trials are drawn from these by seed. A fault
+that did not strike, because the command came to its end before, is no evidence.
+
+| command, target, faults | possible | trials | faults struck | violations |
+| --- | ---: | ---: | ---: | ---: |
+"""
+PLANTED: Final = """
+## Planted bugs
+
+A judge that finds nothing may be blind. So bugs are planted into copies of the product
+(`tests/faults/planted/`), and at most 60 trials, drawn by seed, must find each. The first trial is without a
+fault.
+
+| bug | found by trial | with the fault |
+| --- | ---: | --- |
+"""
+
+
+def page() -> str:
+    """Format all results."""
+    results = json.loads((FAULTS / "results.json").read_text())
+    planted = results["planted"]
+    found = sum("fault" in figures for figures in planted.values())
+    last = f"\nFound: {found} of {len(planted)}.\n"
+    return (
+        HEAD + FIGURES + "".join(_campaigns(results["campaigns"])) + PLANTED + "".join(_bugs(planted)) + last
+    )
+
+
+def _campaigns(results: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    names = ("points", "trials", "struck", "violations")
+    total = {name: sum(figures[name] for figures in results.values()) for name in names}
+    for title, figures in [*sorted(results.items()), ("**all**", total)]:
+        yield f"| {title} | {' | '.join(f'{figures[name]:,}' for name in names)} |\n"
+
+
+def _bugs(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for name, figures in sorted(results.items()):
+        what = (FAULTS / "planted" / f"{name}.diff").read_text().splitlines()[1].removesuffix(".")
+        fault = f"`{figures['fault']}`" if "fault" in figures else "not found"
+        yield f"| {what} | {figures['trials']} | {fault} |\n"
+
+
+if __name__ == "__main__":
+    (DOCS / "reliability.md").write_text(page())

@@ -1,0 +1,369 @@
+"""Scenes of trials, here or on a host: a command, what it finds, and what is left after it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import psutil
+import yaml
+from support import fault_judge
+from support.fault_judge import Ended, Point
+from support.killable_programs import Program
+from support.namespace_hosts import Host
+from support.rank_launches import LIGHT
+from support.waiting import processes_of, until
+
+from manycpu.pipeline.adapters.commands import end
+from manycpu.pipeline.spec.output import PARTIALS
+
+SCRIPT: Final = Path(__file__).parents[1] / "scripts" / "fault_at.py"
+_SECONDS: Final = 150  # after which a command is taken for one that never ends
+_DAY_S: Final = 86_400
+_RUN_ID: Final = "x"
+
+
+class Server:
+    """Runs commands in forks of one process that has imported everything: a command takes half the time."""
+
+    def __init__(self, program: Program[str]) -> None:
+        self._program = program
+
+    def kill(self) -> None:
+        """Kill the command that runs."""
+        for command in psutil.Process(self._program.pid).children():
+            command.kill()
+
+    def type(self, scene: "Scene", words: Sequence[str], fault: str = "kill", count: int = 0) -> Ended:
+        """Run a command of a scene to its end, with a fault at its ``count``-th change; 0: without."""
+        log = scene.folder / "said"
+        log.write_text("")
+        given = {"fault": fault, "count": count, "words": words, "env": scene.env, "seconds": _SECONDS}
+        given |= {"folder": str(scene.folder), "log": str(log)}
+        stdin, stdout = self._program.stdin, self._program.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(json.dumps(given) + "\n")
+        stdin.flush()
+        ended = Ended(int(stdout.readline()), log.read_text(errors="replace"))
+        scene.said += ended.said
+        return ended
+
+
+@contextmanager
+def server(target: str = "machines", product: Path | None = None) -> Iterator[Server]:
+    """Start a server for a kind of target; it ends with the block.
+
+    Args:
+        target: The kind.
+        product: The folder from which manycpu is imported; None: that of the tests.
+    """
+    path = [str(product), os.environ.get("PYTHONPATH", "")] if product else []
+    env = os.environ | ({"PYTHONPATH": ":".join(path)} if path else {})
+    argv = [sys.executable, str(SCRIPT), "serve", target]
+    with Program(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as program:
+        yield Server(program)
+
+
+class Scene(ABC):
+    """A command, what it finds, and what to look at after it; all of it below one folder."""
+
+    program: ClassVar[str]
+    """Of the training."""
+    endures = False
+    """Whether one error must not make the command fail."""
+    where = "local"
+    """The target, for people."""
+    what = ""
+    """What the command finds, for people, where it is not the usual thing."""
+    fields: ClassVar[dict[str, Any]] = {}
+    """More fields of the run."""
+
+    def __init__(
+        self, folder: Path, target: Mapping[str, Any] | None = None, host: Host | None = None
+    ) -> None:
+        target = target or {"kind": "local", "directory": str(folder / "home")}
+        self.folder, self.out, self.host = folder, folder / "out", host
+        self.home = Path(target.get("directory", folder / "home"))
+        self.env = {"MANYCPU_HOME": str(self.home)}
+        self.said = ""
+        """What all commands of a trial have printed."""
+        inputs = folder / "code" / "train.py", folder / "data" / "one", folder / "data" / "more" / "two"
+        for file in inputs:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(self.program if file.suffix else f"some data: {file.name}")
+        run: dict[str, Any] = {"program": str(inputs[0]), "args": [str(folder), "{data}"]}
+        run |= {"data": str(folder / "data"), "output": str(self.out), "env": LIGHT}
+        run |= {"nproc_per_node": 1, "backend": "gloo"} | self.fields
+        self.file = folder / "run.yaml"
+        self.file.write_text(yaml.safe_dump({"run": run, "target": target}))
+        self.run = ("run", str(self.file), "--run-id", _RUN_ID)
+
+    @property
+    @abstractmethod
+    def words(self) -> Sequence[str]:
+        """The command that meets the fault."""
+
+    def title(self, faults: str) -> str:
+        """Name the trials with some faults, for people."""
+        return f"{self.words[0]}{self.what}, {self.where}, {faults}"
+
+    def prepare(self, server: Server) -> None:  # noqa: B027 - most begin with nothing
+        """Bring about what the command finds."""
+
+    def reset(self) -> None:
+        """End and delete what an earlier trial left."""
+        self.said = ""
+        end(list(processes_of(self.folder)))
+        for path in (self.home, self.out, *self.folder.glob("seen*"), *self.folder.glob(".*")):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        if self.host:
+            self.host.run("rm", "-rf", str(self.home))
+
+    def meet(self, server: Server, point: Point | None) -> Ended:
+        """Type the command, with a fault at a place of ``places``, or without."""
+        fault, place = point or ("", "0")
+        return server.type(self, self.words, fault, int(place.split()[0]))
+
+    def places(self) -> list[str]:
+        """List where the command that ended last could meet a fault, in the order in which it came there."""
+        changes = (self.folder / "said.changes").read_text().splitlines()
+        return [change.replace(f"{self.folder}/", "") for change in changes]
+
+    def struck(self, point: Point) -> bool:
+        """Whether the command that ended last has met its fault."""
+        return len(self.places()) >= int(point[1].split()[0])
+
+    @staticmethod
+    def points(places: Sequence[str], *, crashes: bool) -> list[Point]:
+        """List the faults that fit the places: crashes of the command, or else errors."""
+        return fault_judge.points(places, crashes=crashes)
+
+    def found(self) -> dict[str, object]:
+        """Look at what the command has left."""
+        with suppress(AssertionError):  # a supervisor ends just after its exit record
+            until(lambda: not self._processes(), 30)
+        return {"processes": self._processes()}
+
+    def _processes(self) -> list[str]:
+        here = [str(process) for process in processes_of(self.folder)]
+        return [*here, *(self.host.processes().values() if self.host else ())]
+
+    def files(self) -> frozenset[str]:
+        """List all files here and on the host."""
+        inside = [path for root in {self.folder, self.home} for path in root.rglob("*")]
+        paths = [os.path.relpath(path, self.folder) for path in inside if not path.name.startswith("said")]
+        if self.host:
+            there = self.host.run("sh", "-c", f"mkdir -p '{self.home}' && find '{self.home}' -mindepth 1")
+            paths += [f"host:{path}" for path in there.splitlines()]
+        return frozenset(paths)
+
+    def report(self) -> list[object]:
+        """Read of the report what must be the same after each trial."""
+        file = self.out / "report.json"
+        report = json.loads(file.read_text()) if file.exists() else {}
+        return [report.get(name) for name in ("state", "left_behind", "kept")]
+
+    def repeat(self, server: Server) -> Ended:
+        """Type the command again, without a fault."""
+        return server.type(self, self.words)
+
+    def name(self) -> str:
+        """The name of the run."""
+        (folder,) = (self.home / "runs").glob("train-*")
+        return folder.name
+
+    def lease_days(self) -> int:
+        """For how many days from its beginning the run is protected."""
+        run = self.home / "runs" / self.name()
+        lease, ledger = (json.loads((run / f"{name}.json").read_text()) for name in ("lease", "ledger"))
+        return int((lease["until"] - ledger["created"]) / _DAY_S)
+
+
+class Runs(Scene):
+    """`manycpu run`: it trains once, and its model, its green report and what later runs reuse are left."""
+
+    program = """
+import os, pathlib, subprocess, sys, uuid
+folder, data = map(pathlib.Path, sys.argv[1:])
+token = uuid.uuid4().hex
+with (folder / "seen").open("a") as seen:
+    seen.write(token + "\\n")
+for number in range(3):
+    print("line", number, token, flush=True)
+subprocess.Popen(["sleep", "3600"], env={"LEFT": str(folder)})
+read = " ".join(sorted(path.read_text() for path in data.rglob("*") if path.is_file()))
+pathlib.Path(os.environ["MANYCPU_OUTPUT"], "model.txt").write_text(f"{token} {read}")
+"""
+
+    @property
+    def words(self) -> Sequence[str]:
+        return self.run
+
+    def found(self) -> dict[str, object]:
+        seen, file = self.folder / "seen", self.out / "model.txt"
+        trained = seen.read_text().split() if seen.exists() else []
+        token, _, read = (file.read_text() if file.exists() else "").partition(" ")
+        lines = [f"line {number} {token}" for token in trained for number in range(3)]
+        return {
+            "trained": len(trained),
+            "model of the training": [token] == trained[-1:],
+            "read": read,
+            "lines not shown": [line for line in lines if line not in self.said],
+            "report": self.report(),
+            "files": self.files(),
+            **super().found(),
+        }
+
+
+class Resumes(Scene):
+    """`manycpu run` after a first try that failed: it resumes from the checkpoints of both ranks."""
+
+    program = """
+import os, pathlib, signal, sys, time
+import psutil
+import torch.distributed
+torch.distributed.init_process_group()
+rank, folder = int(os.environ["RANK"]), pathlib.Path(sys.argv[1])
+checkpoints = pathlib.Path(os.environ["MANYCPU_CHECKPOINTS"])
+checkpoint, other = checkpoints / f"of{rank}", checkpoints / f"of{1 - rank}"
+model = pathlib.Path(os.environ["MANYCPU_OUTPUT"], f"part{rank}")
+first = not checkpoint.exists()
+with (folder / f"seen{rank}").open("a") as seen:
+    seen.write("begun " if first else "resumed ")
+checkpoint.write_text("half")
+if not first:
+    time.sleep(rank)  # it takes a while to write this part
+    model.write_text("whole")
+elif rank == 0:
+    model.write_text("half")
+else:
+    while not other.exists():
+        time.sleep(0.01)
+    FAILURE
+"""
+    fields: ClassVar[dict[str, Any]] = {"nproc_per_node": 2}
+    what = " after a failure"
+    failure = "raise SystemExit(3)"
+    """How rank 1 fails."""
+    first_try: Sequence[str] = ()
+    """Options of the first try."""
+
+    def __init__(self, folder: Path, *more: Any) -> None:
+        super().__init__(folder, *more)
+        (folder / "code" / "train.py").write_text(self.program.replace("FAILURE", self.failure))
+        self._first = 0
+
+    @property
+    def words(self) -> Sequence[str]:
+        return self.run
+
+    def prepare(self, server: Server) -> None:
+        self._first = server.type(self, [*self.run, *self.first_try]).code
+
+    def found(self) -> dict[str, object]:
+        seen = [(self.folder / f"seen{rank}").read_text() for rank in range(2)]
+        parts = {path.name: path.read_text() for path in self.out.glob("part*")}
+        return {
+            "the first try ended with": self._first,
+            "starts of the ranks": seen,
+            "model": parts,
+            "report": self.report(),
+            "files": self.files(),
+            **super().found(),
+        }
+
+
+class ResumesLate(Resumes):
+    """The same after a first try that used up its time."""
+
+    failure = "time.sleep(3600)"
+    first_try = ("--run-timeout", "6")
+
+
+class ResumesLost(Resumes):
+    """The same after a first try whose supervisor and launcher were killed, and rank 1 was not."""
+
+    failure = """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    above = psutil.Process().parents()
+    supervises = ["manycpu.pipeline.adapters.supervisor" in each.cmdline() for each in above]
+    for each in above[: supervises.index(True) + 1]:
+        each.kill()
+    time.sleep(3600)
+"""
+
+
+class Cleans(Scene):
+    """`manycpu clean` of a run that failed: its report is left, and what later runs reuse."""
+
+    program = """
+import os, pathlib
+pathlib.Path(os.environ["MANYCPU_CHECKPOINTS"], "checkpoint").write_text("of hours")
+pathlib.Path(os.environ["MANYCPU_OUTPUT"], "half").write_text("half a model")
+raise SystemExit(3)
+"""
+    named = ""
+
+    @property
+    def words(self) -> Sequence[str]:
+        return ("clean", self.named, "--delete-model", "--yes")
+
+    def prepare(self, server: Server) -> None:
+        failed = server.type(self, self.run)
+        assert failed.code == 1, failed.said
+        self.named = self.name()
+        (self.home / "runs" / f"{self.named}0").mkdir(parents=True)  # of another run
+
+    def repeat(self, server: Server) -> Ended:
+        """Type it again; where all is deleted but the last report is not written, it finds no run."""
+        again = super().repeat(server)
+        return again._replace(code=0) if f"there is no run '{self.named}'" in again.said else again
+
+    def found(self) -> dict[str, object]:
+        partials = {f"out/{name}" for name in PARTIALS}  # beside the report: an export replaces them
+        return {"files": self.files() - partials, **super().found()}
+
+
+class Cancels(Scene):
+    """`manycpu cancel` of a training whose command was killed: it ends, and its checkpoint is left."""
+
+    program = """
+import os, pathlib, sys, time
+pathlib.Path(os.environ["MANYCPU_CHECKPOINTS"], "checkpoint").write_text("of hours")
+pathlib.Path(sys.argv[1], "seen").touch()
+time.sleep(3600)
+"""
+    named = ""
+
+    @property
+    def words(self) -> Sequence[str]:
+        return ("cancel", self.named)
+
+    def prepare(self, server: Server) -> None:
+        """Kill a command once its training has begun; a thread does, as the server waits for the command."""
+        killing = threading.Thread(target=self._kill_when_begun, args=(server,))
+        killing.start()
+        server.type(self, self.run)
+        killing.join()
+        self.named = self.name()
+
+    def _kill_when_begun(self, server: Server) -> None:
+        until((self.folder / "seen").exists)
+        server.kill()
+
+    def found(self) -> dict[str, object]:
+        run, left = self.home / "runs" / self.named, super().found()
+        ends = [json.loads(record.read_text())["reason"] for record in run.glob("attempts/*/exit.json")]
+        kept = [path.read_text() for path in run.glob("checkpoints/*")]
+        return {"kept": kept, "ends": ends, "days of the lease": self.lease_days(), **left}
