@@ -3,6 +3,7 @@
 `make faults` hunts all of them, with trials by seed; `make test` only some that the first trials find.
 """
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from support import cluster_scenes, fault_scenes
 from support.fault_scenes import Scene, Server
 from support.fault_trials import ALL, REPLAYED, hunted
-from support.planted_bugs import HERE, THERE, bugs, library_digest, plant, scene_of
+from support.planted_bugs import FOLDER, HERE, PRODUCT, THERE, bugs, library_digest, plant, scene_of
 
 pytestmark = pytest.mark.timeout(36_000 if ALL else 900)
 BUDGET = 60
@@ -37,6 +38,11 @@ def servers(bug: str, folder: Path, stack: ExitStack) -> tuple[Scene, tuple[Serv
     scene = THERE[name](folder / "scene", at)
     scene.have_image_of(library_digest(product))
     return scene, (clean, planted)
+
+
+@pytest.mark.parametrize("bug", bugs())
+def test_a_planted_bug_fits_the_product(bug: str) -> None:
+    subprocess.run(["git", "apply", "--check", "-C1", str(FOLDER / f"{bug}.diff")], check=True, cwd=PRODUCT)
 
 
 @pytest.mark.parametrize("bug", bugs() if ALL or REPLAYED[1] else FEW)

@@ -248,7 +248,7 @@ def test_a_connection_that_breaks_is_tried_again(public: str, repository: Open) 
 
 def test_an_answer_that_ends_in_its_middle_is_asked_for_again(public: str, repository: Open) -> None:
     made = push(repository(public, "ml/cut"), "one", b"x")
-    requests = Requests(kill=lambda: None)
+    requests = Requests({})
     requests.plan("cut", "GET #1")
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
