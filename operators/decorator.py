@@ -182,13 +182,18 @@ class FunctionTask(_TaskDecorator[Any, Any, FunctionOperator]):
         return cast("FunctionTask", super().override(run={**self.kwargs["run"], **run}, **others))
 
     def _expand(self, expand_input: Any, *, strict: bool) -> Any:
-        # Checked now: Airflow makes the operators of a mapped task only when it runs.
+        """Map the task over inputs, as Airflow's ``expand`` does, and check it first.
+
+        Airflow creates the operators of a mapped task only when the task runs: too late for an error of the
+        DAG file.
+        """
         given = dict(self.kwargs.get("op_kwargs") or {})
         call = _Call(self.function, (), given, self.kwargs["run"])
         _check_when_parsed(call, fields_of(self.kwargs.get("target")))
         task: Any = super()._expand(expand_input, strict=strict)
         for name, value in (("retries", 1), ("retry_delay", RETRY_DELAY)):
-            task.operator.partial_kwargs.setdefault(name, value)  # the operator's own defaults
+            # The defaults of WholeRunOperator.__init__, which a mapped task does not read.
+            task.operator.partial_kwargs.setdefault(name, value)
         return task
 
 

@@ -244,7 +244,11 @@ def prepare_run(ctx: RunContext, executor: str | None, log: Any) -> None:
 
 
 def worker_disk_findings(ctx: RunContext, executor: str | None) -> Iterator[Finding]:
-    """Report folders of the run on this worker's root disk: no volume, so the next task may not see them."""
+    """Yield a finding for each folder of the run that is on this worker's root disk, not on a volume.
+
+    With an executor of many machines or pods, the next task may run elsewhere and not find the folder. The
+    finding is fatal if the disk is deleted with the task's pod.
+    """
     from manycpu.pipeline.adapters.storage import is_remote
 
     name = executor or str(conf.get("core", "executor", fallback="")).split(",", maxsplit=1)[0]
@@ -252,7 +256,7 @@ def worker_disk_findings(ctx: RunContext, executor: str | None) -> Iterator[Find
         name = _POD_PER_TASK
     if not any(kind in name for kind in (_POD_PER_TASK, *_MANY_MACHINES)):
         return
-    gone = "is deleted with this task's pod" if _POD_PER_TASK in name else "the next worker may not see"
+    danger = "is deleted with this task's pod" if _POD_PER_TASK in name else "the next worker may not see"
     folders = {"target.directory": ctx.driver.home(ctx)}
     # With run.output null the report reaches the next task by itself.
     if ctx.run.output is not None and not is_remote(ctx.run.output):
@@ -261,10 +265,10 @@ def worker_disk_findings(ctx: RunContext, executor: str | None) -> Iterator[Find
         if not folder:
             continue
         existing = next(path for path in (folder, *folder.parents) if path.exists())
-        if existing.stat().st_dev == Path("/").stat().st_dev:
+        if existing.stat().st_dev == Path("/").stat().st_dev:  # the same device as /: no volume
             yield Finding(
                 field,
-                f"{folder} is on the disk of this worker, which {gone} ({name})",
+                f"{folder} is on the disk of this worker, which {danger} ({name})",
                 "Give a folder on a volume that every worker mounts, or, for run.output, a URL",
                 fatal=_POD_PER_TASK in name,
             )

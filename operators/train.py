@@ -133,8 +133,11 @@ class TrainOperator(RunOperator):
                 return self._train(context, ctx)
             return self._conclude(context, ctx, handle, status)
 
-    def finish(self, context: Context, ctx: RunContext, handle: Handle) -> Any:  # noqa: ARG002 - others use it
-        """Do what follows a training that succeeded; returns the task's result, the attempt's handle."""
+    def finish(self, context: Context, ctx: RunContext, handle: Handle) -> Any:  # noqa: ARG002 - overridden
+        """Log where the model of a successful training is; returns the task's result, the attempt's handle.
+
+        A subclass that does all steps in one task exports and cleans up here.
+        """
         if ctx.run.output is not None:
             folder = ctx.driver.model_of(ctx, handle)
             self.log.info("the model is in %s: ExportModelOperator copies it to run.output", folder)
@@ -145,13 +148,14 @@ class TrainOperator(RunOperator):
         from manycpu.pipeline.verbs.launch import edited, launch
 
         staged, built = self.staged_and_built(ctx)
-        # The next try of a cleared task may start before the triggerer has ended the old attempt. It then
-        # attaches, sees the attempt end, and launches another one: at most once for each earlier try.
+        # A person clears the task: the triggerer ends the old attempt, perhaps only after the next try has
+        # begun. That try then attaches to the old attempt, sees it end, and launches another one in the next
+        # turn of this loop. The number of turns is limited: each earlier try can end one attempt.
         for _ in range(context["ti"].try_number + 1):
             handle, attached = launch(ctx, staged, built)
             verb = "attached to" if attached else "launched"
             self.log.info("%s attempt %d, %s", verb, handle.attempt, handle)
-            if finding := edited(ctx, handle, staged, built):
+            if finding := edited(ctx, handle, staged, built):  # fields that the running attempt has not
                 self.log.warning("%s", finding)
             with ctx.ledger.kept_alive(ctx.waiting_lease):
                 status = self._watch_in_worker(context, ctx, handle)

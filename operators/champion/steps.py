@@ -33,10 +33,11 @@ def new_version(params: Any = None, task: Any = None, outlet_events: Any = None)
 def begin(
     params: Any = None, dag_run: Any = None, triggering_asset_events: Mapping[Any, Any] | None = None
 ) -> Fields:
-    """Find the version of the data set to train on, and check the parameters of the DAG run.
+    """Choose the version of the data set to train on, and check the parameter ``target``.
 
-    The last asset event names the version. One from the web UI may name none: then the newest is taken.
-    Returns parts of that version, the DAG run's folders, and parameters as JSON.
+    The last asset event names the version. An event from the web UI may name none, and a DAG run may have no
+    event: then the newest version is taken.
+    Returns the paths of that version's parts, the DAG run's name and folders, and two of its parameters.
     """
     from manycpu.pipeline.spec.naming import run_key, run_name
     from manycpu.pipeline.spec.validation import read_target
@@ -45,7 +46,7 @@ def begin(
     events: list[Any] = []
     for events_of_asset in (triggering_asset_events or {}).values():
         events += events_of_asset
-    extra = events[-1].extra if events else {}
+    extra = events[-1].extra if events else {}  # what `new_version` put into the event, or a person
     fields = json.loads(extra) if isinstance(extra, str) else extra or {}
     path = fields.get("path")
     with explained():

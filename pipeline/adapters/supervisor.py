@@ -126,7 +126,8 @@ class LogCopy:
         return True
 
     def _write(self, lines: list[bytes]) -> None:
-        """Write lines now; if there is no room, keep decisive events and drop the others."""
+        """Write lines to the log; if the disk is full, keep decisive events for later, and drop others."""
+        # Lines that were kept before come first: while these do not fit, none of the new ones is written.
         rest = lines[self._put(lines) if self._catch_up() else 0 :]
         for line in rest:
             has_room = len(self._kept) < _KEPT_LINES_LIMIT

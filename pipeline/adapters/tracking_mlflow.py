@@ -147,7 +147,7 @@ class MlflowTracker:
         return f"{newest.name} {newest.version}"
 
     def _run_of(self, tracked: Tracked) -> str:
-        """Find the run of an attempt, or make it."""
+        """Return the id of the MLflow run that records an attempt; create the run if there is none."""
         identity = _identity(tracked)
         if identity not in self._found:
             if not (found := self._search(tracked)):
@@ -158,7 +158,7 @@ class MlflowTracker:
                 self._client.create_run(self._experiment(tracked.group), started, cut, name)
                 # Another process may have made one at the same time: all processes use the first by id.
                 found = self._search(tracked)
-            if not found[0].data.params:  # the process that made it may have ended before
+            if not found[0].data.params:  # the process that created it may have died before this step
                 self._describe(found[0].info.run_id, tracked.params)
             self._found[identity] = _Run(str(found[0].info.run_id), str(found[0].info.experiment_id))
         return self._found[identity].id

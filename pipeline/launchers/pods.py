@@ -87,7 +87,10 @@ def rank_variables(run: TrainingRun, placement: Placement) -> dict[str, str]:
 
 
 def _thread_variables(run: TrainingRun) -> Mapping[str, str]:
-    """Plan threads, if the run says what a node grants; each rank plans again, from its cgroup."""
+    """Return the variables with the number of threads, computed from ``run.resources.cpu``.
+
+    They hold until a rank starts: each rank computes its own in the pod, from its cgroup.
+    """
     cores = run.resources.cpu
     if cores is None:
         return {"OMP_NUM_THREADS": "1"}  # else torchrun warns

@@ -175,18 +175,24 @@ def _check_patch(run: TrainingRun, target: Kubernetes, arguments: Sequence[str])
 
 
 def _runtime(run: TrainingRun, target: Kubernetes, placement: Placement, template: KubeObject) -> KubeObject:
-    """Describe the run's own TrainingRuntime around the template of its ranks' pods."""
+    """Describe the run's own TrainingRuntime, with the template of its ranks' pods.
+
+    With torchrun it has one job, of ranks. With an MPI it has two: a launcher that runs mpirun, and the pods
+    of the ranks, which run sshd.
+    """
     policy: KubeObject = {"torch": {}}
     node = _replicated_job(run, NODE, template)
+    # The label makes it the job to which Trainer applies the TrainJob's ``trainer``.
     jobs: KubeObject = {
         "replicatedJobs": [node | {"template": {"metadata": {"labels": STEP}} | node["template"]}]
     }
     if target.mpi:
-        # Trainer supports only Open MPI: it makes the keys, and a hostfile that is not used.
+        # Trainer knows Open MPI alone, so only its ssh keys are used: the hostfile is manycpu's own.
         policy = {"mpi": {"sshAuthMountPath": mpijob.KEYS, "numProcPerNode": run.processes}}
         hosts = [_host_name(placement, number, target.namespace) for number in range(run.nodes[1])]
         launcher = mpijob.launcher(NODE, run, target, placement, hosts=hosts, hostfile=HOSTFILE)
-        # A rank that refused to begin would refuse again: the launcher's job fails at once.
+        # A rank that refused to begin would refuse again: with these exit codes of the launcher, its job
+        # fails at once, without the restarts of backoffLimit.
         codes = {"containerName": NODE, "operator": "In", "values": sorted(EXIT_CODES)}
         refused = {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
         jobs = {

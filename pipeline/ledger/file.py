@@ -122,11 +122,14 @@ class FileLedger(Ledger):
         process.write_json(self._file, fields, 0o600 if has_secrets else 0o666)
 
     def remove(self, *, only_over: bool = False, before: Callable[[], object] = lambda: None) -> None:
-        """Delete the run's folder with everything in it: a rename first, so that a kill leaves no half run.
+        """Delete the run's folder with everything in it.
+
+        The folder is renamed first: if this process is killed, no half of a run is left that looks whole.
 
         Args:
-            only_over: Whether to keep the run if its lease was renewed.
-            before: Deletes what the run has elsewhere, while no process can begin it again.
+            only_over: Delete only a run whose lease is over; a run whose lease was renewed stays.
+            before: Called first, under the lock, so that no process can begin the run again; it deletes what
+                the run has in other places.
         """
         if not self.directory.parent.exists():
             before()
@@ -135,21 +138,22 @@ class FileLedger(Ledger):
             if only_over and not self.lease().over(self.now()):
                 return
             before()
-            _delete(self._removed)  # left by a process that was killed
+            _delete(self._trash)  # left by a process that was killed
             with suppress(FileNotFoundError):
-                self.directory.rename(self._removed)
-            _delete(self._removed)
+                self.directory.rename(self._trash)
+            _delete(self._trash)
             self._lock.unlink()
 
     def finish_removal(self) -> None:
         """Delete what a killed removal left, unless the run has begun again or a process works on it."""
         with suppress(BlockingIOError), locked(self._lock, wait=False):
             if not self.directory.exists():
-                _delete(self._removed)
+                _delete(self._trash)
                 self._lock.unlink()
 
     @property
-    def _removed(self) -> Path:
+    def _trash(self) -> Path:
+        """The name that the folder has while it is deleted."""
         return self.directory.with_name(f".{self.directory.name}{_REMOVED}")
 
     @property

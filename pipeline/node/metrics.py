@@ -24,7 +24,7 @@ from typing import Any, Final
 from manycpu.pipeline.node.emit import say, warn
 
 _STEP: Final[list[int | None]] = []
-"""The step of the last progress report."""
+"""The step of the last progress report, as the only element; empty before the first."""
 _REPORTED: Final[set[str]] = set()
 """Kinds of events that the program has reported."""
 _TRAINER_STATE: Final = "trainer_state.json"
@@ -125,7 +125,10 @@ def _is_reporting() -> bool:
 
 
 def _report(values: Mapping[str, Any], step: int | None) -> dict[str, Any]:
-    """Report results as events; returns them as JSON has them."""
+    """Report results as events, on rank 0 of a run; returns the values that JSON can hold, else nothing.
+
+    ``step`` None: the step of the last progress report.
+    """
     step = next(iter(_STEP), None) if step is None else step
     if not _is_reporting():
         return {}

@@ -26,7 +26,7 @@ class ManycpuError(Exception):
 
     def __str__(self) -> str:
         where = f"{self.field}: " if self.field else ""
-        # After several lines, the fix would read as part of the last one, such as a caret below a word.
+        # The last of several lines may be a caret below a word: then the fix needs a line of its own.
         between = "\n" if "\n" in self.message else " "
         parts = (part for part in (self.message, self.fix) if part)
         return where + between.join(

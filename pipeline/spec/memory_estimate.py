@@ -84,7 +84,7 @@ class Estimate:
 def estimate(
     run: TrainingRun, base: Path, parameters: int | None = None, *, has_bf16: bool | None = None
 ) -> Estimate | str:
-    """Estimate a run; returns why not, if something is not known.
+    """Estimate the memory of a run; if something is not known, return a text that says what.
 
     Args:
         run: The run.
@@ -102,23 +102,23 @@ def estimate(
         options = recipe_options.read(run.args, base)
     except BadInputError:  # the recipe says what is wrong with the file
         options = {}
-    own = recipe or _Recipe(1, 1, causal=False)
+    defaults = recipe or _Recipe(1, 1, causal=False)  # a program that is no recipe
     name = first(options, "model_name_or_path") or run.model
     folder = base / name if name else None
     model = None
     if folder is not None and folder.is_dir():
-        model = model_shape.read(folder, causal=own.causal, overrides=_overrides(options))
+        model = model_shape.read(folder, causal=defaults.causal, overrides=_overrides(options))
     if model is None and parameters is None:
         where = f"{name} is not a folder here with config.json or safetensors" if name else "there is none"
         return f"the size of the model is not known ({where}): give --parameters"
     if parameters is not None:
         model = replace(model or Model(parameters=parameters), parameters=parameters)
     elif model is not None:
-        model = model_shape.with_head(model, own.outputs)
+        model = model_shape.with_head(model, defaults.outputs)
     assert model is not None  # noqa: S101 - for mypy: one of the two was given
     return Estimate(
         model=model,
-        training=_training(run, own, options, model, folder),
+        training=_training(run, defaults, options, model, folder),
         nodes=run.nodes[0],
         processes=run.processes,
         shard=first(options, "shard") or DEFAULT_SHARD,
@@ -128,16 +128,18 @@ def estimate(
 def _training(
     run: TrainingRun, recipe: _Recipe, options: Options, model: Model, folder: Path | None
 ) -> Training:
+    """Read from a run's options how the model is trained; the recipe's defaults stand for missing ones."""
     length = _integer(first(options, *_LENGTH)) or recipe.length
     config = model_shape.config_of(folder) if folder is not None else {}
     limit = model_shape.length_limit(config)
-    trained, adapters = None, 0
+    trained, adapters = None, 0  # None: all parameters of the model
     if model.layout and (first(options, "method") or recipe.method) != "full":
         rank = _integer(first(options, "lora_r")) or _LORA_RANK
         trained, adapters = 0, memory_plan.adapter_parameters(model.layout, rank)
     elif model.layout and is_on(options, "freeze_embeddings"):
         trained = model.parameters - model.layout.vocabulary * model.layout.hidden
-    # Adapters leave weights as they are stored, if these are computed with in bf16.
+    # With adapters, weights that are stored as bf16 stay so if the training computes in bf16; else they are
+    # kept in fp32.
     may_be_half = adapters > 0 and config.get("dtype", config.get("torch_dtype")) == "bfloat16"
     bf16 = is_on(options, "bf16", default=may_be_half if run.dtype is None else run.dtype == "bf16")
     optimizer = first(options, "optim") or "adamw_torch_fused"

@@ -127,13 +127,18 @@ def _rename(partial: Path, destination: Path) -> bool:
 
 
 def _finish_earlier_try(before: Path, destination: Path, key: str) -> None:
-    """Finish or undo a replacement that an earlier, killed try began."""
+    """Finish or undo a replacement that an earlier, killed try began.
+
+    ``before`` holds the old export. If the destination is free, the old export returns there, and :func:`put`
+    begins once more. If the new export has come there, the old one is deleted.
+    """
     if not before.exists():
         return
     if destination.is_file():
         raise _both_kept_error(before, destination)
     if _rename(before, destination):
         return
+    # The destination is in use: by the new export, or by what this run did not write.
     location = Location.of(str(destination), "run.output")
     export = earlier(location, key)
     if any(strangers(location, key)) or any(changed(location, export)):

@@ -200,7 +200,10 @@ def _create_nameless(label: str) -> int:
 
 
 def _host() -> str:
-    """Identify this host, or the part of it that has one numbering of processes."""
+    """Return a text that is equal for two processes of one host and one PID namespace.
+
+    These can open each other's /proc/PID/fd. If that is not known, the text is equal for no other process.
+    """
     boot, namespace = kernel.boot_id(), kernel.pid_namespace()
     if boot is None or namespace is None:
         return f"{socket.gethostname()} {os.getpid()}"

@@ -94,15 +94,19 @@ def _jobs(chosen: Options, env: Mapping[str, str], trained: Images, threads: int
 
 
 def _train(chosen: Options, jobs: list[Job], ranks: int) -> dict[str, Any]:
+    """Start a process for each job, train all epochs, and report progress; returns the results.
+
+    All processes of all ranks take the same number of steps, so that they meet for each average.
+    """
     count = len(jobs[0].images)
-    last: dict[int, float] = {}
-    averages = 0
+    last: dict[int, float] = {}  # number of a process -> its last loss
+    averages = 0  # of all processes of this rank: each reports each average
     # Processes are started first: a process group has threads, whose locks would stay held in a fork.
     with Workers(jobs, chosen.start_method) as workers:
         if ranks > 1:
             dist.init_process_group()
         workers.ready()
-        # Those of the rank with the least data, so that all ranks meet as often.
+        # Steps of an epoch: as many as the rank with the least data can take.
         least = torch.tensor(1 if chosen.dry_run else math.ceil(count / chosen.batch_size))
         if ranks > 1:
             dist.all_reduce(least, dist.ReduceOp.MIN)

@@ -109,7 +109,11 @@ def answers(
 def candidates(
     offsets: Sequence[Sequence[int]], starts: Scores, ends: Scores, limits: Limits
 ) -> list[Candidate]:
-    """List a feature's candidates: pairs of its best starts and ends that make sense, best first."""
+    """List the candidates of a feature (a stretch of a context), best first.
+
+    A candidate is a pair of one of the ``n_best`` starts and one of the ``n_best`` ends. Both are tokens of
+    the context, the end is not before the start, and from start to end are at most ``max_tokens`` tokens.
+    """
     pairs = np.asarray(offsets)
     length = len(pairs)
     inside = pairs[:, 0] != NO_OFFSET[0]
@@ -117,9 +121,9 @@ def candidates(
         np.argsort(-np.where(inside, logits[:length], -np.inf), kind="stable")[: limits.n_best]
         for logits in (starts, ends)
     )
-    tokens = last[None, :] - first[:, None] + 1
-    sense = (tokens > 0) & (tokens <= limits.max_tokens) & inside[first][:, None] & inside[last][None, :]
-    rows, columns = np.nonzero(sense)
+    tokens = last[None, :] - first[:, None] + 1  # of each pair: a row for each start, a column for each end
+    valid = (tokens > 0) & (tokens <= limits.max_tokens) & inside[first][:, None] & inside[last][None, :]
+    rows, columns = np.nonzero(valid)
     begin, end = first[rows], last[columns]
     scores = (starts[begin] + ends[end]).tolist()
     return sorted(map(Candidate, scores, pairs[begin, 0].tolist(), pairs[end, 1].tolist()), reverse=True)
