@@ -24,6 +24,7 @@ from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.validation import read_target
 from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import Access, Built, Staged
+from manycpu.pipeline.targets.kubernetes import launch as kubernetes_launch
 from manycpu.pipeline.targets.kubernetes import preflight
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, attempt_directory, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.following import exit_records
@@ -135,6 +136,23 @@ def test_what_all_its_ranks_finished_is_not_trained_again_where_nobody_followed(
     next_handle, attached = launch(ctx, Staged(), BUILT)
     assert (attached, next_handle != handle) == (not again, again)
     assert again or story(ctx, handle).state is RunState.SUCCEEDED
+
+
+def test_an_attempt_waits_for_the_pods_of_all_attempts_before_it(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_launch, "_ENDED_TIMEOUT_S", 0.1)
+    _, handle = begin(server, tmp_path)
+    first, _ = operate(server, handle.name, up(), up(), ends="Failed")
+    for pod in server.objects["Pod"]:  # on a node that does not answer: they stay without their job
+        del pod["metadata"]["ownerReferences"]
+    for changed in ("1", "2"):  # a person edits the run after each failed try
+        edited = open_run(server, tmp_path, args=[changed])
+        with pytest.raises(LaunchError, match=f"an earlier attempt does not end: Pod ml/{first}"):
+            launch(edited, Staged(), BUILT)
+    assert edited.ledger.read().attempt == 3
+    server.objects["Pod"] = []
+    assert launch(edited, Staged(), BUILT)[1] is False
 
 
 def test_its_states_are_told_by_its_own_conditions_and_pods(server: ApiServer, tmp_path: Path) -> None:

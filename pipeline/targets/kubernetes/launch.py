@@ -299,9 +299,9 @@ def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle 
 
 
 def _end_earlier_attempts(ctx: ClusterContext, attempt: int) -> None:
-    """Delete the jobs of earlier attempts, and wait until the pods of the last one are gone.
+    """Delete the jobs of all earlier attempts, and wait until these and their pods are gone.
 
-    They would write to the same checkpoints.
+    They would write to the same checkpoints. The attempt before this one may have ended while it waited so.
     """
     entry = ctx.ledger.read()
     launches = sorted({entry.described(number).target["launch"] for number in range(1, attempt + 1)})
@@ -313,8 +313,12 @@ def _end_earlier_attempts(ctx: ClusterContext, attempt: int) -> None:
             cluster_of(ctx).delete(job["kind"], job["metadata"]["name"], uid=job["metadata"]["uid"])
     if attempt == 1:
         return
-    last = labels(ctx.name, attempt=str(attempt - 1))
-    undeleted = wait_until_gone(ctx, last, _ENDED_TIMEOUT_S, but=is_companion)
+
+    def stays(item: KubeObject) -> bool:
+        # Companions, such as a runtime, stay until the run is deleted; its claim is of no attempt.
+        return is_companion(item) or int(label(item, "attempt") or attempt) >= attempt
+
+    undeleted = wait_until_gone(ctx, labels(ctx.name), _ENDED_TIMEOUT_S, but=stays)
     if undeleted:
         raise LaunchError(
             f"an earlier attempt does not end: {', '.join(undeleted)} is still there "
