@@ -74,7 +74,7 @@ class Faults:
             yield
         finally:
             node.start_kubelet(self._inside, node_named(name), self.cluster.modules["kubernetes"])
-            wait_for(f"{name} to be ready again", lambda: self.node_ready(name), seconds=READY_SECONDS)
+            self._recover(name)
 
     @_of_all
     @contextmanager
@@ -88,7 +88,13 @@ class Faults:
             yield
         finally:
             self._inside.signal(f"{name}-kubelet", signal.SIGCONT)
-            wait_for(f"{name} to be ready again", lambda: self.node_ready(name), seconds=READY_SECONDS)
+            self._recover(name)
+
+    def _recover(self, name: str) -> None:
+        """Wait until a node is ready again, and the operators too: those on it were not ready, or evicted."""
+        wait_for(f"{name} to be ready again", lambda: self.node_ready(name), seconds=READY_SECONDS)
+        for operator in operators.PLACES:
+            operators.wait_ready(self.cluster.kubectl, operator)
 
     def node_ready(self, name: str) -> bool:
         words = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}'
