@@ -274,4 +274,4 @@ def _compare_with_needs(inspected: Sequence[_Inspected], needs: Mapping[str, str
 
 
 def _finding(error: ManycpuError) -> Finding:
-    return Finding(error.field or "target.hostfile", error.message, error.fix or "")
+    return Finding.of(error, "target.hostfile")

@@ -1,19 +1,20 @@
 """Check a recipe's options: parse them as its ranks will, and train nothing.
 
 Reads a JSON object from stdin: ``recipe``, the module of the recipe; ``argv``, its arguments; ``env``, the
-environment of the run. Writes a line: a JSON list of what is wrong: ``field``, ``message`` and ``fix``.
+environment of the run. Writes a line: a JSON list of what is wrong, each the fields of a finding.
 """
 
 import json
 import sys
+from dataclasses import asdict
 from importlib import import_module
 
-from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.errors import BadInputError, Finding
 
 if __name__ == "__main__":
     asked, wrong = json.load(sys.stdin), []
     try:
         import_module(f"{asked['recipe']}.options").parse(asked["argv"], asked["env"])
     except BadInputError as error:
-        wrong = [{"field": error.field or "run.args", "message": error.message, "fix": error.fix or ""}]
+        wrong = [asdict(Finding.of(error, "run.args"))]
     sys.stdout.write(f"\n{json.dumps(wrong)}\n")

@@ -173,6 +173,11 @@ class Finding:
     fix: str
     fatal: bool = True
 
+    @classmethod
+    def of(cls, error: ManycpuError, field: str) -> Self:
+        """Make a finding of an error, with a field for one that names none."""
+        return cls(error.field or field, error.message, error.fix or "")
+
     def __str__(self) -> str:
         return str(BadInputError(self.message, field=self.field, fix=self.fix))
 

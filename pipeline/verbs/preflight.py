@@ -128,7 +128,7 @@ def _code(ctx: RunContext) -> Findings:
         if root and root.is_dir() and (arguments[0] == "-m" or (root / arguments[0]).is_file()):
             code_of(ctx, root, arguments)
     except BadInputError as error:
-        yield Finding(error.field or "run.program", error.message, error.fix or "")
+        yield Finding.of(error, "run.program")
     except OSError as error:
         yield _unreadable("run.program", error)
 

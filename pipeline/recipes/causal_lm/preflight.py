@@ -32,7 +32,7 @@ def findings(data: str | None, model: str | None, options: Options) -> Iterator[
             for note in records.check(data, columns, render, has_template=has_template):
                 yield Finding("run.data", note, "The recipe checks it when it starts", fatal=False)
         except BadInputError as error:
-            yield Finding(error.field or "run.data", error.message, error.fix or "")
+            yield Finding.of(error, "run.data")
         except (OSError, UnicodeDecodeError) as error:
             yield Finding("run.data", f"it cannot be read: {error}", "Give UTF-8 text")
     packing = is_on(options, "packing", default=True)
