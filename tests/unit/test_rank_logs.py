@@ -3,7 +3,6 @@
 import time
 from pathlib import Path
 
-from manycpu.pipeline.spec import rank_logs
 from manycpu.pipeline.spec.rank_logs import RankLog, merged
 
 
@@ -51,7 +50,3 @@ def test_a_folder_that_cannot_be_written_costs_only_the_lines(tmp_path: Path) ->
 def test_a_line_that_was_cut_and_an_odd_file_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "0.log").write_bytes(b"12.5 whole\n13.0\n\xff\n14.0 [rank 0 host] \xff")
     assert merged(tmp_path) == ["whole", "[rank 0 host] \ufffd"]
-
-
-def test_ranks_share_a_limit() -> None:
-    assert RankLog(Path("logs"), 0, ranks=4)._limit * 2 * 4 == rank_logs.LIMIT

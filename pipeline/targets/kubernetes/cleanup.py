@@ -16,7 +16,13 @@ from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.kubernetes import run_secret
-from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of, directory_of, is_bound
+from manycpu.pipeline.targets.kubernetes.context import (
+    ClusterContext,
+    claim_of,
+    cluster_of,
+    directory_of,
+    is_bound,
+)
 from manycpu.pipeline.targets.kubernetes.deletion import is_companion, present, wait_until_gone
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import attempt_state
 from manycpu.pipeline.targets.kubernetes.launch import has_ended, present_handle
