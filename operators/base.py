@@ -137,6 +137,8 @@ class RunOperator(BaseOperator):
         ctx = open_context(run, target, *identity, base=base, access=access_of(target))
         task = f"task {instance.task_id} of DAG {instance.dag_id}"
         dag = {"dag_id": instance.dag_id, "run_id": instance.run_id}
+        if partition := getattr(context["dag_run"], "partition_key", None):  # Airflow 3.1 has no partitions
+            dag["partition_key"] = partition
         return find(replace(ctx, task=task, dag=dag, key=key, name=name or ctx.name))
 
     def transfer_logger(self) -> Callable[[int, int], None]:

@@ -42,6 +42,8 @@ class Report(BaseModel):
     attempts: int
     history: list[dict[str, Any]] = Field(default_factory=list)
     """The attempts that have ended: ``attempt``, ``state``, ``reason``, ``seconds``."""
+    dag: dict[str, str] = Field(default_factory=dict)
+    """``dag_id``, ``run_id`` and, if it has one, ``partition_key`` of the DAG run; empty outside of Airflow."""
     run: dict[str, Any]
     target: dict[str, Any]
     world_size: int | None = None
@@ -96,6 +98,7 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
         state=state,
         began=entry.created,
         attempts=entry.attempt,
+        dag=entry.dag,
         run=redacted_description(ran.run),
         target=redacted_description(ran.target),
         verbs=verbs,

@@ -5,7 +5,7 @@ import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
@@ -50,13 +50,13 @@ def resume_point(folder: str | Path, option: str | bool | None, env: Mapping[str
 
 
 def newest(folder: str | Path, *, since: float | None = None) -> tuple[Path | None, list[str]]:
-    """Find the complete checkpoint with the greatest step, of those written since a Unix time.
+    """Find the complete checkpoint that is farthest, of those written since a Unix time.
 
     Returns:
-        Its folder, or None; and what is wrong with each later one.
+        Its folder, or None; and what is wrong with each later one, and each without a readable state.
     """
     skipped: list[str] = []
-    for checkpoint in latest_first(Path(folder)):
+    for checkpoint in sorted(latest_first(Path(folder)), key=lambda path: step(path) is not None):
         # The folder may be older than its state: a step that is done again is saved into the same one.
         state = checkpoint / "trainer_state.json"
         if since is not None and (state if state.exists() else checkpoint).stat().st_mtime < since:
@@ -69,10 +69,21 @@ def newest(folder: str | Path, *, since: float | None = None) -> tuple[Path | No
 
 
 def latest_first(folder: Path) -> list[Path]:
-    """List the checkpoints of a folder by their steps, complete or not."""
+    """List the checkpoints of a folder, complete or not: by epoch, because ranks and batches may have changed.
+
+    Of one epoch, or without epochs, the greatest step comes first. Those whose state cannot be read come last.
+    """
     found = {path: _NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*")}
     steps = {path: int(match[1]) for path, match in found.items() if match}
-    return sorted(steps, key=steps.__getitem__, reverse=True)
+    states = {path: _state(path) for path in steps}
+    has_epochs = all("epoch" in state for state in states.values() if state)
+    epochs = {path: state.get("epoch") if has_epochs else 0.0 if state else None for path, state in states.items()}
+
+    def place(path: Path) -> tuple[float, int]:
+        epoch = epochs[path]
+        return (-1.0 if epoch is None else float(epoch)), steps[path]
+
+    return sorted(steps, key=place, reverse=True)
 
 
 def of_others(folder: Path, run: str) -> int:
@@ -108,10 +119,18 @@ def fault(checkpoint: Path) -> str | None:
 def step(checkpoint: Path) -> int | None:
     """Read the step of a checkpoint; None when it cannot be read."""
     try:
-        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-        return int(state["global_step"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return int(_state(checkpoint)["global_step"])
+    except (ValueError, KeyError, TypeError):
         return None
+
+
+def _state(checkpoint: Path) -> dict[str, Any]:
+    """Read what the Trainer recorded of a checkpoint; empty: it cannot be read."""
+    try:
+        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
 
 
 def _choose(folder: Path, env: Mapping[str, str], requested: str | None) -> str | None:

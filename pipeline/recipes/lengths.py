@@ -24,6 +24,8 @@ Lengths = npt.NDArray[np.int64]
 
 def token_lengths(dataset: Any, column: str = "input_ids") -> Lengths | None:
     """Count the tokens of each row, (rows,), without reading the tokens; None where that is not possible."""
+    if (counts := getattr(dataset, "token_lengths", None)) is not None:
+        return np.asarray(counts, np.int64)
     if not isinstance(dataset, datasets.Dataset) or column not in dataset.column_names:
         return None
     table = dataset.select_columns(column).with_format("arrow")[:]

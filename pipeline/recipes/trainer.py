@@ -15,6 +15,7 @@ import datasets  # type: ignore[import-untyped]
 import torch
 import transformers
 from accelerate.utils import DDPCommunicationHookType
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 from transformers import (
     PreTrainedModel,
@@ -111,6 +112,14 @@ def misfit(extension: str, torch: str) -> str | None:
     return f"{message}; {_REPLACED}"
 
 
+def trained_config(model: Any) -> Any:
+    """Return the configuration of a model, without how it is sharded in this training."""
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "distributed_config"):
+        del config.distributed_config
+    return config
+
+
 class CpuTrainer(Trainer):
     """Hugging Face's Trainer that reports its progress, with more settings of torch's DDP."""
 
@@ -176,6 +185,36 @@ class CpuTrainer(Trainer):
             self.optimizer = optimizer
         return optimizer
 
+    def _init_training_state(self, max_steps: int, per_epoch: int, *args: Any) -> tuple[int, int]:
+        """Count the steps of a checkpoint as those of this training: other ranks or batches have other steps.
+
+        Where ``--max_steps`` names the end, steps are counted as they are.
+        """
+        begun: tuple[int, int] = super()._init_training_state(max_steps, per_epoch, *args)  # type: ignore[no-untyped-call]
+        done = round((self.state.epoch or 0) * per_epoch)
+        if self.args.max_steps > 0 or done == self.state.global_step:
+            return begun
+        say(f"step {self.state.global_step} of the checkpoint is step {done} here: epoch {self.state.epoch:g}")
+        self.state.global_step = done
+        skipped = 0 if self.args.ignore_data_skip else done % per_epoch
+        return done // per_epoch, skipped * self.args.gradient_accumulation_steps
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train, as the Trainer does.
+
+        Raises:
+            BadInputError: The options leave no step to train.
+        """
+        trained = super().train(*args, **kwargs)
+        if not self.state.global_step:
+            raise BadInputError(
+                "no step was trained: the options leave no batch, or no epoch",
+                field="run.args",
+                fix="See --num_train_epochs, --max_steps, --per_device_train_batch_size and "
+                "--dataloader_drop_last",
+            )
+        return trained
+
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Train an epoch; none after the last step, of which the Trainer would train one more."""
         if self.state.global_step < self.state.max_steps:
@@ -206,8 +245,7 @@ class CpuTrainer(Trainer):
     def _save_sharded(self, folder: Path, *, is_checkpoint: bool) -> None:
         """Save the files beside the weights, and the weights, which a checkpoint has in its shares."""
         if self.args.should_save:
-            config = copy.deepcopy(self.model.config)
-            del config.distributed_config
+            config = trained_config(self.model)
             config.architectures = [type(self.model).__name__.removeprefix("FSDP")]
             config.dtype = torch.float32
             config.save_pretrained(folder)
@@ -240,9 +278,13 @@ class CpuTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None or not Path(checkpoint, SHARDED).is_dir():
             super()._load_optimizer_and_scheduler(checkpoint)
-            return
-        sharding.load(Path(checkpoint, SHARDED), self.model, self._plain_optimizer())
-        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, "scheduler.pt"), weights_only=True))
+        else:
+            sharding.load(Path(checkpoint, SHARDED), self.model, self._plain_optimizer())
+            self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, "scheduler.pt"), weights_only=True))
+        scheduler, done = self.lr_scheduler, self.state.global_step
+        if checkpoint and isinstance(scheduler, LambdaLR) and scheduler.last_epoch != done:
+            scheduler.last_epoch = done - 1
+            scheduler.step()  # also gives the optimizer the learning rate of this step
 
     def _load_best_model(self) -> None:
         best = Path(str(self.state.best_model_checkpoint), SHARDED)

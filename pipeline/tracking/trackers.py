@@ -124,6 +124,7 @@ def tracked(entry: Entry, attempt: int) -> Tracked:
         "manycpu.name": entry.name,
         "manycpu.dag_id": entry.dag.get("dag_id"),
         "manycpu.dag_run_id": entry.dag.get("run_id"),
+        "manycpu.partition_key": entry.dag.get("partition_key"),
         "manycpu.task": entry.tasks.get("train"),
         "manycpu.image": ran.image,
         **{f"manycpu.{name}": digest for name, digest in ran.digests.items()},

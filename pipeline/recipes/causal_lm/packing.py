@@ -59,6 +59,8 @@ class Packs(Dataset[dict[str, Any]]):
         self.tokens: int = sum(lengths)
         self.documents = len(lengths)
         self._packs = bins(lengths, size) if size else [[number] for number in range(len(lengths))]
+        self.token_lengths = [sum(lengths[row] for row in pack) for pack in self._packs]
+        """Tokens of each sequence."""
 
     def __len__(self) -> int:
         return len(self._packs)

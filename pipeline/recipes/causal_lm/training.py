@@ -29,7 +29,7 @@ from manycpu.pipeline.recipes.causal_lm.packing import (
 )
 from manycpu.pipeline.recipes.checkpoints import resume_point
 from manycpu.pipeline.recipes.reporting import say, write_results
-from manycpu.pipeline.recipes.trainer import CpuTrainer, begin
+from manycpu.pipeline.recipes.trainer import CpuTrainer, begin, trained_config
 from manycpu.pipeline.spec.errors import BadInputError
 
 ADAPTER: Final = "adapter"
@@ -218,6 +218,9 @@ def _export(  # noqa: PLR0913, PLR0917 - what a model card tells
         fields = json.loads(described.read_text())
         fields["base_model_name_or_path"], _ = base_of(options, env)  # and not where it was staged
         described.write_text(json.dumps(fields, indent=2, sort_keys=True))
+        if options.data.rope_scaling or options.model.config_overrides:
+            # Which the base needs, and the adapter does not record.
+            trained_config(model).save_pretrained(kept)
         (kept / "README.md").unlink(missing_ok=True)  # peft's form, with nothing filled in
         tokenizer.save_pretrained(output)
     if samples:
