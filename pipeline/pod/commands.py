@@ -180,7 +180,7 @@ def remove(channel: Channel, folder: str) -> None:
     channel.send_message("done")
 
 
-def trim(channel: Channel, folder: str, within: str) -> None:
+def trim(channel: Channel, folder: str, within: str, checkpoints: bool = True) -> None:
     """Delete everything in a folder except a run's outputs and checkpoints; answer which of these have files.
 
     A result that has no file is deleted too.
@@ -189,9 +189,10 @@ def trim(channel: Channel, folder: str, within: str) -> None:
         channel: The other end.
         folder: The run's folder.
         within: The folder to clear: the run's, or one around it that belongs to the run alone.
+        checkpoints: Whether the checkpoints are results too.
     """
     run = Path(folder)
-    candidates = [run / "checkpoints", *sorted(run.glob("attempts/*/output"))]
+    candidates = [*([run / "checkpoints"] if checkpoints else []), *sorted(run.glob("attempts/*/output"))]
     results = [path for path in candidates if _has_files(path)]
     _delete_others(Path(within), results, channel.tick)
     channel.send_message("done", results=[path.relative_to(run).as_posix() for path in results])

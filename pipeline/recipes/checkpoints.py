@@ -69,15 +69,17 @@ def newest(folder: str | Path, *, since: float | None = None) -> tuple[Path | No
 
 
 def latest_first(folder: Path) -> list[Path]:
-    """List the checkpoints of a folder, complete or not: by epoch, because ranks and batches may have changed.
+    """List the checkpoints of a folder, complete or not, by epoch: with other ranks, steps are others.
 
-    Of one epoch, or without epochs, the greatest step comes first. Those whose state cannot be read come last.
+    Of one epoch, or without epochs, the greatest step comes first; without a readable state, they come last.
     """
     found = {path: _NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*")}
     steps = {path: int(match[1]) for path, match in found.items() if match}
     states = {path: _state(path) for path in steps}
     has_epochs = all("epoch" in state for state in states.values() if state)
-    epochs = {path: state.get("epoch") if has_epochs else 0.0 if state else None for path, state in states.items()}
+    epochs = {
+        path: state.get("epoch") if has_epochs else 0.0 if state else None for path, state in states.items()
+    }
 
     def place(path: Path) -> tuple[float, int]:
         epoch = epochs[path]

@@ -194,7 +194,9 @@ class CpuTrainer(Trainer):
         done = round((self.state.epoch or 0) * per_epoch)
         if self.args.max_steps > 0 or done == self.state.global_step:
             return begun
-        say(f"step {self.state.global_step} of the checkpoint is step {done} here: epoch {self.state.epoch:g}")
+        say(
+            f"step {self.state.global_step} of the checkpoint is step {done} here: epoch {self.state.epoch:g}"
+        )
         self.state.global_step = done
         skipped = 0 if self.args.ignore_data_skip else done % per_epoch
         return done // per_epoch, skipped * self.args.gradient_accumulation_steps

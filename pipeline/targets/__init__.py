@@ -169,8 +169,14 @@ class Driver(ABC, Generic[Ctx, H]):
         """Record for how many seconds the run is kept (None: for ever); name what is kept."""
 
     @abstractmethod
-    def keep_results(self, ctx: Ctx, seconds: float | None) -> list[str]:
-        """Keep output and checkpoints for some seconds, and delete the rest; name what is kept."""
+    def keep_results(self, ctx: Ctx, seconds: float | None, *, checkpoints: bool = True) -> list[str]:
+        """Keep output and checkpoints for some seconds, and delete the rest; name what is kept.
+
+        Args:
+            ctx: The run.
+            seconds: For how long; None: for ever.
+            checkpoints: Whether the checkpoints are kept too.
+        """
 
     @abstractmethod
     def owns(self, ctx: Ctx, what: str) -> bool:

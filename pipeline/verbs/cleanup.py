@@ -36,10 +36,15 @@ class Remains(StrEnum):
     """The training succeeded, but its model was not exported or cannot be seen in the output."""
     RUNNING = "running"
     """The training may still run."""
+    FILES = "files"
+    """``run.output`` is null, and the program may have written files: they are kept for a time."""
     FAILED = "failed"
     """The training failed by itself, or a person cancelled it: ``run.keep`` decides what is deleted."""
     UNKNOWN = "unknown"
     """The reason for the end is unknown, for example because the supervisor or the job is gone."""
+
+
+_KEPT_FOR_A_TIME = (Remains.FAILED, Remains.FILES)
 
 
 def cleanup(
@@ -190,7 +195,9 @@ def remains(ctx: RunContext) -> Remains:
         lost = handle is not None and (
             _output_was_dropped(ctx, entry, handle) or unseen(ctx, entry, handle) is not None
         )
-        return Remains.MODEL if lost else Remains.NOTHING
+        if lost:
+            return Remains.MODEL
+        return Remains.FILES if handle and _wrote_without_output(ctx, entry, handle) else Remains.NOTHING
     wait_record = entry.verbs.get("wait")
     if wait_record is not None and wait_record.result != "failed":
         return Remains.MODEL
@@ -219,7 +226,7 @@ def end_expired(ctx: RunContext) -> bool:
     if left in (Remains.MODEL, Remains.UNKNOWN):
         ctx.ledger.keep(None)
         return False
-    if left is Remains.FAILED and ctx.run.keep != "never" and not ctx.ledger.lease().kept:
+    if left in _KEPT_FOR_A_TIME and ctx.run.keep != "never" and not ctx.ledger.lease().kept:
         ctx.ledger.keep(ctx.run.keep_for)  # its process was killed before the clean-up
         return False
     return left is not Remains.RUNNING
@@ -245,8 +252,8 @@ def _keep_results(ctx: RunContext, left: Remains, *, keeps_all: bool) -> list[st
         return driver.keep(ctx, ctx.run.keep_for)
     lease = ctx.ledger.lease()
     has_expired = lease.kept and lease.over(ctx.ledger.now())
-    if left is Remains.FAILED and ctx.run.keep != "never" and not has_expired:
-        return driver.keep_results(ctx, ctx.run.keep_for)
+    if left in _KEPT_FOR_A_TIME and ctx.run.keep != "never" and not has_expired:
+        return driver.keep_results(ctx, ctx.run.keep_for, checkpoints=left is Remains.FAILED)
     return []
 
 
@@ -259,8 +266,9 @@ def _advice_on_kept(ctx: RunContext, left: Remains, kept: list[str], until: floa
         Remains.RUNNING: "The training may still run, and all of it is kept",
         Remains.UNKNOWN: "Nothing shows why the training ended: its output and checkpoints are kept",
         Remains.FAILED: "Its output and checkpoints are kept",
+        Remains.FILES: "run.output is null, and what the program wrote is kept",
     }[left]
-    again = "continues from there"
+    again = "continues from there" if left is not Remains.FILES else "with an output exports it"
     if left is Remains.MODEL and ctx.ledger.read().described().fruitless:
         what, again = "Files that the program wrote outside of its output are kept", "trains again"
     date = "" if until is None else time.strftime(" until %Y-%m-%d %H:%M UTC", time.gmtime(until))
@@ -268,6 +276,13 @@ def _advice_on_kept(ctx: RunContext, left: Remains, kept: list[str], until: floa
         f"{what}{date} in {first_of(kept)}. The same run (its --run-id, or its task cleared) {again}; "
         f"`{ctx.deletion}` deletes it"
     )
+
+
+def _wrote_without_output(ctx: RunContext, entry: Entry, handle: Handle) -> bool:
+    """Whether the program may have written files of a run whose ``run.output`` is null."""
+    if ctx.run.output is not None:
+        return False
+    return ctx.driver.may_have_model(ctx, handle) or bool(ctx.driver.strays(ctx, entry, handle))
 
 
 def _output_was_dropped(ctx: RunContext, entry: Entry, handle: Handle) -> bool:

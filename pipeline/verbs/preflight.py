@@ -116,7 +116,7 @@ def _main_file(ctx: RunContext) -> Findings:
         yield Finding(
             "run.output",
             f"{path.name} writes to {written.path!r} ({written.where}), in its working folder, which goes "
-            "with the run: run.output is null, and nothing is kept",
+            "with the run: run.output is null, and nothing is exported",
             "Give run.output, and have the program write to {output}, or $MANYCPU_OUTPUT",
             fatal=False,
         )
@@ -341,8 +341,11 @@ def _placeholders(ctx: RunContext) -> Findings:
 
     Other words in braces belong to the program, as in JSON.
     """
+    if ctx.run.output is None and ctx.run.program in program.RECIPES and ctx.run.program != "hogwild":
+        message = f"run.output is null, and {ctx.run.program} writes a model"
+        yield Finding("run.output", message, "Give a folder or a URL for it")
     if ctx.run.output is None and any("{output}" in argument for argument in ctx.run.args):
-        message = "{output} is in them, and run.output is null: nothing that is written there is kept"
+        message = "{output} is in them, and run.output is null: nothing that is written there is exported"
         yield Finding("run.args", message, "Give a folder in run.output to have it", fatal=False)
     for word in dict.fromkeys(word for argument in ctx.run.args for word in _IN_BRACES.findall(argument)):
         if word in ("data", "model") and getattr(ctx.run, word) is None:

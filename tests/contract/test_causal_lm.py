@@ -129,7 +129,7 @@ def test_a_checkpoint_of_larger_steps_is_resumed_at_its_epoch(env: dict[str, str
     """As with another number of ranks: a step takes other samples than before."""
     epochs = (*FULL, "--num_train_epochs", "3", "--save_strategy", "epoch", "--max_seq_length", "96")
     large = run(env, *epochs, "--per_device_train_batch_size", "8")
-    first = min(checkpoints.latest_first(Path(env["MANYCPU_CHECKPOINTS"])), key=checkpoints.step)
+    first = checkpoints.latest_first(Path(env["MANYCPU_CHECKPOINTS"]))[-1]
     other = {"MANYCPU_OUTPUT": str(tmp_path / "again"), "MANYCPU_CHECKPOINTS": str(tmp_path / "more")}
     small = (*epochs, "--per_device_train_batch_size", "2")
     resumed = run(env | other | {"MANYCPU_RESUME_FROM": str(first)}, *small)

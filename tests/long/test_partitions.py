@@ -12,9 +12,9 @@ DAYS = [f"2026-03-0{day}" for day in range(1, 8)]
 def test_a_backfill_of_seven_partitions_makes_seven_models(airflow: Airflow, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     airflow.api("PATCH", "dags/tiny_days", {"is_paused": False})
-    days = {"from_date": f"{DAYS[0]}T00:00:00Z", "to_date": f"{DAYS[-1]}T00:00:00Z"}
+    days = {"from_date": f"{DAYS[0]}T00:00:00Z", "to_date": f"{DAYS[-1]}T00:00:00Z", "max_active_runs": 2}
     conf = {"folder": str(tmp_path)}
-    airflow.api("POST", "backfills", {"dag_id": "tiny_days", "dag_run_conf": conf, "max_active_runs": 2} | days)
+    airflow.api("POST", "backfills", {"dag_id": "tiny_days", "dag_run_conf": conf} | days)
     runs = "dags/tiny_days/dagRuns?run_type=backfill"
     until(lambda: len(airflow.api("GET", f"{runs}&state=success")["dag_runs"]) == len(DAYS), 900)
     found = {}

@@ -169,4 +169,6 @@ def test_rows_are_grouped_only_if_asked_for(
 
 def test_padded_documents_have_their_lengths() -> None:
     rows = {"input_ids": [[1, 2, 3], [4]], "labels": [[1, 2, 3], [4]], "length": [3, 1]}
-    assert token_lengths(Packs(Dataset.from_dict(rows), None)).tolist() == [3, 1]
+    lengths = token_lengths(Packs(Dataset.from_dict(rows), None))
+    assert lengths is not None
+    assert lengths.tolist() == [3, 1]

@@ -116,7 +116,9 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
             parser.error(f"--method dora excludes --shard {training.shard}: leave one of them out")
         training.shard = "no"
     if model.method != "full" and model.from_scratch and not model.merge_adapter:
-        parser.error("--from_scratch needs --merge_adapter: nothing else keeps the random base of the adapter")
+        parser.error(
+            "--from_scratch needs --merge_adapter: nothing else keeps the random base of the adapter"
+        )
     if training.label_smoothing_factor:
         parser.error("--label_smoothing_factor has no effect here: leave it out")
     # The data set gives what the collator takes, which no model's signature names.

@@ -71,7 +71,7 @@ def cancel(ctx: ClusterContext, by: str, attempt: int | None) -> bool:
     return True
 
 
-def keep_results(ctx: ClusterContext, seconds: float | None) -> list[str]:
+def keep_results(ctx: ClusterContext, seconds: float | None, *, checkpoints: bool = True) -> list[str]:
     """Keep output and checkpoints, and delete the rest of the run.
 
     The ledger stays, and so does a claim that was made for the run.
@@ -79,11 +79,12 @@ def keep_results(ctx: ClusterContext, seconds: float | None) -> list[str]:
     Args:
         ctx: The run.
         seconds: For how long the results are kept; None: for ever.
+        checkpoints: Whether the checkpoints are kept too.
 
     Returns:
         The results with their claim, for people; empty if the training wrote neither output nor checkpoints.
     """
-    folder, results = _delete_all_but_results(ctx)
+    folder, results = _delete_all_but_results(ctx, checkpoints)
     if not results:
         return []
     ctx.ledger.keep(seconds)
@@ -97,8 +98,12 @@ def keep_results(ctx: ClusterContext, seconds: float | None) -> list[str]:
     return [f"{folder}/{result} of {where}" for result in results]
 
 
-def _delete_all_but_results(ctx: ClusterContext) -> tuple[str, list[str]]:
+def _delete_all_but_results(ctx: ClusterContext, checkpoints: bool) -> tuple[str, list[str]]:
     """Delete the run's files on the volume, except output and checkpoints; all stay if it cannot be read.
+
+    Args:
+        ctx: The run.
+        checkpoints: Whether the checkpoints are kept too.
 
     Returns:
         A folder, and the paths below it that are kept.
@@ -106,7 +111,8 @@ def _delete_all_but_results(ctx: ClusterContext) -> tuple[str, list[str]]:
     folder = directory_of(ctx)
     if not is_bound(ctx):
         return folder, []
-    asked = {"folder": folder, "within": ctx.target.home if ctx.target.makes_claim else folder}
+    within = ctx.target.home if ctx.target.makes_claim else folder
+    asked = {"folder": folder, "within": within, "checkpoints": checkpoints}
     try:
         with helper(ctx, "cleanup", claim_of(ctx), lambda *_: None) as pod:
             return folder, list(pod.ask("trim", **asked)["results"])

@@ -25,16 +25,19 @@ _RUN_RECORDS = frozenset({"ledger.json", "lease.json", "uses"})
 # The end of an attempt and what its ranks reported: the next attempt and the report need them.
 _ATTEMPT_RECORDS = frozenset({process.HANDLE, process.EXIT, ACTIVITY})
 # Patterns on hosts; the folder itself counts too, because a program may replace it by a link.
-_RESULTS = ("attempts/*/output", "attempts/*/output/*", "checkpoints", "checkpoints/*")
+_OUTPUTS = ("attempts/*/output", "attempts/*/output/*")
+_RESULTS = (*_OUTPUTS, "checkpoints", "checkpoints/*")
 
 
-def keep_results(ctx: MachineContext, seconds: float | None) -> list[str]:
+def keep_results(ctx: MachineContext, seconds: float | None, *, checkpoints: bool = True) -> list[str]:
     """Keep output and checkpoints, and delete the rest of the run's folder; return the kept paths."""
     folder = directory_of(ctx)
     attempts = _attempts(ctx)
-    outputs = [folder / "checkpoints", *(attempt / "output" for attempt in attempts), *_stray_results(ctx)]
+    outputs = [*(attempt / "output" for attempt in attempts), *_stray_results(ctx)]
+    if checkpoints:
+        outputs.insert(0, folder / "checkpoints")
     results = [path for path in outputs if disk.may_hold_files(path)]
-    on_hosts = hosts.holding_files(ctx, folder, *_RESULTS)
+    on_hosts = hosts.holding_files(ctx, folder, *(_RESULTS if checkpoints else _OUTPUTS))
     if not results and not on_hosts:
         return []
     ctx.ledger.keep(seconds)  # first, so that a kill from here on loses no record
@@ -54,11 +57,16 @@ def _attempts(ctx: MachineContext) -> list[Path]:
 
 
 def _stray_results(ctx: MachineContext) -> list[Path]:
-    """List the working folders of attempts that succeeded and wrote files there instead of to the output."""
+    """List the working folders of attempts whose files there are all that they wrote, or have no output."""
     folders = []
     for number, attempt in ctx.ledger.read().attempts.items():
         work = working_folder(attempt_directory(ctx, number))
-        if attempt.fruitless and attempt.code and work.is_dir() and transfer.strays(Path(attempt.code), work):
+        if (
+            (attempt.fruitless or ctx.run.output is None)
+            and attempt.code
+            and work.is_dir()
+            and transfer.strays(Path(attempt.code), work)
+        ):
             folders.append(work.parent)
     return folders
 
