@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
 _log = logging.getLogger(__name__)
-_HERE = Reference("manycpu.local", "train")
+_HERE = Reference("manycpu.local", "train")  # name of an image that is in no registry
 
 
 def build(ctx: "ClusterContext") -> tuple[Built, bool]:

@@ -98,7 +98,7 @@ def keep_results(ctx: ClusterContext, seconds: float | None) -> list[str]:
 
 
 def _delete_all_but_results(ctx: ClusterContext) -> tuple[str, list[str]]:
-    """Delete the run's files on the volume, except output and checkpoints; all stay if it cannot be read.
+    """Delete the run's files on the volume, except output and checkpoints; if that fails, all are kept.
 
     Returns:
         A folder, and the paths below it that are kept.
@@ -106,6 +106,7 @@ def _delete_all_but_results(ctx: ClusterContext) -> tuple[str, list[str]]:
     folder = directory_of(ctx)
     if not is_bound(ctx):
         return folder, []
+    # On a claim that was made for the run, all files are the run's; on a user's claim, one folder is.
     asked = {"folder": folder, "within": ctx.target.home if ctx.target.makes_claim else folder}
     try:
         with helper(ctx, "cleanup", claim_of(ctx), lambda *_: None) as pod:
@@ -114,7 +115,7 @@ def _delete_all_but_results(ctx: ClusterContext) -> tuple[str, list[str]]:
         raise
     except (TransferError, ManycpuError) as error:
         _LOG.warning("%s on claim %s is kept as a whole: %s", folder, claim_of(ctx), error)
-        return str(Path(folder).parent), [ctx.name]
+        return str(Path(folder).parent), [ctx.name]  # the run's whole folder
 
 
 def remove(ctx: ClusterContext) -> list[str]:
@@ -136,7 +137,7 @@ def remove(ctx: ClusterContext) -> list[str]:
 def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
     """Delete what the run owns, and its ledger last; return what could not be deleted.
 
-    Then the ledger stays too: without it, no later clean-up would know of the rest.
+    If anything could not be deleted, the ledger stays: without it, no later clean-up would know of the rest.
     """
     undeleted = _remove_objects(ctx, uid)
     # A claim that was made for the run is deleted with its ledger; the user's claim has a folder of the run.
@@ -180,17 +181,15 @@ def _remove_objects(ctx: ClusterContext, uid: str) -> list[str]:
 
 
 def _stays(uid: str, item: KubeObject) -> bool:
-    """Whether the deletion of a run's objects leaves one out: its ledger and claim, and a later run's."""
+    """Whether to leave an object out when a run's are deleted: its ledger and claim, and any of a later run.
+
+    ``uid`` is that of the run's ledger.
+    """
     return item["kind"] in _DELETED_LAST or _is_of_another_run(uid, item)
 
 
 def _is_of_another_run(uid: str, item: KubeObject) -> bool:
-    """Whether an object is the ledger of a later run of the same name, or is owned by it.
-
-    Args:
-        uid: The uid of this run's ledger.
-        item: The object.
-    """
+    """Whether an object is the ledger of a later run of the same name, or is owned by that ledger."""
     if item["kind"] == "ConfigMap" and item["metadata"]["uid"] != uid:
         return True
     owners = item["metadata"].get("ownerReferences") or ()

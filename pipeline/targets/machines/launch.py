@@ -15,7 +15,7 @@ from manycpu.pipeline.spec.output import RETURNED
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.targets import BareMetal
-from manycpu.pipeline.targets.attempt import attempt_of, attempt_status, checkpoints_of, goes_on, join
+from manycpu.pipeline.targets.attempt import attempt_of, attempt_status, checkpoints_of, join, should_attach
 from manycpu.pipeline.targets.context import Built, Staged
 from manycpu.pipeline.targets.machines import hosts
 from manycpu.pipeline.targets.machines.context import (
@@ -40,7 +40,7 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
             current = attempt_status(ctx, present, entry)
             if current.state is RunState.UNKNOWN:
                 raise process.unseen_error(present, current.reason)
-            if goes_on(current, entry):
+            if should_attach(current, entry):
                 entry.handle = present
                 return present, True
             process.end_leftovers(present)

@@ -21,7 +21,7 @@ _PODS_REFUSED: Final = frozenset(
     }
 )
 """Reasons of the events with which operators report that the API server refuses their pods."""
-_SIGNALS: Final = 128  # if a signal ends a container, its exit code is this plus the signal's number
+_SIGNALS: Final = 128  # a container that a signal ended has this plus the signal's number as exit code
 
 
 class Reason(NamedTuple):
@@ -65,7 +65,7 @@ class Ending(NamedTuple):
 
 @cached_until_change
 def explain(snapshot: JobSnapshot) -> str:
-    """Explain what keeps a job from running, one line for each reason; empty: nothing does."""
+    """Explain what keeps a job from running, and its crashes and lost pods; a line each, empty: nothing."""
     lines = [*map(str, pending(snapshot)), *crashes(snapshot), *losses(snapshot)]
     return "\n".join(dict.fromkeys(lines))
 
@@ -77,7 +77,7 @@ def fatal_reasons(snapshot: JobSnapshot) -> str:
 
 @cached_until_change
 def pending(snapshot: JobSnapshot) -> list[Reason]:
-    """List the reasons why the job or its pods wait; pods with the same reason are grouped."""
+    """List the reasons why the job or its pods wait; pods with the same reason share an entry."""
     names_by_reason: dict[PodReason, list[str]] = {}
     if not snapshot.suspended:
         for pod, pod_reasons in zip(snapshot.pods, snapshot.derive_from_pods(reasons), strict=True):
@@ -223,7 +223,7 @@ def exit_code(terminated: KubeObject) -> int:
 def _latest_warnings(
     snapshot: JobSnapshot, reasons: AbstractSet[str] | None, kind: str | None = None
 ) -> list[KubeObject]:
-    """List the last warning for each reason about each object, and each message only once.
+    """List the last warning of each reason about each object; of warnings with the same message, one.
 
     Args:
         snapshot: The job.
