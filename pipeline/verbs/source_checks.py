@@ -30,12 +30,20 @@ _SET_THREADS: Final = "torch.set_num_threads"
 
 _Functions = ast.FunctionDef | ast.AsyncFunctionDef
 _OPTIONS: Final = {"output_dir", "output", "out", "save_dir", "save_path", "logging_dir", "checkpoint_dir"}
+"""Options of programs, and parameters of functions, that name an output."""
 _SAVE: Final = {"save", "save_model", "save_pretrained", "save_state", "savefig", "to_csv", "write_text"}
-_WRITES: Final = set("wax")
+_WRITES: Final = set("wax")  # in the mode of open()
 
 
 def process_findings(source: str, name: str, subprocesses: int, threads: int | None) -> Iterator[Finding]:
-    """Find mistakes in how a program's main file starts processes, as warnings."""
+    """Find mistakes in how a program's main file starts processes, as warnings.
+
+    Args:
+        source: The main file's text.
+        name: Its name, for messages.
+        subprocesses: Processes that each rank starts, as ``run.subprocesses`` says.
+        threads: Threads of a rank in the CPU plan; None: unknown.
+    """
     try:
         program = _Program(source)
     except (SyntaxError, ValueError, RecursionError):
@@ -75,6 +83,7 @@ class _Program:
             start = self._starting_call(call, set())
             if start is None or self._start_method(start) not in _IMPORT_AGAIN:
                 continue
+            # The called function, if the processes are started there.
             through = "" if start is call else f" ({ast.unparse(call.func)}(), in line {start.lineno})"
             return _Mistake(
                 call.lineno,
@@ -211,7 +220,7 @@ def _calls(nodes: Iterable[ast.AST]) -> list[ast.Call]:
 def _executed_nodes(body: Iterable[ast.AST], *, guarded: bool) -> Iterator[ast.AST]:
     """Walk the nodes that a block executes.
 
-    Bodies of functions are left out, and ``if __name__ == "__main__"`` blocks too unless ``guarded``.
+    Bodies of functions are left out; blocks of ``if __name__ == "__main__"`` are too, unless ``guarded``.
     """
     for node in body:
         if isinstance(node, _Functions | ast.Lambda):

@@ -24,7 +24,7 @@ from manycpu.pipeline.targets.machines.wait import ACTIVITY
 _RUN_RECORDS = frozenset({"ledger.json", "lease.json", "uses"})
 # The end of an attempt and what its ranks reported: the next attempt and the report need them.
 _ATTEMPT_RECORDS = frozenset({process.HANDLE, process.EXIT, ACTIVITY})
-# Patterns on hosts; the folder itself counts too, because a program may replace it by a link.
+# Patterns of results on hosts; the folder itself counts too, because a program may replace it by a link.
 _RESULTS = ("attempts/*/output", "attempts/*/output/*", "checkpoints", "checkpoints/*")
 
 
@@ -54,7 +54,7 @@ def _attempts(ctx: MachineContext) -> list[Path]:
 
 
 def _stray_results(ctx: MachineContext) -> list[Path]:
-    """List the working folders of attempts that succeeded and wrote files there instead of to the output."""
+    """List the ``work`` folders of attempts that succeeded and wrote files there instead of to the output."""
     folders = []
     for number, attempt in ctx.ledger.read().attempts.items():
         work = working_folder(attempt_directory(ctx, number))
@@ -82,7 +82,7 @@ def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
 
     Args:
         ctx: The run.
-        only_over: Whether to delete nothing if the run's lease was renewed.
+        only_over: Delete only a run whose lease is over; a run whose lease was renewed stays.
     """
     left: list[str] = []
     folder = directory_of(ctx)

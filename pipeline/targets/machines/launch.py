@@ -48,7 +48,7 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
         described = attempt_of(ctx, staged, built)
         entry.attempts[entry.attempt] = described.model_copy(update={"hosts": hosts.names(ctx)})
         entry.handle = entry.export = None
-        entry.verbs.pop("wait", None)  # it belongs to the attempt before
+        entry.verbs.pop("wait", None)  # the record belongs to the attempt before
         ctx.ledger.save(entry)
         placement = _place(ctx, staged, built, entry.attempt)
         returned = str(Path(placement.output).with_name(RETURNED))  # for the value of a notebook's function
@@ -114,7 +114,7 @@ def _place(ctx: MachineContext, staged: Staged, built: Built, attempt: int) -> P
     if isinstance(ctx.target, BareMetal):
         return Placement(**common | host_adapter.placement(ctx.target, ctx.run))
     if ctx.target.launch == "mpirun":
-        with socket.socket() as listener:  # finds a free port
-            listener.bind(("127.0.0.1", 0))
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))  # 0: the system chooses a free port
             common["master_port"] = int(listener.getsockname()[1])
     return Placement(**common)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 VERSION_LABEL: Final = "manycpu.version"
 _LIB_LABEL, _CODE_LABEL = "manycpu.lib", "manycpu.code"
-_DIGITS: Final = 12
+_DIGITS: Final = 12  # of a digest, in a tag
 
 
 def helper(ctx: "ClusterContext") -> str:
@@ -83,7 +83,8 @@ def _check_finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree
 
 def change(trees: Sequence[Tree]) -> Change:
     """Build the layers and settings to append to an image: manycpu, and the code if there is any."""
-    labels = dict(zip((_LIB_LABEL, _CODE_LABEL), (tree.digest for tree in trees), strict=False))
+    digests = (tree.digest for tree in trees)
+    labels = dict(zip((_LIB_LABEL, _CODE_LABEL), digests, strict=False))  # there may be no code
     return Change(
         layers=[tree.layer for tree in trees],
         env={"PYTHONPATH": LIB},
