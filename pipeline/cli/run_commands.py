@@ -255,7 +255,7 @@ def _is_removable(ctx: RunContext, *, delete_model: bool) -> bool:
     """Whether a run may be removed; prints why not."""
     try:
         reason = _reason_to_keep(ctx, delete_model=delete_model)
-    except RunGoneError:
+    except RunGoneError:  # another process has removed it
         return False
     except (ManycpuError, OSError, ValueError) as error:
         reason = str(error)

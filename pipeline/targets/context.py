@@ -130,7 +130,10 @@ class RunContext(Generic[Target_co, Ledger_co]):
 
     @property
     def run_fields(self) -> dict[str, Any]:
-        """The run as ledgers record it: fields that differ from the defaults, the backend, and no secrets."""
+        """The run as ledgers record it: the fields that differ from the defaults, and always the backend.
+
+        The target leaves out secrets if others may read its ledgers.
+        """
         fields = self.run.model_dump(mode="json", exclude_defaults=True) | {"backend": self.run.backend}
         return self.target.recorded(fields)
 

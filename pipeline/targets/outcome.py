@@ -45,9 +45,9 @@ def _lacking_spread(ctx: RunContext, observed: Observed) -> str:
 
 
 def _lacking_end(ctx: RunContext, observed: Observed) -> str:
-    """Explain why the launcher's success is none: a rank failed, its end is unknown, or no group was formed.
+    """Explain why a launcher's success does not count; empty: it counts.
 
-    Empty: it is a success.
+    A rank failed, the end of a rank is unknown, or the ranks formed no group.
     """
     success = f"the {ctx.target.launch} is called a success, but"
     failed = next((rank for rank in observed.ranks if rank.exit_code), None)

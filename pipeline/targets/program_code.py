@@ -335,6 +335,7 @@ def _find_outside_code(ctx: RunContext, module: str) -> tuple[str, str] | None:
         Where it is, and the fix, as sentences for people; None: it is in the code, or nowhere.
     """
     root, program = program_of(ctx)
+    # Python searches the folder of the code and the folder of the script.
     if root is None or any(has_module(folder, module) for folder in (root, (root / program[-1]).parent)):
         return None
     for folder in root.parents:

@@ -285,7 +285,7 @@ def _relative_paths_written(call: ast.Call, given_options: set[str]) -> Iterator
         mode = keywords.get("mode") or (texts[1] if len(texts) > 1 else None) or "r"
         paths = texts[:1] if _WRITES & {*mode} else []
     elif name == "write_text":
-        inner = getattr(call.func, "value", None)
+        inner = getattr(call.func, "value", None)  # Path(...), whose argument is the path
         paths = [*map(_text, inner.args[:1])] if isinstance(inner, ast.Call) else []
     elif name == "add_argument":
         of_output = _option_name((texts[0] if texts else None) or "") in _OPTIONS - given_options
@@ -293,7 +293,7 @@ def _relative_paths_written(call: ast.Call, given_options: set[str]) -> Iterator
     else:
         paths = [keywords.get(option) for option in _OPTIONS - given_options]
         if name in _SAVE:
-            paths = texts[:2] + paths
+            paths = texts[:2] + paths  # the path is the first argument or, after what to save, the second
     yield from (path for path in paths if path and _is_relative(path))
 
 

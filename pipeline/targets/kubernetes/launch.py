@@ -73,7 +73,7 @@ def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle
     handle = _make_handle(ctx, _create(ctx, manifests), attempt)
     if _record_handle_or_delete(ctx, handle):
         return handle, False
-    return launch(ctx, staged, built)
+    return launch(ctx, staged, built)  # another launch has begun another attempt: attach to that
 
 
 def _create(ctx: ClusterContext, manifests: list[KubeObject]) -> KubeObject:

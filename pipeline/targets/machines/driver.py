@@ -119,7 +119,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         return (folder / name).read_bytes()
 
     def _collect(self, ctx: MachineContext, handle: ProcessHandle, folder: Path) -> None:
-        """Copy the files of a folder on the hosts that the attempt ran on to the same folder here."""
+        """Copy the files of a folder from the hosts of an attempt to the same folder here."""
         started = as_started(ctx, ctx.ledger.read(), handle.attempt)
         hosts.collect(cast("MachineContext", started), folder)
 

@@ -87,7 +87,7 @@ def _describe(ctx: MachineContext, placement: Placement) -> list[dict[str, Any]]
         datasets = os.environ.get("HF_DATASETS_CACHE") or (home and str(Path(home) / "datasets"))
         caches = {"HF_HOME": home, "HF_DATASETS_CACHE": datasets}  # with downloads and the user's token
         given = {name: value for name, value in caches.items() if value}
-        described[-1]["env"] |= given | ctx.run.env
+        described[-1]["env"] |= given | ctx.run.env  # run.env wins
     return described
 
 

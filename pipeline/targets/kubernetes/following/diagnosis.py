@@ -56,11 +56,11 @@ class Ending(NamedTuple):
     """The host name that its processes see."""
 
     def __str__(self) -> str:
-        limit = ": it used more memory than its limit, see run.resources.memory"
-        memory = limit if self.reason == "OOMKilled" else ""
-        word = f" ({self.reason}{memory})" if self.reason not in ("", "Error") else ""
+        reason = f" ({self.reason})" if self.reason not in ("", "Error") else ""
+        if self.reason == "OOMKilled":
+            reason = " (OOMKilled: it used more memory than its limit, see run.resources.memory)"
         message = f": {self.message}" if self.message else ""
-        return f"{self.pod}/{self.container} ended with {describe_exit(self.code)}{word}{message}"
+        return f"{self.pod}/{self.container} ended with {describe_exit(self.code)}{reason}{message}"
 
 
 @cached_until_change

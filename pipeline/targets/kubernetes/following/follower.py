@@ -416,7 +416,7 @@ class Follower:
             The function's result; None also if the run is cleaned up already.
         """
 
-        async def report(state: RetryCallState) -> None:
+        async def report(state: RetryCallState) -> None:  # after each try that failed
             self._notes.add_unreachable(f"{failure} so far: {state.outcome and state.outcome.exception()}")
             await self._deliver_notes()
 
@@ -436,7 +436,7 @@ class Follower:
             return None
 
     async def _deliver_notes(self) -> None:
-        """Deliver the notes at once, after the last lines were delivered."""
+        """Deliver the notes at once; called when no more lines come."""
         if (notes := self._notes.take()) and self._deliver is not None:
             await self._deliver(notes)
 

@@ -152,7 +152,7 @@ class LogCursor:
                 self._seconds[index] = entry._replace(lines=entry.lines + 1)
                 return
         if second < newest - _REREAD_S:
-            return
+            return  # out of order, and too old to be requested again
         recent = [entry for entry in self._seconds if entry.second >= second - _REREAD_S]
         self._seconds = [*recent, _SecondOfLog(second, lines=1, first=time)]
 

@@ -205,7 +205,7 @@ class Turns:
         holders = self._holders if job.claim else ()
         claim_is_held = any(job.claim in claims for run, claims in holders if run != job.run)
         if note := job.given_back:
-            # Lazily: jobs are alike, so mostly the first of perhaps a thousand decides.
+            # An older job that is being placed, or must fit first, blocks this one. Mostly the first does.
             blocked = (other.placed or other.covers(job) for other in self._ahead(job))
             due = note.due if older_waits or claim_is_held else note.rests
             # Pods that exist are still being deleted.
@@ -278,7 +278,7 @@ class _Others(SharedView):
 
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
         super().__init__(watch, cluster)
-        self._turns, self._read = Turns(), (-1, 0.0)
+        self._turns, self._read = Turns(), (-1, 0.0)  # read: changes and time, as of the last update
 
     def selections(self) -> Selections:
         """Select pods, and the kinds of job that the cluster serves and this account may list."""
@@ -319,7 +319,7 @@ class TurnTaking:
         Once its ranks have ``met``, the job keeps its pods.
         """
         found, mine = self._snapshot, None
-        if found.job is not None and (found.given_back or not met):  # else cheap: called at each line
+        if found.job is not None and (found.given_back or not met):  # a training calls this at each line
             mine = job_of(found.job, found.job_kind, found.pods, now, found.claim_mounted_elsewhere)
         self.waits = mine is not None and bool(mine.given_back or mine.refused or mine.claim)
         others = _Others.of(self._watch, self._cluster)

@@ -42,7 +42,7 @@ def build(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None
     if namespace == ctx.target.namespace:
         cluster, owners = cluster_of(ctx), ctx.ledger.owner()
     else:
-        cluster, owners = cluster_of(ctx).in_namespace(namespace), []
+        cluster, owners = cluster_of(ctx).in_namespace(namespace), []  # no owner is in that namespace
     files = access(ctx, image_build, opened)
     pod = manifest(ctx, image_build, _push_builder_image(ctx, image_build, opened), owners)
     name = pod["metadata"]["name"]

@@ -123,7 +123,7 @@ def _check_push(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
 def _check_builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
     """Check that the builder exists, if an image may have to be built."""
     target, ours = ctx.target, own_repository(ctx)
-    if ours is None or finished_image(ctx, "train"):
+    if ours is None or finished_image(ctx, "train"):  # nothing is built
         return
     if target.builder in PODS:
         yield from _check_pod(ctx, ours)

@@ -52,9 +52,8 @@ class WayToPod:
         if not (self._direct or self._logged_way):
             self._log_way("through the API server, since target.direct is false")
         words = [*PROGRAM, command, *(["direct"] if self._direct else [])]
-        address = (
-            self._address() if self._direct else ""
-        )  # first: a started command does not wait long for us
+        # Before the start: the started command does not wait long for a connection.
+        address = self._address() if self._direct else ""
         running = cluster_exec.start(self._cluster, self._pod, CONTAINER, words)
         try:
             streams = self._connect(running, address) if self._direct else None
