@@ -265,13 +265,9 @@ def _with_options(parts: dict[str, dict[str, Any]], options: Options) -> dict[st
 
 
 def _parse_option(part: str, name: str, raw: str | tuple[str, ...], before: Any) -> Any:
-    """Parse the text or texts of an option: as YAML if they look so, else the field's validation parses them.
+    """Parse the text of an option, or the texts if it may be repeated, as YAML where they look so.
 
-    Args:
-        part: ``run`` or ``target``.
-        name: The field.
-        raw: The text; a tuple if the option may be repeated.
-        before: The value from the file, to which a mapping's names are added.
+    All else is left to the validation of the field. A mapping is added to ``before``, the value of the file.
     """
     field = f"{part}.{name}"
     if isinstance(raw, str):

@@ -52,7 +52,10 @@ def program_of(ctx: RunContext) -> tuple[Path | None, tuple[str, ...]]:
 
 
 def _code_folder(run: TrainingRun, base: Path) -> Path | None:
-    """Find the folder that ``run.code`` names; None: it is not set, or no project folder was found."""
+    """Find the folder that ``run.code`` names, or for ``auto`` the project's around the program.
+
+    None: the field is not set, or there is no project.
+    """
     if run.code != program.AUTO:
         return base / run.code if run.code else None
     kind, name = program.parse(run.program)
@@ -146,7 +149,7 @@ def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
     """
     run = ctx.run
     fields = (run.data, run.model, run.output, run.checkpoints, run.resume_from)
-    excluded = {Path(path) for path in fields if path and "://" not in path}
+    excluded = {Path(path) for path in fields if path and "://" not in path}  # no code, wherever they are
     home = ctx.driver.home(ctx)
     code = Code(root, {})
     for path in _code_files(root, excluded | ({home} if home else set())):
@@ -269,7 +272,7 @@ def _docker_patterns(root: Path) -> "PathSpec[Any]":  # in quotes: not generic b
         negation = "!" if text.startswith("!") else ""
         pattern = os.path.normpath(text.lstrip("!/"))
         if text and not pattern.startswith("#"):
-            patterns.append(f"{negation}/{pattern}")
+            patterns.append(f"{negation}/{pattern}")  # a slash, as they begin at the root
     return PathSpec.from_lines("gitignore", patterns)
 
 
@@ -286,11 +289,11 @@ def _lines(file: Path) -> list[str]:
 
 
 def _is_output(folder: Path) -> bool:
-    """Whether a folder has the manifest or the report of a run."""
+    """Whether a run wrote its report, or the manifest of a model, to a folder."""
     report = folder / output.REPORT
     if report.is_file() and run_report.parse(report.read_text(errors="replace")):
         return True
-    for name in output.manifests(lambda name: (folder / name).exists()):
+    for name in output.manifests(lambda name: (folder / name).exists()):  # the names that it may have
         manifest = folder / name
         with suppress(ValueError):  # it is no manifest
             if manifest.is_file() and Manifest.parse(manifest.read_text(errors="replace"))[0].files:

@@ -146,12 +146,15 @@ def _after_prepare(ctx: RunContext, listener: RunListener, trained: Callable[[Ha
 
 
 def _end(ctx: RunContext, listener: RunListener, failure: BaseException | None) -> Report:
-    """Clean up and return the report; raise the failure of the run if there is one."""
+    """Clean up and return the report, or raise ``failure``, which a verb raised, with the report's advice.
+
+    A Ctrl-C becomes a CancelledError. A failure is only logged if the run has succeeded in spite of it.
+    """
     interrupted = isinstance(failure, KeyboardInterrupt)
     try:
         with _reporting(listener, "cleanup"):
             written = _clean_up(ctx, by="the terminal" if interrupted else None)
-            if written is None:
+            if written is None:  # an earlier process has cleaned up
                 written = read_report(ctx)
                 remember(ctx)
     except Exception as error:

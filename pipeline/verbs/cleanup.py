@@ -271,9 +271,9 @@ def _advice_on_kept(ctx: RunContext, left: Remains, kept: list[str], until: floa
 
 
 def _output_was_dropped(ctx: RunContext, entry: Entry, handle: Handle) -> bool:
-    """Whether ``run.output`` became null after launch, while the attempt may have a model: keep the model."""
-    before = entry.described(handle.attempt).run.get("output")
-    if before is None or entry.export is None or entry.export["path"] is not None:
+    """Whether a model may not have been exported because ``run.output`` became null after the launch."""
+    output_at_launch = entry.described(handle.attempt).run.get("output")
+    if output_at_launch is None or entry.export is None or entry.export["path"] is not None:
         return False
     return ctx.driver.may_have_model(ctx, handle)
 

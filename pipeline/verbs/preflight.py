@@ -82,7 +82,7 @@ def _program(ctx: RunContext) -> Findings:
             f"there is no script {name}, and no recipe of that name",
             f"Give a script's path, `-m module`, or a recipe: {', '.join(program.RECIPES)}",
         )
-    # An image may have modules that this environment lacks.
+    # An image may have modules that this environment lacks; `_code` looks for a module in run.code.
     missing = kind == "module" and not has_module(ctx.base, name) and not installed(name)
     if missing and ctx.run.code is None and not ctx.target.has_image:
         yield Finding(
@@ -194,7 +194,7 @@ def _sources(ctx: RunContext) -> Findings:
     """Find that a recipe on transformers has no data, no base checkpoint, or only a part of one's files."""
     run, options = ctx.run, _options(ctx)
     if run.program not in ("question_answering", "causal_lm") or options is None or run.env_from:
-        return
+        return  # also because a Secret of env_from may name them
     if not run.data and "MANYCPU_DATA" not in run.env and not any(map(options.get, _DATA_OPTIONS)):
         fix = "Name a folder or a file there, or give --dataset_name or --train_file in run.args"
         yield Finding("run.data", "there is no data set", fix)

@@ -36,13 +36,9 @@ _WRITES: Final = set("wax")  # in the mode of open()
 
 
 def process_findings(source: str, name: str, subprocesses: int, threads: int | None) -> Iterator[Finding]:
-    """Find mistakes in how a program's main file starts processes, as warnings.
+    """Find mistakes in how a program's main file (``name``) starts processes, as warnings.
 
-    Args:
-        source: The main file's text.
-        name: Its name, for messages.
-        subprocesses: Processes that each rank starts, as ``run.subprocesses`` says.
-        threads: Threads of a rank in the CPU plan; None: unknown.
+    ``threads`` are those of a rank in the CPU plan; None: unknown.
     """
     try:
         program = _Program(source)
@@ -176,15 +172,18 @@ class _Program:
             return "multiprocessing"
         return ""
 
-    def _starting_call(self, call: ast.Call, seen: set[str]) -> ast.Call | None:
-        """Find the call that starts processes: this call, or one in a function of this file that it calls."""
+    def _starting_call(self, call: ast.Call, callers: set[str]) -> ast.Call | None:
+        """Find the call that starts processes: this call, or one in a function of this file that it calls.
+
+        ``callers``: the functions through which the search came, which it does not enter again.
+        """
         name = self._name(call.func)
         if name in _STARTERS:
             return call
-        if name in seen or name not in self.functions:
+        if name in callers or name not in self.functions:
             return None
         for inner in _calls(_executed_nodes(self.functions[name].body, guarded=False)):
-            start = self._starting_call(inner, seen | {name})
+            start = self._starting_call(inner, callers | {name})
             if start is not None:
                 return start
         return None
@@ -193,7 +192,7 @@ class _Program:
         """Find the start method of processes; None: the file sets none, or several."""
         if self._name(start.func) == _ALWAYS_SPAWN:
             return "spawn"
-        methods = set()
+        methods = set()  # all that the file sets, anywhere
         for call in _calls(ast.walk(self.tree)):
             by_name = {keyword.arg: keyword.value for keyword in call.keywords}
             method = by_name.get("method") or by_name.get("start_method")

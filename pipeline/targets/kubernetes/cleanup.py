@@ -130,7 +130,7 @@ def remove(ctx: ClusterContext) -> list[str]:
         return wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S)
     uid = ctx.ledger.uid()
     undeleted = _begin_removal(ctx, uid)
-    left_out = partial(_stays if undeleted else _is_of_another_run, uid)
+    left_out = partial(_stays if undeleted else _is_of_another_run, uid)  # see `_begin_removal`
     return undeleted + wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S, but=left_out)
 
 

@@ -252,18 +252,18 @@ def _judge_by_exit_records(ctx: ClusterContext) -> None:
     state = attempt_state(entry, handle)
     snapshot = JobSnapshot(handle, (claim_of(ctx),))
     snapshot.replace(*observe(ctx, handle))
-    failed = judgement.status_without_budgets(started.run, snapshot, state.activity)
-    if state.verdict or failed.state is not RunState.FAILED:
+    job_status = judgement.status_without_budgets(started.run, snapshot, state.activity)
+    if state.verdict or job_status.state is not RunState.FAILED:  # judged by a follower, or not failed
         return
     records = list[dict[str, Any]]()
-    if exit_records.are_needed(failed, snapshot, state.observed):
+    if exit_records.are_needed(job_status, snapshot, state.observed):
         try:
             records = exit_records.read(ctx, handle.attempt)
         except RunGoneError:
             raise
         except exit_records.UNREADABLE as error:
-            _LOG.warning("%s", exit_records.with_unreadable_records(failed, error).reason)
-    judged = exit_records.judge(failed, snapshot, state.observed, records)
+            _LOG.warning("%s", exit_records.with_unreadable_records(job_status, error).reason)
+    judged = exit_records.judge(job_status, snapshot, state.observed, records)
     if judged.state is RunState.SUCCEEDED:
         _LOG.info("attempt %d counts as a success: %s", handle.attempt, judged.reason)
         state.verdict, state.ended = judged, judgement.end_time(snapshot) or time.time()

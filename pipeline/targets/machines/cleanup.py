@@ -40,7 +40,8 @@ def keep_results(ctx: MachineContext, seconds: float | None) -> list[str]:
     ctx.ledger.keep(seconds)  # first, so that a kill from here on loses no record
     needed = {folder / name for name in _RUN_RECORDS} | set(results)
     needed |= {attempt / name for attempt in attempts for name in _ATTEMPT_RECORDS}
-    for path in [*_children(folder), *(child for attempt in attempts for child in _children(attempt))]:
+    children = [*_children(folder), *(child for attempt in attempts for child in _children(attempt))]
+    for path in children:
         if path not in needed and path.name != "attempts":
             _delete(path)
     hosts.keep_only(ctx, folder, {*_RUN_RECORDS, *_ATTEMPT_RECORDS, "attempts", "checkpoints", "output"})

@@ -86,7 +86,7 @@ def _without_the_oldest(fields: Fields) -> Fields:
 
 
 def _only_the_last_meeting(everything: Fields) -> Fields:
-    """Keep of all meetings only the last one, and drop how far the logs were read."""
+    """Keep only the last meeting; drop which ranks introduced or ended themselves, and the log positions."""
     fields = _without_the_oldest(everything)
     observed = {name: value for name, value in fields.get("observed", {}).items() if name != "introduced"}
     shortened = fields | {"cursor": {}, "parted": {}, "observed": observed}

@@ -106,7 +106,7 @@ class JobSnapshot:
         Returns:
             Whether an object of this job has changed, or its kind is listed for the first time.
         """
-        before = self._objects.get(kind, {})
+        before = self._objects.get(kind, {})  # as `after`: uid -> object of this job
         given = {item["metadata"]["uid"]: item for item in objects if self.is_about_job(kind, item)}
         removed = {item["metadata"]["uid"]: item for item in deleted if self.is_about_job(kind, item)}
         # Unchanged objects stay the same Python objects: values that were derived from them stay cached.
@@ -167,7 +167,7 @@ class JobSnapshot:
         name = about.get("name", "")
         if about.get("kind") == "PersistentVolumeClaim":
             return name in self._claims
-        return bool(name == self.name or name.startswith(f"{self.name}-"))
+        return bool(name == self.name or name.startswith(f"{self.name}-"))  # the second: one of its pods
 
     @property
     def job(self) -> KubeObject | None:

@@ -194,6 +194,7 @@ def describe_wait_once(cluster: Cluster, snapshot: JobSnapshot, now: float) -> s
 def _describe_wait_and_position(
     workload: KubeObject | None, job: KubeObject, pending: list[KubeObject], now: float
 ) -> str:
+    """Describe what a job waits for, one line for each reason; the last one is its position in the queue."""
     lines = describe_wait(workload, job, now)
     if workload is not None and lines:
         lines.append(describe_position(workload, pending))

@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 def patch(kind: JobKind, note: Note, version: str) -> KubeObject:
-    """Build the patch that suspends or resumes a job, unless the job has another resourceVersion by now."""
+    """Build the patch that suspends or resumes a job; refused if the job has another ``version`` by now."""
     meta = {"resourceVersion": version, "annotations": {NOTE: note.model_dump_json()}}
     return {"metadata": meta, **kind.with_suspend(not note.resumed)}
 
@@ -87,7 +87,7 @@ class Job(NamedTuple):
 
     def covers(self, other: "Job") -> bool:
         """Whether the other job cannot fit while this one does not, as the other asks for as much or more."""
-        if self.claim:
+        if self.claim:  # it waits for this claim, not for room
             return self.claim in other.claims
         each_asks_more = all(number <= other.ask.get(resource, 0) for resource, number in self.ask.items())
         return self.place == other.place and self.need <= other.need and each_asks_more
