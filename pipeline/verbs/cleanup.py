@@ -274,7 +274,7 @@ def _output_was_dropped(ctx: RunContext, entry: Entry, handle: Handle) -> bool:
     """Whether a model may not have been exported because ``run.output`` became null after the launch."""
     output_at_launch = entry.described(handle.attempt).run.get("output")
     if output_at_launch is None or entry.export is None or entry.export["path"] is not None:
-        return False
+        return False  # it never had an output, or was exported to one
     return ctx.driver.may_have_model(ctx, handle)
 
 

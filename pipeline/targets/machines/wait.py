@@ -85,7 +85,7 @@ def status(
 ) -> Status:
     """Read the status of an attempt; a success needs the proof of scale, from the log.
 
-    ``activity`` has read a part of the log; None: what was saved of it is read.
+    ``activity`` reads the log on from where it was; None: a new reader does, from where the saved one was.
     """
     observation = process.observe(handle)  # before the log: the end comes after the last line
     observed = activity.read_new() if activity else ActivityLog(Path(handle.directory)).read_all()

@@ -166,7 +166,7 @@ def restarts(snapshot: JobSnapshot) -> int:
 
 
 def _restarts_of_pod(pod: KubeObject, _: list[KubeObject]) -> int:
-    """Return the number of restarts of the pod's container that was restarted most often."""
+    """Return the restarts of the pod's container that was restarted most often; 0: no end of one is known."""
     return max(
         (container.restarts for container in containers(pod) if not container.init and container.last),
         default=0,

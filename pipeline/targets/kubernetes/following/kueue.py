@@ -70,7 +70,7 @@ def describe_wait(workload: KubeObject | None, job: KubeObject, now: float) -> l
 
 
 def _describe_quota(workload: KubeObject, evicted: KubeObject | None) -> Iterator[str]:
-    """Yield Kueue's message on which quota is too small, and, if it is, that even the whole quota is.
+    """Yield Kueue's message on the quota that is lacking, then a warning if even an unused one is too small.
 
     Args:
         workload: The workload.
@@ -84,7 +84,7 @@ def _describe_quota(workload: KubeObject, evicted: KubeObject | None) -> Iterato
             insufficient = _INSUFFICIENT.findall(message)
             flavors = {flavor for _, flavor in insufficient}
             too_small = {flavor for unused, flavor in insufficient if not unused}
-            if flavors and too_small == flavors:  # in every flavor, even if no job used it
+            if flavors and too_small == flavors:  # in every flavor, the whole quota is too small
                 yield "its queue may never have as much: ask for less, or have its quota raised"
 
 

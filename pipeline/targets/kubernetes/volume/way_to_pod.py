@@ -87,7 +87,7 @@ class WayToPod:
         try:
             return _talk_over(streams, talk, progress)
         except LostError as error:
-            reading.join(_END_TIMEOUT_S)  # the pod's program may be about to end
+            reading.join(_END_TIMEOUT_S)  # the pod's program may be about to end, with an exit code
             self._fell_silent = isinstance(error, SilentError) or running.exit_code == _SILENCE
             raise
         finally:
