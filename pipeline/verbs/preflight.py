@@ -40,7 +40,7 @@ from manycpu.pipeline.verbs.source_checks import process_findings, relative_writ
 Findings = Iterator[Finding]
 _IN_BRACES = re.compile(r"(?<![{$])\{(\s*\w+\s*)\}(?!\})")
 """Matches {word}, but neither ${word} of a shell nor {{word}} of a template."""
-_LIKE = 0.8  # difflib ratio: `dta` and `ouput` are similar to a placeholder, `out` and `step` are not
+_LIKE = 0.8  # difflib ratio, at which `dta` and `ouput` are like a placeholder, and `out` and `step` are not
 _WORDS_LIKE_PLACEHOLDERS = frozenset({"date", "mode"})
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _OF_THE_HUB = ("datasets/", "spaces/", "buckets/")
@@ -50,9 +50,9 @@ _CHECKPOINT = (
     ("weights", ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin"), "from_scratch"),
     ("tokenizer", ("tokenizer*", "vocab*", "*.model"), "tokenizer_name"),
 )
-"""A part of a base checkpoint, patterns of its files, and the option that makes it needless."""
-_ANSWER_S = 5.0  # timeout for a web server; staging asks a slower one again
-_PARSER_S = 60.0  # for a recipe's parser
+"""A part of a base checkpoint, patterns of its files (one is enough), and the option that replaces it."""
+_WEB_TIMEOUT_S = 5.0  # for a web server; staging asks a slower one again
+_PARSER_TIMEOUT_S = 60.0  # for a recipe's parser
 _READ_ONLY = ["dask", "data", "dvc", "gist", "git", "github", "http", "https", "libarchive", "reference"]
 _CACHES = ["blockcache", "cached", "filecache", "simplecache"]
 _NO_OUTPUT = {
@@ -82,7 +82,7 @@ def _program(ctx: RunContext) -> Findings:
             f"there is no script {name}, and no recipe of that name",
             f"Give a script's path, `-m module`, or a recipe: {', '.join(program.RECIPES)}",
         )
-    # An image may have modules that this environment lacks.
+    # An image may have modules that this environment lacks; `_code` looks for a module in run.code.
     missing = kind == "module" and not has_module(ctx.base, name) and not installed(name)
     if missing and ctx.run.code is None and not ctx.target.has_image:
         yield Finding(
@@ -97,7 +97,7 @@ def _main_file(ctx: RunContext) -> Findings:
     path = main_file(ctx.run, ctx.base)
     if path is None:
         return
-    here = ctx.target.is_this_machine  # other nodes may have a newer Python
+    ranks_run_here = ctx.target.is_this_machine  # other nodes may have a newer Python
     try:
         with warnings.catch_warnings(action="ignore"):  # the ranks print the warnings of Python
             ast.parse(path.read_bytes(), path.name)
@@ -105,9 +105,9 @@ def _main_file(ctx: RunContext) -> Findings:
         line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         why = error.msg if isinstance(error, SyntaxError) else str(error)
         fix = "Mend it, or give another script"
-        yield Finding("run.program", f"{path} is no Python: {why}{line}", fix, fatal=here)
+        yield Finding("run.program", f"{path} is no Python: {why}{line}", fix, fatal=ranks_run_here)
     source = path.read_text(errors="replace")
-    threads = cpu_plan.plan(Machine.observe(), ctx.run.cpu_request).threads if here else None
+    threads = cpu_plan.plan(Machine.observe(), ctx.run.cpu_request).threads if ranks_run_here else None
     yield from process_findings(source, path.name, ctx.run.subprocesses, threads)
     with suppress(BadInputError):  # `_code` reports a wrong `run.code`
         yield from import_findings(ctx)
@@ -123,6 +123,7 @@ def _main_file(ctx: RunContext) -> Findings:
 
 
 def _code(ctx: RunContext) -> Findings:
+    """Check that the files of the program's folder can be read, and are not too many or too large."""
     try:
         root, arguments = program_of(ctx)
         if root and root.is_dir() and (arguments[0] == "-m" or (root / arguments[0]).is_file()):
@@ -134,9 +135,9 @@ def _code(ctx: RunContext) -> Findings:
 
 
 def _recipe(ctx: RunContext) -> Findings:
+    """Check data and options of a recipe for faults that are certain; the recipe checks the rest."""
     run = ctx.run
     data = Path(run.data) if run.data and Path(run.data).exists() else None
-    # A recipe checks its own options; only what is certain is said here.
     if run.program == "question_answering":
         if data and (problems := squad.problems(data)):
             yield Finding("run.data", problems[0], "Give files in SQuAD v1.1 format")
@@ -152,8 +153,8 @@ def _recipe(ctx: RunContext) -> Findings:
             yield Finding("run.args", message, fix)
     elif run.program == "causal_lm":
         yield from language_findings(run.data, run.model, options)
-    elif data:
-        if any(name.startswith(("data", "label")) for name in options):
+    elif data:  # image_classification
+        if any(name.startswith(("data", "label")) for name in options):  # they say how to read the data
             return
         try:
             images.read(str(run.data), images.LABEL_PATTERN)
@@ -162,7 +163,7 @@ def _recipe(ctx: RunContext) -> Findings:
 
 
 def _options(ctx: RunContext) -> recipe_options.Options | None:
-    """Read the options of a recipe; None: a script's, whose file may be large, or in a file elsewhere."""
+    """Read the options of a recipe; None: the program is no recipe, or a file with options is not here."""
     if ctx.run.program not in program.RECIPES:
         return None
     try:
@@ -172,9 +173,9 @@ def _options(ctx: RunContext) -> recipe_options.Options | None:
 
 
 def _recipe_arguments(ctx: RunContext) -> Findings:
-    """Have a recipe's own parser read its options, in a process of its own: it imports torch.
+    """Have a recipe's own parser check its options, in another process, because the parser imports torch.
 
-    On this machine the ranks do the same, as soon.
+    If the ranks run on this machine, that is left to them: they begin as soon.
     """
     run, recipe = ctx.run, program.parse(ctx.run.program)
     if recipe.kind != "recipe" or not run.args or ctx.target.is_this_machine:
@@ -184,16 +185,16 @@ def _recipe_arguments(ctx: RunContext) -> Findings:
         argv = recipe_options.words(run.args, ctx.base)
         question = json.dumps({"recipe": recipe.name, "argv": argv, "env": env}).encode()
         command = [sys.executable, "-P", "-m", recipes.__name__]
-        answered = commands.run(command, timeout=_PARSER_S, input=question)
-        if answered.code == 0:  # else this machine has not what the recipe needs
+        answered = commands.run(command, timeout=_PARSER_TIMEOUT_S, input=question)
+        if answered.code == 0:  # else this machine lacks packages of the recipe
             yield from (Finding(**wrong) for wrong in json.loads(answered.out.splitlines()[-1]))
 
 
 def _sources(ctx: RunContext) -> Findings:
-    """Find that a recipe on transformers has no data or no base checkpoint, or not all files of one."""
+    """Find that a recipe on transformers has no data, no base checkpoint, or only a part of one's files."""
     run, options = ctx.run, _options(ctx)
     if run.program not in ("question_answering", "causal_lm") or options is None or run.env_from:
-        return
+        return  # also because a Secret of env_from may name them
     if not run.data and "MANYCPU_DATA" not in run.env and not any(map(options.get, _DATA_OPTIONS)):
         fix = "Name a folder or a file there, or give --dataset_name or --train_file in run.args"
         yield Finding("run.data", "there is no data set", fix)
@@ -203,8 +204,8 @@ def _sources(ctx: RunContext) -> Findings:
         fix = "Name a folder or a model there, or give --model_name_or_path in run.args"
         yield Finding("run.model", "there is no base checkpoint", fix)
     elif Path(run.model).is_dir():
-        for part, patterns, needless in _CHECKPOINT:
-            if needless not in options and not any(any(Path(run.model).glob(name)) for name in patterns):
+        for part, patterns, option in _CHECKPOINT:
+            if option not in options and not any(any(Path(run.model).glob(name)) for name in patterns):
                 fix = "Give a folder that save_pretrained has written"
                 yield Finding("run.model", f"{run.model} has no {part}", fix)
 
@@ -219,6 +220,7 @@ def _data(ctx: RunContext) -> Findings:
 
 
 def _source(url: str | None, field: str, base: Path) -> Findings:
+    """Check that a source exists, is not empty, and can be copied; of a URL, only that it is no web page."""
     if url is None:
         return
     try:
@@ -228,7 +230,7 @@ def _source(url: str | None, field: str, base: Path) -> Findings:
         return
     if source.local is None:  # staging checks the rest of a remote source
         with suppress(Exception):  # each fsspec protocol raises its own error types
-            if source.is_web_page(_ANSWER_S):
+            if source.is_web_page(_WEB_TIMEOUT_S):
                 message = f"{url} is a web page, such as a list of files, and no data set"
                 yield Finding(field, message, "Name a file of it, or an archive")
         return
@@ -256,7 +258,7 @@ def _unreadable(field: str, error: Exception, url: str | None = None) -> Finding
 
 
 def _output(ctx: RunContext) -> Findings:
-    """Find what is wrong with the output as it is, also that it holds other files."""
+    """Check that the output is no file, and has no files that this run did not write."""
     if ctx.output_in_cluster:  # `stage` checks it from inside the cluster
         return
     try:
@@ -286,7 +288,8 @@ def _places(ctx: RunContext) -> Findings:
         output = ctx.output.local
         for field, path in (("output", output), ("checkpoints", ctx.run.checkpoints)):
             place = path and Path(path).resolve()
-            if place and (place in {each.parent for each in own} or any(map(place.is_relative_to, own))):
+            is_home = place in {each.parent for each in own}
+            if place and (is_home or any(map(place.is_relative_to, own))):
                 message = f"{path} is where manycpu keeps its own, and deletes it"
                 yield Finding(f"run.{field}", message, "Give a folder elsewhere")
         for field in ("data", "model"):
@@ -300,9 +303,9 @@ def _places(ctx: RunContext) -> Findings:
 
 def _writable(ctx: RunContext) -> Findings:
     """Check that the output can be written, by making the folders of an export for a moment."""
-    useless = next((name for name in protocols(ctx.destination) if name in _NO_OUTPUT), None)
-    if useless is not None:
-        message = _NO_OUTPUT[useless].format(useless)
+    unfit = next((name for name in protocols(ctx.destination) if name in _NO_OUTPUT), None)
+    if unfit is not None:
+        message = _NO_OUTPUT[unfit].format(unfit)
         yield Finding("run.output", message, "Give a folder, or a URL of storage, such as s3://bucket/folder")
         return
     if ctx.output_in_cluster:

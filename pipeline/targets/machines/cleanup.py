@@ -24,7 +24,7 @@ from manycpu.pipeline.targets.machines.wait import ACTIVITY
 _RUN_RECORDS = frozenset({"ledger.json", "lease.json", "uses"})
 # The end of an attempt and what its ranks reported: the next attempt and the report need them.
 _ATTEMPT_RECORDS = frozenset({process.HANDLE, process.EXIT, ACTIVITY})
-# Patterns on hosts; the folder itself counts too, because a program may replace it by a link.
+# Patterns of results on hosts; the folder itself counts too, because a program may replace it by a link.
 _OUTPUTS = ("attempts/*/output", "attempts/*/output/*")
 _RESULTS = (*_OUTPUTS, "checkpoints", "checkpoints/*")
 
@@ -43,7 +43,8 @@ def keep_results(ctx: MachineContext, seconds: float | None, *, checkpoints: boo
     ctx.ledger.keep(seconds)  # first, so that a kill from here on loses no record
     needed = {folder / name for name in _RUN_RECORDS} | set(results)
     needed |= {attempt / name for attempt in attempts for name in _ATTEMPT_RECORDS}
-    for path in [*_children(folder), *(child for attempt in attempts for child in _children(attempt))]:
+    children = [*_children(folder), *(child for attempt in attempts for child in _children(attempt))]
+    for path in children:
         if path not in needed and path.name != "attempts":
             _delete(path)
     hosts.keep_only(ctx, folder, {*_RUN_RECORDS, *_ATTEMPT_RECORDS, "attempts", "checkpoints", "output"})
@@ -57,7 +58,7 @@ def _attempts(ctx: MachineContext) -> list[Path]:
 
 
 def _stray_results(ctx: MachineContext) -> list[Path]:
-    """List the working folders of attempts whose files there are all that they wrote, or have no output."""
+    """List the ``work`` folders that have files of the program, of attempts that wrote none to an output."""
     folders = []
     for number, attempt in ctx.ledger.read().attempts.items():
         work = working_folder(attempt_directory(ctx, number))
@@ -90,7 +91,7 @@ def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
 
     Args:
         ctx: The run.
-        only_over: Whether to delete nothing if the run's lease was renewed.
+        only_over: Delete only a run whose lease is over; a run whose lease was renewed stays.
     """
     left: list[str] = []
     folder = directory_of(ctx)
