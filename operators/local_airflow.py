@@ -217,7 +217,7 @@ def _clean_up_runs() -> None:
 
 
 def ui() -> int:
-    """Run Airflow until Ctrl-C or SIGTERM; its exit code where it ends by itself."""
+    """Run Airflow until Ctrl-C or SIGTERM; returns 0 then, or Airflow's exit code if it ends by itself."""
     folder = home()
     if text := os.environ.get("PORT"):
         if not text.isdecimal() or not 0 < int(text) < 1 << 16:
@@ -246,7 +246,7 @@ def _is_free(port: int) -> bool:
 
 
 def end_session(leader: int, timeout_s: float = _END_TIMEOUT_S) -> None:
-    """End every process of a session: Airflow's parent leaves its children behind.
+    """End every process of a session, SIGTERM first: Airflow's main process does not end its children.
 
     Trainings continue: each has a session of its own.
     """
@@ -330,7 +330,7 @@ def _cancel_trainings() -> None:
 
     for ctx in driver_of("local").runs(Local()):
         with suppress(RunGoneError):
-            if ctx.ledger.lease().holder is None:  # commands and notebooks hold theirs, and end them
+            if ctx.ledger.lease().holder is None:  # a holder is a command or notebook, which ends its run
                 cancel(ctx, by="the end of make ui")
 
 
