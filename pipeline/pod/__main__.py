@@ -28,7 +28,7 @@ def main(command: str) -> int:
     with Channel(streams or stdin, streams or stdout, lambda: os._exit(os.EX_UNAVAILABLE)) as channel:
         code = answer(channel, command)
         stdout.flush()
-        # At once: Python would wait for a thread that reads stdin.
+        # Not sys.exit: Python would wait for the thread that reads stdin.
         os._exit(code)
 
 

@@ -154,7 +154,7 @@ def write_beside(channel: Channel, url: str, key: str, name: str, text: str) -> 
 
 
 def read(channel: Channel, url: str, name: str) -> None:
-    """Read a small file from a URL, and list two of the files in its folder, but no run.log."""
+    """Read a small file of the folder at a URL, and list the first two files there, a run's run.log aside."""
     location = Location.of(url, "run.output")
     items = location.without_odd(lambda *_: None).items() if location.exists() else ()
     own = transfer.for_people(location)

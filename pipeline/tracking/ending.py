@@ -82,11 +82,11 @@ def tell_champion(key: str, sha256: str) -> None:
         sha256: Digest of the model that the run exported.
     """
 
-    def name() -> None:
+    def give_alias() -> None:
         if named := name_champion(key, sha256):
             _LOG.info("alias champion: %s", named)
 
-    if why := _failure(name, _CHAMPION_TIMEOUT_S):
+    if why := _failure(give_alias, _CHAMPION_TIMEOUT_S):
         _LOG.warning("MLflow did not receive the champion: %s", redacted(why))
 
 
@@ -130,8 +130,9 @@ def _deliver(
 
 
 def _send(name: str, ctx: RunContext, attempt: Tracked, ending: Ending, places: dict[str, Place]) -> None:
+    """Send an end to one tracker, and note its place before and after: a tracker may never answer."""
     tracker = open_tracker(name, ctx)
-    places[name] = tracker.place_of(attempt)  # a tracker that never answers has an address, too
+    places[name] = tracker.place_of(attempt)
     try:
         tracker.end(attempt, ending)
     finally:

@@ -103,6 +103,7 @@ class _TrackerListener(Silent):
             with self._change:
                 if why is not None:
                     self._warn_once(why)
+                    # Put the batch back before the newer points; its oldest are dropped if there is no room.
                     room = _QUEUE_POINTS - len(self._queue)
                     self._queue.extendleft(reversed(batch[-room:] if room else []))
                 queued = len(self._queue)

@@ -212,7 +212,7 @@ def _wait_for_decision(files: _ClaimFiles, key: str) -> Claim | None:
             if other.held:
                 return other
         for other in others:
-            if other.held is False and other.key < key:
+            if other.held is False and other.key < key:  # of runs that ask, the lowest key gets the output
                 return other
         if time.monotonic() > deadline:
             return others[0]

@@ -249,6 +249,7 @@ def _complete(
     """Rename a finished copy to its destination, and write the marker that makes it complete."""
     disk.sync(partial)
     # A folder without its marker cannot be trusted: move it aside. Processes that read it find the new one.
+    # The name is that of a broken copy, which the next copy deletes if this process is killed.
     aside = destination.with_name(f"{destination.name}.{'0' * DIGITS}{partial.suffixes[-2]}.partial")
     if destination.exists():
         destination.rename(aside)

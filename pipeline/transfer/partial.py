@@ -175,12 +175,12 @@ def _broken_copies(stem: Path) -> list[Path]:
 
 
 def _adopt_or_make(stem: Path, partial: Path, tick: Tick) -> bool:
-    """Rename a broken copy of the same files to ``partial``, or else make an empty folder; return which.
+    """Rename a broken copy of the same files to ``partial``, and return True; else make an empty folder.
 
     All other broken copies of this destination are deleted.
     """
-    same_files = partial.name.removesuffix(partial.suffixes[-2] + ".partial")
-    delete_broken_copies(stem, except_prefix=f"{same_files}.", tick=tick)
+    name_without_token = partial.name.removesuffix(partial.suffixes[-2] + ".partial")
+    delete_broken_copies(stem, except_prefix=f"{name_without_token}.", tick=tick)
     for broken in _broken_copies(stem):
         with suppress(FileNotFoundError):
             if partial.exists():

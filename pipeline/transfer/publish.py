@@ -149,7 +149,7 @@ def _with_report_renamed(manifest: Manifest, name: str) -> Manifest:
 def _delete_outdated(destination: Location, manifest: Manifest, key: str, tick: Tick) -> None:
     """Delete files of an earlier export that this one does not contain.
 
-    Meanwhile its manifest has another name: a folder with a manifest is complete at all times.
+    Before the first file is deleted, the earlier manifest gets another name: only a complete folder has one.
     """
     current = {(file.path, file.sha256) for file in manifest.files}
     # A file of this export may be there from a broken upload: _upload compares its content.
@@ -182,7 +182,7 @@ def _upload(origin: Location, destination: Location, file: File, target: File, t
     """
     if _is_uploaded(origin, destination, file, target, tick):
         return
-    for new in (True, False):
+    for new in (True, False):  # new: the storage refuses to replace a file
         try:
             with origin.open(file.path) as reader, destination.writing(target.path, new=new) as writer:
                 while block := reader.read(1 << 20):
