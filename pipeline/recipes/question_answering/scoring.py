@@ -91,6 +91,7 @@ def answers(
         texts = [(context[start:end], score) for score, start, end in best]
         text, odds = texts[0][0] if texts else "", None
         if limits.null_threshold is not None:
+            # "No answer" scores as in the stretch where it is least likely: the answer may be there.
             null = min(
                 (float(starts[feature][NOWHERE] + ends[feature][NOWHERE]) for feature in own), default=0.0
             )
@@ -98,7 +99,8 @@ def answers(
             text = "" if odds > limits.null_threshold else text
             texts = sorted([*texts, ("", null)], key=lambda pair: -pair[1])
         logits = np.array([score for _, score in texts])
-        shares = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum() if texts else logits
+        weights = np.exp(logits - logits.max()) if texts else logits
+        shares = weights / weights.sum()  # probabilities: the softmax of the logits
         listed = [
             {"text": each, "score": score, "probability": float(share)}
             for (each, score), share in zip(texts, shares, strict=True)
@@ -208,6 +210,7 @@ def score(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]
 
 
 def _best(measure: Callable[[str, str], float], prediction: str | None, answers: Sequence[str]) -> float:
+    """Return the best score of a prediction over the reference answers; None: 0."""
     if prediction is None:
         return 0.0
     # Version 2.0 leaves out references that normalise to nothing; with none left, the answer is "no answer".
