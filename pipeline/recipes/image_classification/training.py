@@ -160,7 +160,7 @@ class _Epochs:
         _save_bare_models(accelerator)
 
     def resume(self, checkpoint: str | None) -> int:
-        """Resume from a checkpoint, also of a world of another size; returns the step."""
+        """Resume from a checkpoint, also from one of another number of ranks; returns the step."""
         if checkpoint:
             self._accelerator.load_state(checkpoint)
             state = json.loads(Path(checkpoint, "trainer_state.json").read_text(encoding="utf-8"))
@@ -181,6 +181,7 @@ class _Epochs:
         return results or self._evaluate()
 
     def _epoch(self, epoch: int, pace: Pace) -> None:
+        """Train the steps of an epoch that are left; report progress, and save checkpoints when due."""
         self._model.train()
         self._train_loader.set_epoch(epoch)
         total, every = self._epoch_steps * self._images.num_epochs, self._options.save_every
@@ -206,6 +207,7 @@ class _Epochs:
                 self._save()
 
     def _inputs(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return a batch's images, normalised and laid out in memory for the model."""
         inputs = (batch["image"] - self._mean) / self._std
         return inputs.to(memory_format=torch.channels_last) if self._images.channels_last else inputs
 
@@ -240,7 +242,7 @@ class _Epochs:
 
 
 def _save_bare_models(accelerator: Accelerator) -> None:
-    """Have checkpoints hold the bare model, which a world of any size can load."""
+    """Make checkpoints hold the model without its wrappers, so that any number of ranks can load it."""
     bare = partial(accelerator.unwrap_model, keep_torch_compile=False)
 
     def save(models: list[Any], weights: list[Any], _: str) -> None:
