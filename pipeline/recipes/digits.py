@@ -83,7 +83,7 @@ def evaluate(model: str, data: str) -> dict[str, float]:
 
 
 def predict(model: str, data: str, output: str) -> dict[str, int]:
-    """Predict the digit of each row, each rank of its share, and write them in the order of the rows.
+    """Predict the digit of each row, each rank for its share, and write all digits in the order of the rows.
 
     Returns:
         The number of rows.
@@ -96,6 +96,7 @@ def predict(model: str, data: str, output: str) -> dict[str, int]:
     shares: list[list[int]] = [[] for _ in range(size)]
     dist.all_gather_object(shares, predicted)
     if rank == 0:
+        # Row number n is in the share of rank n modulo size.
         lines = [f"{row},{shares[row % size][row // size]}" for row in range(len(rows))]
         Path(output, "predictions.csv").write_text("\n".join(["row,digit", *lines]) + "\n")
     dist.destroy_process_group()
@@ -119,6 +120,7 @@ def _read(folder: str) -> list[list[int]]:
 
 
 def _labelled(rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Split rows into images (rows, 64) and labels (rows,)."""
     return _images([row[1:] for row in rows]), torch.tensor([row[0] for row in rows])
 
 
