@@ -117,6 +117,7 @@ def translate(config: Fields, run: Fields, target: Fields) -> Translation:
 
 
 def _refuse_unknown(config: Fields) -> None:
+    """Raise BadInputError if the config has a key that Accelerate does not know, also in a section."""
     _refuse_others(config, (*_TRANSLATED, *_UNUSED, *_OTHER_SECTIONS))
     for name, known in _SECTION_KEYS.items():
         section = config.get(name) or {}
@@ -150,6 +151,7 @@ def _refuse_parallelism(config: Fields) -> None:
 
 
 def _scale(config: Fields, run: Fields) -> dict[str, Any]:
+    """Return ``nnodes`` and ``nproc_per_node``, from the given fields or else from the config."""
     nnodes = run.get("nnodes", config.get("num_machines", 1))
     if "nproc_per_node" in run:
         return {"nnodes": nnodes, "nproc_per_node": run["nproc_per_node"]}
@@ -166,6 +168,7 @@ def _scale(config: Fields, run: Fields) -> dict[str, Any]:
 
 
 def _count(value: object) -> int:
+    """Read a number of machines or processes; 0: it is no number."""
     return int(str(value)) if str(value).isdecimal() else 0
 
 
@@ -180,8 +183,8 @@ def _missing_target_fields(config: Fields, nnodes: object, given: Fields) -> dic
     3. The config has no hostfile: BadInputError, since nothing names the machines.
     4. Otherwise: baremetal, with the config's hostfile.
     """
-    named = (config.get("mpirun_config") or {}).get("mpirun_hostfile")
-    hostfile = str(Path(named).expanduser()) if named else None
+    path = (config.get("mpirun_config") or {}).get("mpirun_hostfile")
+    hostfile = str(Path(path).expanduser()) if path else None
     if given.get("kind", "baremetal") != "baremetal" or "hostfile" in given:
         return {"kind": given.get("kind", "baremetal")}
     if "kind" not in given and str(nnodes) == "1":
@@ -230,6 +233,7 @@ def _fsdp(config: Fields) -> dict[str, str]:
 
 
 def _notes(config: Fields, asked_precision: str, dtype: str) -> list[str]:
+    """List what of the config is read in another way than it is written, or is not used."""
     kind = config.get("distributed_type") or "NO"  # YAML reads NO as false
     unused = [name for name in _UNUSED if config.get(name) not in _EMPTY_VALUES]
     notes = {

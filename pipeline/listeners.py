@@ -142,7 +142,8 @@ class Paced:
 
 
 def _time_of(event: Event) -> float:
-    if event.time is None or isinstance(event, OwnEvent):  # a script may write any time
+    """Return when an event was written; now, if that is missing, or from a script, which may be wrong."""
+    if event.time is None or isinstance(event, OwnEvent):
         return time.time()
     return float(event.time)
 

@@ -219,7 +219,7 @@ def _find_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[st
     number, world, rank = event.round or 0, event.world_size, event.rank
     if time:
         if (introduction := f"{rank}@{time}") in observed.introduced:
-            return {"ranks": [rank]}
+            return {"ranks": [rank]}  # the line is read again: a meeting that the rank has joined
         observed.introduced.append(introduction)
     # The first that still misses the rank: the lines of several pods arrive in no particular order.
     for meeting in observed.rounds:
