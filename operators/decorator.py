@@ -147,6 +147,7 @@ class _Call:
         """
         from manycpu.pipeline.spec.events import RETURN_LIMIT
 
+        # Parameters whose paths the rank fills in: those with a value, and checkpoints in any case.
         places = [name for name in self.places if name in self._paths or name == "checkpoints"]
         arguments = {name: value for name, value in self._arguments.items() if name not in places}
         field = self.function.__name__

@@ -185,6 +185,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         return handle, ctx, recorder
 
     def _context(self) -> ClusterContext:
+        """Open the run as its attempt was started; runs of one shared stream share a client."""
         from manycpu.pipeline.adapters.cluster import Cluster
         from manycpu.pipeline.ledger.configmap import ConfigMapLedger
         from manycpu.pipeline.targets.kubernetes.context import sharing

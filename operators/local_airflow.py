@@ -250,11 +250,11 @@ def end_session(leader: int, timeout_s: float = _END_TIMEOUT_S) -> None:
 
     Trainings continue: each has a session of its own.
     """
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + timeout_s
         for process in _processes_of_session(leader):
             with suppress(psutil.NoSuchProcess):
-                process.send_signal(number)
+                process.send_signal(signal_number)
         while _processes_of_session(leader) and time.monotonic() < deadline:
             time.sleep(_SESSION_CHECK_INTERVAL_S)
 

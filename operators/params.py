@@ -78,7 +78,7 @@ def read_params(
             findings.append(Finding(f"params.{name}", "there is no such parameter", fix))
     raise_findings(findings)
     run: dict[str, Any] = {}
-    for (*outer, last), _, _ in _fields_of_run():
+    for (*outer, last), _, _ in _fields_of_run():  # outer: the field that holds this one, if any
         value = params.get("_".join((*outer, last)))
         if value not in _EMPTY:
             fields = run
@@ -125,6 +125,7 @@ def _fields_of_run() -> Iterator[tuple[tuple[str, ...], dict[str, Any], bool]]:
             is_required = name in schema.get("required", ()) and name not in _FILLED_IN
             yield (name,), field, is_required
             continue
+        # The field has fields of its own: each is a parameter.
         for part, inner in schema["$defs"][reference.rsplit("/", 1)[-1]]["properties"].items():
             yield (name, part), {"section": field.get("section"), **inner}, False
 

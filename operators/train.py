@@ -117,7 +117,7 @@ class TrainOperator(RunOperator):
             return self._train(context, self.open(context))
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """Resume after the trigger's event: conclude the attempt, or train again if the clearing ended it."""
+        """Resume after the trigger: conclude the attempt, or train again if an earlier try cancelled it."""
         from manycpu.pipeline.verbs.wait import conclude
 
         with explained():

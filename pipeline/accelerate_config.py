@@ -129,6 +129,7 @@ def _refuse_unknown(config: Fields) -> None:
 
 
 def _refuse_others(section: Fields, known: tuple[str, ...], prefix: str = "") -> None:
+    """Raise BadInputError for the first unknown key; ``prefix`` names the section in the message."""
     for name in map(str, section):
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)

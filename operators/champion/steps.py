@@ -158,7 +158,10 @@ def compare(
 def _comparison_as_text(
     rate: float, scores: Sequence[float], tried: Sequence[Fields], threshold: float
 ) -> str:
-    """Describe the accuracy reached, the accuracy needed, and the candidates that failed."""
+    """Describe the accuracy reached, the accuracy needed, and the candidates that failed.
+
+    ``scores``: the accuracy of the candidate, and of the champion if there is one.
+    """
     percentages = _as_percentages(scores)
     if len(percentages) == 1:
         champion_part = "there is no champion yet"

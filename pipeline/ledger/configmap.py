@@ -243,7 +243,7 @@ def _entry(configmap: KubeObject) -> Entry:
         for key, text in configmap["data"].items():
             name, dot, _ = key.partition(".")
             value = json.loads(text)
-            if dot:
+            if dot:  # a member of a mapping, as _data writes it
                 member, content = value
                 fields.setdefault(name, {})[member] = content
             else:

@@ -212,9 +212,10 @@ class Channel:
             self._writer.flush()
 
     def _cause(self, error: Exception) -> Exception:
-        """Return the error that the other end sent before it closed, which may still arrive; else ``error``.
+        """Wait a moment for an error that the other end sent before it closed; return it, else ``error``.
 
-        Only for the thread that receives frames: it empties the queue, which makes room for the error.
+        This drops the frames in the queue, so that the reading thread reaches the error: only the thread that
+        receives frames may call it.
         """
         deadline = time.monotonic() + BEAT
         while self._failure is None and time.monotonic() < deadline:

@@ -73,7 +73,7 @@ def receive(channel: Channel, folder: str, **request: Any) -> None:
     """
     source = Incoming(channel, receive_rows(channel, request, Item))
 
-    def ask_for_digest() -> str:
+    def ask_for_digest() -> str:  # called if the volume has a copy of the same list of files
         channel.send_message("alike")
         return str(channel.receive_message("digest")["sha256"])
 

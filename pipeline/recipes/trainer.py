@@ -162,6 +162,7 @@ class CpuTrainer(Trainer):
         handler.comm_hook = DDPCommunicationHookType(self.args.gradient_compression)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """Make the optimizer; with ``--use_ipex``, Intel's extension replaces it and the model."""
         if self.is_sharded:
             sharding.release(self.model)  # an evaluation before the training leaves it gathered
         optimizer = super().create_optimizer(model)

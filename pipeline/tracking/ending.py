@@ -77,9 +77,7 @@ def tell_state(ctx: RunContext, handle: Handle, status: Status) -> None:
 def tell_champion(key: str, sha256: str) -> None:
     """Give MLflow's alias ``champion`` to the model that a run registered; a failure is a warning in the log.
 
-    Args:
-        key: The run's key.
-        sha256: Digest of the model that the run exported.
+    ``key`` is the run's, ``sha256`` the digest of the model that it exported.
     """
 
     def give_alias() -> None:

@@ -122,6 +122,7 @@ def points_of(event: Event, rank: int | None, step: float | None, now: float) ->
 def tracked(entry: Entry, attempt: int) -> Tracked:
     """Describe an attempt for a tracker: its run, its group, its parameters and tags."""
     ran, handle = entry.described(attempt), entry.handle
+    # The program's name: without its folder, `.py`, or the `-m` of a module.
     script = ran.run["program"].rsplit("/", 1)[-1].removesuffix(".py").removeprefix("-m").strip()
     tags = {
         "manycpu.key": entry.key,

@@ -169,8 +169,8 @@ class _ClaimFiles(NamedTuple):
         if self.stem is None:
             return claimed_by(name)
         key = name.removeprefix(f".{self.stem}.").removesuffix(".claim")
-        # A name without that prefix or suffix is left as it is: so build the name again from the key, and
-        # compare. A key with a dot is of another output: that of ``model.v2`` begins like one of ``model``.
+        # removeprefix returns a name without the prefix unchanged: so build the name from the key again, and
+        # compare. A key has no dot: `.model.v2.KEY.claim` is no claim of `model`, but one of `model.v2`.
         return key if key and "." not in key and name == self.name(key) else None
 
 
@@ -183,6 +183,7 @@ def claim(output: Location, claimant: Claimant) -> None:
     """
     files, now, key = _ClaimFiles.of(output), time.time(), claimant.key
     mine = files.read(key)
+    # If this run does not hold the output, it first asks, as the top of this file describes.
     if mine is None or not mine.held or mine.is_over():
         mine = Claim(
             key=key,

@@ -180,10 +180,7 @@ def store(  # noqa: PLR0913 - the last two are seldom given
 def _with_signs_of_life(descriptor: int | None, progress: Progress, tick: Tick) -> tuple[Progress, Tick]:
     """Return both callbacks, extended so that each call also shows waiting processes that this one works.
 
-    Args:
-        descriptor: What the lock yielded; None: the lock needs no signs of life.
-        progress: As of :func:`fetch`.
-        tick: As of :func:`fetch`.
+    ``descriptor`` is what the lock yielded; None: the lock needs no signs of life.
     """
     if descriptor is None:
         return progress, tick

@@ -65,10 +65,6 @@ class Journal:
     The journal is a file in the partial folder. Each line has a path, a number of bytes, and the sha256 of
     that many first bytes. After a crash a file may have its full length, and holes: the copy resumes after
     the part whose sha256 still matches. So a line may reach the disk before the bytes that it describes.
-
-    Args:
-        folder: The partial folder.
-        items: The files to copy.
     """
 
     def __init__(self, folder: Path, items: Iterable[Item]) -> None:
@@ -286,7 +282,8 @@ def _copy_file(  # noqa: PLR0913, PLR0917 - each is of another type
             copied = File(item.path, copy.read_back(), copy.digest.hexdigest(), item.executable)
     if journal and start < copied.size:
         journal.record(item.path, copied.size, copied.sha256)
-    fault, sha256 = "", reading.sha256()  # empty: the source does not know it
+    sha256 = reading.sha256()  # empty: the source does not know it
+    fault = ""
     if copied.size != item.size:
         fault = f"had {item.size} bytes when it was listed and {copied.size} when it was copied"
     elif sha256 not in ("", copied.sha256):

@@ -129,12 +129,7 @@ def _top_names(manifest: Manifest) -> set[str]:
 
 
 def _with_report_renamed(manifest: Manifest, name: str) -> Manifest:
-    """Return the manifest with a report.json of the program renamed: the run's report needs that name.
-
-    Args:
-        manifest: The program's files; its report.json may be a file or a folder.
-        name: The new name.
-    """
+    """Return the manifest with the program's report.json renamed to ``name``: the run needs the old name."""
     if REPORT not in _top_names(manifest):
         return manifest
     log.warning("the program wrote a %s of its own: it is kept as %s", REPORT, name)

@@ -56,7 +56,7 @@ def card(
 def base_of(options: Options, env: Mapping[str, str]) -> tuple[str, bool]:
     """Return the base model as it was named, and whether that is a name of the Hub."""
     name = str(options.model.model_name_or_path)
-    if name != env.get("MANYCPU_MODEL"):
+    if name != env.get("MANYCPU_MODEL"):  # an option names it
         return name, not Path(name).is_dir()
     given = env.get("MANYCPU_MODEL_NAME", name)
     return given.removeprefix("hf://"), given.startswith("hf://")

@@ -60,7 +60,7 @@ def check_pad(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def usable_length(data: DataOptions, config: PretrainedConfig) -> int:
-    """Return the tokens of the longest document; stretch the model's positions if the options ask for it.
+    """Return how many tokens a document may have; stretch the model's positions if the options ask for it.
 
     Raises:
         BadInputError: The model has fewer positions, and they cannot or must not be stretched.

@@ -34,7 +34,7 @@ def bins(lengths: Sequence[int], size: int) -> list[list[int]]:
     packed: list[list[int]] = []
     room: list[tuple[int, int]] = []  # room left, and number of the bin; sorted
     for document in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
-        place = bisect_left(room, (lengths[document], -1))
+        place = bisect_left(room, (lengths[document], -1))  # the fullest bin with enough room
         if place == len(room):
             packed.append([document])
             left, number = size - lengths[document], len(packed) - 1
@@ -133,7 +133,7 @@ def loss_sum(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         batch: As of :func:`flat` or :class:`Padded`.
     """
     following = batch["labels"][:, 1:]
-    kept = (following != IGNORED).any(0).nonzero()[:, 0]
+    kept = (following != IGNORED).any(0).nonzero()[:, 0]  # places with a label in any row
     if len(kept) == 0:  # a backward pass needs a path to every parameter
         kept = torch.zeros(1, dtype=torch.long)
     logits = model(**model_inputs(batch), logits_to_keep=kept).logits

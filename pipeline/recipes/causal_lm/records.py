@@ -229,6 +229,7 @@ def _marked(messages: Sequence[Mapping[str, Any]], write: Render, text: str) -> 
     marked = [{**each, "content": marks.get(n, each["content"])} for n, each in enumerate(messages)]
     rest, place, found = write(marked, False), 0, {}
     for number, mark in marks.items():
+        # `head` is what stands before this mark, `following` what stands between this one and the next.
         head, _, rest = rest.partition(mark)
         following, content = rest.partition(_MARK)[0], messages[number]["content"]
         forms = (content, content.strip(), content.lstrip(), content.rstrip())

@@ -164,5 +164,5 @@ def _worth_evaluating_before(options: Options, prepared: dict[str, Scorer]) -> b
         return options.data.evaluate_before
     training, rows = options.training, len(prepared["train"].features)
     batch = int(training.train_batch_size * training.gradient_accumulation_steps * training.world_size)
-    trained = training.max_steps * batch if training.max_steps > 0 else rows * training.num_train_epochs
-    return len(prepared["validation"].features) * _FORWARD_SHARE <= _MAX_EVALUATION_SHARE * trained
+    samples = training.max_steps * batch if training.max_steps > 0 else rows * training.num_train_epochs
+    return len(prepared["validation"].features) * _FORWARD_SHARE <= _MAX_EVALUATION_SHARE * samples
