@@ -218,15 +218,15 @@ def _s3_options(login: str, field: str) -> dict[str, Any]:
         BadInputError: There is no such connection, or it is of another kind.
         ClusterError: It cannot be read at present.
     """
-    found = _read_connection(login, field)
-    extra = found.extra_dejson
-    if found.conn_type != "aws" or extra.get("role_arn"):
-        kind = "assumes a role" if extra.get("role_arn") else f"is of type {found.conn_type}"
+    connection = _read_connection(login, field)
+    extra = connection.extra_dejson
+    if connection.conn_type != "aws" or extra.get("role_arn"):
+        kind = "assumes a role" if extra.get("role_arn") else f"is of type {connection.conn_type}"
         fix = "Name a connection of type aws with a key or a profile; for a role, set up a profile"
         raise BadInputError(f"connection {login!r} {kind}", field=field, fix=fix)
     options = {
-        "key": found.login,
-        "secret": found.password,
+        "key": connection.login,
+        "secret": connection.password,
         "token": extra.get("aws_session_token"),
         "profile": extra.get("profile_name"),
         "endpoint_url": extra.get("endpoint_url"),

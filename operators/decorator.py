@@ -83,7 +83,7 @@ class FunctionOperator(DecoratedOperator, WholeRunOperator):
         )
 
     def staged_and_built(self, ctx: RunContext) -> tuple[Any, Any]:
-        """Write the function's module, prepare, stage and build, and delete the module."""
+        """Stage and build as for any run; the function's module is written before, and deleted after."""
         # Not the module of the parse: lines of the DAG file below the task's call had not been executed then.
         module = function_module(self.python_callable, KNOWN_CONTEXT_KEYS)
         program = Path(ctx.run.program)

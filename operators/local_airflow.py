@@ -118,8 +118,9 @@ def demo() -> int:
 
     folder = home()
     run = demo_run(str(folder / "models" / time.strftime("demo-%Y%m%dT%H%M%S")))
-    scarce = Machine.observe().processors < run["nproc_per_node"]
-    return perform({**run, "nnodes": str(run["nnodes"]), "oversubscribe": scarce}, folder, Console())
+    oversubscribe = Machine.observe().processors < run["nproc_per_node"]
+    conf = {**run, "nnodes": str(run["nnodes"]), "oversubscribe": oversubscribe}
+    return perform(conf, folder, Console())
 
 
 def perform(conf: Mapping[str, Any], home: Path, console: Console) -> int:

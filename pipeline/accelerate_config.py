@@ -79,8 +79,8 @@ def read_accelerate_config(path: Path, run: Fields, target: Fields) -> Translati
         BadInputError: The file cannot be read, or CPUs cannot do what it asks for.
     """
     written = "a file that `accelerate config` has written"
-    is_script = f"Write --accelerate-config FILE {path}" if path.suffix == ".py" else None
-    content = read_mapping(path, written, f"Give {written}", is_script)
+    script_fix = f"Write --accelerate-config FILE {path}" if path.suffix == ".py" else None
+    content = read_mapping(path, written, f"Give {written}", script_fix)
     return translate(content, run, target)
 
 

@@ -49,10 +49,10 @@ def read_run_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         BadInputError: The file cannot be read, is not YAML, or has other parts than ``run`` and ``target``.
     """
-    is_script = f"Give a script as --program {path}, with --output" if path.suffix == ".py" else None
-    content = read_mapping(path, "a run file", "Begin it with `run:` and, below, `program: ...`", is_script)
-    if is_script and content.keys() - {*_PARTS}:
-        raise _wrong_file(path, "a run file", is_script)  # some Python is also YAML
+    script_fix = f"Give a script as --program {path}, with --output" if path.suffix == ".py" else None
+    content = read_mapping(path, "a run file", "Begin it with `run:` and, below, `program: ...`", script_fix)
+    if script_fix and content.keys() - {*_PARTS}:
+        raise _wrong_file(path, "a run file", script_fix)  # some Python is also YAML
     for name in content:
         if name not in _PARTS:
             fix = "A run file has the parts `run` and `target`"

@@ -147,11 +147,11 @@ def _copy_once(candidate: Candidate, model: Path) -> None:
     """
     if _is_complete_copy(model, candidate.sha256):
         return  # it was champion before, or an earlier try has copied it
-    own = model.with_name(f".{model.name}.{uuid.uuid4().hex}")
+    own_folder = model.with_name(f".{model.name}.{uuid.uuid4().hex}")
     try:
-        _copy_files_of_export(candidate, own / model.name)
+        _copy_files_of_export(candidate, own_folder / model.name)
         try:
-            (own / model.name).rename(model)
+            (own_folder / model.name).rename(model)
         except OSError as error:
             if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
                 raise
@@ -159,9 +159,9 @@ def _copy_once(candidate: Candidate, model: Path) -> None:
                 message = f"{model} is not the model that was evaluated: nothing was promoted"
                 raise ManycpuError(message, fix="Remove it, and run again") from error
     except Exception:  # discard() deletes what a killed process leaves
-        shutil.rmtree(own, ignore_errors=True)
+        shutil.rmtree(own_folder, ignore_errors=True)
         raise
-    shutil.rmtree(own, ignore_errors=True)
+    shutil.rmtree(own_folder, ignore_errors=True)
 
 
 def _copy_files_of_export(candidate: Candidate, copy: Path) -> None:

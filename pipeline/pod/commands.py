@@ -157,8 +157,8 @@ def read(channel: Channel, url: str, name: str) -> None:
     """Read a small file of the folder at a URL, and list the first two files there, a run's run.log aside."""
     location = Location.of(url, "run.output")
     items = location.without_odd(lambda *_: None).items() if location.exists() else ()
-    own = transfer.for_people(location)
-    files = (item.path for item in items if not item.is_folder and item.path not in own)
+    own_files = transfer.for_people(location)
+    files = (item.path for item in items if not item.is_folder and item.path not in own_files)
     names = list(islice(files, 2))
     channel.send_message("done", text=location.read_text(name), names=names)
 

@@ -23,7 +23,7 @@ _MODEL, _SEEN = "model.pt", "seen.txt"
 
 
 def fit(rate: float, data: str, output: str) -> dict[str, float]:
-    """Train on every rank's share of the rows, and write the model and the digests of its rows.
+    """Train on every rank's share of the rows; write the model, and digests of all rows for ``evaluate``.
 
     Returns:
         The rate, and the share of the validation rows that the network gets right.
@@ -91,8 +91,8 @@ def predict(model: str, data: str, output: str) -> dict[str, int]:
     dist.init_process_group()
     rows = _read(data)
     rank, size = dist.get_rank(), dist.get_world_size()
-    own = rows[rank::size]
-    predicted = _load(model)(_images(own)).argmax(1).tolist() if own else []
+    own_rows = rows[rank::size]
+    predicted = _load(model)(_images(own_rows)).argmax(1).tolist() if own_rows else []
     shares: list[list[int]] = [[] for _ in range(size)]
     dist.all_gather_object(shares, predicted)
     if rank == 0:

@@ -121,7 +121,7 @@ class CpuTrainer(Trainer):
     lr_scheduler: Any
 
     def __init__(self, model: Any, args: CpuTrainingOptions, **kwargs: Any) -> None:
-        # The Trainer complains if it is to save a sharded optimizer; this class can do that.
+        # The Trainer complains of a sharded optimizer unless save_only_model is set; this class can save one.
         only_model, args.save_only_model = args.save_only_model, True
         super().__init__(model, args, **kwargs)
         args.save_only_model = only_model

@@ -139,7 +139,7 @@ class _ClaimFiles(NamedTuple):
             process.write_json(Path(self.path(claim.key)), claim.model_dump(mode="json"))
 
     def remove(self, key: str) -> None:
-        """Delete a run's claim file, if it exists, and what it left of them when it was killed."""
+        """Delete a run's claim file, if it exists, and the partial files that a killed process left."""
         names = [self.name(key)]
         if self.stem is not None:
             names += [path.name for path in process.partials(Path(self.path(key)))]
@@ -151,8 +151,8 @@ class _ClaimFiles(NamedTuple):
         """List the claims of other runs, and delete those that are over."""
         others = []
         for name in self.folder.names():
-            other = self._key_in(name)
-            claim = self.read(other) if other not in (None, key) else None
+            other_key = self._key_in(name)
+            claim = self.read(other_key) if other_key not in (None, key) else None
             if claim is None:
                 continue
             if claim.is_over():

@@ -265,7 +265,7 @@ def _copy_file(  # noqa: PLR0913, PLR0917 - each is of another type
     """
     path = f"{partial}/{item.path}"
     tally.add(start)
-    if item.is_folder:
+    if item.is_folder:  # an empty one, which has no bytes
         copied = File(item.path, sum(map(len, reading.blocks)), hashlib.sha256().hexdigest())
     else:
         mode = _EXECUTABLE_MODE if item.executable else _MODE

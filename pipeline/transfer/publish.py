@@ -198,7 +198,7 @@ def _is_uploaded(origin: Location, destination: Location, file: File, target: Fi
     """Whether a complete copy of a file exists; False also if a broken upload of this run left a part of it.
 
     Raises:
-        TransferError: What exists is neither the file nor, where there are parts, its first part.
+        TransferError: Another file exists there: neither this file nor a first part of it.
     """
     destination.fs.invalidate_cache()
     if not destination.has(target.path):
@@ -206,6 +206,7 @@ def _is_uploaded(origin: Location, destination: Location, file: File, target: Fi
     size, sha256 = destination.hashed(_item(target), tick=tick)
     if (size, sha256) == (file.size, file.sha256):
         return True
+    # In a bucket a broken upload leaves no part of a file: what exists is another file.
     if destination.in_bucket or origin.hashed(_item(file), size, tick) != (size, sha256):
         refuse_if_any([target.path])
     return False

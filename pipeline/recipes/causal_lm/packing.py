@@ -84,7 +84,7 @@ def flat(packs: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
     }
     positions = torch.cat([torch.arange(int(length)) for length in lengths])[None]
     starts = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
-    # No token of the same document comes before its first one, and predicts it.
+    # The first token of a document has no token before it that could predict it.
     joined["labels"][0, starts[:-1]] = IGNORED
     return joined | {"position_ids": positions, "cu_seq_lens_q": starts.int()}
 

@@ -72,7 +72,7 @@ def _conversation_fault(messages: Any) -> str | None:
 
 
 def splits(path: str | Path) -> dict[str, list[Path]]:
-    """Find the files of each split in a folder, or the split of one file: ``train`` unless its name tells."""
+    """Find the files of each split in a folder, or the split of one file: ``train`` if its name has none."""
     path, fix = Path(path), "Give a file, or a folder with train*.jsonl or train*.parquet"
     if path.is_file():
         return {_split(path) or "train": [path]}

@@ -175,18 +175,19 @@ class LanguageTrainer(CpuTrainer):
         # of its own computes the first one, which does not count.
         for first in range(0, len(batches), ranks):
             is_own = first + rank < len(batches)
-            batch = self.data_collator([packs[number] for number in batches[first + rank if is_own else 0]])
+            numbers = batches[first + rank if is_own else 0]
+            batch = self.data_collator([packs[number] for number in numbers])
             with torch.no_grad(), self.compute_loss_context_manager():
                 loss = loss_sum(model, batch)
             if is_own:
                 sums += torch.stack([loss.float(), (batch["labels"][:, 1:] != IGNORED).sum().float()])
         total, tokens = self.accelerator.reduce(sums, "sum").tolist()
         mean = total / max(tokens, 1)
-        found = {"loss": mean, "perplexity": math.exp(min(mean, _LARGEST_EXPONENT))}
+        values = {"loss": mean, "perplexity": math.exp(min(mean, _LARGEST_EXPONENT))}
         return EvalLoopOutput(
             predictions=(),  # type: ignore[arg-type]
             label_ids=None,
-            metrics={f"{metric_key_prefix}_{name}": value for name, value in found.items()},
+            metrics={f"{metric_key_prefix}_{name}": value for name, value in values.items()},
             num_samples=len(packs),
         )
 

@@ -84,8 +84,8 @@ def _checked(labelled: Labelled, options: ImageOptions, accelerator: Accelerator
     """Split the images, and check that they can be read, each rank a part of them."""
     split = images.split(labelled, options.seed)
     images.check_sizes(split, options.batch_size, accelerator.num_processes)
-    own = labelled.files[accelerator.process_index :: accelerator.num_processes]
-    faults = [fault for fault in gather_object([images.broken(own)]) if fault]
+    own_files = labelled.files[accelerator.process_index :: accelerator.num_processes]
+    faults = [fault for fault in gather_object([images.broken(own_files)]) if fault]
     if faults:
         fix = "Replace it, or take it out of the folder"
         raise BadInputError(f"an image cannot be read: {faults[0]}", field="run.data", fix=fix)
@@ -218,10 +218,10 @@ class _Epochs:
         right, losses = [], []
         for batch in self._eval_loader:
             scores = self._model(self._inputs(batch))
-            found = scores.argmax(dim=-1) == batch["label"]
-            own = found, cross_entropy(scores, batch["label"], reduction="none")
-            all_found, all_losses = self._accelerator.gather_for_metrics(own)
-            right.append(all_found)
+            is_right = scores.argmax(dim=-1) == batch["label"]
+            of_rank = is_right, cross_entropy(scores, batch["label"], reduction="none")
+            of_all_ranks, all_losses = self._accelerator.gather_for_metrics(of_rank)
+            right.append(of_all_ranks)
             losses.append(all_losses)
         accuracy = 100 * torch.cat(right).double().mean().item()
         return {"accuracy": round(accuracy, 2), "eval_loss": round(torch.cat(losses).mean().item(), 4)}

@@ -107,10 +107,10 @@ def data_set() -> dict[str, dict[str, Any]]:
     """Make both splits in SQuAD v1.1 format; equal in every version of Python, on every machine."""
     rng = random.Random(20_260)  # noqa: S311 - sentences, not secrets
     years, used = _shuffle(rng, range(1100, 2000)), set[str]()
-    own = {"train": years[_VALIDATION_YEARS:], "validation": years[:_VALIDATION_YEARS]}
+    split_years = {"train": years[_VALIDATION_YEARS:], "validation": years[:_VALIDATION_YEARS]}
     documents: dict[str, dict[str, Any]] = {}
     for split, count in SPLITS.items():
-        names = Names(rng, used, own[split])
+        names = Names(rng, used, split_years[split])
         articles = [_article(f"{split}-{number}", names, rng) for number in range(count)]
         documents[split] = {"version": "1.1", "data": articles}
     return documents

@@ -79,22 +79,23 @@ def answers(
     for feature, owner in enumerate(owners):
         features[owner].append(feature)
     starts, ends = scores
-    for context, own in zip(contexts, features, strict=True):
+    for context, own_features in zip(contexts, features, strict=True):
         # Stretches of a context overlap: the same answer may have been found in two of them.
         found = sorted(
             candidate
-            for feature in own
+            for feature in own_features
             for candidate in candidates(offsets[feature], starts[feature], ends[feature], limits)
         )
         unique = {(start, end): score for score, start, end in found}
         best = sorted(((score, *place) for place, score in unique.items()), reverse=True)[: limits.n_best]
-        texts = [(context[start:end], score) for score, start, end in best]
+        texts = [(context[start:end], score) for score, start, end in best]  # the best first
         text, odds = texts[0][0] if texts else "", None
         if limits.null_threshold is not None:
             # "No answer" scores as in the stretch where it is least likely: the answer may be there.
-            null = min(
-                (float(starts[feature][NOWHERE] + ends[feature][NOWHERE]) for feature in own), default=0.0
+            null_scores = (
+                float(starts[feature][NOWHERE] + ends[feature][NOWHERE]) for feature in own_features
             )
+            null = min(null_scores, default=0.0)
             odds = null - texts[0][1] if texts else float("inf")
             text = "" if odds > limits.null_threshold else text
             texts = sorted([*texts, ("", null)], key=lambda pair: -pair[1])

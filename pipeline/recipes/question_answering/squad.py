@@ -41,7 +41,7 @@ class _Malformed(Exception):  # noqa: N818 - is caught in this file
 
 
 def splits(path: str | Path) -> dict[str, list[Path]]:
-    """Find the files of each split in a folder, or the split of one file: ``train`` unless its name tells."""
+    """Find the files of each split in a folder, or the split of one file: ``train`` if its name has none."""
     path = Path(path)
     if path.is_file():
         return {_split(path) or "train": [path]}
