@@ -35,8 +35,8 @@ def language_model() -> None:
         from manycpu.operators.examples import language_runs
         from manycpu.pipeline.targets.context import home
 
-        own = run_id.replace(":", "").replace("+", "_")
-        folder = params["folder"] or str(home() / "models" / "language" / own)
+        name = run_id.replace(":", "").replace("+", "_")
+        folder = params["folder"] or str(home() / "models" / "language" / name)
         return language_runs(folder, params["ranks"], params["steps"])
 
     runs: Any = begin()

@@ -22,9 +22,9 @@ _NAME: Final = re.compile(r"checkpoint-(\d+)")
 def resume_point(folder: str | Path, option: str | bool | None, env: Mapping[str, str]) -> str | None:
     """Choose the checkpoint to resume from, the same on every rank.
 
-    The one that the user asks for comes first (``--resume_from_checkpoint``, then MANYCPU_RESUME_FROM), but a
-    retry resumes from what the run itself has written since; else the newest complete one in the folder,
-    where no other run keeps any.
+    If the user names one (``--resume_from_checkpoint``, else MANYCPU_RESUME_FROM), it is that one; but a
+    retry resumes from the newest that the run itself has written since. If the user names none, it is the
+    newest complete one in the folder, which belongs to this run alone.
     """
     named = option if isinstance(option, str) and option.lower() not in ("true", "false") else None
     requested = named or env.get("MANYCPU_RESUME_FROM")
@@ -57,7 +57,7 @@ def newest(folder: str | Path, *, since: float | None = None) -> tuple[Path | No
     """
     skipped: list[str] = []
     for checkpoint in sorted(latest_first(Path(folder)), key=lambda path: step(path) is not None):
-        # The folder may be older than its state: a step that is done again is saved into the same one.
+        # Not the folder's time: a step that is trained again is saved into the same, older folder.
         state = checkpoint / "trainer_state.json"
         if since is not None and (state if state.exists() else checkpoint).stat().st_mtime < since:
             continue
@@ -110,11 +110,11 @@ def fault(checkpoint: Path) -> str | None:
         return "it has no model*.safetensors"
     whole = {file: _is_whole(file) for file in weights}
     for name in ("optimizer", "scheduler"):
-        # Of the Trainer, and of Accelerate.
+        # The Trainer writes .pt, Accelerate .bin.
         files = [file for suffix in (".pt", ".bin") if (file := checkpoint / f"{name}{suffix}").exists()]
         if not files:
             return f"it has no {name}.pt"
-        whole[files[0]] = zipfile.is_zipfile(files[0])  # whose table of contents torch.save writes last
+        whole[files[0]] = zipfile.is_zipfile(files[0])  # torch.save writes the zip's table of contents last
     return next((f"{file.name} is cut short or damaged" for file in whole if not whole[file]), None)
 
 
@@ -136,10 +136,11 @@ def _state(checkpoint: Path) -> dict[str, Any]:
 
 
 def _choose(folder: Path, env: Mapping[str, str], requested: str | None) -> str | None:
+    """Choose a checkpoint as :func:`resume_point` describes; only rank 0 does. None: there is none."""
     run, since = env.get("MANYCPU_RUN", ""), None
     latest: Path | None = None
     skipped: list[str] = []
-    mark = folder / f".resumed-{run}"  # since when the run resumes from the checkpoint asked for
+    mark = folder / f".resumed-{run}"  # its time says when the run first resumed from the requested one
     if requested and run and mark.exists():
         since = mark.stat().st_mtime
     elif requested and run:
@@ -157,6 +158,7 @@ def _choose(folder: Path, env: Mapping[str, str], requested: str | None) -> str 
 
 
 def _is_whole(file: Path) -> bool:
+    """Whether a safetensors file was written to its end."""
     try:
         with safe_open(file, framework="pt"):  # compares the file's size with its header
             return True

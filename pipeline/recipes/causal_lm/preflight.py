@@ -42,6 +42,7 @@ def findings(data: str | None, model: str | None, options: Options) -> Iterator[
         yield Finding("run.model", "the tokenizer has no pad token, and batches are padded", fix)
     targets = options.get("lora_target_modules", [])
     layers = records.layers_of(folder) if folder and targets else []
+    # The files hold weights that head and embeddings share only once, as the embeddings'.
     if folder and layers and _HEAD not in layers and records.has_tied_head(folder):
         layers.append(_HEAD)
         if _HEAD in targets and is_on(options, "merge_adapter", default=True):
@@ -51,4 +52,5 @@ def findings(data: str | None, model: str | None, options: Options) -> Iterator[
 
 
 def _text(token: object) -> str:
+    """Return the text of a token, which a tokenizer's settings have as a text or as an object."""
     return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")

@@ -44,8 +44,8 @@ def read(folder: str | Path | None, pattern: str) -> Labelled:
     if files:
         named = list(_by_name(files, pattern))
     else:
-        classed = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
-        named = [(path, each.name) for each in classed for path in sorted(each.rglob("*")) if _is_image(path)]
+        folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+        named = [(path, each.name) for each in folders for path in sorted(each.rglob("*")) if _is_image(path)]
     if not named:
         raise BadInputError(
             f"there is no image in {root}, nor in a folder of it",
@@ -115,6 +115,7 @@ def _is_image(path: Path) -> bool:
 
 
 def _by_name(files: Sequence[Path], pattern: str) -> Iterator[tuple[Path, str]]:
+    """Yield each file with its class, which the first group of the pattern finds in its name."""
     try:
         compiled = re.compile(pattern)
     except re.error as error:
