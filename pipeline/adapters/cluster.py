@@ -87,7 +87,7 @@ class Cluster:
 
     def __init__(self, connect: Connect, namespace: str) -> None:
         self.connect, self.namespace = connect, namespace
-        self._ahead: float | None = None  # seconds, of the API server's clock; None: unknown
+        self._ahead: float | None = None  # seconds that the API server's clock is ahead; None: unknown
         self._open()
 
     def now(self) -> float:

@@ -35,7 +35,7 @@ class ClusterStream:
         self._settings: Any = None
         self._clients: dict[tuple[Any, ...], RESTClientObject] = {}
         self._connecting = asyncio.Lock()
-        self._ahead = 0.0  # seconds, of the API server's clock
+        self._ahead = 0.0  # seconds that the API server's clock is ahead
 
     def now(self) -> float:
         """Read the API server's clock, in seconds since the epoch."""

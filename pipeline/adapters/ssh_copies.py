@@ -147,7 +147,7 @@ def deliver(
 
 
 def _send(target: BareMetal, host: Host, delivery: Delivery, seen: str) -> bool:
-    """Copy to a new folder, and move that into place of the folder with the identity ``seen``.
+    """Copy to a new folder, and put it in the place of the one whose identity is ``seen``.
 
     False: another folder is there now, or another run uses the folder.
     """

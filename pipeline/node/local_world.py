@@ -76,6 +76,7 @@ def fork_ranks(count: int) -> socket.socket | None:
 
 
 def _become_rank(rank: int, listener: socket.socket) -> socket.socket | None:
+    """Make this forked process a rank; returns the listener on rank 0, and closes it on others."""
     os.setpgid(0, 0)  # a terminal's signal reaches a rank once, through the process that started it
     os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank))
     if _ERROR_FILE in os.environ:
@@ -93,9 +94,9 @@ def _error_file_of(rank: int, path: str) -> str:
 def _wait(ranks: dict[int, int]) -> tuple[int, int | None]:
     """Wait for all ranks; end the others once one has failed, or when this process gets an ending signal.
 
-    The exit code is as a shell writes it, the rank the one that failed first; None where no rank did.
+    Returns the exit code as a shell has it, and the rank that failed first; None: no rank did.
     """
-    first: tuple[int, int | None] | None = None
+    first: tuple[int, int | None] | None = None  # exit code and rank of the first failure
     deadline = None
     while ranks:
         if deadline is None:

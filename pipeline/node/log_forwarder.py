@@ -63,7 +63,7 @@ def forward_logs(child: int, stream: int, signature: str, of: Rank, host: str) -
         host: The name of this host.
     """
     launcher, rank = os.getppid(), of.rank
-    killer = _start_orphan_killer(child)
+    killer = _start_orphan_killer(child)  # ends the rank's children even if this process is killed
     kernel.adopt_orphans()  # what the script leaves running becomes a child of this process, which ends it
     wake = _wake_on_signals(child)
     folder = os.environ.get("MANYCPU_LOGS")
@@ -73,7 +73,7 @@ def forward_logs(child: int, stream: int, signature: str, of: Rank, host: str) -
     try:
         status = _serve(child, stream, writer, wake, launcher)
         if status == 0:  # a script that failed is expected to leave processes
-            warnings = _warn_of_left(stream, writer, killer)
+            warnings = _warn_of_leftovers(stream, writer, killer)
     except OrphanedError:
         status = _end(child)
     _kill_all(child)
@@ -134,6 +134,8 @@ class _ExitRecord:
 
 
 class _Writer:
+    """Writes the lines of the rank: to the launcher, to the log on the volume, to the exit record."""
+
     def __init__(self, prefix: bytes, signature: bytes, log: RankLog | None) -> None:
         self._prefix, self._log = prefix, log
         self.record = _ExitRecord()
@@ -221,13 +223,13 @@ def _reap(child: int) -> int | None:
     return None
 
 
-def _warn_of_left(stream: int, writer: _Writer, killer: int) -> list[str]:
+def _warn_of_leftovers(stream: int, writer: _Writer, killer: int) -> list[str]:
     """Return the warning about processes that the script left running, such as an upload that hangs.
 
     Processes that end by themselves within two seconds are left out.
     """
     deadline = time.monotonic() + _HELPER_GRACE_S
-    while (left := _names_of_left(but=killer)) and time.monotonic() < deadline:
+    while (left := _names_of_leftovers(but=killer)) and time.monotonic() < deadline:
         time.sleep(0.05)
         with suppress(OrphanedError):
             writer.read(stream)  # so that none of them hangs because the pipe is full
@@ -266,7 +268,7 @@ class _Process(NamedTuple):
     name: str
 
 
-def _names_of_left(but: int) -> list[str]:
+def _names_of_leftovers(but: int) -> list[str]:
     """Name the processes below this one that still run, without the process ``but``."""
     children: defaultdict[int, list[_Process]] = defaultdict(list)
     for process in _running():
@@ -315,6 +317,7 @@ def _start_orphan_killer(group: int) -> int:
 
 
 def _running() -> Iterator[_Process]:
+    """Yield the processes of this PID namespace that have not ended."""
     for file in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             # The name in parentheses may contain anything; state and parent follow the last parenthesis.
