@@ -54,6 +54,7 @@ _NEXT_OPTION: Final = re.compile(r"--[a-zA-Z]+\d*([_.-][a-zA-Z]+\d*)*(=.*)?", re
 
 def redacted(text: str) -> str:
     """Hide the credentials of every URL in a text."""
+    # Twice: a URL with an odd password is recognised as a whole only when that is hidden.
     return _hide_in_urls(_hide_odd_passwords(_hide_in_urls(text)))
 
 
@@ -152,7 +153,7 @@ def _hide_in_word(word: str, hide: Hide) -> str:
     if (header := _HEADER.fullmatch(word)) and is_secret(header[1]):
         return word[: header.start(2)] + hide(header[2])
     word = _JSON_PAIR.sub(hide_pair, word)
-    begin = 0
+    begin = 0  # of the next name in ``name=name=value``
     while (end := word.find("=", begin)) > 0 and _NAME.fullmatch(name := word[begin:end]):
         begin = end + 1
         if is_secret(name):

@@ -151,7 +151,7 @@ def _cpus(root: Path) -> Iterator[Cpu]:
     }
     for number in numbers(_value_behind(root / "proc/self/status", "Cpus_allowed_list:") or "0"):
         folder = root / f"sys/devices/system/cpu/cpu{number}/topology"
-        # Some virtual machines have no such files: then each processor is a core of socket 0.
+        # Some virtual machines have no such files: then each processor counts as a core of socket 0.
         siblings = [*_read_lines(folder / "thread_siblings_list"), str(number)][0]
         socket = [*_read_lines(folder / "physical_package_id"), "0"][0]
         core = min(numbers(siblings))
@@ -159,9 +159,9 @@ def _cpus(root: Path) -> Iterator[Cpu]:
 
 
 def _cgroups(root: Path) -> Callable[[str], Iterator[Path]]:
-    """Find the cgroups of this process, of versions 1 and 2, by their controller.
+    """Return a function that yields the folders of this process's cgroups with a controller, such as ``cpu``.
 
-    The folders lead from the process's cgroup up to the mount point, in each hierarchy with the controller.
+    They lead from the process's own cgroup up to the mount point, in each hierarchy of version 1 or 2.
     """
     paths = {
         controller: path

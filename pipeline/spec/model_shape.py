@@ -74,8 +74,8 @@ def _shapes(folder: Path, *, causal: bool) -> Iterator[tuple[str, int]]:
     for file in files:
         try:
             for name, each in _header(file).items():
-                counts = not name.startswith(_POOLER) and f".{_POOLER}" not in name
-                if name != "__metadata__" and counts and (causal or not name.startswith(_HEADS)):
+                is_counted = not name.startswith(_POOLER) and f".{_POOLER}" not in name
+                if name != "__metadata__" and is_counted and (causal or not name.startswith(_HEADS)):
                     yield name, math.prod(each["shape"])
         except (OSError, ValueError, KeyError, TypeError):  # the training itself says what is wrong with it
             continue
@@ -174,6 +174,7 @@ _COUNTS: Final[Mapping[str, Callable[[Config, Layout, bool], tuple[int, int]]]] 
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _llama),
     "gpt2": _gpt2,
 }
+"""Architecture -> function that counts the parameters of a block, and those outside of the blocks."""
 
 
 def with_head(model: Model, outputs: int) -> Model:

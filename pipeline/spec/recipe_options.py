@@ -19,7 +19,7 @@ from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.words import is_true
 
 Options = Mapping[str, Sequence[str]]
-"""Name with underscores -> the words after ``=`` or after the option, where it stands last.
+"""Name with underscores -> the option's words, after ``=`` or after the option; its last use counts.
 
 ``--no_NAME`` is NAME with the word false.
 """
