@@ -63,7 +63,7 @@ def follow(
     timeout: float,
     env: Mapping[str, str] | None = None,
 ) -> int:
-    """Run a command to its end, and pass on each of its lines as it comes; returns its exit code.
+    """Run a command to its end, and pass each of its lines to ``tell`` as it comes; returns its exit code.
 
     Raises:
         LaunchError: There is no such program, or it timed out: it and all its processes are killed.

@@ -53,10 +53,10 @@ def try_out(folder: Path) -> None:
 
 @contextmanager
 def _lock_of_trial(trial: Path) -> Iterator[bool]:
-    """Lock a trial's folder, if possible; yields whether no living process has locked it, as far as seen."""
+    """Lock a trial's folder; yields whether that was possible, so that no living process uses it."""
     try:
         descriptor = os.open(trial, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:  # another process found it before it was locked
+    except FileNotFoundError:  # another process has deleted it: it was not locked yet
         yield False
         return
     try:
@@ -102,7 +102,7 @@ def copy(source: Path, folder: Path) -> None:
 
 
 def clone(source: int, file: int) -> bool:
-    """Make an empty file share the blocks of another (copy on write), both by their descriptors.
+    """Make the empty ``file`` share the blocks of ``source`` (copy on write); both are descriptors.
 
     Returns False if the file system cannot, or if the files are on two file systems.
     """

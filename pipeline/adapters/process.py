@@ -282,6 +282,7 @@ def _look_here(handle: ProcessHandle) -> tuple[bool | None, str]:
         return None, f"the processes of host {handle.host} are hidden from this one"
     except psutil.NoSuchProcess:
         alive = same = False
+    # On Linux, a time that differs proves nothing: it is computed from the clock, which may have been set.
     if (alive and same) or sys.platform != "linux":
         return alive and same, ""
     return None, "an earlier version of manycpu started it, which did not record what tells its process"

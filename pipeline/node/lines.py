@@ -45,7 +45,8 @@ class Lines:
     def feed(self, block: bytes) -> list[bytes]:
         """Add bytes; returns the lines that are complete now."""
         *whole, rest = (self._pending + block).split(b"\n")
-        # Of a progress bar the last finished state is kept too: its carriage return may begin an "\r\n".
+        # Of a progress bar, keep the last state that ended with "\r" and what follows; drop earlier states.
+        # That "\r" may be the first half of an "\r\n": then the state is the line.
         head, ended, tail = rest.rpartition(b"\r")
         self._pending = head.rpartition(b"\r")[2] + ended + tail
         if len(self._pending) > _PENDING_LIMIT:

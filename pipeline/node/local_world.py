@@ -97,7 +97,7 @@ def _wait(ranks: dict[int, int]) -> tuple[int, int | None]:
     Returns the exit code as a shell has it, and the rank that failed first; None: no rank did.
     """
     first: tuple[int, int | None] | None = None  # exit code and rank of the first failure
-    deadline = None
+    deadline = None  # the end of the grace period; None: it has not begun, or is over
     while ranks:
         if deadline is None:
             received: signal.struct_siginfo | None = signal.sigwaitinfo(_SIGNALS)

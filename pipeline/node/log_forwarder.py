@@ -171,6 +171,7 @@ class _Writer:
         self._out.drain()
 
     def _write(self, lines: list[bytes]) -> None:
+        """Write lines without their secrets: to the exit record, to the log, and to the launcher."""
         for line in map(self._secrets.hide, lines):
             self.record.note(line)
             prefix = b"" if line.startswith(_OF_THE_RUN) else self._prefix

@@ -46,6 +46,7 @@ def run(rank: world.Rank, argv: list[str], listener: socket.socket | None = None
 
 
 def _run(rank: world.Rank, program: script.Program, listener: socket.socket | None) -> int:
+    """Prepare the rank, meet the others, run the program and check how it trained; returns its exit code."""
     requested = world.read_requested(os.environ)
     requested.check_world(rank)
     plan = _plan_cpus(rank)

@@ -214,6 +214,7 @@ def save(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer,
     trained = _trained(model, states[0])
     save_shares({"model": trained, "optimizer": states[1], _EXTRA: extra_json}, checkpoint_id=new)
     _barrier()
+    # Each rank tells whether it sees what rank 0 wrote last.
     shared = [(new / ".metadata").exists()] * _ranks()
     if dist.is_initialized():
         dist.all_gather_object(shared, shared[0])

@@ -152,8 +152,8 @@ def shm_of(memory: int) -> int:
 def _sizes(machine: Machine, request: CpuRequest) -> Sizes:
     """Divide the cores among processes, and the cores of each process among threads."""
     cores = min(machine.cores, request.cpus or math.inf)
-    of_socket = len({cpu.core for cpu in machine.cpus}) / machine.sockets
-    processes = request.processes or math.ceil(cores / of_socket)
+    cores_of_socket = len({cpu.core for cpu in machine.cpus}) / machine.sockets
+    processes = request.processes or math.ceil(cores / cores_of_socket)
     fair = max(1, math.floor(cores / (processes * request.subprocesses)))
     # The other variables follow the user's OMP_NUM_THREADS: torch uses the least of them.
     return Sizes(cores, processes, request.subprocesses, fair, request.threads or fair)
@@ -194,8 +194,8 @@ def _rows_of_machine(machine: Machine, request: CpuRequest, sizes: Sizes) -> Ite
         f"{counted(machine.sockets, 'socket')}, {counted(machine.nodes, 'NUMA node')}",
         smt,
     )
-    lost = sizes.cores - sizes.computing * sizes.fair
-    rest = f"; {lost:g} left over by whole threads" if lost > 0 else ""
+    unused = sizes.cores - sizes.computing * sizes.fair
+    rest = f"; {unused:g} left over by whole threads" if unused > 0 else ""
     why = (
         "run.resources.cpu"
         if request.cpus and request.cpus <= machine.cores

@@ -144,7 +144,7 @@ def _value_behind(path: Path, *beginnings: str) -> str:
 
 def _cpus(root: Path) -> Iterator[Cpu]:
     """Read the logical processors that this process may use, each with its core, socket and NUMA node."""
-    nodes = {
+    nodes = {  # number of a processor -> its NUMA node
         number: int(folder.name.removeprefix("node"))
         for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
         for number in numbers(",".join(_read_lines(folder / "cpulist")[:1]))
@@ -163,7 +163,7 @@ def _cgroups(root: Path) -> Callable[[str], Iterator[Path]]:
 
     They lead from the process's own cgroup up to the mount point, in each hierarchy of version 1 or 2.
     """
-    paths = {
+    paths = {  # controller -> path of the process's cgroup in that hierarchy
         controller: path
         for _, controllers, path in (line.split(":", 2) for line in _read_lines(root / "proc/self/cgroup"))
         for controller in controllers.split(",")
@@ -171,8 +171,9 @@ def _cgroups(root: Path) -> Callable[[str], Iterator[Path]]:
 
     def folders(controller: str) -> Iterator[Path]:
         for line in _read_lines(root / "proc/self/mountinfo"):
+            # As in proc_pid_mountinfo(5): which cgroup is mounted (in most containers not "/"), and where.
             head, _, right = line.partition(" - ")
-            mounted, point = head.split()[3:5]  # within most containers the first is not "/"
+            mounted, point = head.split()[3:5]
             kind, _, options = right.split(maxsplit=2)
             if kind == "cgroup2":
                 path = paths.get("")  # version 2's one hierarchy

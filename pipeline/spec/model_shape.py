@@ -142,15 +142,16 @@ def _encoder(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
     """Count BERT, RoBERTa and DistilBERT, without a pooler and a head."""
     del causal
     hidden = layout.hidden
+    # Four matrices of attention and two of the feed-forward network, with biases; and two norms.
     block = 4 * (hidden + 1) * hidden + 2 * hidden * layout.intermediate + layout.intermediate + 5 * hidden
     types = 0 if config["model_type"] == "distilbert" else config.get("type_vocab_size", 2)
     rows = layout.vocabulary + (_number(config, "positions") or 512) + types
-    return block, (rows + 2) * hidden
+    return block, (rows + 2) * hidden  # the 2: a norm
 
 
 def _gpt2(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
     del causal  # its head is its embedding
-    hidden = layout.hidden
+    hidden = layout.hidden  # a block is as in `_encoder`
     block = 4 * (hidden + 1) * hidden + 2 * hidden * layout.intermediate + layout.intermediate + 5 * hidden
     return block, (layout.vocabulary + (_number(config, "positions") or 1024) + 2) * hidden
 
@@ -158,6 +159,7 @@ def _gpt2(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
 def _llama(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
     """Count Llama, Mistral and Qwen."""
     kind, hidden, width = config["model_type"], layout.hidden, layout.queries + 2 * layout.keys
+    # Attention (queries, keys, values; output), three matrices of the feed-forward network, two norms.
     block = hidden * (width + layout.queries) + 3 * hidden * layout.intermediate + 2 * hidden
     if kind == "qwen2" or config.get("attention_bias"):
         block += width + (hidden if kind != "qwen2" else 0)

@@ -86,7 +86,7 @@ def interface() -> str:
 
 
 def address() -> str:
-    """Find this host's address on that interface."""
+    """Find this host's address on the interface that :func:`interface` names."""
     addresses = psutil.net_if_addrs().get(interface(), [])
     for kind in (socket.AF_INET, socket.AF_INET6):
         for candidate in addresses:
