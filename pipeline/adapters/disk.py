@@ -14,7 +14,7 @@ from pathlib import Path
 from manycpu.pipeline.spec.errors import LaunchError
 
 _TRIAL_PREFIX = ".manycpu."  # of the name of a trial's folder
-_TRIAL_STALE_S = 600.0  # if its lock cannot be tried; a trial takes milliseconds
+_TRIAL_STALE_S = 600.0  # if it cannot be locked; a trial takes milliseconds
 
 
 def free(folder: Path) -> int:
@@ -39,7 +39,7 @@ def try_out(folder: Path) -> None:
         OSError: A file is in the way, a name is too long, or nothing can be written there.
     """
     above = next(parent for parent in folder.parents if os.path.lexists(parent))
-    for trial in above.glob(f"{_TRIAL_PREFIX}*"):  # of processes that were killed
+    for trial in above.glob(f"{_TRIAL_PREFIX}*"):  # left by killed processes
         with suppress(OSError), _lock_of_trial(trial) as is_free:
             if is_free or time.time() - trial.lstat().st_mtime > _TRIAL_STALE_S:
                 for inner, _, _ in os.walk(trial, topdown=False):

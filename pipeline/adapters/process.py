@@ -305,12 +305,13 @@ def _start_ticks(pid: int | str) -> int | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError) as error:
-        with suppress(ProcessLookupError):  # not psutil.pid_exists, which reads /proc too
+        # Ask the kernel whether it exists, which a refused signal proves too; psutil.pid_exists reads /proc.
+        with suppress(ProcessLookupError):
             with suppress(PermissionError):
                 os.kill(int(pid), 0)
             raise _HiddenError from error
         return None
-    # The name in parentheses may hold anything, also parentheses: the state follows the last one.
+    # The name in parentheses may hold anything: the state follows the last one, the start 19 fields later.
     state, *fields = text.rpartition(b")")[2].split()
     return None if state in (b"Z", b"X") else int(fields[18])
 

@@ -366,7 +366,7 @@ class Location:
             yield item
 
     def _behind_url(self) -> Iterator[Item]:
-        """Yield the files behind a URL without claims, and refuse names that no file on disk can have."""
+        """Yield the files behind a URL, but no claims; refuse names that no file on disk can have."""
         self.fs.invalidate_cache()  # there may be new files
         base = self.root.rstrip("/") + "/"
         for path, info in self._s3_objects() if self._is_s3 else self._listed_by_fsspec():

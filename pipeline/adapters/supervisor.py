@@ -130,8 +130,8 @@ class LogCopy:
     def _write(self, lines: list[bytes]) -> None:
         """Write lines to the log; if the disk is full, keep decisive events for later, and drop others."""
         # Lines that were kept before come first: while these do not fit, none of the new ones is written.
-        rest = lines[self._put(lines) if self._catch_up() else 0 :]
-        for line in rest:
+        written = self._put(lines) if self._catch_up() else 0
+        for line in lines[written:]:
             has_room = len(self._kept) < _KEPT_LINES_LIMIT
             event = decode(events.split(line.decode(errors="replace")).text) if has_room else None
             if event is not None and event.event in _DECISIVE_EVENTS:
@@ -158,7 +158,7 @@ class LogCopy:
                 sent += os.write(self._log, content[sent:])
             except OSError:
                 break
-        written = sent - len(start)
+        written = sent - len(start)  # of the text; less than 0: not even the newline before it
         if written < 0 or not text:
             return 0
         self._torn = written > 0 and text[written - 1 : written] != b"\n"

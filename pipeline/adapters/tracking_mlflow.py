@@ -41,7 +41,7 @@ def silence(address: str) -> str | None:
     if parts.scheme not in _PORTS or parts.hostname is None:
         return None  # such as databricks
     if parts.scheme in getproxies() and not proxy_bypass(parts.hostname):
-        return None
+        return None  # only the proxy connects to the server
     try:
         where = (parts.hostname, parts.port or _PORTS[parts.scheme])
     except ValueError:  # without its message, which may quote a password

@@ -35,7 +35,7 @@ def prepare(rank: Rank) -> None:
 
 
 def prepare_devices(environ: MutableMapping[str, str], devices: int | None) -> None:
-    """Set the variables of torch_xla, Accelerate and transformers that are not set; None: for CPUs."""
+    """Set variables for torch_xla, Accelerate and transformers; ``devices`` None: train on CPUs."""
     if devices is not None:
         variables = {
             "CPU_NUM_DEVICES": str(devices),  # where there is no TPU, and where PJRT_DEVICE is CPU

@@ -113,7 +113,7 @@ def _wait(ranks: dict[int, int]) -> tuple[int, int | None]:
             _send(ranks, number)
         elif failed and first is None:
             _send(ranks, signal.SIGTERM)
-        if first is None and (failed or number in _ENDING):
+        if first is None and (failed or number in _ENDING):  # the others now have a grace period
             first, deadline = failed or (128 + number, None), time.monotonic() + GRACE
     return first or (0, None)
 

@@ -84,7 +84,7 @@ class Program(NamedTuple):
 
 
 def translated(program: Program, backend: str | None) -> Program:
-    """Translate the arguments of a program that passes them to a current Trainer; others stay as they are."""
+    """Translate old options of a program, if it passes them to a Trainer that no longer has them."""
     if program.name.startswith(_RECIPES) or not any(_OPTION.fullmatch(word) for word in program.args):
         return program
     try:

@@ -160,7 +160,7 @@ def _hide_in_word(word: str, hide: Hide) -> str:
             return word[:begin] + hide(word[begin:])
     parts = re.split(r"(\s+)", word)
     if len(parts) > 1:
-        parts[::2] = _hide_options(parts[::2], hide)
+        parts[::2] = _hide_options(parts[::2], hide)  # the words; the blanks between them stay
     return "".join(parts)
 
 
@@ -173,7 +173,7 @@ def secrets_in(value: Any) -> set[str]:
         return HIDDEN
 
     def search(node: Any) -> None:
-        if isinstance(node, Mapping):
+        if isinstance(node, Mapping):  # called only for what it passes to ``collect``
             _hide_values_named_secret(dict(node), collect)
         if isinstance(node, (Mapping, list, tuple)):
             for each in node.values() if isinstance(node, Mapping) else node:

@@ -205,7 +205,7 @@ def findings(estimate: Estimate, memory: int, field: str, node: str = "a node") 
             ["no number of such nodes fits: give them more memory", "compute less at a time"],
         )
     fix = ", or ".join(fixes)
-    # The arithmetic alone refuses: what only lacks the spare part may well train.
+    # A training that lacks no more than the tenth that is kept free may well work: that is not fatal.
     yield Finding(where, message, fix[0].upper() + fix[1:], fatal=needed > memory)
 
 
@@ -216,7 +216,7 @@ def _shard(option: str) -> Shard:
 def rows(estimate: Estimate, memory: int | None) -> Iterator[Row]:
     """Write the arithmetic as a table: a replica in each rank, and the model sharded over the ranks."""
     nodes = estimate.on(memory or 0)
-    both = [
+    both = [  # of a replica, and sharded
         memory_plan.parts(estimate.model, estimate.training, nodes, each)
         for each in ("no", estimate.sharding)
     ]

@@ -130,7 +130,7 @@ def length_limit(config: Config) -> int | None:
 
 
 def of_config(config: Config, *, causal: bool) -> Model | None:
-    """Compute a model's numbers of parameters from its configuration; None: the architecture is another."""
+    """Compute a model's numbers of parameters from its configuration; None: another architecture."""
     count, layout = _COUNTS.get(str(config.get("model_type"))), layout_of(config)
     if count is None or layout is None:
         return None

@@ -62,7 +62,7 @@ def read(args: Sequence[str], base: Path = Path()) -> dict[str, list[str]]:
             values = [value] if equals else []
             if name.startswith("no_"):
                 name, values = name.removeprefix("no_"), ["false"]
-            options[name] = values
+            options[name] = values  # the words that follow are added to this list
         else:
             values.append(word)
     return options
