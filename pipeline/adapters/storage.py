@@ -181,6 +181,7 @@ class Location:
         if self.local:
             return Rows(Item, self._on_disk(tick))
         rows = Rows(Item, self._behind_url())
+        # Most protocols list by path already: then no second copy of the list is made.
         in_order = all(item.path < following.path for item, following in pairwise(rows))
         return rows if in_order else Rows(Item, sorted(rows))
 

@@ -286,7 +286,7 @@ def end_tree(pid: int | None = None, code: int | None = None) -> int:
 
 
 def _drain(pid: int | None, deadline: float, code: int | None = None) -> int | None:
-    """Reap until no descendant is left, or the deadline; returns the exit code of ``pid``, or ``code``."""
+    """Reap until no descendant is left, or the deadline; returns the exit code of ``pid``, else ``code``."""
     while True:
         status = _reap(pid)
         code = status if status is not None else code

@@ -93,7 +93,7 @@ def versions() -> dict[str, str]:
 
 
 def _load(file: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Load the function and its arguments, and define in ``__main__`` what brought with them."""
+    """Load the function and its arguments, and define in ``__main__`` what came with them."""
     import cloudpickle
 
     try:
@@ -102,9 +102,9 @@ def _load(file: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         _refuse(f"the function needs what this node lacks: {error}. Install it there, or in the image")
     # Put what came with the function where it was defined: pickles of its classes name that place.
     main = vars(sys.modules["__main__"])
-    brought = {name: value for name, value in getattr(function, "__globals__", {}).items() if name[:2] != "__"}
+    defined = {name: value for name, value in getattr(function, "__globals__", {}).items() if name[:2] != "__"}
     if getattr(function, "__module__", None) == "__main__":
-        main.update(brought)
+        main.update(defined)
     classes = [*getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})]
     main.update({kind.__name__: kind for kind in classes if kind.__module__ == "__main__"})
     return function, args

@@ -244,17 +244,17 @@ def _warn_of_leftovers(stream: int, writer: _Writer, killer: int) -> list[str]:
 
 def _wake_on_signals(child: int) -> int:
     """Forward signals from now on, also while a write blocks; returns a pipe that wakes up the loop."""
-    wake, wakened = os.pipe()
-    for end in (wake, wakened):
+    wake, write_end = os.pipe()
+    for end in (wake, write_end):
         os.set_blocking(end, False)
-    signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
 
     def forward(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         _kill(child, number)
 
     for number in _FORWARDED:
         signal.signal(number, forward)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, it would not wake the loop up
     return wake
 
 

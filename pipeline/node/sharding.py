@@ -354,7 +354,7 @@ def export(model: nn.Module, folder: str | Path) -> None:
             _write_file(target / file_name, {key: state[key] for key in keys})
         else:
             for key in keys:
-                _whole(state[key])
+                _whole(state[key])  # rank 0 gathers the same tensors in the same order
     if _rank() == 0 and len(files) > 1:
         weights = {key: name for name, keys in zip(names, files, strict=True) for key in keys}
         index = {"metadata": {"total_size": sum(_size(state[key]) for key in weights)}, "weight_map": weights}

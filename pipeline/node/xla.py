@@ -75,7 +75,7 @@ class Steps:
         if compiled.number:
             self._note_compilation(shapes, compiled)
             return
-        if self._slow and not self._later_steps:
+        if self._slow and not self._later_steps:  # the first step that compiled nothing
             total = Compiled(sum(one.number for one in self._slow), sum(one.seconds for one in self._slow))
             count = len(self._slow)
             steps = "the first step was" if count == 1 else f"the first {count} steps were"

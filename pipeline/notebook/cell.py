@@ -104,7 +104,7 @@ class CellDisplay(Silent):
         self._block, self._paced = block, Paced(self._say_progress)
         self.returned = Returned()
         """What rank 0 returned."""
-        self._tails: dict[int, list[str]] = {}
+        self._tails: dict[int, list[str]] = {}  # rank -> its last lines
         self._meeting: str | None = None
         self._ranks_that_raised: set[int] = set()
         self._failures: list[Failure] = []

@@ -226,6 +226,7 @@ def _user_part(protocol: str, rest: str) -> re.Match[str] | None:
     user = _USER_PATTERN.match(rest)
     if user is None or not _may_have_user(protocol):
         return None
+    # Where a name alone is no token, it is a login and may be shown.
     takes_tokens = protocol.lower().rpartition("+")[2] in _TOKEN_PROTOCOLS
     return user if takes_tokens or not _LOGIN_NAME.fullmatch(user[1]) else None
 

@@ -194,7 +194,7 @@ def _cgroups(root: Path) -> Callable[[str], Iterator[Path]]:
 
 def _quota(folder: Path) -> float | None:
     """Read how many processors' worth of time a cgroup grants, of version 2 or 1; None: no limit."""
-    words = [
+    words = [  # quota and period: from one file of version 2, or from two of version 1
         *_words_of_file(folder / "cpu.max"),
         *_words_of_file(folder / "cpu.cfs_quota_us"),
         *_words_of_file(folder / "cpu.cfs_period_us"),

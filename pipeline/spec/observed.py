@@ -74,6 +74,7 @@ class Series(BaseModel):
         spans = max(1, (points - 2) // 2)
         first, width = self.index[0], (self.index[-1] - self.index[0] + 1) / spans
         chosen = {0, len(self.values) - 1}
+        # Of each span, the places of the least and of the greatest value.
         for _, span in groupby(range(len(self.values)), key=lambda at: int((self.index[at] - first) / width)):
             places = list(span)
             chosen |= {min(places, key=self.values.__getitem__), max(places, key=self.values.__getitem__)}

@@ -73,7 +73,7 @@ def load() -> ModuleType:
 
 
 def built() -> Path:
-    """Find the library, or build it: one process builds, the others wait for it."""
+    """Find the library, or build it; if several processes need it, one builds and the others wait."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise UnavailableError(f"oneCCL exists for Linux on x86_64, not for {platform.platform()}; use gloo")
     oneccl, compiler = find_oneccl(), find_compiler()

@@ -39,7 +39,7 @@ class Peers(NamedTuple):
 
 
 def connect(store: Store, rank: int, size: int, timeout: timedelta, address: str) -> Peers:
-    """Connect: to every other rank on rank 0, to rank 0 elsewhere.
+    """Connect rank 0 with every other rank; returns the connections of this rank.
 
     Args:
         store: The group's own part of torch's store.
