@@ -89,7 +89,7 @@ class MlflowTracker:
 
         self._client = MlflowClient(tracking_uri=address)
         self._address = address
-        self._found: dict[tuple[str, ...], _Run] = {}
+        self._found: dict[tuple[str, ...], _Run] = {}  # tags of an attempt -> its run
 
     def send(self, tracked: Tracked, points: Sequence[Point]) -> None:
         """Log points; MLflow ignores points that it has already.

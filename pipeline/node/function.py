@@ -102,9 +102,9 @@ def _load(file: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         _refuse(f"the function needs what this node lacks: {error}. Install it there, or in the image")
     # Put what came with the function where it was defined: pickles of its classes name that place.
     main = vars(sys.modules["__main__"])
-    defined = {name: value for name, value in getattr(function, "__globals__", {}).items() if name[:2] != "__"}
+    came = {name: value for name, value in getattr(function, "__globals__", {}).items() if name[:2] != "__"}
     if getattr(function, "__module__", None) == "__main__":
-        main.update(defined)
+        main.update(came)
     classes = [*getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})]
     main.update({kind.__name__: kind for kind in classes if kind.__module__ == "__main__"})
     return function, args

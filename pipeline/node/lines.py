@@ -80,7 +80,7 @@ def _printed(text: bytes) -> Iterator[bytes]:
     """Pass on what a program printed: an event only if programs may report it."""
     before, mark, after = text.partition(_MARK)
     kind = None
-    with suppress(ValueError, RecursionError):  # no JSON here, but another Python may read it: no event
+    with suppress(ValueError, RecursionError):  # unreadable here, but perhaps not for a reader: no event
         event = json.loads(after.decode(errors="replace"))
         kind = event.get("event") if isinstance(event, dict) else None
     if not mark or not isinstance(kind, str) or kind in RESERVED:

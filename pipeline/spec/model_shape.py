@@ -162,7 +162,7 @@ def _llama(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
     # Attention (queries, keys, values; output), three matrices of the feed-forward network, two norms.
     block = hidden * (width + layout.queries) + 3 * hidden * layout.intermediate + 2 * hidden
     if kind == "qwen2" or config.get("attention_bias"):
-        block += width + (hidden if kind != "qwen2" else 0)
+        block += width + (hidden if kind != "qwen2" else 0)  # qwen2 has no bias at the output
     if kind == "qwen3":  # norms of queries and keys
         block += 2 * (layout.queries // layout.heads)
     if config.get("mlp_bias"):

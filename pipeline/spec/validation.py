@@ -122,6 +122,7 @@ def _accepts(model: type[BaseModel], name: str, value: str | None) -> bool:
     try:
         model.model_validate({name: value})
     except ValidationError as error:
+        # Other fields are missing: only an error of this field counts.
         return all(problem["loc"][0] != name for problem in error.errors(include_input=False))
     return True
 

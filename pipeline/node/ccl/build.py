@@ -170,7 +170,7 @@ def find_library(name: str) -> Path:
 
 
 def _file_of(wheel: importlib.metadata.Distribution, end: str) -> Path | None:
-    """Find the installed file of a wheel whose path ends so; None: there is none."""
+    """Find the installed file of a wheel whose path ends with ``end``; None: there is none."""
     for file in wheel.files or ():
         if file.as_posix().endswith(f"/{end}"):
             path = Path(str(file.locate())).resolve()
