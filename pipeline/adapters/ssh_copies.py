@@ -123,11 +123,12 @@ def deliver(
     folder, expected = delivery.folder, _expected(delivery.files)
 
     def bring(host: Host) -> Delivered:
+        """Deliver to one host; begin again if another run changes its folder meanwhile."""
         for _ in range(_TRIES):
             noted = ssh.script_or_raise(target, host, _NOTE, delivery.names)
             identity, *users = noted.split(" ")  # of the host's folder; empty: it has none
             present = _listing(target, host, folder) if identity else None
-            if present is not None and all(present.get(path) == sha256 for path, sha256 in expected.items()):
+            if present is not None and expected.items() <= present.items():
                 others = [name for name in present.keys() - expected.keys() if "__pycache__" not in name]
                 if others := [name for name in others if not name.endswith(".pyc")]:
                     _LOG.warning(

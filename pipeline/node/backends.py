@@ -133,7 +133,8 @@ def _compare_first(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs).arguments
-        # The default group has no list of ranks; a process outside the group no rank; torch's mpi no store.
+        # The members of a subgroup compare: other processes have no rank in it. torch's mpi has no store for
+        # that, and the default group no list of ranks.
         can_compare = arguments["group_rank"] is not None and arguments["store"] is not None
         if can_compare and arguments["global_ranks_in_group"]:
             _compare(arguments)

@@ -109,7 +109,7 @@ class _ExitRecord:
         self._lines: dict[tuple[str, int], str] = {}
 
     def note(self, line: bytes) -> None:
-        """Keep a line that decides how the rank's end is judged; of several of one event the last one."""
+        """Keep a line by which the rank's end is judged; a later line of the same event replaces it."""
         if not self._folder or not line.startswith(_MARK):
             return
         kind, event = "", {}
@@ -191,7 +191,7 @@ def _serve(child: int, stream: int, writer: _Writer, wake: int, launcher: int) -
         ready, _, _ = select.select(readers, [], [], interval_s)
         if wake in ready:
             with suppress(BlockingIOError):
-                while os.read(wake, 512):
+                while os.read(wake, 512):  # empties the pipe
                     pass
         if stream in ready and not writer.read(stream):
             readers.remove(stream)

@@ -266,7 +266,7 @@ def pinned(cpus: Sequence[Cpu], processes: int, threads: int) -> tuple[tuple[Cpu
         free = [core for core in free if core not in taken]
         own.append(taken)
     pins = []
-    for taken in own:
+    for taken in own:  # adds the cores of its NUMA nodes that no process took
         nodes = {node for node, _ in taken}
         cores = {core for _, core in taken} | {core for node, core in free if node in nodes}
         pins.append(tuple(cpu for cpu in cpus if cpu.core in cores))

@@ -207,7 +207,7 @@ def other_platform(name: str, platforms: str) -> BuildError:
 
 
 def check_platform(image: Image, name: str) -> None:
-    """Raise unless an image runs on linux/amd64.
+    """Check that an image runs on linux/amd64.
 
     Raises:
         BuildError: It does not.

@@ -157,8 +157,9 @@ def sharded(model: Model, training: Training, ranks: int) -> Parts:
     width = HALF if training.bf16 else FLOAT
     trains = training.trained is None or training.trained > 0
     largest = max(model.block, model.outside)
-    gathered = width * (model.outside + min(2 * model.block, model.parameters - model.outside) + largest)
-    reduced = (width + 2 * FLOAT) * largest if trains else 0
+    two_blocks = min(2 * model.block, model.parameters - model.outside)
+    gathered = width * (model.outside + two_blocks + largest)
+    reduced = (width + 2 * FLOAT) * largest if trains else 0  # gradients, and their two copies
     holes = _HEAP if width * model.block / _MATRICES < _MAPPED else 1
     parameters, gradients, optimizer = (math.ceil(part / ranks) for part in _states(model, training))
     return Parts(
@@ -214,6 +215,7 @@ def activations(model: Model, training: Training) -> int:
 def _saved_of_token(layout: Layout, training: Training) -> int:
     """Compute the bytes that a layer keeps of each token."""
     saved = _SAVED[layout.family]
+    # Queries, keys, values and what attention returns; and the wide tensors of the feed-forward network.
     inner = 2 * layout.queries + 2 * layout.keys + saved.wide * layout.intermediate
     inner += 2 * layout.hidden if layout.hidden_dropout else 0
     scores = 0
