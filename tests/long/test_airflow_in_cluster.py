@@ -1,5 +1,6 @@
-"""An Airflow in the cluster with CeleryExecutor, as docs/airflow.md deploys it: each part is lost once."""
+"""An Airflow in the cluster with CeleryExecutor, as docs/airflow.md has it: parts are lost, DAGs change."""
 
+import json
 import os
 import random
 import secrets
@@ -11,7 +12,7 @@ from typing import Final
 import pytest
 from cluster.faults import Faults
 from support import airflow_chart
-from support.deployed_airflow import Deployed, soon
+from support.deployed_airflow import FOLDER, PROGRAM, Deployed, soon
 
 SEED: Final = "MANYCPU_TEST_SEED"
 """Environment variable: the seed of a failed test, which repeats its order."""
@@ -20,8 +21,41 @@ CONFIG: Final = {
     "scheduler": {"task_instance_heartbeat_timeout": 30, "orphaned_tasks_check_interval": 15},
     "celery": {"worker_concurrency": 2},
 }
+REPOSITORY: Final = f"{FOLDER}/repository"
+BUNDLES: Final = [
+    {"name": "dags-folder", "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle", "kwargs": {}},
+    {
+        "name": "git",
+        "classpath": "airflow.providers.git.bundles.git.GitDagBundle",
+        "kwargs": {"tracking_ref": "main", "repo_url": REPOSITORY},
+    },
+]
+# Each pod has its DAGs in a folder of its own name.
+FOLDERS: Final = [
+    {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+    {"name": "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_STORAGE_PATH", "value": "/tmp/$(POD)"},  # noqa: S108 - inside pods
+]
+DAG_FILE: Final = """
+from airflow.sdk import dag
+from manycpu.operators import training_pipeline
 
-pytestmark = [pytest.mark.pod_security("restricted"), pytest.mark.alone]
+@dag(schedule=None)
+def from_git():
+    training_pipeline(run={run!r}, target={target!r})
+
+from_git()
+"""
+RUN: Final = {
+    "program": "./train.py",
+    "args": ["{data}"],
+    "data": f"{FOLDER}/data",
+    "output": f"{FOLDER}/models/one",
+    "nnodes": 2,
+    "spread": "require",
+    "resources": {"cpu": 0.5, "memory": "1Gi"},
+}
+
+pytestmark = [pytest.mark.pod_security("restricted"), pytest.mark.timeout(3600)]
 
 
 @dataclass(frozen=True)
@@ -71,6 +105,7 @@ class Losses:
         soon("every component", self.deployed.is_healthy)
 
 
+@pytest.mark.alone
 def test_a_training_outlives_every_part_of_its_airflow(deployed: Deployed, faults: Faults) -> None:
     seed = os.environ.get(SEED) or secrets.token_hex(4)
     chance = random.Random(seed)  # noqa: S311 - to be repeated
@@ -89,6 +124,35 @@ def test_a_training_outlives_every_part_of_its_airflow(deployed: Deployed, fault
         names = ", ".join(lose.__name__ for lose in order)
         error.add_note(f"lost were, in this order: {names}; {SEED}={seed} repeats it")
         raise
+
+
+def test_a_commit_changes_nothing_of_a_deferred_run(deployed: Deployed) -> None:
+    values = airflow_chart.celery_values()
+    values["env"] += FOLDERS
+    bundles = {"dag_bundle_config_list": json.dumps(BUNDLES), "refresh_interval": 5}
+    deployed.start(values, CONFIG | {"dag_processor": bundles})
+    target = {name: value for name, value in deployed.target.items() if name != "connection"}
+    deployed.put("data/words", "many words")
+    deployed.put("repository/dag.py", DAG_FILE.format(run=RUN, target=target | {"launch": "pytorchjob"}))
+    deployed.shell(f"git init --quiet --initial-branch=main {REPOSITORY}")
+    first = commit(deployed, PROGRAM)
+    deployed.unpause("from_git")
+    airflow, run = deployed.airflow, deployed.airflow.trigger("from_git")
+    ranks = deployed.ranks(run)
+    soon("the deferral", lambda: airflow.task(run)["state"] == "deferred")
+
+    second = commit(deployed, PROGRAM.replace("{words}", "other {words}"))
+    soon("the commit", lambda: airflow.api("GET", "dags/from_git")["bundle_version"] == second)
+    deployed.finish(run, ranks)
+    tasks = airflow.api("GET", f"{run}/taskInstances")["task_instances"]
+    assert {task["dag_version"]["bundle_version"] for task in tasks} == {first}
+
+
+def commit(deployed: Deployed, program: str) -> str:
+    """Commit a program; return the commit."""
+    deployed.put("repository/train.py", program)
+    git = f"git -C {REPOSITORY} -c user.name=test -c user.email=test@example.com"
+    return deployed.shell(f"{git} add . && {git} commit --quiet -m test && {git} rev-parse HEAD").strip()
 
 
 def _pod_name(hostname: str) -> str:

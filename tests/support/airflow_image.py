@@ -32,9 +32,10 @@ DRIVERS: Final = (
     "apache-airflow-providers-postgres==7.1.1",
     "asyncpg==0.32.0",
     "apache-airflow-providers-celery==3.26.0",
+    "apache-airflow-providers-git==1.0.1",
 )
-"""What the official image has for PostgreSQL and for CeleryExecutor."""
-PACKAGES: Final = ("ca-certificates", "postgresql", "python3", "redis-server")
+"""What the official image has for PostgreSQL, CeleryExecutor and DAGs from git."""
+PACKAGES: Final = ("ca-certificates", "git", "postgresql", "python3", "redis-server")
 _INSTALL_SECONDS: Final = 1200
 
 

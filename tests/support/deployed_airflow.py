@@ -58,13 +58,20 @@ class Deployed:
             self.place.create(manifest)
         soon("the API server", self._listens)
         soon("every component", self.is_healthy)
-        soon("the DAG", self._has_dag)
-        self.airflow.api("PATCH", f"dags/{DAG}", {"is_paused": False})
+        self.unpause(DAG)
+
+    def unpause(self, dag: str) -> None:
+        """Wait for a DAG; let its runs begin."""
+        soon(
+            f"the DAG {dag}",
+            lambda: dag in [one["dag_id"] for one in self.airflow.api("GET", "dags")["dags"]],
+        )
+        self.airflow.api("PATCH", f"dags/{dag}", {"is_paused": False})
 
     def trigger(self) -> str:
         """Start a training whose ranks wait for a file; return its DAG run."""
-        self.shell(f"mkdir -p {FOLDER}/program {FOLDER}/data && echo many words > {FOLDER}/data/words")
-        self.shell(f"cat > {FOLDER}/program/train.py <<'END'\n{PROGRAM}\nEND")
+        self.put("data/words", "many words")
+        self.put("program/train.py", PROGRAM)
         return self.airflow.trigger(DAG, _conf(self.target))
 
     def ranks(self, run: str) -> dict[str, str]:
@@ -93,6 +100,11 @@ class Deployed:
         assert self.shell(f"cat {FOLDER}/models/one/model.txt") == "many words 2"
         report = succeeded_by(self.shell(f"cat {FOLDER}/models/one/report.json"), self.trainings)
         assert report.attempts == 1
+
+    def put(self, path: str, text: str) -> None:
+        """Write a file on the volume of models."""
+        folder = f"{FOLDER}/{path}".rpartition("/")[0]
+        self.shell(f"mkdir -p {folder} && cat > {FOLDER}/{path} <<'END'\n{text}\nEND")
 
     def shell(self, script: str) -> str:
         """Run a shell script where the volume of models is mounted."""
@@ -144,9 +156,6 @@ class Deployed:
         except (OSError, ValueError):  # there is no pod yet, or it does not listen
             return False
         return True
-
-    def _has_dag(self) -> bool:
-        return DAG in [dag["dag_id"] for dag in self.airflow.api("GET", "dags")["dags"]]
 
 
 @pytest.fixture
