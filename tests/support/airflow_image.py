@@ -32,6 +32,7 @@ DRIVERS: Final = (
     "apache-airflow-providers-postgres==7.1.1",
     "asyncpg==0.32.0",
     "apache-airflow-providers-celery==3.26.0",
+    "celery==5.6.3",  # the provider allows 5.7, and cannot import it
     "apache-airflow-providers-git==1.0.1",
 )
 """What the official image has for PostgreSQL, CeleryExecutor and DAGs from git."""
