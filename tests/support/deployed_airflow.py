@@ -96,7 +96,7 @@ class Deployed:
         for rank in ranks:
             self.trainings.wait_pod(rank, "Running")
             self.trainings.run(rank, "touch", "/tmp/go")  # noqa: S108 - inside a pod
-        assert self.airflow.end(run) == "success"
+        assert self.airflow.end(run) == "success", self._failed(run)
         assert self.shell(f"cat {FOLDER}/models/one/model.txt") == "many words 2"
         report = succeeded_by(self.shell(f"cat {FOLDER}/models/one/report.json"), self.trainings)
         assert report.attempts == 1
@@ -143,6 +143,12 @@ class Deployed:
         except OSError:  # its database is away
             return False
         return all(parts[name]["status"] == "healthy" for name in ("scheduler", "dag_processor", "triggerer"))
+
+    def _failed(self, run: str) -> str:
+        """Return the last log of each task that failed."""
+        tasks = self.airflow.api("GET", f"{run}/taskInstances")["task_instances"]
+        failed = [(task["task_id"], task["try_number"]) for task in tasks if task["state"] == "failed"]
+        return "\n".join("\n".join([name, *self.airflow.log(run, name, number)]) for name, number in failed)
 
     def _is_migrated(self) -> bool:
         jobs = client.BatchV1Api(self.place.admin)
