@@ -16,11 +16,9 @@ from support.deployed_airflow import FOLDER, PROGRAM, Deployed, soon
 
 SEED: Final = "MANYCPU_TEST_SEED"
 """Environment variable: the seed of a failed test, which repeats its order."""
+WORKERS: Final = {"celery": {"worker_concurrency": 2}}
 # Airflow's defaults are five minutes, in which the training continues.
-CONFIG: Final = {
-    "scheduler": {"task_instance_heartbeat_timeout": 30, "orphaned_tasks_check_interval": 15},
-    "celery": {"worker_concurrency": 2},
-}
+IN_A_MINUTE: Final = {"task_instance_heartbeat_timeout": 60, "orphaned_tasks_check_interval": 60}
 REPOSITORY: Final = f"{FOLDER}/repository"
 BUNDLES: Final = [
     {"name": "dags-folder", "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle", "kwargs": {}},
@@ -109,7 +107,7 @@ class Losses:
 def test_a_training_outlives_every_part_of_its_airflow(deployed: Deployed, faults: Faults) -> None:
     seed = os.environ.get(SEED) or secrets.token_hex(4)
     chance = random.Random(seed)  # noqa: S311 - to be repeated
-    deployed.start(airflow_chart.celery_values(), CONFIG)
+    deployed.start(airflow_chart.celery_values(), WORKERS | {"scheduler": IN_A_MINUTE})
     run = deployed.trigger()
     losses = Losses(deployed, faults, run, chance)
     others = [losses.node, losses.triggerer, losses.scheduler, losses.postgresql]
@@ -130,7 +128,7 @@ def test_a_commit_changes_nothing_of_a_deferred_run(deployed: Deployed) -> None:
     values = airflow_chart.celery_values()
     values["env"] += FOLDERS
     bundles = {"dag_bundle_config_list": json.dumps(BUNDLES), "refresh_interval": 5}
-    deployed.start(values, CONFIG | {"dag_processor": bundles})
+    deployed.start(values, WORKERS | {"dag_processor": bundles})
     target = {name: value for name, value in deployed.target.items() if name != "connection"}
     deployed.put("data/words", "many words")
     deployed.put("repository/dag.py", DAG_FILE.format(run=RUN, target=target | {"launch": "pytorchjob"}))
