@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
 import signal
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +117,29 @@ def test_marking_the_task_failed_ends_the_training(airflow: Airflow, tmp_path: P
     assert airflow.end(run) == "failed"
     assert _report(tmp_path)["state"] == "cancelled"
     assert _report(tmp_path)["left_behind"] == []
+
+
+def test_a_triggerer_that_takes_over_the_trigger_of_another_ends_nothing(
+    airflow: Airflow, tmp_path: Path
+) -> None:
+    """Airflow tells a triggerer that lost a trigger to another one the same as if a person ended the task."""
+    run = airflow.trigger("tiny", {"folder": str(tmp_path)})
+    handle = _handle(airflow, tmp_path)
+    _deferred(airflow, run, handle)
+    with closing(sqlite3.connect(airflow.home / "airflow.db", timeout=60)) as database, database:
+        # Another triggerer, which dies at once: this one is the next to take over.
+        other = database.execute(
+            "INSERT INTO job (job_type, state, start_date, latest_heartbeat, hostname, unixname) "
+            "SELECT job_type, state, start_date, latest_heartbeat, 'other', unixname FROM job "
+            "WHERE job_type = 'TriggererJob'"
+        ).lastrowid
+        mine = "SELECT trigger_id FROM task_instance WHERE run_id = ? AND trigger_id IS NOT NULL"
+        run_id = run.rpartition("/")[2]
+        database.execute(f"UPDATE trigger SET triggerer_id = ? WHERE id IN ({mine})", (other, run_id))  # noqa: S608
+    until(lambda: sum(bool(re.match("trigger .* starting", line)) for line in airflow.log(run)) > 1)
+    (tmp_path / "go").touch()
+    assert airflow.end(run) == "success"
+    assert _report(tmp_path)["attempts"] == 1
 
 
 def test_marking_the_task_failed_in_the_worker_ends_the_training(airflow: Airflow, tmp_path: Path) -> None:
