@@ -131,23 +131,25 @@ def test_a_commit_changes_nothing_of_a_deferred_run(deployed: Deployed) -> None:
     deployed.start(values, WORKERS | {"dag_processor": bundles})
     target = {name: value for name, value in deployed.target.items() if name != "connection"}
     deployed.put("data/words", "many words")
-    deployed.put("repository/dag.py", DAG_FILE.format(run=RUN, target=target | {"launch": "pytorchjob"}))
+    target["launch"] = "pytorchjob"
     deployed.shell(f"git init --quiet --initial-branch=main {REPOSITORY}")
-    first = commit(deployed, PROGRAM)
+    first = commit(deployed, DAG_FILE.format(run=RUN, target=target), PROGRAM)
     deployed.unpause("from_git")
     airflow, run = deployed.airflow, deployed.airflow.trigger("from_git")
     ranks = deployed.ranks(run)
     soon("the deferral", lambda: airflow.task(run)["state"] == "deferred")
 
-    second = commit(deployed, PROGRAM.replace("{words}", "other {words}"))
+    other = DAG_FILE.format(run=RUN | {"output": f"{FOLDER}/models/other"}, target=target)
+    second = commit(deployed, other, PROGRAM.replace("{words}", "other {words}"))
     soon("the commit", lambda: airflow.api("GET", "dags/from_git")["bundle_version"] == second)
     deployed.finish(run, ranks)
     tasks = airflow.api("GET", f"{run}/taskInstances")["task_instances"]
     assert {task["dag_version"]["bundle_version"] for task in tasks} == {first}
 
 
-def commit(deployed: Deployed, program: str) -> str:
-    """Commit a program; return the commit."""
+def commit(deployed: Deployed, dag_file: str, program: str) -> str:
+    """Commit a DAG and its program; return the commit."""
+    deployed.put("repository/dag.py", dag_file)
     deployed.put("repository/train.py", program)
     git = f"git -C {REPOSITORY} -c user.name=test -c user.email=test@example.com"
     return deployed.shell(f"{git} add . && {git} commit --quiet -m test && {git} rev-parse HEAD").strip()
