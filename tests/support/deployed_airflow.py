@@ -96,7 +96,7 @@ class Deployed:
         for rank in ranks:
             self.trainings.wait_pod(rank, "Running")
             self.trainings.run(rank, "touch", "/tmp/go")  # noqa: S108 - inside a pod
-        assert self.airflow.end(run) == "success", self._failed(run)
+        assert self.airflow.end(run, 900) == "success", self._failed(run)
         assert self.shell(f"cat {FOLDER}/models/one/model.txt") == "many words 2"
         report = succeeded_by(self.shell(f"cat {FOLDER}/models/one/report.json"), self.trainings)
         assert report.attempts == 1
