@@ -100,6 +100,8 @@ class FollowingTrigger(BaseTrigger):
         """End the training, unless the task is still deferred: then another triggerer continues."""
         if self.place is None or state_of(self.place, unknown="deferred") != "deferred":
             self._cancel_and_clean_up()
+        else:
+            self.log.info("another triggerer follows the training: the task is still deferred")
 
     def _cancel_and_clean_up(self) -> None:
         """Cancel the training; clean up its run if the run ends with the task."""

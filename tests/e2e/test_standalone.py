@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import sqlite3
 from collections.abc import Callable
@@ -126,17 +125,20 @@ def test_a_triggerer_that_takes_over_the_trigger_of_another_ends_nothing(
     run = airflow.trigger("tiny", {"folder": str(tmp_path)})
     handle = _handle(airflow, tmp_path)
     _deferred(airflow, run, handle)
-    with closing(sqlite3.connect(airflow.home / "airflow.db", timeout=60)) as database, database:
-        # Another triggerer, which dies at once: this one is the next to take over.
-        other = database.execute(
-            "INSERT INTO job (job_type, state, start_date, latest_heartbeat, hostname, unixname) "
-            "SELECT job_type, state, start_date, latest_heartbeat, 'other', unixname FROM job "
-            "WHERE job_type = 'TriggererJob'"
-        ).lastrowid
-        mine = "SELECT trigger_id FROM task_instance WHERE run_id = ? AND trigger_id IS NOT NULL"
-        run_id = run.rpartition("/")[2]
-        database.execute(f"UPDATE trigger SET triggerer_id = ? WHERE id IN ({mine})", (other, run_id))  # noqa: S608
-    until(lambda: sum(bool(re.match("trigger .* starting", line)) for line in airflow.log(run)) > 1)
+    mine = "id IN (SELECT trigger_id FROM task_instance WHERE run_id = ?)"
+    with closing(sqlite3.connect(airflow.home / "airflow.db", timeout=60)) as database:
+        with database:
+            other = database.execute(
+                "INSERT INTO job (job_type, state, start_date, latest_heartbeat, hostname, unixname) "
+                "SELECT job_type, state, start_date, '2100-01-01 00:00:00.000000', 'other', unixname "
+                "FROM job WHERE job_type = 'TriggererJob'"
+            ).lastrowid
+            moved = (other, run.rpartition("/")[2])
+            database.execute(f"UPDATE trigger SET triggerer_id = ? WHERE {mine}", moved)  # noqa: S608
+        log = airflow.home / "standalone.log"
+        until(lambda: "another triggerer follows" in log.read_text(errors="replace"))
+        with database:  # the other one dies
+            database.execute("DELETE FROM job WHERE id = ?", (other,))
     (tmp_path / "go").touch()
     assert airflow.end(run) == "success"
     assert _report(tmp_path)["attempts"] == 1
