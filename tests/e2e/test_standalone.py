@@ -125,6 +125,11 @@ def test_a_triggerer_that_takes_over_the_trigger_of_another_ends_nothing(
     run = airflow.trigger("tiny", {"folder": str(tmp_path)})
     handle = _handle(airflow, tmp_path)
     _deferred(airflow, run, handle)
+
+    def said() -> str:
+        """Return the log of the task, and that of the triggerer: which of them has it is a matter of time."""
+        return "\n".join([*airflow.log(run), (airflow.home / "standalone.log").read_text(errors="replace")])
+
     mine = "id IN (SELECT trigger_id FROM task_instance WHERE run_id = ?)"
     with closing(sqlite3.connect(airflow.home / "airflow.db", timeout=60)) as database:
         with database:
@@ -135,8 +140,7 @@ def test_a_triggerer_that_takes_over_the_trigger_of_another_ends_nothing(
             ).lastrowid
             moved = (other, run.rpartition("/")[2])
             database.execute(f"UPDATE trigger SET triggerer_id = ? WHERE {mine}", moved)  # noqa: S608
-        log = airflow.home / "standalone.log"
-        until(lambda: "another triggerer follows" in log.read_text(errors="replace"))
+        until(lambda: "another triggerer follows" in said())
         with database:  # the other one dies
             database.execute("DELETE FROM job WHERE id = ?", (other,))
     (tmp_path / "go").touch()
