@@ -192,6 +192,14 @@ class LogFollower:
         return [line.removesuffix("\r") for line in lines]  # a launcher may write to a terminal
 
 
+def last_lines(path: Path, limit: int) -> list[str]:
+    """Return the last whole lines of a log, of ``limit`` bytes at most; empty: there is no log."""
+    size = path.stat().st_size if path.exists() else 0
+    log = LogFollower(path, max(0, size - limit))
+    lines = log.read(limit)
+    return lines[1:] if size > limit else lines
+
+
 def write_json(path: Path, value: object, mode: int = 0o666) -> None:
     """Write a JSON file atomically; the umask restricts its mode."""
     # A unique name: threads may write the same file.

@@ -268,6 +268,17 @@ class Location:
         except (FileNotFoundError, IsADirectoryError):
             return None
 
+    def begins(self, path: str, start: bytes) -> bool:
+        """Whether there is a file below that begins so; of a large one, only that much is read."""
+        try:
+            at = self._at(path)
+            if self.local is None:
+                return cast("bytes", self.fs.cat_file(at, start=0, end=len(start))) == start
+            with open_file(at) as file:
+                return file.read(len(start)) == start
+        except (FileNotFoundError, IsADirectoryError, OddFileError):
+            return False
+
     def remove(self, path: str) -> None:
         """Delete a file below."""
         self.fs.rm_file(self._below(path))

@@ -5,6 +5,7 @@ Kubernetes expands ``$(NAME)`` in commands and variables; the user's text is esc
 
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
 from typing import Final
 
 from manycpu.pipeline.launchers.environment import environment
@@ -18,6 +19,7 @@ from manycpu.pipeline.launchers.pod_spec import (
     security_context,
     unprivileged,
 )
+from manycpu.pipeline.spec import rank_logs
 from manycpu.pipeline.spec.cpu_plan import CpuRequest, plan
 from manycpu.pipeline.spec.job_kinds import PRIORITY_LABEL, QUEUE_LABEL, Role
 from manycpu.pipeline.spec.kube_object import KubeObject
@@ -83,7 +85,9 @@ def with_library(run: TrainingRun) -> TrainingRun:
 def rank_variables(run: TrainingRun, placement: Placement) -> dict[str, str]:
     """Build the environment of a rank's container: the user's ``env`` wins over the CPU plan."""
     device = {"PJRT_DEVICE": "TPU"} if run.device == "xla" else {}
-    return {"HOME": HOME, **device, **_thread_variables(run), **environment(with_library(run), placement)}
+    logs = {"MANYCPU_LOGS": str(PurePosixPath(placement.output).with_name(rank_logs.FOLDER))}
+    own = {"HOME": HOME, **logs, **device, **_thread_variables(run)}
+    return own | environment(with_library(run), placement)
 
 
 def _thread_variables(run: TrainingRun) -> Mapping[str, str]:

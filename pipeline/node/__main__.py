@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
         os.close(output)
         if listener is not None:
             listener.close()
-        forward_logs(child, stream, signature, rank.rank, host)
+        forward_logs(child, stream, signature, rank, host)
     die_with_parent(forwarder)
     os.close(stream)
     emit.keep(output, signature)

@@ -20,7 +20,9 @@ from types import FrameType
 from typing import Any, Final, NamedTuple, NoReturn
 
 from manycpu.pipeline.node.lines import HiddenSecrets, Lines, OrphanedError, PipeWriter, pieces
+from manycpu.pipeline.node.world import Rank
 from manycpu.pipeline.spec import events, exit_records, kernel
+from manycpu.pipeline.spec.rank_logs import RankLog
 
 _FORWARDED: Final = (
     signal.SIGTERM,
@@ -50,21 +52,23 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def forward_logs(child: int, stream: int, signature: str, rank: int, host: str) -> NoReturn:
+def forward_logs(child: int, stream: int, signature: str, of: Rank, host: str) -> NoReturn:
     """Forward a rank's lines and signals until it ends, then end as it did.
 
     Args:
         child: Its process id; it leads a process group.
         stream: The read end of its stdout and stderr.
         signature: Begins each of its own events, and nothing that its script prints.
-        rank: With ``host``, the prefix of its lines.
+        of: The rank; its number is, with ``host``, the prefix of its lines.
         host: The name of this host.
     """
-    launcher = os.getppid()
+    launcher, rank = os.getppid(), of.rank
     killer = _start_orphan_killer(child)
     kernel.adopt_orphans()  # what the script leaves running becomes a child of this process, which ends it
     wake = _wake_on_signals(child)
-    writer = _Writer(events.join(rank, host, "").encode(), signature.encode())
+    folder = os.environ.get("MANYCPU_LOGS")
+    log = RankLog(Path(folder), rank, of.world_size) if folder else None
+    writer = _Writer(events.join(rank, host, "").encode(), signature.encode(), log)
     warnings = list[str]()
     try:
         status = _serve(child, stream, writer, wake, launcher)
@@ -130,8 +134,8 @@ class _ExitRecord:
 
 
 class _Writer:
-    def __init__(self, prefix: bytes, signature: bytes) -> None:
-        self._prefix = prefix
+    def __init__(self, prefix: bytes, signature: bytes, log: RankLog | None) -> None:
+        self._prefix, self._log = prefix, log
         self.record = _ExitRecord()
         self._out = PipeWriter()
         self._lines = Lines(signature)
@@ -160,12 +164,16 @@ class _Writer:
     def finish(self, *last: str) -> None:
         """Write the line that has no newline yet, and then the last lines."""
         self._write([*self._lines.rest(), *(line.encode() for line in last)])
+        if self._log:
+            self._log.close()
         self._out.drain()
 
     def _write(self, lines: list[bytes]) -> None:
         for line in map(self._secrets.hide, lines):
             self.record.note(line)
             prefix = b"" if line.startswith(_OF_THE_RUN) else self._prefix
+            if self._log:
+                self._log.add(prefix + line)
             for piece in pieces(prefix, line):
                 self._out.write(piece)
         if lines:

@@ -25,6 +25,7 @@ from manycpu.pipeline.pod.channel import (
     send_files,
     send_rows,
 )
+from manycpu.pipeline.spec import rank_logs
 from manycpu.pipeline.spec.exit_records import finished_round
 from manycpu.pipeline.transfer import Lock, Manifest, Progress
 
@@ -146,11 +147,18 @@ def write(channel: Channel, url: str, name: str, text: str) -> None:
     channel.send_message("done")
 
 
+def write_beside(channel: Channel, url: str, key: str, name: str, text: str) -> None:
+    """Write run.log to a URL, unless the program wrote a file of that name."""
+    transfer.write_beside(Location.of(url, "run.output"), key, name, text)
+    channel.send_message("done")
+
+
 def read(channel: Channel, url: str, name: str) -> None:
-    """Read a small file from a URL, and list two of the files in its folder."""
+    """Read a small file from a URL, and list two of the files in its folder, but no run.log."""
     location = Location.of(url, "run.output")
     items = location.without_odd(lambda *_: None).items() if location.exists() else ()
-    files = (item.path for item in items if not item.is_folder)
+    own = transfer.for_people(location)
+    files = (item.path for item in items if not item.is_folder and item.path not in own)
     names = list(islice(files, 2))
     channel.send_message("done", text=location.read_text(name), names=names)
 
@@ -158,6 +166,11 @@ def read(channel: Channel, url: str, name: str) -> None:
 def exits(channel: Channel, folder: str) -> None:
     """Read the exit records of an attempt's round (one start of all its ranks) that every rank finished."""
     channel.send_message("done", records=finished_round(Path(folder)))
+
+
+def logs(channel: Channel, folder: str) -> None:
+    """Read the last lines of all ranks of an attempt, in the order of time."""
+    channel.send_message("done", lines=rank_logs.merged(Path(folder)))
 
 
 def remove(channel: Channel, folder: str) -> None:
@@ -212,8 +225,10 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "claim": claim,
     "release": release,
     "write": write,
+    "write_beside": write_beside,
     "read": read,
     "exits": exits,
+    "logs": logs,
     "remove": remove,
     "trim": trim,
 }

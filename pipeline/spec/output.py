@@ -18,9 +18,13 @@ MANIFEST: Final = "manifest.json"
 REPORT: Final = "report.json"
 PAGE: Final = "report.html"
 """Shows report.json to people; only outputs on disk have it."""
+LOG: Final = "run.log"
+"""What the ranks wrote, for people."""
 _CLAIM: Final = ".manycpu-claim-"
 PAGE_BEGINS: Final = "<!doctype html>\n<!-- a report of manycpu -->\n"
-"""Distinguishes our page from a program's own file of that name."""
+LOG_BEGINS: Final = "# the log of a run of manycpu\n"
+FOR_PEOPLE: Final = {PAGE: PAGE_BEGINS, LOG: LOG_BEGINS}
+"""Files beside the report -> how they begin: a program may have its own file of that name."""
 
 
 def partial_name(name: str) -> str:
@@ -30,7 +34,7 @@ def partial_name(name: str) -> str:
 
 OUTDATED: Final = partial_name(MANIFEST)
 """The manifest of an export behind a URL, while a new export of the same run deletes its files."""
-PARTIALS: Final = (partial_name(REPORT), partial_name(PAGE), OUTDATED)
+PARTIALS: Final = (*map(partial_name, (REPORT, *FOR_PEOPLE)), OUTDATED)
 """Files that a process leaves in an output when it is killed while it writes."""
 
 

@@ -121,6 +121,10 @@ class Driver(ABC, Generic[Ctx, H]):
         """Read what the ranks of an attempt have reported."""
 
     @abstractmethod
+    def read_log(self, ctx: Ctx, handle: H) -> Iterable[str]:
+        """Read the last lines of an attempt's ranks, as the ranks wrote them; a few MiB at most."""
+
+    @abstractmethod
     def seconds(self, ctx: Ctx, handle: H) -> float:
         """Return how many seconds an attempt took; 0 until it has ended."""
 
@@ -155,6 +159,10 @@ class Driver(ABC, Generic[Ctx, H]):
     def write_report(self, ctx: Ctx, text: str) -> None:
         """Write the output's report.json."""
         output.write_report(ctx, text)
+
+    def write_beside(self, ctx: Ctx, name: str, text: str) -> None:
+        """Write report.html or run.log to the output, unless the program wrote a file of that name."""
+        output.write_beside(ctx, name, text)
 
     @abstractmethod
     def keep(self, ctx: Ctx, seconds: float | None) -> list[str]:

@@ -6,7 +6,7 @@ from manycpu.pipeline import run_report, transfer
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import BadInputError, Finding, raise_findings
 from manycpu.pipeline.spec.handle import ProcessHandle
-from manycpu.pipeline.spec.output import PAGE, REPORT, replaceable
+from manycpu.pipeline.spec.output import REPORT, replaceable
 from manycpu.pipeline.targets.context import RunContext
 
 
@@ -58,12 +58,9 @@ def write_report(ctx: RunContext, text: str) -> None:
     ctx.output.write_text(REPORT, text)
 
 
-def write_page(ctx: RunContext, text: str) -> None:
-    """Write report.html to the output on disk, unless the program wrote a file of that name."""
-    before = transfer.earlier(ctx.output, ctx.key)
-    is_of_program = before is not None and any(file.path == PAGE for file in before.manifest.files)
-    if not is_of_program and (transfer.has_page(ctx.output) or not ctx.output.has(PAGE)):
-        ctx.output.write_text(PAGE, text)
+def write_beside(ctx: RunContext, name: str, text: str) -> None:
+    """Write report.html or run.log to the output, unless the program wrote a file of that name."""
+    transfer.write_beside(ctx.output, ctx.key, name, text)
 
 
 def occupied(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding | None:
@@ -71,7 +68,7 @@ def occupied(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding
 
     Args:
         ctx: The run.
-        names: Names in the output; two are enough.
+        names: Names in the output, without the run's files for people; two are enough.
         text: The output's report.json; None: there is none.
     """
     if not names:

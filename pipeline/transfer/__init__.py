@@ -2,7 +2,7 @@
 
 from manycpu.pipeline.spec.output import MANIFEST
 from manycpu.pipeline.transfer.claims import Claimant, ClaimedError, claim, release
-from manycpu.pipeline.transfer.destination import earlier, has_page, strangers
+from manycpu.pipeline.transfer.destination import earlier, for_people, strangers, write_beside
 from manycpu.pipeline.transfer.fetch import InUseError, Lock, Stored, discard, fetch, staged, store, strays
 from manycpu.pipeline.transfer.manifest import (
     DIGITS,
@@ -38,7 +38,7 @@ __all__ = [
     "discard",
     "earlier",
     "fetch",
-    "has_page",
+    "for_people",
     "identity",
     "publish",
     "release",
@@ -48,5 +48,6 @@ __all__ = [
     "store",
     "strangers",
     "strays",
+    "write_beside",
     "written",
 ]

@@ -52,16 +52,22 @@ def strangers(destination: Location, key: str) -> list[str]:
         exported = {(file.path, file.size) for file in before.manifest.files}
         records.append(before.name)
     if output.replaceable(destination.read_text(output.REPORT), key):
-        records.append(output.REPORT)
-        if has_page(destination):
-            records.append(output.PAGE)
+        records += [output.REPORT, *for_people(destination)]
     unknown = [item.path for item in items if (item.path, item.size) not in exported]
     return [*odd, *(path for path in unknown if path not in records)]
 
 
-def has_page(destination: Location) -> bool:
-    """Whether a run's report.html is at a destination; only folders on disk have one."""
-    return destination.local is not None and output.is_page(destination.read_text(output.PAGE))
+def for_people(destination: Location) -> list[str]:
+    """List which of a run's report.html and run.log are at a destination."""
+    return [name for name, start in output.FOR_PEOPLE.items() if destination.begins(name, start.encode())]
+
+
+def write_beside(destination: Location, key: str, name: str, text: str) -> None:
+    """Write a run's report.html or run.log, unless the program wrote a file of that name."""
+    before = earlier(destination, key)
+    is_of_program = before is not None and any(file.path == name for file in before.manifest.files)
+    if not is_of_program and (name in for_people(destination) or not destination.has(name)):
+        destination.write_text(name, text)
 
 
 def changed(destination: Location, before: Earlier | None, tick: Tick = lambda: None) -> Iterator[str]:
@@ -165,9 +171,7 @@ def _delete_export(folder: Path, key: str) -> None:
         TransferError: Another process has added a file, which stays.
     """
     location = Location.of(str(folder), "run.output")
-    paths = [output.REPORT, *output.PARTIALS]
-    if has_page(location):
-        paths.append(output.PAGE)
+    paths = [output.REPORT, *output.PARTIALS, *for_people(location)]
     export = earlier(location, key)
     if export:
         paths.append(export.name)

@@ -22,7 +22,7 @@ from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.tracking.ending import tell_end
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.export import seen, unseen
-from manycpu.pipeline.verbs.report import read_report, report_path, write_report
+from manycpu.pipeline.verbs.report import read_report, report_path, write_log, write_report
 
 _VERBS = ("prepare", "stage", "build", "launch", "wait", "export")
 
@@ -79,6 +79,8 @@ def cleanup(
         write_report(ctx, report)
     tell(report)
     entry = ctx.ledger.read()
+    if handle := ctx.driver.present_handle(ctx, entry):
+        write_log(ctx, handle)
     has_failed = report.state is not RunState.SUCCEEDED
     keeps_all = keep and (ctx.run.keep == "always" or (ctx.run.keep == "on_failure" and has_failed))
     kept = [] if delete_model else _keep_results(ctx, left, keeps_all=keeps_all)

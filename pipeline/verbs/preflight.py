@@ -268,7 +268,8 @@ def _output(ctx: RunContext) -> Findings:
             for name in transfer.strangers(output, ctx.key)[:1]:
                 yield not_empty_finding(ctx, name, output.read_text(REPORT))
         elif output.exists():
-            names = [item.path for item in output.items()]
+            own = transfer.for_people(output)
+            names = [item.path for item in output.items() if item.path not in own]
             if finding := occupied(ctx, names, output.read_text(REPORT)):
                 yield finding
     except BadInputError as error:

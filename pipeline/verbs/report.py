@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from manycpu.pipeline import run_report
 from manycpu.pipeline.adapters.storage import Location, is_remote
+from manycpu.pipeline.listeners import ReadableLog, tell
 from manycpu.pipeline.page import as_html
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.credentials import redacted, without
@@ -17,10 +18,12 @@ from manycpu.pipeline.spec.errors import (
     ManycpuError,
     TrainingFailedError,
 )
-from manycpu.pipeline.spec.output import REPORT, fields_of
+from manycpu.pipeline.spec.events import split
+from manycpu.pipeline.spec.handle import Handle
+from manycpu.pipeline.spec.output import LOG, LOG_BEGINS, PAGE, REPORT, fields_of
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets.context import RunContext, home
-from manycpu.pipeline.targets.output import release, write_page
+from manycpu.pipeline.targets.output import release
 
 _LOG = logging.getLogger(__name__)
 _NEWEST = "reports/newest"
@@ -67,9 +70,25 @@ def write_report(ctx: RunContext, report: Report) -> None:
 def _write_page(ctx: RunContext, report: Report) -> None:
     """Write report.html; an OSError is only logged, because report.json has the same content."""
     try:
-        write_page(ctx, as_html(report.model_dump(mode="json")))
+        ctx.driver.write_beside(ctx, PAGE, as_html(report.model_dump(mode="json")))
     except OSError as error:
         _LOG.warning("report.html cannot be written to %s: %s", ctx.destination, error)
+
+
+def write_log(ctx: RunContext, handle: Handle) -> None:
+    """Write run.log beside the report: what a terminal shows of the ranks, the last few MiB of it.
+
+    A failure is only logged.
+    """
+    lines = list[str]()
+    log = ReadableLog(lines.append)
+    try:
+        tell(map(split, ctx.driver.read_log(ctx, handle)), log)
+        log.flush()
+        if lines:
+            ctx.driver.write_beside(ctx, LOG, LOG_BEGINS + "\n".join([*lines, ""]))
+    except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types
+        _LOG.warning("%s is not written: %s", LOG, without(str(error), ctx.destination))
 
 
 def remember(ctx: RunContext) -> None:

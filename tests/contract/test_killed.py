@@ -57,7 +57,7 @@ class Command:
         assert sorted(path.name for path in self.out.iterdir()) == OUTPUT
 
 
-OUTPUT = ["manifest.json", "model.txt", "report.html", "report.json"]
+OUTPUT = ["manifest.json", "model.txt", "report.html", "report.json", "run.log"]
 
 
 @pytest.fixture

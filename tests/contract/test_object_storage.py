@@ -147,6 +147,7 @@ def test_data_model_and_output_of_a_run_are_on_s3(
     assert code == 0, printed
     found = objects(server, f"{name}/out")
     report, manifest = (json.loads(found.pop(f"{each}.json")) for each in ("report", "manifest"))
+    assert b"[rank 0 " in found.pop("run.log")
     assert found == {"deep/learnt ü.bin": b"model, data", "empty": b""}
     assert {file["path"]: file["sha256"] for file in manifest["files"]} == {
         path: hashlib.sha256(content).hexdigest() for path, content in found.items()
@@ -155,7 +156,7 @@ def test_data_model_and_output_of_a_run_are_on_s3(
     assert manycpu("report", f"s3://{name}/out", "--html", str(tmp_path / "shown.html"))[0] == 0
     code, printed = manycpu("run", *words, "--run-id", "second")
     assert (code, f"s3://{name}/out is not empty: another run, " in printed) == (2, True), printed
-    assert objects(server, f"{name}/out").keys() == {*found, "report.json", "manifest.json"}
+    assert objects(server, f"{name}/out").keys() == {*found, "report.json", "manifest.json", "run.log"}
     assert manycpu("run", *words, "--run-id", "first")[0] == 0
 
 

@@ -45,8 +45,39 @@ def test_the_page_is_beside_the_report_and_is_no_part_of_the_model(script: Scrip
     assert not transfer.strangers(Location.of(str(out), "run.output"), report_of(out)["key"])
     assert train(given, run_id="x").state == "succeeded"  # it replaces its own
     assert sorted(file.name for file in out.iterdir()) == [
-        *("manifest.json", "model.txt", "report.html", "report.json")
+        *("manifest.json", "model.txt", "report.html", "report.json", "run.log")
     ]
+
+
+SAYS = """
+from manycpu.pipeline.node.metrics import progress
+progress(step=1, loss=0.5)
+print('it says')
+"""
+
+
+def test_what_a_terminal_shows_of_the_ranks_is_beside_the_report(script: Script, tmp_path: Path) -> None:
+    for _ in range(2):  # it replaces its own
+        train(fields(tmp_path, script(SAYS + WRITES)), run_id="log")
+        text = (tmp_path / "out" / "run.log").read_text()
+        assert re.findall(r"^(\[rank 0 \S+\]) it says$", text, re.MULTILINE)
+        assert "step 1, loss 0.5" in text
+
+
+def test_a_log_that_the_program_wrote_stays_as_it_is(script: Script, tmp_path: Path) -> None:
+    out, given = tmp_path / "out", fields(tmp_path, script(WRITES), "run.log")
+    for _ in range(2):
+        train(given, run_id="x")
+        assert (out / "run.log").read_text() == "theirs"
+
+
+def test_the_next_run_replaces_the_log_of_one_that_failed(script: Script, tmp_path: Path) -> None:
+    with pytest.raises(ManycpuError):
+        train(fields(tmp_path, script("print('fails')\nraise SystemExit(3)\n")))
+    log = tmp_path / "out" / "run.log"
+    assert "fails" in log.read_text()
+    assert train(fields(tmp_path, script(WRITES))).state == "succeeded"
+    assert "fails" not in log.read_text()
 
 
 def test_a_page_that_the_program_wrote_stays_as_it_is(script: Script, tmp_path: Path) -> None:

@@ -560,7 +560,7 @@ def test_a_program_that_saves_straight_into_the_output_loses_nothing(
     (out / name).rename(tmp_path / name)
     assert train(given, run_id="x").state == "succeeded"
     assert sorted(path.name for path in out.iterdir()) == [
-        *("manifest.json", "metrics.json", "report.html", "report.json")
+        *("manifest.json", "metrics.json", "report.html", "report.json", "run.log")
     ]
 
 

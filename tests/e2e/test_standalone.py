@@ -91,19 +91,23 @@ def test_the_log_the_asset_and_its_consumer(airflow: Airflow, tmp_path: Path) ->
     assert (airflow.home / "consumed").read_text() == f"42 trained {digest}"
 
 
-def test_a_retry_attaches_after_the_worker_is_killed(airflow: Airflow, tmp_path: Path) -> None:
+def test_a_retry_attaches_after_the_worker_is_ended_or_killed(airflow: Airflow, tmp_path: Path) -> None:
     run = airflow.trigger("tiny_sync", {"folder": str(tmp_path)})
     handle = _handle(airflow, tmp_path)
     _said(handle, "line 2")
+    attached = f"attached to attempt 1, pid {handle['pid']} on {handle['host']}"
     until(lambda: airflow.task(run)["pid"])
+    os.kill(airflow.task(run)["pid"], signal.SIGTERM)
+    until(lambda: airflow.task(run)["try_number"] == 2)  # which a success would not have
+    until(lambda: attached in airflow.log(run, attempt=2))
     os.kill(airflow.task(run)["pid"], signal.SIGKILL)
-    until(lambda: airflow.task(run)["try_number"] == 2)
+    until(lambda: airflow.task(run)["try_number"] == 3)
     until(lambda: airflow.task(run)["state"] == "running")
     assert _ranks(handle), "the training went with its worker"
     (tmp_path / "go").touch()
     assert airflow.end(run) == "success"
     assert _report(tmp_path)["attempts"] == 1
-    assert f"attached to attempt 1, pid {handle['pid']} on {handle['host']}" in airflow.log(run, attempt=2)
+    assert attached in airflow.log(run, attempt=3)
 
 
 def test_marking_the_task_failed_ends_the_training(airflow: Airflow, tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ import pytest
 from cluster.command import wait_for
 from cluster.faults import Faults
 from cluster.space import Space
+from kubernetes import client
 from support.training_scripts import goes_on
 
 from manycpu.pipeline import train
 from manycpu.pipeline.listeners import Silent
+from manycpu.pipeline.spec.errors import TrainingFailedError
 from manycpu.pipeline.spec.event_types import Event, ExitEvent
 from manycpu.pipeline.spec.events import RankLine
 
@@ -48,6 +50,33 @@ def test_of_four_workers_one_is_killed_and_the_others_go_on_from_the_checkpoint(
     assert 4 in worlds[:-1], "no ranks met again after all four had"
     assert [sorted(found["ranks"]) for found in report.rounds] == [list(range(world)) for world in worlds]
     assert (tmp_path / "out" / "model.txt").read_text() == "trained"
+
+
+class Evictor(Silent):
+    """Listener that evicts a worker of an MPIJob when both ranks have reached step 5."""
+
+    def __init__(self, namespace: Space) -> None:
+        self.namespace, self.there = namespace, 0
+
+    def line(self, line: RankLine) -> None:
+        self.there += line.text == "reached step 5"
+        if self.there == 2:
+            self.there += 1
+            pods = [pod.metadata.name for pod in self.namespace.pods("manycpu/role=rank")]
+            name = next(name for name in pods if name.endswith("-worker-1"))
+            core = client.CoreV1Api(self.namespace.admin)
+            core.create_namespaced_pod_eviction(name, self.namespace.name, {"metadata": {"name": name}})
+
+
+def test_of_an_mpijob_whose_worker_is_evicted_no_pod_stays(
+    target: dict[str, Any], a_run: Callable[..., dict[str, Any]], namespace: Space, tmp_path: Path
+) -> None:
+    evictor = Evictor(namespace)
+    with pytest.raises(TrainingFailedError):
+        train(a_run(goes_on(2)), target | {"launch": "mpijob"}, run_id="evicted", listener=evictor)
+    assert evictor.there > 2
+    assert namespace.pods() == []
+    assert "reached step 5" in (tmp_path / "out" / "run.log").read_text()
 
 
 ENDS = """

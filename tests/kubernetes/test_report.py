@@ -17,7 +17,7 @@ from support.volume_shell import no_pod_is_left, quiet, shell
 from manycpu.pipeline import train, transfer
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import ExportError, TrainingFailedError
-from manycpu.pipeline.spec.output import REPORT
+from manycpu.pipeline.spec.output import LOG, REPORT
 from manycpu.pipeline.targets.kubernetes import cleanup
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod
@@ -66,7 +66,10 @@ def test_it_is_written_and_read_inside_the_cluster(
     with shell(maker, namespace) as run:
         written = json.loads(run("cat", f"/tmp/pvc-mount/published/{REPORT}"))
         assert run("cat", "/tmp/pvc-mount/published/model.txt") == "sum 1"
-        assert run("ls", "/tmp/pvc-mount/published").split() == [transfer.MANIFEST, "model.txt", REPORT]
+        log = run("cat", f"/tmp/pvc-mount/published/{LOG}")
+        written_files = [transfer.MANIFEST, "model.txt", REPORT, LOG]
+        assert run("ls", "/tmp/pvc-mount/published").split() == written_files
+    assert "[rank 0 " in log
     assert (written["state"], written["verbs"]["cleanup"]["result"]) == ("succeeded", "done")
     assert report.read_report(ctx) == told == Report.model_validate(written)
     assert report.report_path(ctx) == f"{OUTPUT}/{REPORT}"

@@ -52,7 +52,7 @@ def test_the_readme_s_run_of_the_recipe_learns_and_the_model_comes_out_whole(
     assert (tmp_path / "out" / "config.json").is_file()
 
 
-def test_a_failed_rank_is_named_with_its_last_lines(target: Fields, a_run: MakeRun) -> None:
+def test_a_failed_rank_is_named_with_its_last_lines(target: Fields, a_run: MakeRun, tmp_path: Path) -> None:
     text = """
 import os, torch.distributed as dist
 dist.init_process_group()
@@ -62,3 +62,4 @@ dist.barrier()
 """
     with pytest.raises(TrainingFailedError, match=r"(?s)rank 1 on node-\w failed first.*made of cheese"):
         train(a_run(text), target, run_id="fails")
+    assert "[rank 1 node-" in (tmp_path / "out" / "run.log").read_text()

@@ -68,7 +68,7 @@ def test_a_failed_rank_is_named_with_its_last_lines_and_begins_once(
 
 
 def test_a_pod_that_is_lost_is_made_anew_and_the_run_goes_on_from_the_checkpoint(
-    target: Fields, a_run: MakeRun, namespace: Space
+    target: Fields, a_run: MakeRun, namespace: Space, tmp_path: Path
 ) -> None:
     pods = Pods(namespace, "reached step 5", kill=True)
     where = target | {"launch": "trainjob", "runtime": "own"}
@@ -77,6 +77,10 @@ def test_a_pod_that_is_lost_is_made_anew_and_the_run_goes_on_from_the_checkpoint
     assert pods.heard >= 2
     assert report.metrics["begun_at"] >= 5
     assert len(report.rounds) >= 2
+    log = (tmp_path / "out" / "run.log").read_text()
+    assert log.count("reached step 5") >= 2  # also of the pod that is gone
+    assert "[rank 0 " in log
+    assert "[rank 1 " in log
 
 
 def test_a_runtime_that_the_cluster_lacks_is_named(target: Fields, tmp_path: Path) -> None:

@@ -103,6 +103,13 @@ def test_every_make_target_that_is_named_exists() -> None:
     assert [name for name in sorted(targets) if not re.search(rf"^{name}:", makefile, re.MULTILINE)] == []
 
 
+def test_every_test_that_is_named_exists() -> None:
+    named = set(re.findall(r"`(test_\w+)`", PAGES["airflow.md"]))
+    assert len(named) > 10
+    files = [file.read_text() for file in (ROOT / "tests").rglob("test_*.py")]
+    assert [name for name in sorted(named) if not any(f"def {name}(" in text for text in files)] == []
+
+
 def test_the_readme_begins_with_the_demo_and_the_tests() -> None:
     first = blocks("sh")[0].values[0]
     assert re.findall(r"^make (\w+)", first, re.MULTILINE) == ["demo", "test", "ui"]

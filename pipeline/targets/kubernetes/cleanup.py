@@ -16,7 +16,13 @@ from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.kubernetes import run_secret
-from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of, directory_of
+from manycpu.pipeline.targets.kubernetes.context import (
+    ClusterContext,
+    claim_of,
+    cluster_of,
+    directory_of,
+    is_bound,
+)
 from manycpu.pipeline.targets.kubernetes.deletion import is_companion, present, wait_until_gone
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import attempt_state
 from manycpu.pipeline.targets.kubernetes.launch import has_ended, present_handle
@@ -98,8 +104,7 @@ def _delete_all_but_results(ctx: ClusterContext) -> tuple[str, list[str]]:
         A folder, and the paths below it that are kept.
     """
     folder = directory_of(ctx)
-    claim = cluster_of(ctx).get("PersistentVolumeClaim", claim_of(ctx))
-    if claim is None or claim.get("status", {}).get("phase") == "Pending":  # no pod has written to it
+    if not is_bound(ctx):
         return folder, []
     asked = {"folder": folder, "within": ctx.target.home if ctx.target.makes_claim else folder}
     try:

@@ -43,6 +43,12 @@ def claim_of(ctx: ClusterContext) -> str:
     return ctx.target.claim or f"{ctx.name}-data"
 
 
+def is_bound(ctx: ClusterContext) -> bool:
+    """Whether the claim has a volume: without one, no pod has written to it."""
+    claim = cluster_of(ctx).get("PersistentVolumeClaim", claim_of(ctx))
+    return claim is not None and claim.get("status", {}).get("phase") != "Pending"
+
+
 def directory_of(ctx: ClusterContext) -> str:
     """Return the run's own folder on the volume."""
     return f"{ctx.target.home}/runs/{ctx.name}"

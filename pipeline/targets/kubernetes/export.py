@@ -3,18 +3,22 @@
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Final
 
 from manycpu.pipeline.adapters.storage import is_remote
 from manycpu.pipeline.pod import client
+from manycpu.pipeline.spec import rank_logs
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import ExportError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.output import RETURNED
 from manycpu.pipeline.spec.targets import Kubernetes
-from manycpu.pipeline.targets.kubernetes.context import ClusterContext, attempt_directory, claim_of
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, attempt_directory, claim_of, is_bound
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper, helper
 from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.transfer import Manifest, Progress, TransferError
+
+_LOG_START_TIMEOUT_S: Final = 60  # for the pod that reads logs: a report without them is no failure
 
 
 def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manifest:
@@ -78,6 +82,22 @@ def read_returned(ctx: ClusterContext, handle: JobHandle, name: str) -> bytes:
         copy = Path(folder, "copy")
         pod.run("send", lambda channel: client.pull(channel, source, copy, ctx.key, pod.report))
         return (copy / name).read_bytes()
+
+
+def read_log(ctx: ClusterContext, handle: JobHandle) -> list[str]:
+    """Read the last lines of an attempt's ranks, through a pod that mounts the volume.
+
+    Raises:
+        ClusterError: The cluster refuses the pod.
+        DeadlineError: The pod did not start within a minute, or was lost repeatedly.
+        TransferError: The volume cannot be read.
+    """
+    ctx = _with_volume_of(ctx, handle)
+    if not is_bound(ctx):
+        return []
+    folder = f"{attempt_directory(ctx, handle.attempt)}/{rank_logs.FOLDER}"
+    with helper(ctx, "logs", claim_of(ctx), lambda *_: None, start_timeout=_LOG_START_TIMEOUT_S) as pod:
+        return list(pod.ask("logs", folder=folder)["lines"])
 
 
 def model_of(ctx: ClusterContext, handle: JobHandle) -> str:

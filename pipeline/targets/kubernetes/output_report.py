@@ -36,6 +36,15 @@ def write_report(ctx: ClusterContext, text: str) -> None:
             release(ctx, pod)
 
 
+def write_beside(ctx: ClusterContext, name: str, text: str) -> None:
+    """Write run.log, unless the program wrote a file of that name."""
+    if not ctx.output_in_cluster:
+        output.write_beside(ctx, name, text)
+        return
+    with _report_pod(ctx) as pod:
+        pod.ask("write_beside", url=ctx.destination, key=ctx.key, name=name, text=text)
+
+
 def claim(ctx: ClusterContext, pod: Helper) -> None:
     """Claim the output through a running pod.
 

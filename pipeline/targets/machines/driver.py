@@ -8,6 +8,7 @@ from manycpu.pipeline.adapters import disk, process
 from manycpu.pipeline.adapters.commands import END_TIMEOUT
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.ledger.file import FileLedger, ledgers
+from manycpu.pipeline.spec import rank_logs
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.handle import ProcessHandle
@@ -62,6 +63,9 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
 
     def observed_of(self, ctx: MachineContext, handle: ProcessHandle) -> Observed:  # noqa: ARG002
         return wait.ActivityLog(Path(handle.directory)).read_all()
+
+    def read_log(self, ctx: MachineContext, handle: ProcessHandle) -> list[str]:  # noqa: ARG002
+        return process.last_lines(Path(handle.directory) / process.LOG, rank_logs.LIMIT)
 
     def seconds(self, ctx: MachineContext, handle: ProcessHandle) -> float:  # noqa: ARG002
         record = process.observe(handle)["exit"]

@@ -31,7 +31,7 @@ def tiny() -> None:
 
 @dag(schedule=None, params=PARAMS)
 def tiny_sync() -> None:
-    training_pipeline(run=RUN, deferrable=False, **FAST)
+    training_pipeline(run=RUN, deferrable=False, **FAST | {"retries": 2})
 
 
 @dag(schedule=None, params=PARAMS)

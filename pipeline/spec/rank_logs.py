@@ -1,0 +1,90 @@
+"""Rank logs: the last lines of each rank in pods, as files on the volume, which outlive pods and kubelets.
+
+The parent of a rank writes ``RANK.log``. When that is full, it becomes ``RANK.log.1``, in place of an earlier
+one. A line is the time, a space, and the line as the pod's own log has it.
+"""
+
+import heapq
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+FOLDER: Final = "logs"
+"""Name of their folder in an attempt's."""
+LIMIT: Final = 8 << 20
+"""Bytes that all ranks of an attempt keep together."""
+_LEAST: Final = 64 << 10  # bytes that each rank may keep, however many there are
+_AHEAD: Final = 10_000  # lines that may wait for the volume
+_END_TIMEOUT_S: Final = 5.0  # to write the last lines
+
+
+class RankLog:
+    """Writes the log of a rank in a thread: a volume that hangs or is full costs lines, and delays nothing.
+
+    Args:
+        folder: The folder of an attempt's logs.
+        rank: The number of the rank.
+        ranks: How many ranks share ``LIMIT``.
+    """
+
+    def __init__(self, folder: Path, rank: int, ranks: int) -> None:
+        self._path = folder / f"{rank}.log"
+        self._limit = max(_LEAST, LIMIT // ranks) // 2
+        self._lines: queue.Queue[bytes | None] = queue.Queue(_AHEAD)
+        self._thread = threading.Thread(target=self._write, daemon=True)
+        self._thread.start()
+
+    def add(self, line: bytes) -> None:
+        """Add a line, which is written later."""
+        with suppress(queue.Full):
+            self._lines.put_nowait(b"%.3f %s\n" % (time.time(), line))
+
+    def close(self) -> None:
+        """Wait until the lines are written, for five seconds at most."""
+        with suppress(queue.Full):
+            self._lines.put(None, timeout=_END_TIMEOUT_S)
+        self._thread.join(_END_TIMEOUT_S)
+
+    def _write(self) -> None:
+        last: bytes | None = b""
+        while last is not None:
+            lines = [last := self._lines.get()]
+            with suppress(queue.Empty):  # all that wait, in one write
+                while last is not None:
+                    lines.append(last := self._lines.get_nowait())
+            with suppress(OSError):
+                self._append(b"".join(line for line in lines if line))
+
+    def _append(self, block: bytes) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._path.exists() and self._path.stat().st_size + len(block) > self._limit:
+            self._path.replace(f"{self._path}.1")
+        with self._path.open("ab") as file:
+            file.write(block[-self._limit :])
+
+
+def merged(folder: Path) -> list[str]:
+    """Return the lines of all ranks in the order of time, without their times; empty: there are none.
+
+    Raises:
+        OSError: They cannot be read.
+    """
+    ranks = {path.name.partition(".")[0] for path in folder.glob("*.log*")} if folder.is_dir() else set[str]()
+    return [line for _, line in heapq.merge(*(_read(folder, rank) for rank in sorted(ranks)))]
+
+
+def _read(folder: Path, rank: str) -> Iterator[tuple[float, str]]:
+    """Yield the lines of a rank with their times; a line that was cut by a full volume is left out."""
+    last = 0.0
+    for name in (f"{rank}.log.1", f"{rank}.log"):
+        text = (folder / name).read_bytes() if (folder / name).exists() else b""
+        for line in text.split(b"\n"):
+            written, space, rest = line.partition(b" ")
+            with suppress(ValueError):
+                last = max(last, float(written))  # a clock may be set back
+                if space:
+                    yield last, rest.decode(errors="replace")
