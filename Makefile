@@ -33,7 +33,7 @@ test: $(COMPILED)  ## everything that guards main, what takes seconds first; end
 faults: $(COMPILED)  ## kill commands, and give them errors, wherever they change something; takes half a day, TRIALS=50 less
 	@MANYCPU_FAULTS=$(TRIALS) $(BIN)/python -m pytest -s tests/contract/test_faults.py tests/contract/test_request_faults.py tests/contract/test_planted_bugs.py
 
-test-long: $(COMPILED)  ## torch's own tests of its backends, Accelerate's, official examples if given, and long trainings; takes half an hour
+test-long: $(COMPILED)  ## torch's own tests of its backends, Accelerate's, official examples if given, long trainings, an Airflow whose parts are lost; takes 40 minutes
 	@$(BIN)/python -m pytest tests/long
 
 test-versions: $(COMPILED)  ## the tests that depend on Airflow, with each version of it that is supported; VERSIONS=3.1.8 chooses

@@ -8,7 +8,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from manycpu.operators.airflow_versions import CALLS_ON_KILL, calling_airflow, conf
+from manycpu.operators.airflow_versions import calling_airflow, conf
 from manycpu.pipeline.spec.credentials import HIDDEN
 
 if TYPE_CHECKING:
@@ -80,11 +80,12 @@ def listeners(
 class DeferralTimer:
     """A listener that decides when a worker defers: after 15 s, or once the training reports much time left.
 
-    Before Airflow 3.3 only after 15 s: when a person clears a deferred task, the old trigger asks whether the
-    task is still deferred, and ends the training if not. The next try must not have deferred by then.
+    Always after 15 s in a later try: the trigger of an earlier one, which a person has cleared, must not find
+    its task deferred again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, try_number: int) -> None:
+        self._is_first = try_number == 1
         self._defer_at = time.monotonic() + _STAY_IN_WORKER_S
         self._check_at = time.monotonic() + _STATE_CHECK_INTERVAL_S
 
@@ -106,7 +107,7 @@ class DeferralTimer:
         from manycpu.pipeline.spec.event_types import ProgressEvent
 
         is_long = isinstance(event, ProgressEvent) and (event.seconds_left or 0) > _LONG_REMAINING_S
-        if is_long and CALLS_ON_KILL:
+        if is_long and self._is_first:
             self._defer_at = time.monotonic()
 
 

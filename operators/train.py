@@ -199,7 +199,7 @@ class TrainOperator(RunOperator):
         from manycpu.pipeline.verbs.cancel import cancel
         from manycpu.pipeline.verbs.wait import POLL, watch
 
-        watching, timer = watch(ctx, handle), DeferralTimer()
+        watching, timer = watch(ctx, handle), DeferralTimer(context["ti"].try_number)
         live = Live(watching.ctx, place_of(context), self.log)
         listeners = [*map(Guarded, (*following.listeners(self.log, watching.ctx, handle), timer))]
         try:

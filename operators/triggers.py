@@ -90,14 +90,19 @@ class FollowingTrigger(BaseTrigger):
         raise NotImplementedError
 
     async def on_kill(self) -> None:
-        """Cancel the training: a person marked or cleared the task. Not called when the triggerer stops."""
+        """Cancel the training if a person marked or cleared the task. Not called when the triggerer stops.
+
+        Airflow also calls this when another triggerer has taken over the trigger, because this one was late.
+        """
         # On one thread, which runs to its end: Airflow cancels this coroutine a second later.
-        await asyncio.to_thread(self._cancel_and_clean_up)
+        await asyncio.to_thread(self._end_with_task)
 
     def _end_with_task(self) -> None:
-        """Do what on_kill does, unless the task is still deferred: then the next triggerer continues."""
-        if self.place is not None and state_of(self.place, unknown="deferred") != "deferred":
+        """End the training, unless the task is still deferred: then another triggerer continues."""
+        if self.place is None or state_of(self.place, unknown="deferred") != "deferred":
             self._cancel_and_clean_up()
+        else:
+            self.log.info("another triggerer follows the training: the task is still deferred")
 
     def _cancel_and_clean_up(self) -> None:
         """Cancel the training; clean up its run if the run ends with the task."""

@@ -166,6 +166,15 @@ def test_a_person_ends_the_training_and_the_record_says_who(training: Training) 
     assert entry.cancelled == {1: "task train, try 1 (id)"}
 
 
+def test_a_triggerer_that_lost_its_trigger_to_another_one_leaves_the_training(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx, handle, _ = training
+    monkeypatch.setattr(triggers, "state_of", lambda _place, **_: "deferred")
+    asyncio.run(trigger(handle, place={"task_id": "t"}).on_kill())
+    assert ctx.ledger.read().cancelled == {}
+
+
 def test_a_run_that_is_its_tasks_own_goes_with_it_unless_the_task_was_cleared(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,9 +241,8 @@ def test_the_event_waits_for_the_scheduler_to_settle(training: Training) -> None
     assert time.time() >= settled
 
 
-def test_no_line_that_only_looks_like_progress_sends_the_task_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "CALLS_ON_KILL", True)
-    timer = DeferralTimer()
+def test_no_line_that_only_looks_like_progress_sends_the_task_away() -> None:
+    timer = DeferralTimer(try_number=1)
     others = [line for line in NASTY if not isinstance(decode(line), ProgressEvent)]
     assert len(others) > len(NASTY) // 2
     tell([events.RankLine(0, "a", line) for line in others], timer)
@@ -242,10 +250,9 @@ def test_no_line_that_only_looks_like_progress_sends_the_task_away(monkeypatch: 
     long_rest = events.RankLine(0, "a", events.encode("progress", seconds_left=1e6))
     tell([long_rest], timer)
     assert timer.has_expired
-    monkeypatch.setattr(following, "CALLS_ON_KILL", False)
-    old = DeferralTimer()
-    tell([long_rest], old)
-    assert not old.has_expired, "the trigger of a cleared try would take the next one's deferral for its own"
+    second = DeferralTimer(try_number=2)
+    tell([long_rest], second)
+    assert not second.has_expired, "the trigger of a cleared try would take this one's deferral for its own"
 
 
 def test_a_cluster_that_never_answers_ends_the_trigger_with_words(monkeypatch: pytest.MonkeyPatch) -> None:

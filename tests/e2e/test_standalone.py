@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,36 @@ def test_marking_the_task_failed_ends_the_training(airflow: Airflow, tmp_path: P
     assert airflow.end(run) == "failed"
     assert _report(tmp_path)["state"] == "cancelled"
     assert _report(tmp_path)["left_behind"] == []
+
+
+def test_a_triggerer_that_takes_over_the_trigger_of_another_ends_nothing(
+    airflow: Airflow, tmp_path: Path
+) -> None:
+    """Airflow tells a triggerer that lost a trigger to another one the same as if a person ended the task."""
+    run = airflow.trigger("tiny", {"folder": str(tmp_path)})
+    handle = _handle(airflow, tmp_path)
+    _deferred(airflow, run, handle)
+
+    def said() -> str:
+        """Return the log of the task, and that of the triggerer: which of them has it is a matter of time."""
+        return "\n".join([*airflow.log(run), (airflow.home / "standalone.log").read_text(errors="replace")])
+
+    mine = "id IN (SELECT trigger_id FROM task_instance WHERE run_id = ?)"
+    with closing(sqlite3.connect(airflow.home / "airflow.db", timeout=60)) as database:
+        with database:
+            other = database.execute(
+                "INSERT INTO job (job_type, state, start_date, latest_heartbeat, hostname, unixname) "
+                "SELECT job_type, state, start_date, '2100-01-01 00:00:00.000000', 'other', unixname "
+                "FROM job WHERE job_type = 'TriggererJob'"
+            ).lastrowid
+            moved = (other, run.rpartition("/")[2])
+            database.execute(f"UPDATE trigger SET triggerer_id = ? WHERE {mine}", moved)  # noqa: S608
+        until(lambda: "another triggerer follows" in said())
+        with database:  # the other one dies
+            database.execute("DELETE FROM job WHERE id = ?", (other,))
+    (tmp_path / "go").touch()
+    assert airflow.end(run) == "success"
+    assert _report(tmp_path)["attempts"] == 1
 
 
 def test_marking_the_task_failed_in_the_worker_ends_the_training(airflow: Airflow, tmp_path: Path) -> None:

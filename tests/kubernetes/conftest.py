@@ -15,6 +15,8 @@ from cluster.fixtures import TestCluster
 from cluster.settings import PROJECT
 from cluster.space import Space
 from support.browser import chromium, page  # noqa: F401 - fixtures
+from support.cluster_runs import target_fields
+from support.deployed_airflow import deployed  # noqa: F401 - fixture
 from support.tiny_bert import tiny_checkpoint, tiny_data
 
 from manycpu.pipeline.adapters import cluster_exec
@@ -36,15 +38,7 @@ TWO_NODES = {
 @pytest.fixture
 def target(cluster: TestCluster, namespace: Space) -> dict[str, Any]:
     """Return the fields of a target: this test's namespace, and the cluster's images."""
-    return {
-        "kind": "kubernetes",
-        "namespace": namespace.name,
-        "connection": str(namespace.kubeconfig),
-        "image": cluster.image("torch"),
-        "helper_image": cluster.image("helper"),
-        "registry": f"http://{cluster.registry}/product",
-        "claim_size": "1Gi",
-    }
+    return target_fields(cluster, namespace)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ tasks, and the commands.
 """
 
 import configparser
+import re
 import secrets
 from base64 import urlsafe_b64encode
 from io import StringIO
@@ -16,13 +17,20 @@ from cluster.settings import PROJECT
 
 Manifest = dict[str, Any]
 Values = dict[str, Any]
-COMPONENTS: Final = ("api-server", "scheduler", "dag-processor", "triggerer")
+CELERY: Final = "CeleryExecutor"
 PORT: Final = 8080
+_COMPONENTS: Final = ("api-server", "scheduler", "dag-processor", "triggerer")
 _HOME: Final = "/opt/airflow"
 _USER: Final = {"runAsUser": 50000, "fsGroup": 0}
 _EXAMPLES: Final = PROJECT / "examples" / "airflow"
 _RBAC: Final = "rbac.authorization.k8s.io"
-_GROUPS: Final = {"Deployment": "apps/", "Job": "batch/", "Role": f"{_RBAC}/", "RoleBinding": f"{_RBAC}/"}
+_GROUPS: Final = {
+    "Deployment": "apps/",
+    "StatefulSet": "apps/",
+    "Job": "batch/",
+    "Role": f"{_RBAC}/",
+    "RoleBinding": f"{_RBAC}/",
+}
 _PODS: Final = {"apiGroups": [""], "resources": ["pods"]}
 _LOGS: Final = {"apiGroups": [""], "resources": ["pods", "pods/log"], "verbs": ["get", "list", "watch"]}
 # Roles in Airflow's own namespace: the rules, and the components whose accounts have them.
@@ -30,19 +38,36 @@ _RIGHTS: Final = {
     "pod-launcher": ([_PODS | {"verbs": ["create", "delete", "patch"]}, _LOGS], ("scheduler", "worker")),
     "pod-log-reader": ([_LOGS], ("api-server", "triggerer")),
 }
-_POSTGRES: Final = """
+_DATA: Final = "/data"
+_POSTGRES: Final = f"""
 set -e
 bin=$(echo /usr/lib/postgresql/*/bin)
-$bin/initdb --pgdata=/tmp/data --username=postgres --encoding=UTF8 --no-locale --auth=trust
-echo 'host all all all trust' >> /tmp/data/pg_hba.conf
-exec $bin/postgres -D /tmp/data -k /tmp -c listen_addresses='*'
+if [ ! -d {_DATA}/postgresql ]; then
+  $bin/initdb --pgdata={_DATA}/postgresql --username=postgres --encoding=UTF8 --no-locale --auth=trust
+  echo 'host all all all trust' >> {_DATA}/postgresql/pg_hba.conf
+fi
+exec $bin/postgres -D {_DATA}/postgresql -k /tmp -c listen_addresses='*'
 """
+_REDIS: Final = f'exec redis-server --dir {_DATA} --requirepass "$REDIS_PASSWORD"'
 _MIGRATE: Final = "until pg_isready --quiet --host airflow-postgresql; do sleep 0.5; done; airflow db migrate"
 
 
 def example_values() -> Values:
     """Return the values file of the docs."""
     return dict(yaml.safe_load((_EXAMPLES / "values.yaml").read_text()))
+
+
+def celery_values() -> Values:
+    """Return the same with what the docs set for CeleryExecutor."""
+    values = example_values()
+    text = (PROJECT / "docs" / "airflow.md").read_text()
+    for path, value in re.findall(r"--set (\S+)=(\S+)", text):
+        *parents, name = path.split(".")
+        place = values
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[name] = yaml.safe_load(value)
+    return values
 
 
 def example_objects(namespace: str, trainings: str) -> list[Manifest]:
@@ -53,36 +78,42 @@ def example_objects(namespace: str, trainings: str) -> list[Manifest]:
 
 def foundation(values: Values, namespace: str) -> list[Manifest]:
     """Return what the components need: accounts, configuration, volume of logs, and an empty database."""
-    postgres = {"name": "postgresql", "command": ["sh", "-c", _POSTGRES]}
     size = {"requests": {"storage": values["logs"]["persistence"]["size"]}}
     volume = {"accessModes": ["ReadWriteMany"], "resources": size}
     return [
-        *(_object("ServiceAccount", name) for name in (*COMPONENTS, "worker")),
+        *(_object("ServiceAccount", name) for name in (*_COMPONENTS, "worker")),
         *_rights(namespace),
-        _object("Secret", "environment", stringData=_environment()),
+        _object("Secret", "environment", stringData=_environment(values)),
         _object("ConfigMap", "config", data=_configuration(values, namespace)),
         _object("PersistentVolumeClaim", "logs", spec=volume),
-        _service("postgresql", 5432),
         _service("api-server", PORT),
-        _deployment("postgresql", {"securityContext": _USER, "containers": [_container(values, **postgres)]}),
+        *_store(values, "postgresql", 5432, _POSTGRES),
     ]
 
 
 def migration(values: Values) -> Manifest:
     """Return the Job that creates the tables."""
     spec = _pod_spec(values, "scheduler", "migrations", _MIGRATE)
-    mounts = spec["containers"][0]["volumeMounts"]
-    folders = [mount["mountPath"] for mount in mounts if "subPath" not in mount]
-    # The volumes of the test cluster belong to user 1000: they know no fsGroup.
-    opener = {"name": "volumes", "volumeMounts": mounts, "securityContext": {"runAsUser": 0}}
-    spec["initContainers"] = [_container(values, command=["chmod", "777", *folders], **opener)]
+    spec["initContainers"] = [_opener(values, spec["containers"][0]["volumeMounts"])]
     template = {"spec": spec | {"restartPolicy": "Never"}}
     return _object("Job", "migrations", spec={"template": template, "backoffLimit": 0})
 
 
-def component(values: Values, name: str) -> Manifest:
-    """Return the Deployment of a component."""
-    return _deployment(name, _pod_spec(values, name, name, f"exec airflow {name}"))
+def components(values: Values) -> list[Manifest]:
+    """Return what runs all the time: the Deployments, and with CeleryExecutor workers and their broker."""
+    found = []
+    for name in _COMPONENTS:
+        replicas = values.get(name, {}).get("replicas", 1)
+        pod = _pod_spec(values, name, name, f"exec airflow {name}")
+        found.append(_workload("Deployment", name, pod, replicas=replicas))
+    if values["executor"] == CELERY:
+        pod = _pod_spec(values, "worker", "worker", "exec airflow celery worker")
+        pod["terminationGracePeriodSeconds"] = 600
+        replicas = values["workers"]["celery"]["replicas"]
+        found += _store(values, "redis", 6379, _REDIS)
+        found.append(_service("worker", 8793, clusterIP="None"))
+        found.append(_workload("StatefulSet", "worker", pod, replicas=replicas, serviceName="airflow-worker"))
+    return found
 
 
 def _object(kind: str, name: str, **fields: Any) -> Manifest:
@@ -90,15 +121,37 @@ def _object(kind: str, name: str, **fields: Any) -> Manifest:
     return {"apiVersion": version, "kind": kind, "metadata": {"name": f"airflow-{name}"}, **fields}
 
 
-def _service(name: str, port: int) -> Manifest:
-    spec = {"selector": {"component": name}, "ports": [{"port": port}]}
+def _service(name: str, port: int, **fields: Any) -> Manifest:
+    spec = {"selector": {"component": name}, "ports": [{"port": port}], **fields}
     return _object("Service", name, spec=spec)
 
 
-def _deployment(name: str, pod: Manifest) -> Manifest:
+def _workload(kind: str, name: str, pod: Manifest, **fields: Any) -> Manifest:
     labels = {"component": name}
-    spec = {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": pod}}
-    return _object("Deployment", name, spec=spec)
+    template = {"metadata": {"labels": labels}, "spec": pod}
+    return _object(kind, name, spec={"selector": {"matchLabels": labels}, "template": template, **fields})
+
+
+def _store(values: Values, name: str, port: int, script: str) -> list[Manifest]:
+    """Return a StatefulSet that keeps its data on a volume, and its Service."""
+    mounts = [{"name": "data", "mountPath": _DATA}]
+    container = _container(values, name=name, command=["sh", "-c", script], volumeMounts=mounts)
+    pod = {
+        "securityContext": _USER,
+        "initContainers": [_opener(values, mounts)],
+        "containers": [container],
+    }
+    size = {"requests": {"storage": "1Gi"}}
+    claim = {"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"], "resources": size}}
+    more = {"serviceName": f"airflow-{name}", "volumeClaimTemplates": [claim]}
+    return [_service(name, port), _workload("StatefulSet", name, pod, **more)]
+
+
+def _opener(values: Values, mounts: list[Manifest]) -> Manifest:
+    """Return what opens volumes to Airflow's user: those of the test cluster know no fsGroup."""
+    folders = [mount["mountPath"] for mount in mounts if "subPath" not in mount]
+    fields = {"name": "volumes", "volumeMounts": mounts, "securityContext": {"runAsUser": 0}}
+    return _container(values, command=["chmod", "777", *folders], **fields)
 
 
 def _rights(namespace: str) -> list[Manifest]:
@@ -114,14 +167,18 @@ def _rights(namespace: str) -> list[Manifest]:
     return found
 
 
-def _environment() -> dict[str, str]:
+def _environment(values: Values) -> dict[str, str]:
     """Return the variables that the chart takes from its Secrets."""
-    return {
+    variables = {
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "postgresql://postgres@airflow-postgresql:5432/postgres",
         "AIRFLOW__CORE__FERNET_KEY": urlsafe_b64encode(secrets.token_bytes(32)).decode(),
         "AIRFLOW__API__SECRET_KEY": secrets.token_hex(16),
         "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(32),
     }
+    if values["executor"] == CELERY:
+        password = variables["REDIS_PASSWORD"] = secrets.token_hex(16)
+        variables["AIRFLOW__CELERY__BROKER_URL"] = f"redis://:{password}@airflow-redis:6379/0"
+    return variables
 
 
 def _configuration(values: Values, namespace: str) -> dict[str, str]:

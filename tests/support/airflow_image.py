@@ -1,4 +1,4 @@
-"""An image in the shape of Airflow's official one: Debian, PostgreSQL, Airflow, and manycpu's wheel on top.
+"""An image in the shape of Airflow's official one: Debian, databases, Airflow, and manycpu's wheel on top.
 
 One image is for all pods of an Airflow, so that nodes pull one. Only its last, small layer has the wheel, so
 a change of manycpu leaves the others as they are.
@@ -28,9 +28,15 @@ HOME: Final = "opt/airflow"
 VENV: Final = "opt/venv"
 EXTRAS: Final = ("airflow", "kubernetes")
 """The extras of manycpu that workers and triggerers need."""
-DRIVERS: Final = ("apache-airflow-providers-postgres==7.1.1", "asyncpg==0.32.0")
-"""What the official image has for PostgreSQL."""
-PACKAGES: Final = ("ca-certificates", "postgresql", "python3")
+DRIVERS: Final = (
+    "apache-airflow-providers-postgres==7.1.1",
+    "asyncpg==0.32.0",
+    "apache-airflow-providers-celery==3.26.0",
+    "celery==5.6.3",  # the provider allows 5.7, and cannot import it
+    "apache-airflow-providers-git==1.0.1",
+)
+"""What the official image has for PostgreSQL, CeleryExecutor and DAGs from git."""
+PACKAGES: Final = ("ca-certificates", "git", "postgresql", "python3", "redis-server")
 _INSTALL_SECONDS: Final = 1200
 
 

@@ -1,4 +1,4 @@
-"""Whole runs over both nodes: the ways to launch one, and the checks after each."""
+"""Whole runs over both nodes: where and how to launch one, and the checks after each."""
 
 import json
 from pathlib import Path
@@ -41,6 +41,19 @@ def cluster():
 
 cluster()
 """
+
+
+def target_fields(cluster: TestCluster, namespace: Space) -> Fields:
+    """Return the fields of a target: a test's namespace, and the cluster's images."""
+    return {
+        "kind": "kubernetes",
+        "namespace": namespace.name,
+        "connection": str(namespace.kubeconfig),
+        "image": cluster.image("torch"),
+        "helper_image": cluster.image("helper"),
+        "registry": f"http://{cluster.registry}/product",
+        "claim_size": "1Gi",
+    }
 
 
 def fields_of(name: str, cluster: TestCluster) -> tuple[Fields, Fields]:
