@@ -191,7 +191,7 @@ class CpuTrainer(Trainer):
 
         Where ``--max_steps`` names the end, steps are counted as they are.
         """
-        begun: tuple[int, int] = super()._init_training_state(max_steps, per_epoch, *args)  # type: ignore[no-untyped-call]
+        begun: tuple[int, int] = super()._init_training_state(max_steps, per_epoch, *args)
         done = round((self.state.epoch or 0) * per_epoch)
         if self.args.max_steps > 0 or done == self.state.global_step:
             return begun

@@ -77,10 +77,13 @@ def _program(ctx: RunContext) -> Findings:
     if kind == "script" and Path(name).is_dir():
         yield Finding("run.program", f"{name} is a folder", "Give the script in it that trains")
     elif kind == "script" and not Path(name).is_file():
+        near = difflib.get_close_matches(name.replace("-", "_"), program.RECIPES, 1)
         yield Finding(
             "run.program",
             f"there is no script {name}, and no recipe of that name",
-            f"Give a script's path, `-m module`, or a recipe: {', '.join(program.RECIPES)}",
+            f"Did you mean {near[0]}?"
+            if near
+            else f"Give a script's path, `-m module`, or a recipe: {', '.join(program.RECIPES)}",
         )
     # An image may have modules that this environment lacks; `_code` looks for a module in run.code.
     missing = kind == "module" and not has_module(ctx.base, name) and not installed(name)
