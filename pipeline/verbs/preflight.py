@@ -44,7 +44,7 @@ _LIKE = 0.8  # difflib ratio: `dta` and `ouput` are similar to a placeholder, `o
 _WORDS_LIKE_PLACEHOLDERS = frozenset({"date", "mode"})
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _OF_THE_HUB = ("datasets/", "spaces/", "buckets/")
-_DATA_OPTIONS = ("dataset_name", "train_file", "validation_file", "test_file")
+_DATA_OPTIONS = ("dataset_name", "train_file", "validation_file", "test_file", "data_dir")
 _CHECKPOINT = (
     ("config.json", ("config.json", "adapter_config.json"), "config_name"),
     ("weights", ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin"), "from_scratch"),
@@ -134,16 +134,17 @@ def _code(ctx: RunContext) -> Findings:
 
 
 def _recipe(ctx: RunContext) -> Findings:
-    run = ctx.run
-    data = Path(run.data) if run.data and Path(run.data).exists() else None
+    run, options = ctx.run, _options(ctx)
+    if options is None:
+        return
+    # Options that name data or a model come before run.data and run.model.
+    data = None if any(map(options.get, _DATA_OPTIONS)) else _here(run.data)
     # A recipe checks its own options; only what is certain is said here.
     if run.program == "question_answering":
-        if data and (problems := squad.problems(data)):
-            yield Finding("run.data", problems[0], "Give files in SQuAD v1.1 format")
-        return
-    if (options := _options(ctx)) is None:
-        return
-    if run.program == "hogwild":
+        version_2 = recipe_options.is_on(options, "version_2_with_negative")
+        if data and (problems := squad.problems(data, version_2=version_2)):
+            yield Finding("run.data", problems[0], "Give files in SQuAD's format")
+    elif run.program == "hogwild":
         averaged = recipe_options.first(options, "mode") == "averaged"
         if not averaged and (run.nproc_per_node > 1 or run.nodes[1] > 1):
             fix = "Add --mode averaged to run.args, or set run.nnodes and run.nproc_per_node to 1"
@@ -151,14 +152,21 @@ def _recipe(ctx: RunContext) -> Findings:
             message = f"--mode shared has one model in one rank's memory, and there are {ranks}"
             yield Finding("run.args", message, fix)
     elif run.program == "causal_lm":
-        yield from language_findings(run.data, run.model, options)
-    elif data:
-        if any(name.startswith(("data", "label")) for name in options):
-            return
+        model = None if "model_name_or_path" in options else _here(run.model)
+        yield from language_findings(data, model, options)
+    elif data and "label_pattern" not in options:
         try:
-            images.read(str(run.data), images.LABEL_PATTERN)
+            images.read(data, images.LABEL_PATTERN)
         except BadInputError as error:
             yield Finding("run.data", error.message, error.fix or "")
+
+
+def _here(url: str | None) -> Path | None:
+    """Return the path of a source on this machine; None: it is elsewhere, or missing."""
+    with suppress(BadInputError):  # `_data` reports it
+        path = Location.of(url, "run.data").local if url else None
+        return path if path and path.exists() else None
+    return None
 
 
 def _options(ctx: RunContext) -> recipe_options.Options | None:
@@ -202,9 +210,9 @@ def _sources(ctx: RunContext) -> Findings:
     if not run.model:
         fix = "Name a folder or a model there, or give --model_name_or_path in run.args"
         yield Finding("run.model", "there is no base checkpoint", fix)
-    elif Path(run.model).is_dir():
+    elif (folder := _here(run.model)) and folder.is_dir():
         for part, patterns, needless in _CHECKPOINT:
-            if needless not in options and not any(any(Path(run.model).glob(name)) for name in patterns):
+            if needless not in options and not any(any(folder.glob(name)) for name in patterns):
                 fix = "Give a folder that save_pretrained has written"
                 yield Finding("run.model", f"{run.model} has no {part}", fix)
 

@@ -29,7 +29,7 @@ def found(
     *args: str, data: Path | None = None, model: Path | None = None
 ) -> list[tuple[str, str, str, bool]]:
     options = recipe_options.read(args)
-    listed = findings(str(data) if data else None, str(model) if model else None, options)
+    listed = findings(data, model, options)
     return [(each.field, each.message, each.fix, each.fatal) for each in listed]
 
 

@@ -11,18 +11,17 @@ from manycpu.pipeline.spec.recipe_options import Options, first, is_on
 _HEAD: Final = "lm_head"
 
 
-def findings(data: str | None, model: str | None, options: Options) -> Iterator[Finding]:
+def findings(data: Path | None, model: Path | None, options: Options) -> Iterator[Finding]:
     """Find what the recipe would refuse, as far as it can be seen from here: in files, not behind URLs.
 
     Args:
-        data: ``run.data``.
-        model: ``run.model``.
+        data: What the recipe trains on, if it is on this machine.
+        model: The base checkpoint, if it is on this machine.
         options: The recipe's options.
     """
-    folder = Path(model) if model and Path(model).is_dir() and "tokenizer_name" not in options else None
-    settings = records.tokenizer_settings(folder) if folder else {}
-    is_elsewhere = bool({"dataset_name", "train_file"} & set(options))
-    if data and Path(data).exists() and not is_elsewhere:
+    folder = model if model and model.is_dir() else None
+    settings = records.tokenizer_settings(folder) if folder and "tokenizer_name" not in options else {}
+    if data:
         columns = records.Columns(
             *(first(options, f"{name}_column") or name for name in records.Columns._fields)
         )
