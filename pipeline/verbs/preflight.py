@@ -16,6 +16,7 @@ from manycpu.pipeline.adapters.listing import OddFileError
 from manycpu.pipeline.adapters.storage import Location, is_remote, login_of, protocols
 from manycpu.pipeline.launchers import device_refusals, refusals
 from manycpu.pipeline.launchers.environment import PLACEHOLDERS
+from manycpu.pipeline.recipes import base_folder
 from manycpu.pipeline.recipes.causal_lm.preflight import findings as language_findings
 from manycpu.pipeline.recipes.image_classification import images
 from manycpu.pipeline.recipes.question_answering import squad
@@ -45,12 +46,6 @@ _WORDS_LIKE_PLACEHOLDERS = frozenset({"date", "mode"})
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _OF_THE_HUB = ("datasets/", "spaces/", "buckets/")
 _DATA_OPTIONS = ("dataset_name", "train_file", "validation_file", "test_file", "data_dir")
-_CHECKPOINT = (
-    ("config.json", ("config.json", "adapter_config.json"), "config_name"),
-    ("weights", ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin"), "from_scratch"),
-    ("tokenizer", ("tokenizer*", "vocab*", "*.model"), "tokenizer_name"),
-)
-"""A part of a base checkpoint, patterns of its files, and the option that makes it needless."""
 _ANSWER_S = 5.0  # timeout for a web server; staging asks a slower one again
 _PARSER_S = 60.0  # for a recipe's parser
 _READ_ONLY = ["dask", "data", "dvc", "gist", "git", "github", "http", "https", "libarchive", "reference"]
@@ -211,10 +206,8 @@ def _sources(ctx: RunContext) -> Findings:
         fix = "Name a folder or a model there, or give --model_name_or_path in run.args"
         yield Finding("run.model", "there is no base checkpoint", fix)
     elif (folder := _here(run.model)) and folder.is_dir():
-        for part, patterns, needless in _CHECKPOINT:
-            if needless not in options and not any(any(folder.glob(name)) for name in patterns):
-                fix = "Give a folder that save_pretrained has written"
-                yield Finding("run.model", f"{run.model} has no {part}", fix)
+        for fault in base_folder.faults(folder, options):
+            yield Finding("run.model", fault, "Give a folder that save_pretrained has written, as a whole")
 
 
 def _data(ctx: RunContext) -> Findings:

@@ -1,5 +1,6 @@
 """What a training begins with: tokenizer, documents as tokens with labels, and the model with adapters."""
 
+import glob
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -139,16 +140,13 @@ def files_of(data: DataOptions, env: Mapping[str, str]) -> dict[str, list[Path]]
             message = f"there is no file {files[0]}"
             raise BadInputError(message, field="run.args", fix=f"Check --{split}_file")
     if not found and (folder := env.get("MANYCPU_DATA")):
-        found = records.splits(folder)
-    return found
+        return records.splits(folder)
+    return records.of_one_format(found)
 
 
 def _table(files: Sequence[Path], common: dict[str, Any]) -> Dataset:
-    if files[0].suffix not in records.SUFFIXES:
-        message = f"{files[0]} is neither JSON lines nor Parquet"
-        raise BadInputError(message, field="run.data", fix="Convert it")
     read = Dataset.from_parquet if files[0].suffix == ".parquet" else Dataset.from_json
-    return read([str(file) for file in files], **common)
+    return read([glob.escape(str(file)) for file in files], **common)
 
 
 class Documents(NamedTuple):
@@ -318,7 +316,7 @@ def load_model(
             dtype=torch.bfloat16 if frozen else torch.float32,
             **base_model.hub_arguments(options),
         )
-    except (OSError, ValueError) as error:
+    except base_model.LOAD_ERRORS as error:
         raise base_model.unloadable(name, error) from error
 
 

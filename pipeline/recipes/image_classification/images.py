@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from manycpu.pipeline.recipes.files import below
 from manycpu.pipeline.spec.errors import BadInputError
 
 LABEL_PATTERN: Final = r"^(.*)_\d+\.jpg$"
@@ -45,7 +46,7 @@ def read(folder: str | Path | None, pattern: str) -> Labelled:
         named = list(_by_name(files, pattern))
     else:
         classed = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
-        named = [(path, each.name) for each in classed for path in sorted(each.rglob("*")) if _is_image(path)]
+        named = [(path, each.name) for each in classed for path in below(each) if _is_image(path)]
     if not named:
         raise BadInputError(
             f"there is no image in {root}, nor in a folder of it",
