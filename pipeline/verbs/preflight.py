@@ -169,23 +169,23 @@ def _options(ctx: RunContext) -> recipe_options.Options | None:
     if ctx.run.program not in program.RECIPES:
         return None
     try:
-        return recipe_options.read(ctx.run.args, ctx.base)
+        return recipe_options.read(ctx.run.args)
     except BadInputError:  # a file that the nodes may have
         return None
 
 
 def _recipe_arguments(ctx: RunContext) -> Findings:
-    """Have a recipe's own parser read its options, in a process of its own: it imports torch.
+    """Have a recipe itself judge its options and the base checkpoint, in a process that imports torch.
 
     On this machine the ranks do the same, as soon.
     """
     run, recipe = ctx.run, program.parse(ctx.run.program)
-    if recipe.kind != "recipe" or not run.args or ctx.target.is_this_machine:
+    if _options(ctx) is None or ctx.target.is_this_machine:
         return
-    env = {"MANYCPU_OUTPUT": "output", "MANYCPU_DTYPE": run.dtype or "auto", "MANYCPU_MODEL": run.model or ""}
-    with suppress(BadInputError, LaunchError):  # a file that the nodes may have, or a machine that is busy
-        argv = recipe_options.words(run.args, ctx.base)
-        question = json.dumps({"recipe": recipe.name, "argv": argv, "env": env}).encode()
+    model = str(_here(run.model) or run.model or "")
+    env = {"MANYCPU_OUTPUT": "output", "MANYCPU_DTYPE": run.dtype or "auto", "MANYCPU_MODEL": model}
+    with suppress(LaunchError):  # a machine that is busy
+        question = json.dumps({"recipe": recipe.name, "argv": run.args, "env": env}).encode()
         command = [sys.executable, "-P", "-m", recipes.__name__]
         answered = commands.run(command, timeout=_PARSER_S, input=question)
         if answered.code == 0:  # else this machine has not what the recipe needs

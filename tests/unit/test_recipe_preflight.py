@@ -3,12 +3,14 @@
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from support.tiny_llama import lines, sums, tiny_checkpoint
 
+from manycpu.pipeline import recipes
 from manycpu.pipeline.recipes.causal_lm import records
 from manycpu.pipeline.recipes.causal_lm.generate import write_model
 from manycpu.pipeline.spec.errors import BadInputError, Finding
@@ -24,12 +26,13 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MANYCPU_HOME", str(tmp_path / "home"))
 
 
-def refused(folder: Path, program: str, **run: Any) -> list[Finding]:
-    """Return the fatal findings of a run on this machine."""
+def refused(folder: Path, program: str, kind: str = "local", **run: Any) -> list[Finding]:
+    """Return the fatal findings that name a field of the run."""
     fields = {"program": program, "output": str(folder / "out"), "nproc_per_node": 1, **run}
     texts = {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
-    found = preflight(open_context(texts, {"kind": "local"}, "test", base=folder))
-    return [each for each in found if each.fatal]
+    target = {"kind": kind, **({"connection": str(folder / "none")} if kind == "kubernetes" else {})}
+    found = preflight(open_context(texts, target, "test", base=folder))
+    return [each for each in found if each.fatal and each.field.startswith("run.")]
 
 
 def said(found: list[Finding], message: str | None) -> bool:
@@ -263,3 +266,76 @@ def test_a_base_checkpoint_that_is_not_whole_is_refused_here_and_by_the_ranks(
     with pytest.raises(BadInputError) if message else nullcontext():
         config, _ = inputs.read_config(options.model)
         inputs.with_adapter(inputs.load_model(options.model, config, options.training, 64), options.model)
+
+
+@pytest.mark.parametrize(
+    ("program", "args", "words"),
+    [
+        ("causal_lm", ["--per_device_train_batch_size", "0"], "--per_device_train_batch_size 0 is too small"),
+        ("causal_lm", ["--per_device_eval_batch_size", "0"], "--per_device_eval_batch_size 0 is too small"),
+        ("question_answering", ["--gradient_accumulation_steps", "0"], "steps 0 is too small"),
+        ("question_answering", ["--learning_rate", "nan"], "--learning_rate nan is too small"),
+        ("causal_lm", ["--learning_rate", "-1"], "--learning_rate -1.0 is too small"),
+        ("causal_lm", ["--lora_dropout", "2"], "--lora_dropout 2 is no probability"),
+        ("causal_lm", ["--shard", "hybrid"], "--shard hybrid excludes adapters"),
+        ("causal_lm", ["--from_scratch", "--shard", "full"], "--from_scratch excludes --shard full"),
+        (
+            "causal_lm",
+            ["--shard", "full", "--torch_compile", "True"],
+            "--shard full excludes --torch_compile",
+        ),
+        ("question_answering", ["--shard", "full", "--optim", "adafactor"], "excludes --optim adafactor"),
+        ("question_answering", ["--shard", "hybrid"], None),
+    ],
+)
+def test_what_ranks_cannot_use_is_refused_by_the_parser(
+    tmp_path: Path, program: str, args: list[str], words: str | None
+) -> None:
+    parse = import_module(f"{recipes.__name__}.{program}.options").parse
+    with pytest.raises(BadInputError, match=words) if words else nullcontext():
+        parse(args, {"MANYCPU_OUTPUT": str(tmp_path / "out"), "MANYCPU_MODEL": "x/y"})
+
+
+GPT2: Final = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 128}
+
+
+@pytest.mark.parametrize(
+    ("config", "args", "words"),
+    [
+        ({}, [], None),
+        (GPT2, ["--lora_target_modules", "c_attn"], None),
+        (GPT2, ["--lora_target_modules", "wte"], "the model has no layer 'wte'"),
+        ({}, ["--lora_target_modules", "vproj"], "the model has no layer 'vproj'"),
+        ({}, ["--lora_target_modules", "lm_head"], "shares the weights of its embeddings"),
+        ({}, ["--max_seq_length", "2000"], "--max_seq_length 2000 is more than the model's 1024 positions"),
+        ({}, ["--pad_token", "<none>"], "'<none>' is no token of the tokenizer"),
+        ({"model_type": "of_a_later_transformers"}, ["--lora_target_modules", "vproj"], None),
+    ],
+)
+def test_configuration_and_tokenizer_are_judged_without_weights(
+    tmp_path: Path, config: dict[str, Any], args: list[str], words: str | None
+) -> None:
+    from manycpu.pipeline.recipes.causal_lm import inputs
+    from manycpu.pipeline.recipes.causal_lm.options import parse
+
+    model = write_model(tmp_path / "model", **config)
+    options = parse(args, {"MANYCPU_OUTPUT": str(tmp_path / "out"), "MANYCPU_MODEL": str(model)})
+    with pytest.raises(BadInputError, match=words) if words else nullcontext():
+        inputs.check_base(options)
+
+
+def test_a_run_on_other_machines_is_judged_before_it_is_staged(tmp_path: Path) -> None:
+    data, model = lines(tmp_path / "data" / "train.jsonl", sums(3)), tiny_checkpoint(tmp_path / "model")
+    for length, words in (("1024", "is more than the model's 128 positions"), ("128", None)):
+        args = ["--max_seq_length", length]
+        found = refused(tmp_path, "causal_lm", "kubernetes", data=data, model=f"file://{model}", args=args)
+        assert said(found, words), found
+
+
+@pytest.mark.parametrize("name", ["options.json", "of_the_nodes.json"])
+def test_options_in_a_file_reach_the_ranks(tmp_path: Path, name: str) -> None:
+    written(tmp_path / "options.json", {"max_steps": 1, "lora_target_modules": ["q_proj"]})
+    fields = {"program": "causal_lm", "args": [name], "output": "out", "data": "data", "model": "model"}
+    expected = ("--max_steps", "1", "--lora_target_modules", "q_proj")
+    run = open_context(fields, {"kind": "local"}, "test", base=tmp_path).run
+    assert run.args == (expected if name == "options.json" else (name,))
