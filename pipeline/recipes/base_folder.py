@@ -33,6 +33,14 @@ def faults(folder: Path, options: Options) -> Iterator[str]:
             return
 
 
+def check_timm(folder: Path) -> None:
+    """Raise BadInputError unless a folder names its model of timm."""
+    if not (folder / "config.json").is_file():
+        message = f"{folder} has no config.json that names its model of timm"
+        fix = "Name the model of its weights by --model NAME in run.args"
+        raise BadInputError(message, field="run.model", fix=fix)
+
+
 def _weights(folder: Path) -> list[Path]:
     """List the files with weights that transformers loads, also those that an index names in vain."""
     for name in _WEIGHTS:

@@ -14,7 +14,7 @@ def below(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
         above: The folders that it is in.
     """
     place = folder.resolve()
-    if place in above:  # a link to a folder around it, which preflight refuses
+    if place in above or not place.is_dir():  # a link to a folder around it, which preflight refuses
         return
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):

@@ -18,6 +18,7 @@ from manycpu.pipeline.launchers import device_refusals, refusals
 from manycpu.pipeline.launchers.environment import PLACEHOLDERS
 from manycpu.pipeline.recipes import base_folder
 from manycpu.pipeline.recipes.causal_lm.preflight import findings as language_findings
+from manycpu.pipeline.recipes.hogwild import files
 from manycpu.pipeline.recipes.image_classification import images
 from manycpu.pipeline.recipes.question_answering import squad
 from manycpu.pipeline.spec import cpu_plan, program, recipe_options
@@ -25,6 +26,7 @@ from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.output import REPORT
+from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import OWN_FOLDERS, RunContext
 from manycpu.pipeline.targets.output import not_empty_finding, occupied
 from manycpu.pipeline.targets.program_code import (
@@ -129,31 +131,49 @@ def _code(ctx: RunContext) -> Findings:
 
 
 def _recipe(ctx: RunContext) -> Findings:
+    """Find what a recipe would refuse; it checks its options itself."""
     run, options = ctx.run, _options(ctx)
     if options is None:
         return
     # Options that name data or a model come before run.data and run.model.
     data = None if any(map(options.get, _DATA_OPTIONS)) else _here(run.data)
-    # A recipe checks its own options; only what is certain is said here.
-    if run.program == "question_answering":
-        version_2 = recipe_options.is_on(options, "version_2_with_negative")
-        if data and (problems := squad.problems(data, version_2=version_2)):
-            yield Finding("run.data", problems[0], "Give files in SQuAD's format")
-    elif run.program == "hogwild":
-        averaged = recipe_options.first(options, "mode") == "averaged"
-        if not averaged and (run.nproc_per_node > 1 or run.nodes[1] > 1):
-            fix = "Add --mode averaged to run.args, or set run.nnodes and run.nproc_per_node to 1"
-            ranks = f"{run.nnodes} node(s) with {run.nproc_per_node} process(es) each"
-            message = f"--mode shared has one model in one rank's memory, and there are {ranks}"
-            yield Finding("run.args", message, fix)
-    elif run.program == "causal_lm":
-        model = None if "model_name_or_path" in options else _here(run.model)
-        yield from language_findings(data, model, options)
-    elif data and "label_pattern" not in options:
-        try:
-            images.read(data, images.LABEL_PATTERN)
-        except BadInputError as error:
-            yield Finding("run.data", error.message, error.fix or "")
+    model = None if any(map(options.get, ("model_name_or_path", "model"))) else _here(run.model)
+    try:
+        if run.program == "question_answering":
+            version_2 = recipe_options.is_on(options, "version_2_with_negative")
+            if data and (problems := squad.problems(data, version_2=version_2)):
+                yield Finding("run.data", problems[0], "Give files in SQuAD's format")
+        elif run.program == "hogwild":
+            yield from _hogwild(run, data, options)
+        elif run.program == "causal_lm":
+            yield from language_findings(data, model, options)
+        else:
+            if model and model.is_dir():
+                base_folder.check_timm(model)
+            _check_images(run, data, options)
+    except BadInputError as error:
+        yield Finding.of(error, "run.data")
+
+
+def _hogwild(run: TrainingRun, data: Path | None, options: recipe_options.Options) -> Findings:
+    averaged = recipe_options.first(options, "mode") == "averaged"
+    if not averaged and (run.nproc_per_node > 1 or run.nodes[1] > 1):
+        fix = "Add --mode averaged to run.args, or set run.nnodes and run.nproc_per_node to 1"
+        ranks = f"{run.nnodes} node(s) with {run.nproc_per_node} process(es) each"
+        message = f"--mode shared has one model in one rank's memory, and there are {ranks}"
+        yield Finding("run.args", message, fix)
+    if data:
+        files.find(data)
+
+
+def _check_images(run: TrainingRun, data: Path | None, options: recipe_options.Options) -> None:
+    named = run.data or run.env_from or "MANYCPU_DATA" in run.env or any(map(options.get, _DATA_OPTIONS))
+    if data or not named:
+        found = images.read(data, recipe_options.first(options, "label_pattern") or images.LABEL_PATTERN)
+        batch = recipe_options.first(options, "batch_size") or str(images.BATCH_SIZE)
+        if batch.isdecimal():
+            count = images.train_count(len(found.files))
+            images.check_sizes(count, int(batch), run.nodes[0] * run.processes)
 
 
 def _here(url: str | None) -> Path | None:

@@ -339,3 +339,32 @@ def test_options_in_a_file_reach_the_ranks(tmp_path: Path, name: str) -> None:
     expected = ("--max_steps", "1", "--lora_target_modules", "q_proj")
     run = open_context(fields, {"kind": "local"}, "test", base=tmp_path).run
     assert run.args == (expected if name == "options.json" else (name,))
+
+
+@pytest.mark.parametrize(
+    ("program", "names", "args", "words"),
+    [
+        ("hogwild", ["data/x.txt"], [], "has no file t10k-images-idx3-ubyte"),
+        ("image_classification", [], [], "there are no images"),
+        ("image_classification", [], ["--data_dir", "/images"], None),
+        ("image_classification", ["data/a/1.png", "data/b/1.png"], [], "1 images to train on are too few"),
+        ("image_classification", ["data/a/1.png", "data/b/1.png"], ["--batch_size", "1"], None),
+        ("image_classification", ["data/a-1.png"], ["--label_pattern", "("], "--label_pattern ("),
+        (
+            "image_classification",
+            ["data/a-1.png"],
+            ["--label_pattern", r"(.*)_"],
+            "has no class by the pattern",
+        ),
+        ("image_classification", ["model/x.txt"], ["--data_dir", "/images"], "has no config.json"),
+        ("image_classification", ["model/x.txt"], ["--data_dir", "/images", "--model", "resnet18"], None),
+    ],
+)
+def test_files_of_images_and_their_models_are_judged(
+    tmp_path: Path, program: str, names: list[str], args: list[str], words: str | None
+) -> None:
+    for name in names:
+        written(tmp_path / name, "x")
+    given = {name: tmp_path / name for name in ("data", "model") if (tmp_path / name).is_dir()}
+    found = refused(tmp_path, program, args=args, **given)
+    assert said(found, words), found
