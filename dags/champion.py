@@ -77,11 +77,11 @@ def digits_dataset() -> None:
 )
 def champion() -> None:
     started: Any = task(multiple_outputs=True)(steps.begin)()
-    where: dict[str, Any] = {name: started[name] for name in ("nproc_per_node", "target")}
+    common: dict[str, Any] = {name: started[name] for name in ("nproc_per_node", "target")}
 
     @task_group
     def candidate(rate: float) -> Any:
-        @task.manycpu(oversubscribe=True, max_active_tis_per_dagrun=MAX_PARALLEL, **where, **TRACKED)
+        @task.manycpu(oversubscribe=True, max_active_tis_per_dagrun=MAX_PARALLEL, **common, **TRACKED)
         def fit(rate: float, data: str, output: str) -> dict[str, float]:
             from manycpu.pipeline.recipes import digits
 
@@ -95,13 +95,13 @@ def champion() -> None:
         fitted >> described
         return described
 
-    @task.manycpu(oversubscribe=True, **where)
+    @task.manycpu(oversubscribe=True, **common)
     def evaluate(model: str, data: str) -> dict[str, float]:
         from manycpu.pipeline.recipes import digits
 
         return digits.evaluate(model, data)
 
-    @task.manycpu(oversubscribe=True, **where)
+    @task.manycpu(oversubscribe=True, **common)
     def predict(model: str, data: str, output: str) -> dict[str, int]:
         from manycpu.pipeline.recipes import digits
 
@@ -127,7 +127,7 @@ def champion() -> None:
     tidied: Any = task(steps.tidy)(started["run"], started["models"])
     concluded: Any = task(trigger_rule="none_failed")(steps.conclude)()
 
-    road >> [approve, promoted]
+    road >> [approve, promoted]  # it chooses one of them, or none
     approve >> promoted >> tidied.as_teardown(setups=started)
     [compared, promoted, predicted, tidied] >> concluded
 

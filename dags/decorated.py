@@ -13,7 +13,8 @@ def digits(rank: int, world_size: int) -> tuple[Any, Any, Any, Any]:
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     images, labels = map(torch.tensor, load_digits(return_X_y=True))
-    images, test = images.float() / 16, len(labels) // 5
+    images = images.float() / 16  # the greatest value of a pixel
+    test = len(labels) // 5  # number of digits for testing, which come first
     return images[test + rank :: world_size], labels[test + rank :: world_size], images[:test], labels[:test]
 
 

@@ -35,8 +35,8 @@ def language_model() -> None:
         from manycpu.operators.examples import language_runs
         from manycpu.pipeline.targets.context import home
 
-        own = run_id.replace(":", "").replace("+", "_")
-        folder = params["folder"] or str(home() / "models" / "language" / own)
+        name = run_id.replace(":", "").replace("+", "_")
+        folder = params["folder"] or str(home() / "models" / "language" / name)
         return language_runs(folder, params["ranks"], params["steps"])
 
     runs: Any = begin()
@@ -54,7 +54,7 @@ def language_model() -> None:
             description="Questions and answers, in the columns input and output.",
         ),
         "model": Param("hf://meta-llama/Llama-2-7b-chat-hf", type="string", description="The base model."),
-        "output": Param(None, type=["null", "string"], description="Folder or URL for the model."),
+        "output": Param(type="string", minLength=1, description="Folder or URL for the model."),
         "target": Param({"kind": "local"}, type="object", description="Where it trains."),
     },
     tags=TAGS,

@@ -71,8 +71,9 @@ _CALLS: Final = threading.RLock()
 def calling_airflow() -> Iterator[None]:
     """Let any thread of a worker or a triggerer call Airflow inside the block.
 
-    Airflow 3.1 confuses the answers of two threads that call at the same time. Its triggerer reads answers in
-    its event loop, which it finds only on threads that asgiref started; a call from another ends it.
+    Airflow 3.1 confuses the answers of two threads that call at the same time: here they call in turn.
+    Its triggerer asks asgiref for the event loop that reads answers. On a thread that asgiref did not start
+    there is none, and the call would end the triggerer: so the loop is set here.
     """
     if not _IS_3_1:
         yield
@@ -101,5 +102,5 @@ def approval_timeout(limit: timedelta) -> dict[str, Any]:
     """Return the argument that limits how long an ApprovalOperator waits for an answer."""
     from airflow.providers.standard.operators.hitl import HITLOperator
 
-    known = "response_timeout" in inspect.signature(HITLOperator).parameters
-    return {"response_timeout" if known else "execution_timeout": limit}  # the latter before 1.13
+    is_known = "response_timeout" in inspect.signature(HITLOperator).parameters  # since version 1.13
+    return {"response_timeout" if is_known else "execution_timeout": limit}

@@ -1,7 +1,7 @@
 """The base of all operators: open the rendered run and target with Airflow's connections, and explain errors.
 
-A model in a DAG file is validated when the file is parsed, and no template in it can be rendered. Operators
-therefore keep dictionaries: Airflow renders their templates first, and ``execute`` validates them after.
+A model of pydantic is validated when the DAG file is parsed, before Airflow renders the templates in it.
+Operators therefore keep dictionaries: Airflow renders their templates, and then ``execute`` validates them.
 """
 
 from __future__ import annotations
@@ -112,12 +112,17 @@ class RunOperator(BaseOperator):
     def _do_render_template_fields(
         self, parent: Any, template_fields: Iterable[str], *args: Any, **kwargs: Any
     ) -> None:
-        """Render, then mask secrets before Airflow stores the rendered fields; also of expanded tasks."""
+        """Render the template fields into ``parent``, and mask their secrets before Airflow stores them.
+
+        Airflow calls this for expanded tasks too.
+        """
         super()._do_render_template_fields(parent, template_fields, *args, **kwargs)
         _mask_secrets(*(getattr(parent, name, None) for name in template_fields))
 
     def open(self, context: Context, name: str | None = None) -> RunContext:
-        """Validate the rendered run and target, and open the run; ``training`` names it by default.
+        """Validate the rendered run and target, and open the run.
+
+        ``name`` None: the name is made from the DAG run and ``training``.
 
         Raises:
             BadInputError: A field is wrong, or this Airflow has no unique name on a shared target.
@@ -126,8 +131,9 @@ class RunOperator(BaseOperator):
         from manycpu.pipeline.targets.open_run import find, open_context
 
         instance = context["ti"]
-        own = (self.training,) if self.training else ("task", self.task_id)
-        identity = (airflow_instance(), instance.dag_id, instance.run_id, *own, instance.map_index)
+        # The tasks of a training share its run; a task without a training has a run of its own.
+        owner = (self.training,) if self.training else ("task", self.task_id)
+        identity = (airflow_instance(), instance.dag_id, instance.run_id, *owner, instance.map_index)
         key = key_of(name) if name else run_key(*identity)
         run, target = self._fields(context, key)
         _mask_secrets(run, target)
@@ -137,6 +143,8 @@ class RunOperator(BaseOperator):
         ctx = open_context(run, target, *identity, base=base, access=access_of(target))
         task = f"task {instance.task_id} of DAG {instance.dag_id}"
         dag = {"dag_id": instance.dag_id, "run_id": instance.run_id}
+        if partition := getattr(context["dag_run"], "partition_key", None):  # Airflow 3.1 has no partitions
+            dag["partition_key"] = partition
         return find(replace(ctx, task=task, dag=dag, key=key, name=name or ctx.name))
 
     def transfer_logger(self) -> Callable[[int, int], None]:
@@ -168,7 +176,7 @@ def fields_of(model: Any) -> Any:
     if not hasattr(model, "model_dump"):
         return model
     fields: dict[str, Any] = model.model_dump(mode="json", exclude_unset=True)
-    # Readers of the dictionary choose the model by its kind, which a default leaves unset.
+    # The kind says which model reads the dictionary; a kind that is the model's default counts as not set.
     return fields | {"kind": model.kind} if hasattr(model, "kind") else fields
 
 
@@ -206,21 +214,21 @@ def _connect(connection: str) -> Any:
 
 
 def _s3_options(login: str, field: str) -> dict[str, Any]:
-    """Return the options of s3fs in a connection of type ``aws``, which the URL of a field names.
+    """Read the options of s3fs from a connection of type ``aws``: a field's URL has its id as ``login``.
 
     Raises:
         BadInputError: There is no such connection, or it is of another kind.
         ClusterError: It cannot be read at present.
     """
-    found = _read_connection(login, field)
-    extra = found.extra_dejson
-    if found.conn_type != "aws" or extra.get("role_arn"):
-        kind = "assumes a role" if extra.get("role_arn") else f"is of type {found.conn_type}"
+    connection = _read_connection(login, field)
+    extra = connection.extra_dejson
+    if connection.conn_type != "aws" or extra.get("role_arn"):
+        kind = "assumes a role" if extra.get("role_arn") else f"is of type {connection.conn_type}"
         fix = "Name a connection of type aws with a key or a profile; for a role, set up a profile"
         raise BadInputError(f"connection {login!r} {kind}", field=field, fix=fix)
     options = {
-        "key": found.login,
-        "secret": found.password,
+        "key": connection.login,
+        "secret": connection.password,
         "token": extra.get("aws_session_token"),
         "profile": extra.get("profile_name"),
         "endpoint_url": extra.get("endpoint_url"),
@@ -229,7 +237,7 @@ def _s3_options(login: str, field: str) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value} | {"client_kwargs": client}
 
 
-storage.login_options = _s3_options
+storage.login_options = _s3_options  # without Airflow, a login is the name of a profile
 
 
 def _read_connection(connection: str, field: str) -> Any:
@@ -277,7 +285,7 @@ def airflow_instance() -> str:
 
 
 def require_begun(ctx: RunContext) -> RunContext:
-    """Return the run if it has begun, and is not cleaned up."""
+    """Return the run; raise BadInputError if it has not begun, or is cleaned up."""
     if not ctx.ledger.exists():
         raise BadInputError(
             f"run {ctx.name} has not begun, or is cleaned up: {ctx.where} holds nothing of it",

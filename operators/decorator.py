@@ -83,8 +83,8 @@ class FunctionOperator(DecoratedOperator, WholeRunOperator):
         )
 
     def staged_and_built(self, ctx: RunContext) -> tuple[Any, Any]:
-        """Write the function's module, prepare, stage and build, and delete the module."""
-        # Made again, now that the whole file is executed: lines below the task's call may change something.
+        """Stage and build as for any run; the function's module is written before, and deleted after."""
+        # Not the module of the parse: lines of the DAG file below the task's call had not been executed then.
         module = function_module(self.python_callable, KNOWN_CONTEXT_KEYS)
         program = Path(ctx.run.program)
         module.write(program)
@@ -94,6 +94,7 @@ class FunctionOperator(DecoratedOperator, WholeRunOperator):
             shutil.rmtree(program.parent, ignore_errors=True)
 
     def _fields(self, context: Context, key: str) -> tuple[Any, Any]:  # noqa: ARG002 - others need it
+        """Return the fields of the run, whose program is the function's module, and of the target."""
         from manycpu.pipeline.targets.context import home
 
         call = _Call(self.python_callable, tuple(self.op_args), dict(self.op_kwargs), self.run)
@@ -119,6 +120,7 @@ class _Call:
         self.places = [name for name in PLACES if name in signature.parameters]
         given_in_call = signature.bind_partial(*args, **kwargs).arguments
         # The call's value wins over the decorator's, and that one over the function's default.
+        # Checkpoints are passed even as None: a run has a folder for them in any case.
         for name in self.places:
             if name not in given_in_call and (run.get(name) is not None or name == "checkpoints"):
                 kwargs[name] = run.get(name)
@@ -145,6 +147,7 @@ class _Call:
         """
         from manycpu.pipeline.spec.events import RETURN_LIMIT
 
+        # Parameters whose paths the rank fills in: those with a value, and checkpoints in any case.
         places = [name for name in self.places if name in self._paths or name == "checkpoints"]
         arguments = {name: value for name, value in self._arguments.items() if name not in places}
         field = self.function.__name__
@@ -177,7 +180,7 @@ class FunctionTask(_TaskDecorator[Any, Any, FunctionOperator]):
     """A decorated function with options of the run and the operator; a call of it makes a task."""
 
     def override(self, **options: Any) -> FunctionTask:
-        """Return a copy with other options; each field of the run is replaced by itself."""
+        """Return a copy with other options; options and fields of the run that are not given stay."""
         run, others = _split_options(options)
         return cast("FunctionTask", super().override(run={**self.kwargs["run"], **run}, **others))
 
@@ -221,7 +224,7 @@ def manycpu_task(
     several: Any = attrs.NOTHING if multiple_outputs is None else multiple_outputs
 
     def decorate(function: Callable[..., Any]) -> FunctionTask:
-        if not hasattr(function, "__annotations__"):  # such as a partial, of which Airflow reads them
+        if not hasattr(function, "__annotations__"):  # such as a partial: explain it before Airflow fails
             function_module(function, KNOWN_CONTEXT_KEYS)
         return FunctionTask(
             function=function,
@@ -236,9 +239,9 @@ def manycpu_task(
 
 def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split options into fields of the run and arguments of the operator; unknown ones count as fields."""
-    own = {name for name in options if name in _OPERATOR_OPTIONS or name.startswith("_")}
-    run = {name: fields_of(value) for name, value in options.items() if name not in own}
-    return run, {name: options[name] for name in own}
+    of_operator = {name for name in options if name in _OPERATOR_OPTIONS or name.startswith("_")}
+    run = {name: fields_of(value) for name, value in options.items() if name not in of_operator}
+    return run, {name: options[name] for name in of_operator}
 
 
 def _check_when_parsed(call: _Call, target: Any) -> None:
@@ -272,7 +275,7 @@ def _has_templates(value: Any) -> bool:
 
 
 def _keys_that_are_no_text(value: Any) -> Iterator[Any]:
-    """Yield keys of mappings that are no texts: JSON would turn them into texts that may be keys too."""
+    """Yield the keys, at any depth, that are no texts: JSON would turn 1 into "1", which may be a key too."""
     parts: Iterable[Any] = ()
     if isinstance(value, Mapping):
         yield from (key for key in value if not isinstance(key, str))

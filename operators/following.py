@@ -49,7 +49,7 @@ def place_of(context: Context) -> dict[str, Any]:
 
 
 def state_of(place: dict[str, Any], *, unknown: str | None = None) -> str | None:
-    """Ask Airflow for a task's state; None if it has none, ``unknown`` if the supervisor does not answer."""
+    """Ask Airflow for a task's state; None: it has none; ``unknown``: Airflow does not answer."""
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
     run_id, task_id = place["run_id"], place["task_id"]
@@ -58,7 +58,7 @@ def state_of(place: dict[str, Any], *, unknown: str | None = None) -> str | None
             states = RuntimeTaskInstance.get_task_states(
                 dag_id=place["dag_id"], map_index=place["map_index"], task_ids=[task_id], run_ids=[run_id]
             )
-    except Exception:  # noqa: BLE001 - the supervisor is gone, which shows as any error
+    except Exception:  # noqa: BLE001 - Airflow's supervisor process is gone, which shows as any error
         return unknown
     return next(iter(states.get(run_id, {}).values()), None)
 
@@ -78,10 +78,10 @@ def listeners(
 
 
 class DeferralTimer:
-    """A listener that decides when a worker defers: after 15 s, or once the training reports a long rest.
+    """A listener that decides when a worker defers: after 15 s, or once the training reports much time left.
 
-    Always after 15 s before Airflow 3.3: the trigger of an earlier try, which a person has cleared, must not
-    find its task deferred again.
+    Before Airflow 3.3 only after 15 s: when a person clears a deferred task, the old trigger asks whether the
+    task is still deferred, and ends the training if not. The next try must not have deferred by then.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,8 @@ class Live:
         except ValueError:
             interval_s = _DEFAULT_LIVE_S
         self._interval_s = max(0.0, interval_s) if place else 0.0  # 0: nothing is written
-        self._next = time.monotonic() + self._interval_s / 3 * wait * random.random()  # noqa: S311 - no secret
+        delay_s = random.uniform(0, self._interval_s / 3) if wait else 0.0  # noqa: S311 - no secret
+        self._next = time.monotonic() + delay_s
         self._entry: Entry | None = None
         self._shown: tuple[object, ...] = ()
         self._lock, self._closed = threading.Lock(), False
@@ -162,6 +163,7 @@ class Live:
             self._closed = True
 
     def _write(self, status: Status, observed: Callable[[], Observed]) -> None:
+        """Write the XCom with the draft of the report; a failure is only logged."""
         from manycpu.pipeline.run_report import compact, draft
 
         try:
@@ -194,6 +196,7 @@ def keep_refusal(error: BaseException, place: Mapping[str, Any], log: Any) -> No
 
 
 def _set_xcom(place: Mapping[str, Any], key: str, document: dict[str, Any]) -> None:
+    """Store a document as an XCom of the task at ``place``, without the values of the run's variables."""
     from airflow.sdk.execution_time.xcom import XCom
 
     run: dict[str, Any] = document.get("run", {})

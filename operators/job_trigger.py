@@ -99,12 +99,12 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         yield await self._final_event(status, timed_out=timed_out)
 
     async def _keep_page_current(self, follower: Follower, recorder: AttemptRecorder) -> None:
-        """Write the training's page whenever that is due; never returns."""
+        """Write the training's page whenever that is due, until this task is cancelled."""
         while True:
             await asyncio.sleep(_PAGE_CHECK_INTERVAL_S)
             status, observed = follower.status, recorder.state.observed
             if self._live.is_due(status, observed):
-                # A copy: the follower changes it meanwhile.
+                # A copy: the follower changes `observed` while the thread reads it.
                 await asyncio.to_thread(self._live.show, status, observed.model_copy(deep=True))
 
     async def _follow(self) -> AsyncIterator[TriggerEvent]:
@@ -133,7 +133,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
                     present.apply(change)
                     yield [change]
         finally:
-            if _STORES.get(key) is present:
+            if _STORES.get(key) is present:  # and not the store of a later watch
                 del _STORES[key]
 
     async def _existing_and_new(
@@ -157,6 +157,8 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
     async def _retry_on_thread(self, act: Callable[..., Any], *args: Any) -> Any:
         """Call a function on a thread; retry for an hour while the cluster does not answer.
 
+        Returns its result; None after LaunchError: the job is being ended, which takes time.
+
         Raises:
             ClusterError: The cluster has not answered for an hour; the job is left as it is.
         """
@@ -165,7 +167,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
             try:
                 return await asyncio.to_thread(act, *args)
             except LaunchError as error:
-                self.log.warning("%s", error)  # the job is being ended, which takes time
+                self.log.warning("%s", error)
                 return None
             except ClusterError as error:
                 if time.monotonic() > give_up_at:
@@ -174,6 +176,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
                 await asyncio.sleep(_RETRY_INTERVAL_S)
 
     def _open_attempt(self) -> tuple[JobHandle, ClusterContext, AttemptRecorder]:
+        """Open the run and the recorder of its attempt, and make the listeners."""
         from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder
 
         handle, ctx = self._handle(), self._context()
@@ -182,6 +185,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         return handle, ctx, recorder
 
     def _context(self) -> ClusterContext:
+        """Open the run as its attempt was started; runs of one shared stream share a client."""
         from manycpu.pipeline.adapters.cluster import Cluster
         from manycpu.pipeline.ledger.configmap import ConfigMapLedger
         from manycpu.pipeline.targets.kubernetes.context import sharing
@@ -197,6 +201,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         return context  # type: ignore[no-any-return]
 
     def _connect(self) -> Callable[[], Any]:
+        """Return a function that makes a client of the cluster, from Airflow's connection if there is one."""
         from manycpu.pipeline.adapters.cluster import connect
 
         connection = self._handle().connection

@@ -118,8 +118,9 @@ def demo() -> int:
 
     folder = home()
     run = demo_run(str(folder / "models" / time.strftime("demo-%Y%m%dT%H%M%S")))
-    scarce = Machine.observe().processors < run["nproc_per_node"]
-    return perform({**run, "nnodes": str(run["nnodes"]), "oversubscribe": scarce}, folder, Console())
+    oversubscribe = Machine.observe().processors < run["nproc_per_node"]
+    conf = {**run, "nnodes": str(run["nnodes"]), "oversubscribe": oversubscribe}
+    return perform(conf, folder, Console())
 
 
 def perform(conf: Mapping[str, Any], home: Path, console: Console) -> int:
@@ -217,7 +218,7 @@ def _clean_up_runs() -> None:
 
 
 def ui() -> int:
-    """Run Airflow until Ctrl-C or SIGTERM; its exit code where it ends by itself."""
+    """Run Airflow until Ctrl-C or SIGTERM; returns 0 then, or Airflow's exit code if it ends by itself."""
     folder = home()
     if text := os.environ.get("PORT"):
         if not text.isdecimal() or not 0 < int(text) < 1 << 16:
@@ -246,15 +247,15 @@ def _is_free(port: int) -> bool:
 
 
 def end_session(leader: int, timeout_s: float = _END_TIMEOUT_S) -> None:
-    """End every process of a session: Airflow's parent leaves its children behind.
+    """End every process of a session, SIGTERM first: Airflow's main process does not end its children.
 
     Trainings continue: each has a session of its own.
     """
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + timeout_s
         for process in _processes_of_session(leader):
             with suppress(psutil.NoSuchProcess):
-                process.send_signal(number)
+                process.send_signal(signal_number)
         while _processes_of_session(leader) and time.monotonic() < deadline:
             time.sleep(_SESSION_CHECK_INTERVAL_S)
 
@@ -330,7 +331,7 @@ def _cancel_trainings() -> None:
 
     for ctx in driver_of("local").runs(Local()):
         with suppress(RunGoneError):
-            if ctx.ledger.lease().holder is None:  # commands and notebooks hold theirs, and end them
+            if ctx.ledger.lease().holder is None:  # a holder is a command or notebook, which ends its run
                 cancel(ctx, by="the end of make ui")
 
 

@@ -78,7 +78,7 @@ def read_params(
             findings.append(Finding(f"params.{name}", "there is no such parameter", fix))
     raise_findings(findings)
     run: dict[str, Any] = {}
-    for (*outer, last), _, _ in _fields_of_run():
+    for (*outer, last), _, _ in _fields_of_run():  # outer: the field that holds this one, if any
         value = params.get("_".join((*outer, last)))
         if value not in _EMPTY:
             fields = run
@@ -100,7 +100,7 @@ def read_params(
 
 def _models_by_kind() -> dict[str, type[BaseModel]]:
     """Return the models of targets by their kind."""
-    union = get_args(get_args(Target)[0])
+    union = get_args(get_args(Target)[0])  # Target is Annotated[one model | another, ...]
     return {model.model_fields["kind"].default: model for model in union}
 
 
@@ -109,6 +109,7 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
     schema = model.model_json_schema()
     for name, field in schema["properties"].items():
         validators = model.model_fields[name].metadata
+        # In these models a BeforeValidator is what splits a text.
         field["text"] = any(isinstance(validator, BeforeValidator) for validator in validators)
     return schema
 
@@ -124,16 +125,17 @@ def _fields_of_run() -> Iterator[tuple[tuple[str, ...], dict[str, Any], bool]]:
             is_required = name in schema.get("required", ()) and name not in _FILLED_IN
             yield (name,), field, is_required
             continue
+        # The field has fields of its own: each is a parameter.
         for part, inner in schema["$defs"][reference.rsplit("/", 1)[-1]]["properties"].items():
             yield (name, part), {"section": field.get("section"), **inner}, False
 
 
 def _param_arguments(field: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
     """Translate the JSON schema of a field to arguments of Airflow's Param."""
-    choices = [choice for choice in field.get("anyOf", [field]) if choice.get("type") != "null"]
-    types = [str(choice.get("type", "string")) for choice in choices]
+    variants = [variant for variant in field.get("anyOf", [field]) if variant.get("type") != "null"]
+    types = [str(variant.get("type", "string")) for variant in variants]
     keywords = {
-        name: value for choice in choices for name, value in choice.items() if name in _SHARED_KEYWORDS
+        name: value for variant in variants for name, value in variant.items() if name in _SHARED_KEYWORDS
     }
     if "const" in field:
         keywords["enum"] = [field["const"]]
@@ -143,7 +145,7 @@ def _param_arguments(field: dict[str, Any], *, required: bool = False) -> dict[s
         keywords["format"] = "multiline"
     if types == ["integer", "string"]:
         types, default = ["string"], str(default)  # the form makes a text area of a field with several types
-    if "array" in types and (items := choices[0].get("items", {})).get("type") != "string":
+    if "array" in types and (items := variants[0].get("items", {})).get("type") != "string":
         keywords["items"] = items  # the form takes such lists as JSON, and lists of strings line by line
     nullable = ["null"] if default in _EMPTY and not required else []
     if nullable and "enum" in keywords:

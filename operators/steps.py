@@ -181,11 +181,11 @@ class ReportOperator(RunOperator):
 
         states = self._upstream_states(context)
         failed = [task for task, state in states if state in _FAILED_STATES]
-        prepared = {state for task, state in states if _is_of_class(task, PrepareOperator)}
-        if "skipped" in prepared:
+        prepare_states = {state for task, state in states if _is_of_class(task, PrepareOperator)}
+        if "skipped" in prepare_states:
             raise AirflowSkipException("the training was skipped: a branch before it chose another path")
-        if prepared & _FAILED_STATES:
-            # A report that can be read now dates from before the DAG run was cleared.
+        if prepare_states & _FAILED_STATES:
+            # A report may exist, from before the DAG run was cleared: it is not of this try.
             raise AirflowFailException("the run has no report: its step prepare failed")
         with explained():
             ctx = self.open(context)
@@ -208,21 +208,20 @@ class ReportOperator(RunOperator):
 
     def _upstream_states(self, context: Context) -> list[tuple[Any, str | None]]:
         """List the upstream tasks of this training, each with its state in this DAG run."""
-        mine: dict[str, Any] = {}
-        relatives: Any = self.get_flat_relatives(upstream=True)
+        own_tasks: dict[str, Any] = {}
+        relatives: Any = self.get_flat_relatives(upstream=True) if self.training is not None else ()
         for task in relatives:
-            fields = getattr(task, "partial_kwargs", None) or vars(task)
-            if _is_of_class(task, RunOperator) and fields.get("training") == self.training is not None:
-                mine[task.task_id] = task
-        if not mine:
+            fields = getattr(task, "partial_kwargs", None) or vars(task)  # the former of an expanded task
+            if _is_of_class(task, RunOperator) and fields.get("training") == self.training:
+                own_tasks[task.task_id] = task
+        if not own_tasks:
             return []
         instance: Any = context["ti"]
-        by_run = instance.get_task_states(
-            dag_id=instance.dag_id, map_index=instance.map_index, task_ids=[*mine], run_ids=[instance.run_id]
-        )
+        run = {"dag_id": instance.dag_id, "run_ids": [instance.run_id]}
+        by_run = instance.get_task_states(**run, map_index=instance.map_index, task_ids=[*own_tasks])
         states = by_run.get(instance.run_id, {})
-        suffix = "" if instance.map_index < 0 else f"_{instance.map_index}"
-        return [(task, states.get(name + suffix)) for name, task in mine.items()]
+        suffix = "" if instance.map_index < 0 else f"_{instance.map_index}"  # as Airflow's answer names tasks
+        return [(task, states.get(name + suffix)) for name, task in own_tasks.items()]
 
 
 def prepare_run(ctx: RunContext, executor: str | None, log: Any) -> None:

@@ -117,7 +117,7 @@ class TrainOperator(RunOperator):
             return self._train(context, self.open(context))
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """Resume after the trigger's event."""
+        """Resume after the trigger: conclude the attempt, or train again if an earlier try cancelled it."""
         from manycpu.pipeline.verbs.wait import conclude
 
         with explained():
@@ -173,16 +173,17 @@ class TrainOperator(RunOperator):
         from manycpu.pipeline.verbs.stage import stage, staged_from
 
         # No ledger: no other task prepares this run, or it was cleaned up before this task was cleared.
-        fresh = not ctx.ledger.exists()
-        if fresh:
+        is_new = not ctx.ledger.exists()
+        if is_new:
             prepare(ctx)
         with ctx.ledger.update() as entry:
             join(ctx, entry, "train")
         staged = Staged.model_validate(self.staged or {})
         built = None if self.built is None else Built.model_validate(self.built)
-        if fresh or self.staged is None or staged.origin not in ("", staged_from(ctx)):
+        # The origin is a hash of the fields; a result of an older version has none, and counts as current.
+        if is_new or self.staged is None or staged.origin not in ("", staged_from(ctx)):
             staged = stage(ctx, self.transfer_logger())
-        if fresh or built is None or built.origin not in ("", built_from(ctx)):
+        if is_new or built is None or built.origin not in ("", built_from(ctx)):
             built = build(ctx)
         return staged, built
 
@@ -248,7 +249,7 @@ class TrainOperator(RunOperator):
         from manycpu.pipeline.listeners import tell
 
         watch.close()
-        tell(watch.look()[0], *listeners)
+        tell(watch.look()[0], *listeners)  # the last lines before the cursor from which the trigger reads
         now = time.time()
         remaining: timedelta | None = None
         if self.execution_timeout is not None:
@@ -279,7 +280,7 @@ class TrainOperator(RunOperator):
         """
         from manycpu.pipeline.verbs.wait import conclude
 
-        shown = status
+        shown = status  # on the page: an attempt that a retry follows is pending, not failed
         if status.state is RunState.FAILED and not status.refused and _has_tries_left(context):
             reason = f"attempt {handle.attempt} failed, and a retry follows: {status.in_short}"
             shown = status.model_copy(update={"state": RunState.PENDING, "reason": reason})
@@ -320,7 +321,7 @@ class WholeRunOperator(TrainOperator):
             return super().execute(context)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Resume after the triggerer, also when the triggerer failed."""
+        """Resume when the triggerer is done with the task, also if it failed."""
         with self._cleaning_up_after_last_try(context):
             return super().resume_execution(next_method, next_kwargs, context)
 
@@ -382,7 +383,7 @@ class WholeRunOperator(TrainOperator):
         except TaskDeferred:
             raise
         except BaseException as error:
-            # A run that another process works on is not touched.
+            # A run that another process works on is not touched; `explained` has wrapped that error.
             if not isinstance(error.__cause__, ForeignRunError) and not _has_next_try(context, error):
                 try:
                     with suppress(BadInputError):  # the run never began

@@ -48,7 +48,7 @@ class FollowingTrigger(BaseTrigger):
             scheduler before the end of the worker does, and the scheduler then fails the task.
         deadline: Seconds since the epoch at which the training is ended; None: no deadline.
         place: The task, as :func:`place_of` names it; None: deferred by an older version.
-        cleans: The task, if the run ends with it; None: another task cleans up.
+        cleans: The task, if its end ends the run too, which is then cleaned up; None: another task cleans up.
     """
 
     _listeners: Sequence[RankListener]
@@ -81,7 +81,8 @@ class FollowingTrigger(BaseTrigger):
             async for event in self._follow():
                 yield event
         except asyncio.CancelledError as error:
-            if not CALLS_ON_KILL and not error.args:  # with a message the triggerer stops
+            # A cancellation with a message means that the triggerer stops, and another one continues.
+            if not CALLS_ON_KILL and not error.args:
                 await asyncio.to_thread(self._end_with_task)
             raise
 
@@ -107,7 +108,7 @@ class FollowingTrigger(BaseTrigger):
             clean_up_and_log(self._context(), self.log, self.cleans)
 
     def _cancel(self, by: str) -> bool:
-        """Cancel the attempt; returns whether it was running. ``by`` is who does so, for the record."""
+        """Cancel the attempt; returns whether it was running. The ledger records ``by``: who cancelled it."""
         return cancel(self._context(), by=by, attempt=self.handle["attempt"])
 
     def _context(self) -> RunContext:
@@ -173,7 +174,7 @@ class TrainingTrigger(FollowingTrigger):
         yield await self._final_event(status, timed_out=timed_out)
 
     def _context(self) -> RunContext:
-        directory = Path(self.handle["directory"]).parents[1]
+        directory = Path(self.handle["directory"]).parents[1]  # of HOME/runs/NAME/attempts/NUMBER
         entry, home = FileLedger(directory).read(), str(directory.parents[1])
         return reopen(entry, home, attempt=self.handle["attempt"])
 
@@ -195,7 +196,7 @@ class TrainingTrigger(FollowingTrigger):
         return watching
 
     def _deliver_and_get_status(self, watching: Watch) -> Status:
-        """Deliver the lines that are new, and return the status; the outcome where the process has ended."""
+        """Deliver the new lines, and return the status; once the process has ended, the run's outcome."""
         lines, status = watching.look()
         self._deliver(lines)
         if lines:

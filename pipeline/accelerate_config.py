@@ -79,8 +79,8 @@ def read_accelerate_config(path: Path, run: Fields, target: Fields) -> Translati
         BadInputError: The file cannot be read, or CPUs cannot do what it asks for.
     """
     written = "a file that `accelerate config` has written"
-    is_script = f"Write --accelerate-config FILE {path}" if path.suffix == ".py" else None
-    content = read_mapping(path, written, f"Give {written}", is_script)
+    script_fix = f"Write --accelerate-config FILE {path}" if path.suffix == ".py" else None
+    content = read_mapping(path, written, f"Give {written}", script_fix)
     return translate(content, run, target)
 
 
@@ -117,6 +117,7 @@ def translate(config: Fields, run: Fields, target: Fields) -> Translation:
 
 
 def _refuse_unknown(config: Fields) -> None:
+    """Raise BadInputError if the config has a key that Accelerate does not know, also in a section."""
     _refuse_others(config, (*_TRANSLATED, *_UNUSED, *_OTHER_SECTIONS))
     for name, known in _SECTION_KEYS.items():
         section = config.get(name) or {}
@@ -128,6 +129,7 @@ def _refuse_unknown(config: Fields) -> None:
 
 
 def _refuse_others(section: Fields, known: tuple[str, ...], prefix: str = "") -> None:
+    """Raise BadInputError for the first unknown key; ``prefix`` names the section in the message."""
     for name in map(str, section):
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
@@ -150,6 +152,7 @@ def _refuse_parallelism(config: Fields) -> None:
 
 
 def _scale(config: Fields, run: Fields) -> dict[str, Any]:
+    """Return ``nnodes`` and ``nproc_per_node``, from the given fields or else from the config."""
     nnodes = run.get("nnodes", config.get("num_machines", 1))
     if "nproc_per_node" in run:
         return {"nnodes": nnodes, "nproc_per_node": run["nproc_per_node"]}
@@ -166,6 +169,7 @@ def _scale(config: Fields, run: Fields) -> dict[str, Any]:
 
 
 def _count(value: object) -> int:
+    """Read a number of machines or processes; 0: it is no number."""
     return int(str(value)) if str(value).isdecimal() else 0
 
 
@@ -180,8 +184,8 @@ def _missing_target_fields(config: Fields, nnodes: object, given: Fields) -> dic
     3. The config has no hostfile: BadInputError, since nothing names the machines.
     4. Otherwise: baremetal, with the config's hostfile.
     """
-    named = (config.get("mpirun_config") or {}).get("mpirun_hostfile")
-    hostfile = str(Path(named).expanduser()) if named else None
+    path = (config.get("mpirun_config") or {}).get("mpirun_hostfile")
+    hostfile = str(Path(path).expanduser()) if path else None
     if given.get("kind", "baremetal") != "baremetal" or "hostfile" in given:
         return {"kind": given.get("kind", "baremetal")}
     if "kind" not in given and str(nnodes) == "1":
@@ -230,6 +234,7 @@ def _fsdp(config: Fields) -> dict[str, str]:
 
 
 def _notes(config: Fields, asked_precision: str, dtype: str) -> list[str]:
+    """List what of the config is read in another way than it is written, or is not used."""
     kind = config.get("distributed_type") or "NO"  # YAML reads NO as false
     unused = [name for name in _UNUSED if config.get(name) not in _EMPTY_VALUES]
     notes = {

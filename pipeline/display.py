@@ -232,8 +232,9 @@ def _loss_curve_lines(report: Report) -> list[str]:
     if series is None or not lines:
         return []
     steps = ""
-    if None not in series.steps:  # an integer may be larger than any float
+    if None not in series.steps:
         ends = (series.steps[0], series.steps[-1])
+        # An integer is not formatted as a float: it may be larger than any float.
         first, last = (f"{step:g}" if isinstance(step, float) else str(step) for step in ends)
         steps = f" from step {first} to {last}"
     return [*lines, f"loss {_format_value(series.values[0])} to {_format_value(series.values[-1])}{steps}"]

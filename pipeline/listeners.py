@@ -127,7 +127,7 @@ class Paced:
             progress, progress_line = self._held
             is_last = progress.step is not None and progress.step == progress.total_steps
             too_soon = self._shown is not None and 0 <= _time_of(event) - self._shown < _PROGRESS_INTERVAL_S
-            # Only an event of the same rank: clocks of ranks differ.
+            # Only an event of the same rank tells how much time has passed: clocks of ranks differ.
             if line.rank == progress_line.rank and (is_last or not too_soon):
                 self._show(*self._held)
                 self._shown, self._held = _time_of(event), None
@@ -142,7 +142,8 @@ class Paced:
 
 
 def _time_of(event: Event) -> float:
-    if event.time is None or isinstance(event, OwnEvent):  # a script may write any time
+    """Return when an event was written; now, if that is missing, or from a script, which may be wrong."""
+    if event.time is None or isinstance(event, OwnEvent):
         return time.time()
     return float(event.time)
 

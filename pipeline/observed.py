@@ -44,7 +44,7 @@ def observe(lines: Iterable[str]) -> Observed:
 
 
 def believe(observed: Observed, records: Iterable[Mapping[str, Any]]) -> None:
-    """Add the records that ranks wrote at their ends (:mod:`manycpu.pipeline.spec.exit_records`)."""
+    """Add what ranks recorded when they ended (``spec/exit_records.py``), as if their logs had the lines."""
     observer = Observer(observed)
     for record in records:
         for text in record["lines"]:
@@ -87,6 +87,7 @@ class Observer:
 
     @_reduce.register
     def _on_proof(self, event: ProofEvent, _: int | None, time: float) -> bool:
+        """Add a rank to the meeting that it has joined; the first rank begins the meeting."""
         rank = Rank(
             rank=event.rank,
             host=event.host,
@@ -143,6 +144,7 @@ class Observer:
 
     @_reduce.register
     def _on_returned(self, event: ReturnedEvent, rank: int | None, _: float) -> bool:
+        """Collect the parts of what rank 0 returned; the last part completes it."""
         # A part that is read again does not fit the number of parts so far, and is ignored.
         parts_before = self.observed.parts if event.part > 1 else []
         parts = [*parts_before, event.text]
@@ -176,6 +178,7 @@ class Observer:
 
     @_reduce.register
     def _on_exit(self, event: ExitEvent, rank: int | None, time: float) -> bool:
+        """Record the exit code of a rank, and the first failure with the rank's last lines."""
         rank = rank if event.rank is None else event.rank
         if rank is None:
             return True
@@ -219,7 +222,7 @@ def _find_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[st
     number, world, rank = event.round or 0, event.world_size, event.rank
     if time:
         if (introduction := f"{rank}@{time}") in observed.introduced:
-            return {"ranks": [rank]}
+            return {"ranks": [rank]}  # the line is read again: a meeting that the rank has joined
         observed.introduced.append(introduction)
     # The first that still misses the rank: the lines of several pods arrive in no particular order.
     for meeting in observed.rounds:

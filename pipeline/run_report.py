@@ -42,6 +42,8 @@ class Report(BaseModel):
     attempts: int
     history: list[dict[str, Any]] = Field(default_factory=list)
     """The attempts that have ended: ``attempt``, ``state``, ``reason``, ``seconds``."""
+    dag: dict[str, str] = Field(default_factory=dict)
+    """``dag_id``, ``run_id`` and perhaps ``partition_key`` of the DAG run; empty outside of Airflow."""
     run: dict[str, Any]
     target: dict[str, Any]
     world_size: int | None = None
@@ -89,6 +91,7 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
         name: record.model_copy(update={"error": record.error and hide(record.error)})
         for name, record in entry.verbs.items()
     }
+    # What was staged and built: for the attempt, and last for the run.
     used = [path for by in (ran, entry) for path in (by.data, by.model, by.image or by.code) if path]
     return Report(
         key=entry.key,
@@ -96,6 +99,7 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
         state=state,
         began=entry.created,
         attempts=entry.attempt,
+        dag=entry.dag,
         run=redacted_description(ran.run),
         target=redacted_description(ran.target),
         verbs=verbs,
@@ -118,11 +122,11 @@ def compact(report: Report, limit: int = COMPACT) -> dict[str, Any]:
     important = {name: report.metrics[name] for name in FIRST_METRICS if name in report.metrics}
     # The last metrics are cut first.
     everything |= {"schema_version": report.schema_version, "metrics": important | dict(report.metrics)}
-    for text, items in _FIELD_LIMITS:
-        fields = {name: _cut(value, text, items) for name, value in everything.items()}
+    for text_bytes, items in _FIELD_LIMITS:
+        fields = {name: _cut(value, text_bytes, items) for name, value in everything.items()}
         if _size(fields) <= limit * _FIELDS_SHARE:
             break
-        everything.pop("returned", None)
+        everything.pop("returned", None)  # a returned value is left out before it is cut
     return fields | {"series": _fitting(report.series, limit - _size(fields) - _SERIES_KEY_BYTES)}
 
 
@@ -141,16 +145,16 @@ def _fitting(series: Mapping[str, Series], room: int) -> dict[str, Any]:
     return {}
 
 
-def _cut(value: Any, text: int, items: int) -> Any:
-    """Cut each text to ``text`` bytes of JSON, each list to ``items`` and each mapping to four times that."""
+def _cut(value: Any, text_bytes: int, items: int) -> Any:
+    """Cut each text to its bytes in JSON, each list to ``items`` and each mapping to four times that."""
     if isinstance(value, str):
-        while _size(value) > text + 2:
-            value = value[: max(1, len(value) * text // _size(value)) - 1]
+        while _size(value) > text_bytes + 2:  # with the quotes
+            value = value[: max(1, len(value) * text_bytes // _size(value)) - 1]
         return value
     if isinstance(value, dict):
-        kept = [(name, each) for name, each in value.items() if len(name) <= text][: items * 4]
-        return {name: _cut(each, text, items) for name, each in kept}
-    return [_cut(each, text, items) for each in value[:items]] if isinstance(value, list) else value
+        kept = [(name, each) for name, each in value.items() if len(name) <= text_bytes][: items * 4]
+        return {name: _cut(each, text_bytes, items) for name, each in kept}
+    return [_cut(each, text_bytes, items) for each in value[:items]] if isinstance(value, list) else value
 
 
 def _size(value: Any) -> int:

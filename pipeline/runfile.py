@@ -49,10 +49,10 @@ def read_run_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         BadInputError: The file cannot be read, is not YAML, or has other parts than ``run`` and ``target``.
     """
-    is_script = f"Give a script as --program {path}, with --output" if path.suffix == ".py" else None
-    content = read_mapping(path, "a run file", "Begin it with `run:` and, below, `program: ...`", is_script)
-    if is_script and content.keys() - {*_PARTS}:
-        raise _wrong_file(path, "a run file", is_script)  # some Python is also YAML
+    script_fix = f"Give a script as --program {path}, with --output" if path.suffix == ".py" else None
+    content = read_mapping(path, "a run file", "Begin it with `run:` and, below, `program: ...`", script_fix)
+    if script_fix and content.keys() - {*_PARTS}:
+        raise _wrong_file(path, "a run file", script_fix)  # some Python is also YAML
     for name in content:
         if name not in _PARTS:
             fix = "A run file has the parts `run` and `target`"
@@ -81,16 +81,15 @@ def is_run_file(path: Path) -> bool:
     if not isinstance(run, Mapping) or not isinstance(target, Mapping):
         return False
     kind = KINDS.get(str(target.get("kind", "local")))
-    known = not run.keys() - TrainingRun.model_fields and not target.keys() - (
-        kind.model_fields if kind else {}
-    )
-    return known and ("program" in run or "kind" in target)
+    has_unknown = run.keys() - TrainingRun.model_fields or target.keys() - (kind.model_fields if kind else {})
+    return not has_unknown and ("program" in run or "kind" in target)
 
 
 def read_mapping(path: Path, what: str, shape: str, mistaken: str | None = None) -> Mapping[str, Any]:
     """Read a YAML file whose content is a mapping.
 
-    ``shape`` is advice if it is none; ``mistaken``, if the path shows that it is another kind of file.
+    ``what`` names the file that is expected. The advice is ``shape`` if the content is no mapping, but
+    ``mistaken`` if the path shows that it is another kind of file.
     """
     try:
         content = parse_yaml(path.read_text())
@@ -111,6 +110,7 @@ def _wrong_file(path: Path, what: str, mistaken: str | None) -> BadInputError:
 
 
 def _part(path: Path, content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the fields of a part of a run file; none if the part is missing."""
     part = content.get(name) or {}
     if not isinstance(part, Mapping):
         example = "run: {program: ...}" if name == "run" else f"target: {{kind: {part}}}"

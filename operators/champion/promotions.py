@@ -1,7 +1,7 @@
 """Promotions of models to champion, one after the other; each is atomic, and none can skip another.
 
-Promotion n is the file ``promotions/n.json``, which is created atomically and once. The last one counts. Its
-model is complete in ``models/`` before: a crash in between leaves the old champion, and files without effect.
+Promotion n is the file ``promotions/n.json``, which is created atomically and once. The last one counts. The
+model is copied to ``models/`` first: a crash in between leaves the old champion, and an unused copy.
 """
 
 import errno
@@ -55,7 +55,7 @@ class Champion(Candidate):
 
 
 def champion(folder: Path) -> Champion | None:
-    """Read the last promotion; None where there was none."""
+    """Read the last promotion; None: there was none."""
     return next(reversed(_promotions(folder)), None)
 
 
@@ -82,17 +82,17 @@ def promote(folder: Path, candidate: Candidate, instead_of: int) -> Champion:
         return last
     if instead_of != (last.number if last else 0):
         raise _superseded(last, instead_of)
-    model, files = folder / "models" / candidate.name, folder / "promotions"
+    model, promotions_folder = folder / "models" / candidate.name, folder / "promotions"
     _copy_once(candidate, model)
     promotion = Champion(**{**candidate.model_dump(), "path": str(model)}, number=instead_of + 1)
-    files.mkdir(parents=True, exist_ok=True)
-    partial = files / f".{promotion.name}.{uuid.uuid4().hex}"
+    promotions_folder.mkdir(parents=True, exist_ok=True)
+    partial = promotions_folder / f".{promotion.name}.{uuid.uuid4().hex}"
     partial.write_text(promotion.model_dump_json(indent=1) + "\n")
-    disk.sync(files)
-    with suppress(FileExistsError):
-        os.link(partial, files / f"{promotion.number:06}.json")  # unlike a rename, this replaces no file
+    disk.sync(promotions_folder)
+    with suppress(FileExistsError):  # unlike a rename, a link replaces no file
+        os.link(partial, promotions_folder / f"{promotion.number:06}.json")
     partial.unlink()
-    disk.sync(files)
+    disk.sync(promotions_folder)
     promotions = _promotions(folder)
     last = promotions[-1]
     if last.name != candidate.name:  # another process has created the file of this number
@@ -105,7 +105,7 @@ def promote(folder: Path, candidate: Candidate, instead_of: int) -> Champion:
 
 
 def discard(folder: Path, prefix: str) -> list[str]:
-    """Delete models named ``prefix*`` that were not promoted, and what killed promotions of them left.
+    """Delete models named ``prefix*`` that were not promoted, and partial files of killed promotions of them.
 
     Returns the names of the deleted files and folders.
     """
@@ -141,17 +141,17 @@ def _remove(path: Path) -> None:
 
 
 def _copy_once(candidate: Candidate, model: Path) -> None:
-    """Copy exactly the exported files; the copy is renamed when it is complete, and made once.
+    """Copy the exported files of a candidate to the folder ``model``, unless a complete copy exists.
 
-    Processes that copy the same model at once use a folder each, and one of the folders is renamed.
+    Each process copies to a folder of its own, and renames the complete copy; only the first rename succeeds.
     """
     if _is_complete_copy(model, candidate.sha256):
         return  # it was champion before, or an earlier try has copied it
-    own = model.with_name(f".{model.name}.{uuid.uuid4().hex}")
+    own_folder = model.with_name(f".{model.name}.{uuid.uuid4().hex}")
     try:
-        _copy_files_of_export(candidate, own / model.name)
+        _copy_files_of_export(candidate, own_folder / model.name)
         try:
-            (own / model.name).rename(model)
+            (own_folder / model.name).rename(model)
         except OSError as error:
             if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
                 raise
@@ -159,12 +159,13 @@ def _copy_once(candidate: Candidate, model: Path) -> None:
                 message = f"{model} is not the model that was evaluated: nothing was promoted"
                 raise ManycpuError(message, fix="Remove it, and run again") from error
     except Exception:  # discard() deletes what a killed process leaves
-        shutil.rmtree(own, ignore_errors=True)
+        shutil.rmtree(own_folder, ignore_errors=True)
         raise
-    shutil.rmtree(own, ignore_errors=True)
+    shutil.rmtree(own_folder, ignore_errors=True)
 
 
 def _copy_files_of_export(candidate: Candidate, copy: Path) -> None:
+    """Copy the files that the export's manifest lists; raise ManycpuError if it is gone or changed."""
     source = Location.of(candidate.path, "candidate")
     exported = _manifest_of_export(source, candidate.sha256)
     if exported is None:
@@ -190,7 +191,7 @@ def _is_complete_copy(model: Path, sha256: str) -> bool:
 
 
 def _manifest_of_export(folder: Location, sha256: str) -> Manifest | None:
-    """Read the manifest of an export by its digest; a model may have a manifest.json of its own."""
+    """Find the manifest of an export by its digest: a program may have written a manifest.json too."""
     for name in manifests(folder.has):
         with suppress(ValueError):
             manifest, _ = Manifest.parse(folder.read_text(name) or "")

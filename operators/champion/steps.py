@@ -1,6 +1,6 @@
 """The steps of DAG ``champion`` between its trainings, and the texts that describe its decision to people.
 
-Airflow gives the parameters that have a name of its context, such as ``params``.
+Airflow itself passes arguments that have the name of a variable of its context, such as ``params``.
 """
 
 import json
@@ -74,7 +74,7 @@ def rates(params: Any = None) -> list[float]:
 
 
 def describe(rate: float, output: str, training: str, ti: Any = None) -> Fields:
-    """Describe the result of a candidate, also of one that failed: the others may be good.
+    """Describe the result of a candidate; a failure is described too, since other candidates may succeed.
 
     Returns rate, training, and either ``error``, or ``path``, ``sha256``, ``accuracy`` and ``metrics``.
     """
@@ -158,7 +158,10 @@ def compare(
 def _comparison_as_text(
     rate: float, scores: Sequence[float], tried: Sequence[Fields], threshold: float
 ) -> str:
-    """Describe the accuracy reached, the accuracy needed, and the candidates that failed."""
+    """Describe the accuracy reached, the accuracy needed, and the candidates that failed.
+
+    ``scores``: the accuracy of the candidate, and of the champion if there is one.
+    """
     percentages = _as_percentages(scores)
     if len(percentages) == 1:
         champion_part = "there is no champion yet"
@@ -188,7 +191,7 @@ def _comparison_as_markdown(
     ]
     if len(contenders) == 1:
         rows = [[*row, "none yet"] for row in rows]
-    models = _markdown_table(["", "candidate", "champion"], rows)
+    models_table = _markdown_table(["", "candidate", "champion"], rows)
     link = [f"[The candidate's training]({each['page']})" for each in tried if each["chosen"]][:1]
 
     succeeded = [each for each in tried if each["accuracy"] is not None]
@@ -200,12 +203,12 @@ def _comparison_as_markdown(
         rows.append(
             [f"[{each['rate']:g}]({each['page']})", result, "the candidate" if each["chosen"] else ""]
         )
-    sweep = _markdown_table(["learning rate", "accuracy on digits to choose by", ""], rows)
-    return "\n\n".join([says, models, *link, sweep]) + "\n"
+    candidates_table = _markdown_table(["learning rate", "accuracy on digits to choose by", ""], rows)
+    return "\n\n".join([says, models_table, *link, candidates_table]) + "\n"
 
 
 def _as_percentages(shares: Sequence[float]) -> list[str]:
-    """Format shares as percentages, all with as few decimals as distinguish them."""
+    """Format shares as percentages, all with the fewest decimals that show unequal shares as unequal."""
     for digits in range(1, _MAX_DECIMALS + 1):
         texts = [f"{100 * share:.{digits}f} %" for share in shares]
         if len(set(texts)) == len(set(shares)):
@@ -265,7 +268,7 @@ def tidy(run: str, models: str, params: Any = None) -> list[str]:
 
 
 def conclude(ti: Any = None) -> Fields:
-    """Summarise the DAG run in a few sentences; runs if no task failed other than those of candidates.
+    """Summarise the DAG run in a few sentences; runs only if no task failed, trainings of candidates aside.
 
     Returns whether a model was ``promoted``, if so the paths of ``model`` and ``predictions``, and the
     summary (``says``).
@@ -306,7 +309,7 @@ def _why_failed(candidate: Fields) -> str | None:
 
 
 def _champion_folder(params: Mapping[str, Any]) -> Path:
-    """Return the folder of data sets and champions; promotions need a file system, which URLs are not."""
+    """Return the folder of data sets and champions; a URL is refused: promotions need a file system."""
     from manycpu.pipeline.adapters.storage import is_remote
     from manycpu.pipeline.targets.context import home
 

@@ -73,15 +73,18 @@ def read_version(path: str) -> Version:
 
 
 def _parts(count: int) -> dict[str, list[list[int]]]:
-    """Return the rows of each part; a row is the digit and its pixels, of unlabelled ones the pixels only."""
+    """Return the rows of each part, with ``count`` rows to train on, or as many as there are.
+
+    A row is a digit and its pixels; an unlabelled row has only the pixels.
+    """
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     images, labels = load_digits(return_X_y=True)
     rows = [[int(label), *map(int, image)] for label, image in zip(labels, images, strict=True)]
     random.Random(_SEED).shuffle(rows)  # noqa: S311 - every version needs the same split
-    fixed = _HOLDOUT_ROWS + _UNLABELLED_ROWS
+    reserved = _HOLDOUT_ROWS + _UNLABELLED_ROWS
     return {
-        "train": rows[fixed : fixed + count],
+        "train": rows[reserved : reserved + count],
         "holdout": rows[:_HOLDOUT_ROWS],
-        "unlabelled": [row[1:] for row in rows[_HOLDOUT_ROWS:fixed]],
+        "unlabelled": [row[1:] for row in rows[_HOLDOUT_ROWS:reserved]],
     }

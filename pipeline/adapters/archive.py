@@ -23,7 +23,7 @@ class Archive:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._places: dict[str, str] = {}
+        self._places: dict[str, str] = {}  # digest of a blob -> its path, in docker's own layout
         try:
             with tarfile.open(file) as tar:
                 self.image = self._oci(tar) if "index.json" in tar.getnames() else self._docker(tar)
@@ -37,6 +37,7 @@ class Archive:
         return Content(digest, descriptor["size"], lambda: self._open(digest))
 
     def _oci(self, tar: tarfile.TarFile) -> Image:
+        """Read the OCI layout: the index names the manifest, and the manifest the config."""
         (descriptor,) = json.loads(_read(tar, "index.json"))["manifests"]
         content = _read(tar, _path(descriptor["digest"]))
         if descriptor.get("mediaType") in INDEXES:
@@ -61,6 +62,7 @@ class Archive:
         return Image(json.dumps(manifest).encode(), config)
 
     def _open(self, digest: str) -> BinaryIO:
+        """Open a blob at its place in the archive: the caller reads as many bytes as it has."""
         with tarfile.open(self.file) as tar:
             member = tar.getmember(self._places.get(digest) or _path(digest))
         stream = self.file.open("rb")

@@ -50,7 +50,7 @@ _PATCH: Final = "application/merge-patch+json"
 
 
 def poll(read: Callable[[], Result], done: Callable[[Result], bool], timeout_s: float) -> Result:
-    """Call ``read`` until ``done`` of its result, at most until the timeout; return the last result."""
+    """Call ``read`` until ``done`` accepts its result or the time is over; return the last result."""
     deadline = time.monotonic() + timeout_s
     while not done(result := read()) and time.monotonic() < deadline:
         time.sleep(_POLL_INTERVAL_S)
@@ -87,7 +87,7 @@ class Cluster:
 
     def __init__(self, connect: Connect, namespace: str) -> None:
         self.connect, self.namespace = connect, namespace
-        self._ahead: float | None = None
+        self._ahead: float | None = None  # seconds that the API server's clock is ahead; None: unknown
         self._open()
 
     def now(self) -> float:
@@ -153,7 +153,7 @@ class Cluster:
         return self.call("PATCH", self.path(kind, name), body=body, deadline=deadline)
 
     def delete(self, kind: str, name: str, *, uid: str | None = None, grace: int | None = None) -> bool:
-        """Begin the deletion of an object and of all that it owns; False: it does not exist.
+        """Begin to delete an object and all that it owns; False: it is gone, or has another uid.
 
         Args:
             kind: Its kind.
@@ -161,8 +161,8 @@ class Cluster:
             uid: Delete only the object with this uid: a later one of the same name belongs to others.
             grace: Grace period of its processes, in seconds; default: that of the object.
         """
-        # In foreground deletion a TrainJob waits for its JobSet, which Trainer recreates; and Trainer refuses
-        # any change of a TrainJob whose runtime is gone, also at its end.
+        # In foreground deletion a TrainJob would wait for its JobSet, which Trainer creates again. And
+        # Trainer refuses any change of a TrainJob whose runtime is gone, also while it is being deleted.
         body: KubeObject = {"propagationPolicy": "Background" if kind == TRAINJOB.kind else "Foreground"}
         if uid is not None:
             body["preconditions"] = {"uid": uid}
@@ -209,16 +209,17 @@ class Cluster:
     def _ask(
         self, method: str, path: str, query: dict[str, str], body: KubeObject | None, deadline: float
     ) -> bytes:
+        """Call the API, with retries for ``deadline`` seconds; returns the body of the answer."""
         began = time.monotonic()
 
-        def may_pass(error: BaseException) -> bool:
+        def is_transient(error: BaseException) -> bool:
             if not isinstance(error, client.ApiException):
                 return isinstance(error, urllib3.exceptions.HTTPError)
             in_grace = time.monotonic() - began < _UNAUTHORIZED_GRACE_S
             return error.status in _TRANSIENT or (error.status == _UNAUTHORIZED and in_grace)
 
         retrying = Retrying(
-            retry=retry_if_exception(may_pass),
+            retry=retry_if_exception(is_transient),
             stop=stop_after_delay(deadline),
             wait=wait_exponential(multiplier=0.2, max=4.0) + wait_random(max=1.0),
             before_sleep=self._between_tries,
@@ -242,21 +243,23 @@ class Cluster:
             _return_http_data_only=True,
             _request_timeout=_TIMEOUT,
         )
-        with suppress(KeyError, ValueError):  # whole seconds: add the mean of the rest
+        with suppress(KeyError, ValueError):  # in whole seconds: half a second is cut off on average
             self._ahead = parsedate_to_datetime(response.headers["Date"]).timestamp() + 0.5 - time.time()
         return bytes(response.data)
 
     def _between_tries(self, state: RetryCallState) -> None:
+        """Renew refused credentials, and warn once if an object cannot be created for some seconds."""
         error = state.outcome.exception() if state.outcome else None
         if isinstance(error, client.ApiException) and error.status == _UNAUTHORIZED:
             self._open()
         method, path, *_ = state.args
-        # Callers report failed reads themselves.
+        # Only creations (POST): callers report failed reads themselves.
         if isinstance(error, Exception) and method == "POST" and state.attempt_number == _WARN_ATTEMPT:
             _LOG.warning("%s: it is tried again", _explained(error, method, path).message)
 
 
 def _explained(error: Exception, method: str, path: str) -> ClusterError:
+    """Turn an error of the client into a ClusterError that says what to do."""
     if not isinstance(error, client.ApiException):
         reason = getattr(error, "reason", None) or error
         return ClusterError(

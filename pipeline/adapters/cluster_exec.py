@@ -66,6 +66,7 @@ def start(cluster: Cluster, pod: str, container: str, argv: Sequence[str]) -> "E
 
 
 def _options(settings: Any, url: str, headers: dict[str, str]) -> dict[str, Any]:
+    """Build the options of a websocket: headers, timeout, and the proxy if there is one."""
     lines = [f"{name}: {value}" for name, value in headers.items()]
     options = {"header": [*lines, f"Sec-WebSocket-Protocol: {_PROTOCOLS}"], "timeout": _OPEN_TIMEOUT_S}
     proxied: dict[str, Any] = ws_client.websocket_proxycare(options, settings, url, headers)
@@ -77,7 +78,7 @@ class Exec:
 
     def __init__(self, web_socket: WebSocket) -> None:
         self._socket = web_socket
-        # The library forgets it at the end of the stream.
+        # Kept for :meth:`close`: the library drops it at the end of the stream.
         self._connection = cast("socket.socket", web_socket.sock)
         self._unread = memoryview(b"")  # of stdout
         self._output: dict[int, bytes] = {}  # of the other channels
@@ -97,7 +98,7 @@ class Exec:
         """Do nothing: writes are not buffered."""
 
     def close(self) -> None:
-        """End the connection, also under threads that read and write: their stream ends."""
+        """End the connection, also while threads read and write: for them the stream ends."""
         with suppress(OSError):  # SSLSocket's own shutdown would remove TLS under them
             socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
 

@@ -35,7 +35,7 @@ class ClusterStream:
         self._settings: Any = None
         self._clients: dict[tuple[Any, ...], RESTClientObject] = {}
         self._connecting = asyncio.Lock()
-        self._ahead = 0.0
+        self._ahead = 0.0  # seconds that the API server's clock is ahead
 
     def now(self) -> float:
         """Read the API server's clock, in seconds since the epoch."""
@@ -77,7 +77,7 @@ class ClusterStream:
         )
         async with answer:
             if answer.status >= _FIRST_ERROR_STATUS:
-                await self._refused(answer, used, path)
+                await self._raise_refusal(answer, used, path)
             with suppress(KeyError, ValueError):
                 self._ahead = parsedate_to_datetime(answer.headers["Date"]).timestamp() + 0.5 - time.time()
             try:
@@ -87,7 +87,8 @@ class ClusterStream:
                 if not answer.content.at_eof() and answer.connection and answer.connection.transport:
                     answer.connection.transport.abort()
 
-    async def _refused(self, answer: aiohttp.ClientResponse, used: Any, path: str) -> None:
+    async def _raise_refusal(self, answer: aiohttp.ClientResponse, used: Any, path: str) -> None:
+        """Raise the error that an answer stands for; renew credentials that were refused."""
         body = (await answer.read()).decode(errors="replace")
         with suppress(ValueError, KeyError, TypeError):
             body = json.loads(body)["message"]
@@ -97,7 +98,7 @@ class ClusterStream:
         raise refused
 
     async def _renew(self, used: Any) -> Any:
-        """Read the credentials again, unless another task has done so meanwhile."""
+        """Replace the settings ``used`` by new ones, unless another task has done so meanwhile."""
         async with self._connecting:
             if self._settings is used:
                 client = await asyncio.to_thread(self._connect)
@@ -105,6 +106,7 @@ class ClusterStream:
             return self._settings
 
     def _client(self, settings: Any) -> RESTClientObject:
+        """Return the client for settings: one for each combination of TLS files and proxy."""
         names = ("ssl_ca_cert", "cert_file", "key_file", "verify_ssl", "tls_server_name")
         options = {name: getattr(settings, name, None) for name in names}
         # A proxy of the environment is left to aiohttp, which knows its exceptions (NO_PROXY).
@@ -130,6 +132,7 @@ class Lines:
         self._limit, self.rest = limit, b""
 
     def feed(self, block: bytes) -> list[bytes]:
+        """Add bytes; returns the lines that are complete now."""
         *lines, rest = (self.rest + block).split(b"\n") if self.rest else block.split(b"\n")
         self.rest = rest if self._limit is None else rest[: self._limit]
         return lines if self._limit is None else [line[: self._limit] for line in lines]

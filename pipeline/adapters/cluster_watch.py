@@ -136,6 +136,7 @@ class ClusterWatch:
             yield [lines.rest]
 
     async def _until_broken(self, kind: str, query: Mapping[str, str]) -> AsyncGenerator[Changes]:
+        """Yield all objects of a kind, then what changes, until the watch ends or breaks."""
         objects, version = await self._list(kind, query)
         yield Changes(kind, objects, [], complete=True)
         seconds = random.uniform(RELIST, RELIST * 1.25)  # noqa: S311 - spreads the lists of many
@@ -159,6 +160,7 @@ class ClusterWatch:
                         yield change
 
     async def _list(self, kind: str, query: Mapping[str, str]) -> tuple[list[KubeObject], str]:
+        """List all objects of a kind, page by page; returns them and the list's resource version."""
         path, objects = await self._path(kind), list[KubeObject]()
         more = ""
         while True:
@@ -185,6 +187,7 @@ class ClusterWatch:
 
 
 _SHARED: dict[tuple[Hashable, ...], list[Any]] = {}
+"""Event loop, key and namespace -> the watch, and how many callers use it."""
 
 
 @asynccontextmanager
@@ -234,11 +237,13 @@ def _change(kind: str, events: list[dict[str, Any]]) -> Changes | None:
 
 
 def _light(item: KubeObject) -> KubeObject:
+    """Drop a large field that nothing reads."""
     item["metadata"].pop("managedFields", None)
     return item
 
 
 async def _next(queue: "asyncio.Queue[Changes]", tasks: "list[asyncio.Task[None]]") -> Changes:
+    """Return the next changes, or raise the error of a task that has failed."""
     getting = asyncio.ensure_future(queue.get())
     try:
         await asyncio.wait([getting, *tasks], return_when=asyncio.FIRST_COMPLETED)

@@ -63,7 +63,7 @@ def follow(
     timeout: float,
     env: Mapping[str, str] | None = None,
 ) -> int:
-    """Run a command to its end, and pass on each of its lines as it comes; returns its exit code.
+    """Run a command to its end, and pass each of its lines to ``tell`` as it comes; returns its exit code.
 
     Raises:
         LaunchError: There is no such program, or it timed out: it and all its processes are killed.
@@ -78,7 +78,7 @@ def follow(
         )
     except OSError as error:
         raise LaunchError(f"{argv[0]!r} cannot be run: {error.strerror or error}") from error
-    # It only kills: a second waiter would get no exit code.
+    # The timer kills and does not wait: only one waiter gets the exit code.
     timer = threading.Timer(timeout, _kill_tree, [process])
     began = time.monotonic()
     timer.start()
@@ -95,7 +95,7 @@ def follow(
 
 
 def _lines_of(process: psutil.Popen, until: float) -> Iterator[bytes]:
-    """Yield lines as they come, up to a time: processes that a program leaves may keep its stdout open."""
+    """Yield lines as they come, up to a time: a process that the program left may keep its stdout open."""
     rest = b""
     with process.stdout as stream, selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)

@@ -14,7 +14,7 @@ from pathlib import Path
 from manycpu.pipeline.spec.errors import LaunchError
 
 _TRIAL_PREFIX = ".manycpu."  # of the name of a trial's folder
-_TRIAL_STALE_S = 600.0  # where no lock tells; a trial takes milliseconds
+_TRIAL_STALE_S = 600.0  # if it cannot be locked; a trial takes milliseconds
 
 
 def free(folder: Path) -> int:
@@ -39,7 +39,7 @@ def try_out(folder: Path) -> None:
         OSError: A file is in the way, a name is too long, or nothing can be written there.
     """
     above = next(parent for parent in folder.parents if os.path.lexists(parent))
-    for trial in above.glob(f"{_TRIAL_PREFIX}*"):
+    for trial in above.glob(f"{_TRIAL_PREFIX}*"):  # left by killed processes
         with suppress(OSError), _lock_of_trial(trial) as is_free:
             if is_free or time.time() - trial.lstat().st_mtime > _TRIAL_STALE_S:
                 for inner, _, _ in os.walk(trial, topdown=False):
@@ -53,10 +53,10 @@ def try_out(folder: Path) -> None:
 
 @contextmanager
 def _lock_of_trial(trial: Path) -> Iterator[bool]:
-    """Lock a trial's folder, if possible; yields whether no living process has locked it, as far as seen."""
+    """Lock a trial's folder; yields whether that was possible, so that no living process uses it."""
     try:
         descriptor = os.open(trial, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:  # another process found it before it was locked
+    except FileNotFoundError:  # another process has deleted it: it was not locked yet
         yield False
         return
     try:
@@ -102,7 +102,7 @@ def copy(source: Path, folder: Path) -> None:
 
 
 def clone(source: int, file: int) -> bool:
-    """Make an empty file share the blocks of another (copy on write), both by their descriptors.
+    """Make the empty ``file`` share the blocks of ``source`` (copy on write); both are descriptors.
 
     Returns False if the file system cannot, or if the files are on two file systems.
     """

@@ -77,6 +77,8 @@ def parse_hostfile(text: str) -> tuple[Host, ...]:
 
 
 def _parse_host(words: str, number: int) -> Host:
+    """Parse a line of a hostfile, without its comment."""
+
     def bad(what: str) -> BadInputError:
         return BadInputError(f"line {number} {what}", field=_HOSTFILE_FIELD, fix=_HOSTFILE_SHAPE)
 
@@ -179,14 +181,16 @@ def placement(target: BareMetal, run: TrainingRun) -> dict[str, Any]:
     """
     hosts = chosen(target, run)
     facts = _probe(target, hosts[0], [])
-    ours, _, theirs, _ = facts["ssh"] if len(facts["ssh"]) == 4 else ("", "", hosts[0].name, "")  # noqa: PLR2004
+    # Of SSH_CONNECTION: address and port of this machine, then of the host.
+    connection = facts["ssh"] if len(facts["ssh"]) == 4 else ("", "", hosts[0].name, "")  # noqa: PLR2004
+    own_address, _, host_address, _ = connection
     return {
         "hosts": hosts,
         "python": python_of(target),
-        "master_addr": theirs,
+        "master_addr": host_address,
         "master_port": facts["port"],
-        "launcher_address": ours or None,
-        "launcher_interface": interface_of(ours),
+        "launcher_address": own_address or None,
+        "launcher_interface": interface_of(own_address),
     }
 
 
@@ -249,6 +253,7 @@ def _compare_hosts(inspected: Sequence[_Inspected]) -> Iterator[Finding]:
             f"the hosts have manycpu {', '.join(sorted(numbers))}, this machine has {version('manycpu')}",
             "Install the same version of manycpu everywhere",
         )
+    # The third word of SSH_CONNECTION is the address of the host itself.
     for address, count in Counter(tuple(each.facts["ssh"][2:3]) for each in inspected).items():
         if count > 1 and address:
             names = [each.host.name for each in inspected if tuple(each.facts["ssh"][2:3]) == address]

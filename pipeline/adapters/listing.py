@@ -44,7 +44,7 @@ Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
 class Rows(Collection[Row], Generic[Row]):
-    """A list of rows of a path, a size, a text and a flag, in about 40 bytes each beside their texts.
+    """A list of rows (path, size, text, flag) in little memory: about 40 bytes for each, beside its texts.
 
     Fields end with NUL, which no path has. Names of files that are not UTF-8 are as in :func:`os.fsdecode`.
     """
@@ -114,8 +114,8 @@ def item_of(path: str, status: os.stat_result) -> Item:
 def below(folder: str, left_out: LeftOut | None = None, *, follow: bool = True) -> Iterator[Item]:
     """List the files below a folder on disk, sorted by path.
 
-    Without ``left_out``, what is no file or folder is an OddFileError. ``follow`` lists the targets of links
-    in their place; without it, links are no files.
+    Without ``left_out``, what is neither file nor folder raises OddFileError. ``follow`` lists the targets of
+    links in their place; without it, a link is neither.
     """
     return _Walk(left_out or _refuse, follow).below(folder, "", ())
 
@@ -125,7 +125,8 @@ class _Walk(NamedTuple):
     follow: bool
 
     def below(self, folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[Item]:
-        status = os.stat(folder)  # noqa: PTH116 - here and below: one for each of many
+        """List a folder: ``prefix`` is its path in the list, ``above`` identifies the folders around it."""
+        status = os.stat(folder)  # noqa: PTH116 - here and below: faster, for many files
         identity = status.st_dev, status.st_ino
         if identity in above:
             self.left_out(prefix.rstrip("/"), "is a link to a folder that it is in itself")
@@ -134,7 +135,7 @@ class _Walk(NamedTuple):
         with os.scandir(folder) as entries:
             for entry in entries:
                 is_folder = False
-                with suppress(OSError):  # links that lead to each other
+                with suppress(OSError):  # a link that leads to itself, over others
                     is_folder = entry.is_dir(follow_symlinks=self.follow)
                 names.append(f"{entry.name}/" if is_folder else entry.name)
         names.sort()  # in the order of whole paths: "a.txt" comes before the files in the folder "a"
@@ -148,6 +149,7 @@ class _Walk(NamedTuple):
                 yield item_of(path, child)
 
     def _status(self, absolute: str, path: str) -> os.stat_result | None:
+        """Return the status of a regular file; None: it is something else, which is reported."""
         try:
             status = os.stat(absolute, follow_symlinks=self.follow)  # noqa: PTH116
         except OSError as error:

@@ -68,14 +68,14 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[int]:
 
 
 def signs(descriptor: int) -> Callable[[], None]:
-    """Return a function that a lock's holder calls during long work, as a sign of life."""
+    """Return a function for a lock's holder to call during long work: it touches the file, a sign of life."""
     last = 0.0
 
     def sign() -> None:
         nonlocal last
         if time.monotonic() - last >= _SIGN_INTERVAL_S:
             last = time.monotonic()
-            with suppress(PermissionError):  # another user's file: the others then time out
+            with suppress(PermissionError):  # another user's file: waiting processes then time out
                 os.utime(descriptor)
 
     return sign
@@ -104,14 +104,14 @@ def leased(
     ``stale`` seconds, by the clock of the waiting process, is moved away by a rename, which succeeds for only
     one.
 
-    A slow holder may so meet a second one. The protected work must tolerate that: copies do, since each
-    holder writes to its own folder.
+    So a second process may take the lease of a slow holder, and both work at the same time. The protected
+    work must tolerate that: copies do, since each holder writes to its own folder.
 
     Args:
         path: The file.
         beat: Seconds between two heartbeats.
         stale: Seconds without a heartbeat after which another may take the lease.
-        alive: Whether the holder's work makes progress; while it does not, there is no heartbeat.
+        alive: Tells whether the holder's work makes progress; while it does not, there is no heartbeat.
         tick: Called for each heartbeat of another holder, while this process waits.
     """
     token = uuid.uuid4().hex
@@ -123,7 +123,7 @@ def leased(
             last_holder, since = holder, time.monotonic()
             tick()
         elif time.monotonic() - since > stale and _holder(path) == holder:
-            aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+            aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")  # a name of this process alone
             with suppress(FileNotFoundError):
                 path.rename(aside)
                 aside.unlink()
@@ -141,6 +141,7 @@ def leased(
 
 
 def _create(path: Path, token: str) -> bool:
+    """Create the file of a lease, with its holder's token; False: another process holds the lease."""
     try:
         with path.open("x") as file:
             file.write(token)
@@ -153,6 +154,7 @@ def _create(path: Path, token: str) -> bool:
 
 
 def _renew(path: Path, token: str, ended: threading.Event, beat: float, alive: Callable[[], bool]) -> None:
+    """Renew a lease every ``beat`` seconds, until it has ended or another process has taken it."""
     while not ended.wait(beat):
         if not alive():
             continue

@@ -54,6 +54,7 @@ def _located(mpirun: str) -> Path | None:
 
 
 def _identify(path: Path) -> Mpi:
+    """Run an mpirun to find out of which MPI it is, and of which version."""
     # Intel's mpirun is a shell script that runs the first mpiexec.hydra on PATH.
     environ = os.environ | {"PATH": f"{path.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
     output = commands.run([str(path), "--version"], timeout=_TIMEOUT_S, env=environ).out
@@ -70,7 +71,8 @@ def _identify(path: Path) -> Mpi:
 
 
 def _intel(path: Path, version: str) -> Mpi:
-    real = path.with_name("mpiexec.hydra")
+    """Describe an installation of Intel MPI, with the variables that it needs."""
+    real = path.with_name("mpiexec.hydra")  # mpirun is a shell script around it
     root = path.parent.parent
     env = {"I_MPI_ROOT": str(root)}
     # libfabric's providers: beside the libraries in impi-rt, in a separate folder in oneAPI.

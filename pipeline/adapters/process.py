@@ -130,8 +130,8 @@ def cancel(handle: ProcessHandle) -> None:
 def end_leftovers(handle: ProcessHandle) -> None:
     """Kill the ranks of an attempt that outlived its supervisor: they write to the same checkpoints.
 
-    They are known by their output, which no other attempt has. A rank may ignore the SIGTERM that its
-    launcher gets when the supervisor dies.
+    They are recognised by their output folder, which no other attempt has. A launcher gets SIGTERM when its
+    supervisor dies, but a rank may ignore that.
     """
     output = f"{handle.directory}/output"
 
@@ -185,7 +185,9 @@ class LogFollower:
                 block = file.read(limit)
         except FileNotFoundError:
             return []
-        whole = block[: block.rfind(b"\n") + 1] or (block if len(block) == limit else b"")
+        whole = block[: block.rfind(b"\n") + 1]
+        if len(block) == limit:  # a line of more than ``limit`` bytes comes in pieces
+            whole = whole or block
         self.offset += len(whole)
         # Not splitlines: it also splits within a rank's line, and the rest would have no rank prefix.
         lines = whole.decode(errors="replace").removesuffix("\n").split("\n") if whole else []
@@ -197,7 +199,7 @@ def last_lines(path: Path, limit: int) -> list[str]:
     size = path.stat().st_size if path.exists() else 0
     log = LogFollower(path, max(0, size - limit))
     lines = log.read(limit)
-    return lines[1:] if size > limit else lines
+    return lines[1:] if size > limit else lines  # the first one may be cut
 
 
 def write_json(path: Path, value: object, mode: int = 0o666) -> None:
@@ -214,7 +216,7 @@ def write_json(path: Path, value: object, mode: int = 0o666) -> None:
 
 
 def partials(path: Path) -> list[Path]:
-    """List what :func:`write_json` leaves beside a file when its process is killed."""
+    """List the unfinished files that killed calls of :func:`write_json` left beside a file."""
     return list(path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * _TOKEN_DIGITS}"))
 
 
@@ -273,13 +275,14 @@ def _look_here(handle: ProcessHandle) -> tuple[bool | None, str]:
     try:
         if handle.start_ticks is not None:
             return _start_ticks(handle.pid) == handle.start_ticks, ""
-        process = psutil.Process(handle.pid)
+        process = psutil.Process(handle.pid)  # not Linux, or a handle of an earlier version
         alive = process.status() != psutil.STATUS_ZOMBIE
         same = abs(process.create_time() - handle.start_time) < 1
     except _HiddenError:
         return None, f"the processes of host {handle.host} are hidden from this one"
     except psutil.NoSuchProcess:
         alive = same = False
+    # On Linux, a time that differs proves nothing: it is computed from the clock, which may have been set.
     if (alive and same) or sys.platform != "linux":
         return alive and same, ""
     return None, "an earlier version of manycpu started it, which did not record what tells its process"
@@ -298,16 +301,17 @@ def _start_ticks(pid: int | str) -> int | None:
     if sys.platform != "linux":
         return None
     if pid != "self" and Path("/proc/self").readlink() != Path(str(os.getpid())):
-        raise _HiddenError
+        raise _HiddenError  # /proc numbers the processes of another PID namespace
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError) as error:
-        with suppress(ProcessLookupError):  # not psutil.pid_exists, which reads /proc too
+        # Ask the kernel whether it exists, which a refused signal proves too; psutil.pid_exists reads /proc.
+        with suppress(ProcessLookupError):
             with suppress(PermissionError):
                 os.kill(int(pid), 0)
             raise _HiddenError from error
         return None
-    # The name in parentheses may hold anything; the third field follows the last one.
+    # The name in parentheses may hold anything: the state follows the last one, the start 19 fields later.
     state, *fields = text.rpartition(b")")[2].split()
     return None if state in (b"Z", b"X") else int(fields[18])
 

@@ -58,7 +58,8 @@ class Connection:
     ) -> None:
         self.host, self.deadline = host, deadline
         self._address = "registry-1.docker.io" if host in ("docker.io", "index.docker.io") else host
-        self.plain, self._login, self._basic = plain, login, False
+        self.plain, self._login = plain, login
+        self._basic = False  # whether the registry has asked for basic auth
         self._tokens: dict[Scopes, str] = {}
         # Passed with each call: REQUESTS_CA_BUNDLE would win over that of the session.
         self._verify = ca or True
@@ -93,7 +94,7 @@ class Connection:
 
     @staticmethod
     def retrying(deadline: float) -> Retrying:
-        """Retry transient errors for so many seconds."""
+        """Make a retry of transient errors, for at most ``deadline`` seconds."""
         return Retrying(
             retry=retry_if_exception_type(TransientError),
             stop=stop_after_delay(deadline),
@@ -109,15 +110,17 @@ class Connection:
     def _ask(
         self, method: str, path: str, scopes: Scopes, fine: Collection[int], options: Mapping[str, Any]
     ) -> requests.Response:
+        """Send a request; if the registry asks for a login, log in and send it once more."""
         url = self.url(path)
         response = self._send(method, url, scopes, options)
         if response.status_code == _UNAUTHORIZED and self._answer(response, scopes):
             response = self._send(method, url, scopes, options)
         if response.ok or response.status_code in fine:
             return response
-        raise self._refused(response, method)
+        raise self._refusal(response, method)
 
     def _send(self, method: str, url: str, scopes: Scopes, options: Mapping[str, Any]) -> requests.Response:
+        """Send a request with the token or the login that is known to be needed."""
         header = None
         if token := self._tokens.get(scopes):
             header = f"Bearer {token}"
@@ -134,19 +137,20 @@ class Connection:
                 "HTTP, write http:// before its name",
             ) from error
         except _BROKEN as error:
-            raise self._away(error) from error
+            raise self._no_answer(error) from error
 
     def _answer(self, response: requests.Response, scopes: Scopes) -> bool:
-        """Answer the registry's challenge; returns whether to call again."""
+        """Do what the registry's challenge asks for; returns whether to send the request once more."""
         scheme, _, rest = response.headers.get("WWW-Authenticate", "").partition(" ")
         if scheme.lower() == "bearer":
             self._tokens[scopes] = self._token(dict(_CHALLENGE.findall(rest)), scopes)
             return True
-        again = scheme.lower() == "basic" and self._login is not None and not self._basic
-        self._basic = self._basic or again
-        return again
+        begins_basic = scheme.lower() == "basic" and self._login is not None and not self._basic
+        self._basic = self._basic or begins_basic
+        return begins_basic
 
     def _token(self, challenge: Mapping[str, str], scopes: Scopes) -> str:
+        """Fetch a token for the scopes, from the service that the challenge names."""
         realm = challenge.get("realm", "")
         if urlsplit(realm).scheme != "https" and not self.plain:
             raise RegistryError(
@@ -165,13 +169,14 @@ class Connection:
                 auth = (login.username, login.password) if login else _ANONYMOUS
                 response = self._session.get(realm, params=query, auth=auth, **common)
         except _BROKEN as error:
-            raise self._away(error) from error
+            raise self._no_answer(error) from error
         if not response.ok:
-            raise self._refused(response, "token")
+            raise self._refusal(response, "token")
         body = response.json()
         return str(body.get("token") or body.get("access_token"))
 
-    def _refused(self, response: requests.Response, method: str) -> RegistryError:
+    def _refusal(self, response: requests.Response, method: str) -> RegistryError:
+        """Build the error for an answer whose status is an error, with the registry's own reasons."""
         status = response.status_code
         who = f"as {self._login.username or 'a token'}" if self._login else "without a login"
         summary = f"registry {self.host} answers {method} {urlsplit(response.url).path} {who} with {status}"
@@ -186,7 +191,7 @@ class Connection:
             fix = f"Give {need} for {self.host} in target.registry_connection or target.pull_secret"
         return RegistryError.of_status(status, f"{summary}{reason}", field="target.registry", fix=fix)
 
-    def _away(self, error: Exception) -> TransientError:
+    def _no_answer(self, error: Exception) -> TransientError:
         return TransientError(
             f"registry {self.host} does not answer: {_cause(error)}",
             field="target.registry",
@@ -210,7 +215,7 @@ _ANONYMOUS: Final = _Header("", None)
 
 
 def _cause(error: BaseException) -> str:
-    """Write the root cause of an error of requests."""
+    """Return the text of the innermost cause of an error of requests."""
     inner = error.args[0] if error.args else None
     reason = getattr(inner, "reason", inner)
     return _cause(reason) if isinstance(reason, BaseException) else str(error)
@@ -295,6 +300,7 @@ class Repository:
         self._cancel(self._ask("POST", "blobs/uploads/", self._push))
 
     def _send(self, content: Content) -> None:
+        """Upload a blob: one that is larger than ``CHUNK`` in parts; the last request names its digest."""
         begun = self._ask("POST", "blobs/uploads/", self._push, patient=False)
         place = self._place(begun)
         with closing(content.open()) as stream:
@@ -304,7 +310,7 @@ class Repository:
                 place = self._send_part(place, body, sent)
                 sent += len(body)
                 body = _read(stream, min(CHUNK, content.size - sent))
-        if sent:
+        if sent:  # the last part of several; a blob of one part goes with the PUT
             place, body = self._send_part(place, body, sent), b""
         query = {"digest": content.digest}
         self._ask("PUT", place, self._push, params=query, data=body, headers=_BYTES, patient=False)
@@ -322,6 +328,7 @@ class Repository:
         self._ask("DELETE", self._place(begun), scopes, fine=fine)
 
     def _place(self, answer: requests.Response) -> str:
+        """Return the URL at which an upload continues."""
         return self.connection.url(answer.headers["Location"])
 
     def _manifest(self, version: str) -> requests.Response:

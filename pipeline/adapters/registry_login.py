@@ -33,7 +33,7 @@ class Login:
     def as_config(self, registry: str) -> dict[str, Any]:
         """Write a docker config.json with this login for one registry."""
         entry = {"auth": self.pair} | ({"identitytoken": self.identity_token} if self.identity_token else {})
-        return {"auths": dict.fromkeys(_keys(registry)[:1], entry)}
+        return {"auths": dict.fromkeys(_config_keys(registry)[:1], entry)}
 
 
 def docker_folder() -> Path:
@@ -64,7 +64,7 @@ def from_config(config: Mapping[str, Any], registry: str) -> Login | None:
     Raises:
         BadInputError: The entry cannot be read, or the helper fails.
     """
-    for key in _keys(registry):
+    for key in _config_keys(registry):
         helper = config.get("credHelpers", {}).get(key) or config.get("credsStore")
         entry = config.get("auths", {}).get(key)
         if entry and (login := _login(entry, key)):
@@ -89,13 +89,15 @@ def from_secret(secret: Mapping[str, Any], registry: str) -> Login | None:
     return from_config({"auths": config.get("auths", {})}, registry)
 
 
-def _keys(registry: str) -> tuple[str, ...]:
+def _config_keys(registry: str) -> tuple[str, ...]:
+    """List the names that a registry may have in docker's config; the first is docker's own."""
     if registry in _DOCKER_HUB:
         return ("https://index.docker.io/v1/", *_DOCKER_HUB)
     return (registry, f"https://{registry}", f"http://{registry}", f"https://{registry}/v1/")
 
 
 def _login(entry: Mapping[str, str], key: str) -> Login | None:
+    """Read a login from an entry of docker's config; None: the entry has none."""
     token = entry.get("identitytoken", "")
     if entry.get("username"):
         return Login(entry["username"], entry.get("password", ""), token)
@@ -111,6 +113,7 @@ def _login(entry: Mapping[str, str], key: str) -> Login | None:
 
 
 def _from_helper(helper: str, key: str) -> Login | None:
+    """Ask a credential helper of docker for a login; None: it has none."""
     command = [f"docker-credential-{helper}", "get"]
     try:
         done = commands.run(command, timeout=_HELPER_TIMEOUT_S, input=key.encode())

@@ -82,8 +82,8 @@ def script(
     timeout: float = _COMMAND_TIMEOUT_S,
 ) -> commands.Completed:
     """Run a shell script on a host; if it succeeds, ``out`` is its output without banners."""
-    given = "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in variables.items())
-    marked = f"{given}printf {shlex.quote(BEGIN)}\n(\n{text}\n) && printf {shlex.quote(_END)}"
+    assignments = "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in variables.items())
+    marked = f"{assignments}printf {shlex.quote(BEGIN)}\n(\n{text}\n) && printf {shlex.quote(_END)}"
     done = run(target, host, ["sh", "-c", marked], timeout=timeout)
     _, begin, rest = done.out.partition(BEGIN)
     printed, end, _ = rest.rpartition(_END)
@@ -162,7 +162,7 @@ def holding_files(
     Returns:
         Host -> its files, by path below the folder; None: it has no such folder, or cannot be reached.
     """
-    # From within the folder: "[" or "*" in its own path would be a pattern too.
+    # find runs within the folder: in the folder's own path, "[" or "*" would be a pattern too.
     matching = " -o ".join(f"-path {shlex.quote(f'./{pattern}')}" for pattern in patterns or ("*",))
     text = f"cd \"$FOLDER\" && find . ! -type d '(' {matching} ')' -printf '%P\\0'"
 

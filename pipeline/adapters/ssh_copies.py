@@ -123,15 +123,16 @@ def deliver(
     folder, expected = delivery.folder, _expected(delivery.files)
 
     def bring(host: Host) -> Delivered:
+        """Deliver to one host; begin again if another run changes its folder meanwhile."""
         for _ in range(_TRIES):
             noted = ssh.script_or_raise(target, host, _NOTE, delivery.names)
-            identity, *users = noted.split(" ")
-            there = _listing(target, host, folder) if identity else None
-            if there is not None and all(there.get(path) == sha256 for path, sha256 in expected.items()):
-                more = [name for name in there.keys() - expected.keys() if "__pycache__" not in name]
-                if more := [name for name in more if not name.endswith(".pyc")]:
+            identity, *users = noted.split(" ")  # of the host's folder; empty: it has none
+            present = _listing(target, host, folder) if identity else None
+            if present is not None and expected.items() <= present.items():
+                others = [name for name in present.keys() - expected.keys() if "__pycache__" not in name]
+                if others := [name for name in others if not name.endswith(".pyc")]:
                     _LOG.warning(
-                        "%s on host %s also has %s, which is none of it", folder, host.name, first_of(more)
+                        "%s on host %s also has %s, which is none of it", folder, host.name, first_of(others)
                     )
                 return Delivered([], [])
             if identity and (users or in_use()):
@@ -147,7 +148,10 @@ def deliver(
 
 
 def _send(target: BareMetal, host: Host, delivery: Delivery, seen: str) -> bool:
-    """Copy to a new folder, and move that into place; False: the folder has changed since ``seen``."""
+    """Copy to a new folder, and put it in the place of the one whose identity is ``seen``.
+
+    False: another folder is there now, or another run uses the folder.
+    """
     partial = delivery.run / "deliveries" / uuid.uuid4().hex
     unpack = f"PARTIAL={shlex.quote(str(partial))}{_UNPACK}"
     with tempfile.NamedTemporaryFile() as listed:
@@ -175,9 +179,9 @@ def hosts_without(
 
 
 def _expected(files: Mapping[str, str]) -> Listing:
-    """Make the listing of a host that has the files; other names than UTF-8 are decoded as on the host."""
-    there = {path: sha256 for path, sha256 in files.items() if not path.endswith("/")}
-    return {os.fsencode(path).decode(errors="replace"): sha256 for path, sha256 in there.items()}
+    """Return the listing of a host with the files; names that are not UTF-8 are decoded as by :mod:`ssh`."""
+    without_folders = {path: sha256 for path, sha256 in files.items() if not path.endswith("/")}
+    return {os.fsencode(path).decode(errors="replace"): sha256 for path, sha256 in without_folders.items()}
 
 
 def collect(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]:
@@ -215,6 +219,7 @@ def collect(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]
 
 
 def _refuse_conflicts(listings: Mapping[str, Listing], folder: Path) -> None:
+    """Raise an ExportError if two machines have different content at one path."""
     first_seen: dict[str, tuple[str, str]] = {}
     for machine, listing in listings.items():
         for path, content in listing.items():
@@ -266,6 +271,7 @@ def _listing(target: BareMetal, host: Host, folder: Path, links: str = _AS_LINKS
 
 
 def _parsed(printed: str) -> Listing:
+    """Parse the output of ``_LIST``: a record for each file; two for each link, target and path."""
     records, listing = iter(printed.split("\0")[:-1]), Listing()
     for record in records:
         content, path = (record, next(records)) if record.startswith("->") else record.split("  ", 1)
@@ -274,7 +280,7 @@ def _parsed(printed: str) -> Listing:
 
 
 def _stream(source: list[str], sink: list[str], host: str, behind: bytes = b"") -> None:
-    """Pipe one command's output, after a marker, into another command."""
+    """Pipe one command's output, from after the marker ``behind`` on, into another command."""
     with (
         tempfile.TemporaryFile() as stderr,
         subprocess.Popen(source, bufsize=0, stdout=subprocess.PIPE, stderr=stderr) as sender,

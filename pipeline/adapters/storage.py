@@ -58,8 +58,8 @@ class Location:
     """A folder or a file, on disk or behind a URL."""
 
     url: str
-    fs: Any
-    root: str
+    fs: Any  # fsspec's file system
+    root: str  # its path there
     chosen: tuple[str, ...] | None = None
     """Paths of the files below to use; None: all."""
     left_out: LeftOut | None = None
@@ -75,7 +75,7 @@ class Location:
             field: The field it came from, for the error.
 
         Raises:
-            BadInputError: The protocol is unknown, its package is missing, or its settings are.
+            BadInputError: The protocol is unknown, or its package or its settings are missing.
         """
         if url.startswith("hf://"):
             require("helper", field, "a URL of the Hub")
@@ -91,11 +91,11 @@ class Location:
             fix = "Install the package that fsspec names, mend the URL, or use another protocol"
             text = without(f"{url!r} cannot be opened: {error}", url)
             raise BadInputError(text, field=field, fix=_meant(url) or fix) from error
-        there = cls(url, fs, root)
-        if there._is_s3 and not _BUCKET.match(root):  # a client's error would quote parts of a secret
+        location = cls(url, fs, root)
+        if location._is_s3 and not _BUCKET.match(root):  # a client's error would quote parts of a secret
             fix = "Write s3://BUCKET/FOLDER; credentials belong into the environment"
             raise BadInputError(f"{redacted(url)!r} names no bucket", field=field, fix=fix)
-        return there
+        return location
 
     @property
     def local(self) -> Path | None:
@@ -109,7 +109,7 @@ class Location:
 
     @property
     def tells_sha256(self) -> bool:
-        """Whether :meth:`read` gives the sha256 of a whole file: no, it reads only from the offset on."""
+        """Whether :meth:`read` gives the sha256 of a whole file; here it reads from the offset on alone."""
         return False
 
     def only(self, paths: Iterable[str]) -> "Location":
@@ -137,7 +137,7 @@ class Location:
         except FileNotFoundError:
             return False
         except Exception:  # noqa: BLE001 - each fsspec protocol raises its own error types
-            # The right to list may be all there is. The error of a list says why; that of a HEAD does not.
+            # The account may only list. And a failed list says why; a failed HEAD request does not.
             self.fs.invalidate_cache()
             with suppress(FileNotFoundError):
                 return self.root in self.fs.ls(self.root, detail=False)
@@ -146,7 +146,7 @@ class Location:
     def is_web_page(self, timeout_s: float | None = None) -> bool:
         """Whether a web server answers with a page, such as a list of files, and not with a file.
 
-        A file whose name ends in .html is one.
+        Where the URL ends in .html, the page itself is the file.
 
         Raises:
             OSError: There is no such file, or the server has not answered in time.
@@ -154,7 +154,7 @@ class Location:
         if protocols(self.url)[:1] not in (["http"], ["https"]):
             return False
         info = self.fs.info(self.root, timeout=timeout_s)
-        asked, answered = urlsplit(self.url), urlsplit(info.get("url", self.url))
+        asked, answered = urlsplit(self.url), urlsplit(info.get("url", self.url))  # after redirects
         is_html = info.get("mimetype") in ("text/html", "application/xhtml+xml")
         is_folder = answered.path.endswith("/") and not answered.query
         return is_folder or (is_html and not asked.path.endswith((".html", ".htm")))
@@ -181,6 +181,7 @@ class Location:
         if self.local:
             return Rows(Item, self._on_disk(tick))
         rows = Rows(Item, self._behind_url())
+        # Most protocols list by path already: then no second copy of the list is made.
         in_order = all(item.path < following.path for item, following in pairwise(rows))
         return rows if in_order else Rows(Item, sorted(rows))
 
@@ -192,16 +193,16 @@ class Location:
 
     @contextmanager
     def writing(self, path: str, *, new: bool = False) -> Iterator[BinaryIO]:
-        """Open a file below to write it; after an error there is no file, or the one of before.
+        """Open a file below to write it; after an error there is no file, or the earlier one.
 
         fsspec completes a file when it is closed, also if an error has left it half written.
 
         Args:
             path: The file.
-            new: Whether no other may have written it before it is closed; only S3 can tell.
+            new: Refuse a file that another process wrote before this one is closed; only S3 can check that.
 
         Raises:
-            FileExistsError: Another has written it.
+            FileExistsError: Another process has written it.
         """
         at = self._below(path)
         self._make_folder(at)
@@ -232,10 +233,10 @@ class Location:
                     self.fs.call_s3("abort_multipart_upload", Bucket=bucket, **named)
 
     def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
-        """Read each of some files from an offset on, without its sha256."""
+        """Read each file from its offset in ``starts`` on; its sha256 is unknown."""
         for item, start in zip(items, starts, strict=True):
             on_disk = self._at(item.path) if self.local and not item.is_folder else None
-            yield Reading(self._from(item, start), str, on_disk)
+            yield Reading(self._from(item, start), str, on_disk)  # str() is an empty text
 
     def write_text(self, path: str, text: str) -> None:
         """Write a small file below; on disk atomically."""
@@ -269,7 +270,7 @@ class Location:
             return None
 
     def begins(self, path: str, start: bytes) -> bool:
-        """Whether there is a file below that begins so; of a large one, only that much is read."""
+        """Whether a file below exists and begins with ``start``; no more than that is read of it."""
         try:
             at = self._at(path)
             if self.local is None:
@@ -306,15 +307,16 @@ class Location:
         """Hash a file below, or its first ``size`` bytes; returns the number of bytes and their sha256."""
         digest, count = hashlib.sha256(), 0
         for block in self._from(item, 0):
-            rest = block if size is None else block[: size - count]
-            digest.update(rest)
-            count += len(rest)
+            part = block if size is None else block[: size - count]
+            digest.update(part)
+            count += len(part)
             tick()
             if count == size:
                 break
         return count, digest.hexdigest()
 
     def _from(self, item: Item, start: int) -> Iterator[bytes]:
+        """Yield the blocks of a file from an offset on; none of an empty folder."""
         if item.is_folder:
             return
         with self._open_listed(item) as file:
@@ -322,7 +324,7 @@ class Location:
             yield from blocks(file)
 
     def _open_listed(self, item: Item) -> BinaryIO:
-        """Open a file of the list; on S3 without a request for what the list says of it."""
+        """Open a listed file; on S3 without a request for its size and version, which the list has."""
         if not (self._is_s3 and item.version):
             return self.open(item.path)
         at = self._at(item.path)
@@ -341,12 +343,12 @@ class Location:
             self.fs.makedirs(at.rsplit("/", 1)[0], exist_ok=True)
 
     @cached_property
-    def _one_file(self) -> bool:
+    def _is_one_file(self) -> bool:
         return self.is_file()
 
     def _at(self, path: str) -> str:
         """Return the path of a file below, or of the file itself."""
-        return self.root if self._one_file else self._below(path)
+        return self.root if self._is_one_file else self._below(path)
 
     def _below(self, path: str) -> str:
         if self._is_s3:
@@ -365,9 +367,10 @@ class Location:
             yield item
 
     def _behind_url(self) -> Iterator[Item]:
+        """Yield the files behind a URL, but no claims; refuse names that no file on disk can have."""
         self.fs.invalidate_cache()  # there may be new files
         base = self.root.rstrip("/") + "/"
-        for path, info in self._s3_objects() if self._is_s3 else self._found():
+        for path, info in self._s3_objects() if self._is_s3 else self._listed_by_fsspec():
             name = path.removeprefix(base)
             if leads_out(name):
                 raise OddFileError(f"{name!r} leads out of its folder")
@@ -380,11 +383,11 @@ class Location:
                 yield _described(name, info)
 
     def _is_folder_too(self) -> bool:
-        with suppress(PermissionError):  # a key may have the right to read objects alone
+        with suppress(PermissionError):  # the account may read objects, and not list them
             return next(self._s3_objects(), None) is not None
         return False
 
-    def _found(self) -> Iterable[tuple[str, dict[str, Any]]]:
+    def _listed_by_fsspec(self) -> Iterable[tuple[str, dict[str, Any]]]:
         return cast("dict[str, dict[str, Any]]", self.fs.find(self.root, detail=True)).items()
 
     def _s3_objects(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -409,15 +412,17 @@ def _refuse_odd_key(path: str, name: str, size: int) -> None:
 
 
 def _refuse_version(path: str) -> None:
-    """Raise an error for a key that s3fs would take for a version of another."""
+    """Raise an error for a key that s3fs would take for a version of another key."""
     if _VERSION in path:
         raise OddFileError(f"{path!r} names a version, and no key")
 
 
+# Fields by which a protocol tells that a file has changed, the best one first.
 _VERSIONS: Final = ("ETag", "etag", "blob_id", "mtime", "Content-MD5", "Digest", "Last-Modified")
 
 
 def _described(path: str, info: dict[str, Any]) -> Item:
+    """Make an item of what fsspec says of a file."""
     version = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
     return Item(path, int(info["size"] or 0), version)
 

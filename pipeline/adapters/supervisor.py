@@ -83,9 +83,10 @@ class LogCopy:
 
     def __init__(self, source: int, log: int) -> None:
         self._source, self._log = source, log
-        self._pending, self._torn = b"", False
+        self._pending = b""  # the beginning of a line whose end has not come
+        self._torn = False  # whether the log ends in the middle of a line
         self._kept: list[bytes] = []
-        self._dropped = 0
+        self._dropped = 0  # lines since the last warning
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._copy, daemon=True)
         self.received = 0  # bytes so far, written or not
@@ -100,6 +101,7 @@ class LogCopy:
         os.close(self._source)
 
     def _copy(self) -> None:
+        """Copy lines until the end; then wait for disk space for the lines that are kept."""
         while self._read(_RETRY_INTERVAL_S) or not self._ending.is_set():
             self._catch_up()
         self._write([self._pending] if self._pending else [])
@@ -108,11 +110,11 @@ class LogCopy:
             time.sleep(_RETRY_INTERVAL_S)
 
     def _read(self, seconds: float) -> bool:
-        """Copy the next block; False: none comes in so many seconds."""
+        """Copy the next block; False: none came within ``seconds``, or the pipe has ended."""
         if not select.select([self._source], [], [], seconds)[0]:
             return False
         block = os.read(self._source, _BLOCK_BYTES)
-        if not block:  # its writers are gone: wait for the end
+        if not block:  # no process can write any more: wait for :meth:`end`
             self._ending.wait()
             return False
         self.received += len(block)
@@ -128,8 +130,8 @@ class LogCopy:
     def _write(self, lines: list[bytes]) -> None:
         """Write lines to the log; if the disk is full, keep decisive events for later, and drop others."""
         # Lines that were kept before come first: while these do not fit, none of the new ones is written.
-        rest = lines[self._put(lines) if self._catch_up() else 0 :]
-        for line in rest:
+        written = self._put(lines) if self._catch_up() else 0
+        for line in lines[written:]:
             has_room = len(self._kept) < _KEPT_LINES_LIMIT
             event = decode(events.split(line.decode(errors="replace")).text) if has_room else None
             if event is not None and event.event in _DECISIVE_EVENTS:
@@ -147,16 +149,16 @@ class LogCopy:
         return not self._dropped
 
     def _put(self, lines: list[bytes]) -> int:
-        """Write lines while there is room; returns how many were written whole."""
+        """Write lines while the disk has room; returns how many were written whole."""
         text = b"".join(line + b"\n" for line in lines)
-        start = b"\n" if self._torn else b""
+        start = b"\n" if self._torn else b""  # ends the line that an earlier call has cut
         content, sent = start + text if text else b"", 0
         while sent < len(content):
             try:
                 sent += os.write(self._log, content[sent:])
             except OSError:
                 break
-        written = sent - len(start)
+        written = sent - len(start)  # of the text; less than 0: not even the newline before it
         if written < 0 or not text:
             return 0
         self._torn = written > 0 and text[written - 1 : written] != b"\n"
@@ -166,7 +168,8 @@ class LogCopy:
 def main(directory: str) -> None:
     """Run the command of ``command.json`` to its end in a child, and write the exit record.
 
-    The parent ends once others can find the child, so the starter has no child to reap.
+    The parent exits as soon as other processes can find the child by its handle: the process that called this
+    one has no child to reap later.
     """
     ready, announce = os.pipe()
     if os.fork():
@@ -197,6 +200,7 @@ def main(directory: str) -> None:
 
 
 def _run(command: dict[str, Any]) -> tuple[int, str]:
+    """Run the command and end all that it leaves; returns its exit code, and why it was ended early."""
     source, printed = os.pipe()
     try:
         child = subprocess.Popen(
@@ -220,6 +224,7 @@ def _run(command: dict[str, Any]) -> tuple[int, str]:
 
 
 def _wait(pid: int, command: dict[str, Any], log: LogCopy) -> tuple[int | None, str]:
+    """Wait for the launcher; returns its exit code, or None and the reason for which it must be ended."""
     deadline = time.monotonic() + command["run_timeout"]
     watch = _LogWatch(log, command)
     while (seconds := deadline - time.monotonic()) > 0:
@@ -239,7 +244,7 @@ class _LogWatch:
 
     def __init__(self, log: LogCopy, command: dict[str, Any]) -> None:
         self._log, self._started = log, time.monotonic()
-        self._received, self._grown = -1, self._started
+        self._received, self._grown = -1, self._started  # bytes of output, and when the last came
         self._start_timeout, self._stall_timeout = command["start_timeout"], command["stall_timeout"]
 
     def silence(self) -> str:
@@ -281,7 +286,7 @@ def end_tree(pid: int | None = None, code: int | None = None) -> int:
 
 
 def _drain(pid: int | None, deadline: float, code: int | None = None) -> int | None:
-    """Reap until no descendant is left, or the deadline; returns the exit code of ``pid`` if reaped."""
+    """Reap until no descendant is left, or the deadline; returns the exit code of ``pid``, else ``code``."""
     while True:
         status = _reap(pid)
         code = status if status is not None else code

@@ -41,7 +41,7 @@ def silence(address: str) -> str | None:
     if parts.scheme not in _PORTS or parts.hostname is None:
         return None  # such as databricks
     if parts.scheme in getproxies() and not proxy_bypass(parts.hostname):
-        return None
+        return None  # only the proxy connects to the server
     try:
         where = (parts.hostname, parts.port or _PORTS[parts.scheme])
     except ValueError:  # without its message, which may quote a password
@@ -89,7 +89,7 @@ class MlflowTracker:
 
         self._client = MlflowClient(tracking_uri=address)
         self._address = address
-        self._found: dict[tuple[str, ...], _Run] = {}
+        self._found: dict[tuple[str, ...], _Run] = {}  # tags of an attempt -> its run
 
     def send(self, tracked: Tracked, points: Sequence[Point]) -> None:
         """Log points; MLflow ignores points that it has already.
@@ -155,15 +155,16 @@ class MlflowTracker:
                 cut = {name: value[:_LONGEST_TAG] for name, value in tags.items()}
                 name = f"{tracked.name}, attempt {tracked.attempt}" if tracked.attempt > 1 else tracked.name
                 started = round(tracked.started * 1000)
-                self._client.create_run(self._experiment(tracked.group), started, cut, name)
-                # Another process may have made one at the same time: all processes use the first by id.
+                self._client.create_run(self._experiment_id(tracked.group), started, cut, name)
+                # Another process may have created one at the same time: all processes use the first by id.
                 found = self._search(tracked)
             if not found[0].data.params:  # the process that created it may have died before this step
-                self._describe(found[0].info.run_id, tracked.params)
+                self._log_params(found[0].info.run_id, tracked.params)
             self._found[identity] = _Run(str(found[0].info.run_id), str(found[0].info.experiment_id))
         return self._found[identity].id
 
-    def _describe(self, run: str, params: Mapping[str, str]) -> None:
+    def _log_params(self, run: str, params: Mapping[str, str]) -> None:
+        """Log the parameters of a run, unless another process has logged them."""
         from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
 
@@ -180,13 +181,14 @@ class MlflowTracker:
         if any_attempt:
             del tags["manycpu.attempt"]
         query = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
-        found = self._client.search_runs([self._experiment(tracked.group)], query)
+        found = self._client.search_runs([self._experiment_id(tracked.group)], query)
         return sorted(found, key=lambda run: str(run.info.run_id))
 
-    def _experiment(self, group: str) -> str:
+    def _experiment_id(self, group: str) -> str:
+        """Return the id of an experiment; create the experiment if there is none."""
         name = _experiment_name(group)
         if self._client.get_experiment_by_name(name) is None:
-            _unless_there(self._client.create_experiment, name)
+            _create_if_missing(self._client.create_experiment, name)
         return str(self._client.get_experiment_by_name(name).experiment_id)  # type: ignore[union-attr]
 
     def _end_others(self, tracked: Tracked, own: str) -> None:
@@ -201,7 +203,7 @@ class MlflowTracker:
 
     def _register(self, name: str, path: str, run: str) -> None:
         """Register a model once for each run; the files of a folder become artifacts of the run."""
-        _unless_there(self._client.create_registered_model, name)
+        _create_if_missing(self._client.create_registered_model, name)
         if self._client.search_model_versions(f"name = '{name}' and run_id = '{run}'"):
             return
         source = path
@@ -211,7 +213,7 @@ class MlflowTracker:
         self._client.create_model_version(name, source, run, await_creation_for=0)
 
 
-def _unless_there(create: Callable[[str], object], name: str) -> None:
+def _create_if_missing(create: Callable[[str], object], name: str) -> None:
     from mlflow.exceptions import MlflowException
 
     try:

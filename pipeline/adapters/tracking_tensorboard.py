@@ -12,8 +12,8 @@ from typing import Any, Final
 from manycpu.pipeline.spec.tracking import Ending, Place, Point, Tracked
 
 _HEADER: Final = struct.Struct("<QI")  # length of a record, and its checksum
-_CHECKSUM: Final = 4  # bytes after it
-_ABOUT: Final = "run/text_summary"
+_CHECKSUM: Final = 4  # bytes after the record itself
+_ABOUT: Final = "run/text_summary"  # tag of the text with parameters and tags
 Key = tuple[str, int, float]
 
 
@@ -98,11 +98,12 @@ class _File:
 
 
 def _key(value: Any, step: int, when: float) -> Key:
-    """Return the identity of a value; the text about a run is written once."""
+    """Return what identifies a value; all texts about a run are one: it is written once."""
     return (value.tag, step, round(when, 3)) if value.tag != _ABOUT else (_ABOUT, 0, 0.0)
 
 
 def _text(tag: str, text: str) -> Any:
+    """Make a value that TensorBoard shows as text."""
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto

@@ -30,7 +30,7 @@ def _parse_processors(text: str) -> float:
 
 
 def _parse_bf16(text: str) -> frozenset[str]:
-    """Parse yes or no, to the processor flag that stands for the answer."""
+    """Parse yes or no; return the flags of a processor that computes in bf16, or of one that does not."""
     if text not in ("yes", "no"):
         raise ValueError(f"{text!r} is neither yes nor no")
     return frozenset({"avx512_bf16" if text == "yes" else "avx2"})
@@ -105,7 +105,7 @@ def _processors_of(words: Mapping[str, Any]) -> Iterator[Cpu]:
         for core in range(total):
             yield Cpu(
                 socket=core // cores,
-                node=core * nodes // total,
+                node=core * nodes // total,  # its NUMA node
                 core=core,
                 number=core + thread * total,
             )

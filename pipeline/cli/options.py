@@ -53,7 +53,7 @@ for _part, _models in _MODELS.items():
 
 
 class _PanelOption(click.Option):
-    """An option in a panel of the help, which shows the first clause of its text."""
+    """An option in a panel of the help; without --help-all, the help shows the first clause of its text."""
 
     def __init__(self, *args: Any, panel: str, **attributes: Any) -> None:
         super().__init__(*args, **attributes)
@@ -67,7 +67,10 @@ class _PanelOption(click.Option):
 
 
 class _RunCommand(click.Command):
-    """A command for a run: its help has panels, and its options end at a script, whose words follow."""
+    """A command for a run: its help has panels, without the ``advanced`` ones unless --help-all is given.
+
+    With a config of Accelerate, its own options end at the script, as the script's words follow.
+    """
 
     def __init__(self, *args: Any, advanced: tuple[str, ...], **attributes: Any) -> None:
         super().__init__(*args, **attributes)
@@ -118,7 +121,7 @@ def command(*args: Any, kind: str = "local", **attributes: Any) -> Callable[[Com
 
 
 def fields(command: Command) -> Command:
-    """Add the run file, or a config of Accelerate and a script, and an option for every field."""
+    """Add to a command: an option for every field, FILE, and for a config of Accelerate, SCRIPT and ARGS."""
     for (part, name), (_, field) in reversed(_FIELDS.items()):
         metavar, repeated = _SHAPES[_shape(field)]
         command = click.option(
@@ -138,6 +141,7 @@ def fields(command: Command) -> Command:
             metavar="CONFIG",
             help="A config that `accelerate config` has written; SCRIPT and its ARGS come last.",
         ),
+        # The two metavars together read as [FILE | SCRIPT [ARGS]...].
         click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...]"),
         click.argument("file", required=False, type=click.Path(path_type=Path), metavar="[FILE | SCRIPT"),
     ):
@@ -182,7 +186,7 @@ def _literal_values(kind: Any) -> list[str]:
 
 
 def _shape(field: FieldInfo) -> Shape:
-    """Return how an option gives the values of a field: which forms it takes, and whether it repeats."""
+    """Return in which form an option gives a field's value; all but ``value`` may be repeated."""
     kind = field.annotation
     if get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return "mapping"
@@ -209,7 +213,7 @@ def location_options(command: Command) -> Command:
 
 
 def open_run(file: Path | None, options: Options, name: str) -> RunContext:
-    """Open the run that a file and options describe; ``name`` identifies it."""
+    """Open the run that a file and options describe; ``name`` tells it from others, as a run id does."""
     parts, config = fields_of(file, options), options.get("accelerate_config")
     base = file.parent if file and not config else Path.cwd()
     ctx = open_context(parts["run"], parts["target"], "cli", name, base=base)
@@ -217,7 +221,10 @@ def open_run(file: Path | None, options: Options, name: str) -> RunContext:
 
 
 def fields_of(file: Path | None, options: Options) -> dict[str, dict[str, Any]]:
-    """Read the fields of run and target from a file, which may be a script, and from options, which win."""
+    """Read the fields of run and target from a file and from options, which win.
+
+    With a config of Accelerate among the options, ``file`` is a script, and the fields are in the config.
+    """
     if config := options.get("accelerate_config"):
         return _fields_of_accelerate(config, file, options)
     if extra := [*(["-m"] if options.get("module") else []), *options.get("words", ())]:
@@ -258,10 +265,13 @@ def _with_options(parts: dict[str, dict[str, Any]], options: Options) -> dict[st
 
 
 def _parse_option(part: str, name: str, raw: str | tuple[str, ...], before: Any) -> Any:
-    """Parse an option as YAML if it looks so, else leave its text to the field; merge repeated options."""
+    """Parse the text of an option, or the texts if it may be repeated, as YAML where they look so.
+
+    All else is left to the validation of the field. A mapping is added to ``before``, the value of the file.
+    """
     field = f"{part}.{name}"
     if isinstance(raw, str):
-        return _parse_yaml_text(field, raw, "[")  # a brace begins a placeholder
+        return _parse_yaml_text(field, raw, "[")  # not from a brace, which begins a placeholder
     shape = _shape(_FIELDS[part, name][1])
     values: list[Any] = []
     if shape == "words":

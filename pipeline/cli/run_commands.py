@@ -33,7 +33,7 @@ Location = dict[str, str | None]
 
 
 def _require_name(ctx: click.Context, parameter: click.Parameter, name: str | None) -> str | None:  # noqa: ARG001
-    """Refuse an empty NAME, as of a variable that is not set: every name begins with it."""
+    """Refuse an empty NAME, such as that of an unset variable: it would fit every run."""
     if name is not None and not name.strip():
         raise BadInputError("NAME is empty", fix="Give a run's name: `manycpu status` lists them")
     return name
@@ -174,8 +174,7 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
         click.confirm("remove these?", abort=True)
     left = [*_finish_removals(rest), *_remove(ended, delete_model=delete_model)]
     for folder in folders:
-        # A run may have begun meanwhile. It would keep all folders, and the list would be empty: so it does
-        # not matter whether this folder is in it.
+        # A run may have begun meanwhile: it keeps all folders, and then the list is empty.
         if _removable_folders(home_folder):
             transfer.discard(folder)
     if left:
@@ -233,17 +232,17 @@ def _find(name: str, location: Location, *, whole: bool = False) -> RunContext:
         BadInputError: No run, or more than one, has such a name.
     """
     runs, place = _runs(location), _searched_place(location)
-    beginning_so = [ctx for ctx in runs if ctx.name.startswith(name)]
-    matches = [ctx for ctx in beginning_so if ctx.name == name]
+    similar = [ctx for ctx in runs if ctx.name.startswith(name)]
+    matches = [ctx for ctx in similar if ctx.name == name]
     if not matches and not whole:
-        matches = beginning_so
+        matches = similar
     if len(matches) == 1:
         return matches[0]
-    if not beginning_so:
+    if not similar:
         fix = f"Runs there: {', '.join(ctx.name for ctx in runs) or 'none'}"
         raise BadInputError(f"there is no run {name!r} in {place}", fix=fix)
-    problem = f"there is no run {name!r}" if whole else f"{len(beginning_so)} runs begin with {name!r}"
-    fix = f"Give the whole name: {', '.join(ctx.name for ctx in beginning_so)}"
+    problem = f"there is no run {name!r}" if whole else f"{len(similar)} runs begin with {name!r}"
+    fix = f"Give the whole name: {', '.join(ctx.name for ctx in similar)}"
     raise BadInputError(f"{problem} in {place}", fix=fix)
 
 
@@ -256,7 +255,7 @@ def _is_removable(ctx: RunContext, *, delete_model: bool) -> bool:
     """Whether a run may be removed; prints why not."""
     try:
         reason = _reason_to_keep(ctx, delete_model=delete_model)
-    except RunGoneError:
+    except RunGoneError:  # another process has removed it
         return False
     except (ManycpuError, OSError, ValueError) as error:
         reason = str(error)
@@ -295,7 +294,7 @@ def _removable_folders(home_folder: Path, leaving: Container[str] = ()) -> list[
 
     Args:
         home_folder: Manycpu's folder on this machine.
-        leaving: Names of runs that are removed too, and so do not count.
+        leaving: Names of runs that are removed too: it does not matter what they use.
     """
     others = [ledger for ledger in ledgers(home_folder / "runs") if ledger.directory.name not in leaving]
     users = [ledger.directory.name for ledger in others if _may_use_staged(ledger)]
@@ -310,7 +309,7 @@ def _removable_folders(home_folder: Path, leaving: Container[str] = ()) -> list[
 
 
 def _may_use_staged(ledger: FileLedger) -> bool:
-    """Whether a run may use what is staged: it has not ended, or cannot be read."""
+    """Whether a run may use staged folders: `clean` must not remove the run, or it cannot be read."""
     home_folder = str(ledger.directory.parents[1])
     try:
         ctx = reopen(ledger.read(), home_folder)

@@ -63,6 +63,7 @@ def preflight_(file: Path | None, **values: Any) -> None:
 
 
 def _count(ctx: click.Context, parameter: click.Parameter, text: str | None) -> int | None:  # noqa: ARG001
+    """Parse a number of parameters, such as 350M or 7B; None: it was not given."""
     if text is None:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB]?)", text, flags=re.IGNORECASE)
@@ -101,8 +102,8 @@ def plan(file: Path | None, node: str | None, parameters: int | None, **values: 
         sized = requested.model_copy(update={"nproc_per_node": node_plan.processes})
         base = file.parent if file else Path.cwd()
         memory = requested.cpu_request.memory or machine.memory
-        has = has_bf16(machine.flags)
-        _show_memory(memory_estimate.estimate(sized, base, parameters, has_bf16=has), memory)
+        estimated = memory_estimate.estimate(sized, base, parameters, has_bf16=has_bf16(machine.flags))
+        _show_memory(estimated, memory)
     if path := main_file(requested, file.parent if file else Path.cwd()):
         source = path.read_text(errors="replace")
         for finding in process_findings(source, path.name, requested.subprocesses, node_plan.threads):
@@ -110,7 +111,7 @@ def plan(file: Path | None, node: str | None, parameters: int | None, **values: 
 
 
 def _show_memory(estimated: memory_estimate.Estimate | str, memory: int | None) -> None:
-    if isinstance(estimated, str):
+    if isinstance(estimated, str):  # why there is no estimate
         click.echo(f"memory: {estimated}")
         return
     table = Table("memory", "a replica each", f"sharded, {estimated.over}", "why")
@@ -146,7 +147,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-# Small files are written line by line.
+# A text of several lines, such as a small file in a ConfigMap, is shown as such.
 _Dumper.add_representer(
     str,
     lambda dumper, text: dumper.represent_scalar(

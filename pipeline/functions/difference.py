@@ -167,6 +167,7 @@ def _describe(path: str, now: Any, written: Any) -> str:
 
 
 def _shown(value: Any) -> str:
+    """Write a value for a message; of a long one only the type."""
     if value is _MISSING:
         return "missing"
     if isinstance(value, (FunctionType, type)):

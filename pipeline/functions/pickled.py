@@ -68,8 +68,8 @@ class Call:
     def variables(self) -> list[tuple[str, Any]]:
         """The variables that travel, by name: arguments, globals, closures and defaults.
 
-        The name of a variable that another function uses has the name of that function. Functions and classes
-        of modules that can be imported do not travel, nor does what they use.
+        Of a variable that another function uses, the name says so: ``rate (which loss uses)``. Functions and
+        classes of modules that can be imported do not travel, nor does what they use.
         """
         variables = [(f"args[{place}]", value) for place, value in enumerate(self.args)]
         searched: set[int] = set()

@@ -19,7 +19,7 @@ _INSTALL_FOLDERS: Final = {"dist-packages", "site-packages"}
 
 
 def code_objects(code: CodeType) -> Iterator[CodeType]:
-    """Yield code, and that of the functions and classes in it."""
+    """Yield a code object, and those of the functions and classes in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -273,6 +273,7 @@ class _UsedStatements:
         parameters = inspect.signature(function).parameters if inspect.isfunction(function) else {}
 
         def frozen(argument: ast.arg, default: Any) -> Any:
+            """Return the default as it is written, or its present value as a literal."""
             if default is None or not _may_change_each_time(default):
                 return default
             if argument.arg in parameters:
@@ -285,7 +286,7 @@ class _UsedStatements:
 
         arguments = definition.args
         positional = [*arguments.posonlyargs, *arguments.args]
-        with_default = positional[len(positional) - len(arguments.defaults) :]
+        with_default = positional[len(positional) - len(arguments.defaults) :]  # the last ones
         arguments.defaults = [*map(frozen, with_default, arguments.defaults)]
         arguments.kw_defaults = [*map(frozen, arguments.kwonlyargs, arguments.kw_defaults)]
 

@@ -204,7 +204,7 @@ def worker(container: str, run: TrainingRun, target: Kubernetes, placement: Plac
 
 
 def await_workers(hostfile: str = HOSTFILE) -> list[str]:
-    """Build the words before a command that let it start only when each worker's sshd answers."""
+    """Build the words to put before a command: they start it when each worker's sshd answers."""
     return ["python3", "-IS", "-c", AWAIT_WORKERS, hostfile, str(PORT), HOSTS]
 
 

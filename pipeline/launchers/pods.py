@@ -154,7 +154,7 @@ def with_fields(container: KubeObject, fields: Mapping[str, str]) -> KubeObject:
 def template(
     target: Kubernetes, placement: Placement, role: Role, container: KubeObject, files: Mapping[str, str]
 ) -> KubeObject:
-    """Build a pod template around a container."""
+    """Build a pod template around a container; ``files``: path -> content, mounted from annotations."""
     files = {"/etc/passwd": PASSWD, **files}
     keys = {path: path.rsplit("/", 1)[-1] for path in files}
     mounts, items = list[KubeObject](), list[KubeObject]()

@@ -30,7 +30,7 @@ UNSUPPORTED = {
 NODE: Final = "node"  # the job and the container that Trainer looks at
 LAUNCHER: Final = "launcher"
 HOSTFILE: Final = f"/etc/manycpu/{mpirun.HOSTFILE}"
-SPEAKER: Final = {"manycpu/speaker": "launcher"}
+SPEAKER: Final = {"manycpu/speaker": "launcher"}  # label: the launcher's log has the ranks' lines
 STEP: Final = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 NUMBER: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 MANAGER: Final = "manycpu.dev/run"
@@ -110,7 +110,7 @@ def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
     status = job_state(TRAINJOB, job)
     if job is None or status.state.terminal or TRAINJOB.suspended(job):
         return status
-    # Torchrun's options are the arguments of a job with a runtime of the cluster.
+    # A job with a runtime of the cluster has torchrun's options as its arguments.
     words = takewhile(lambda word: word != "--no-python", job["spec"]["trainer"].get("args") or ())
     if "--max-restarts=0" not in words:
         return status

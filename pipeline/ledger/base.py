@@ -1,4 +1,4 @@
-"""The models of a ledger, the interface of every ledger, and the lease: a run lives while it is renewed.
+"""The models of a ledger, the interface of every ledger, and the lease, which protects a run from clean-up.
 
 On Kubernetes the lease is annotations of the ledger, so that a list of ledgers shows the leases of all runs.
 """
@@ -121,7 +121,10 @@ class Entry(BaseModel):
         return self.cancelled.get(attempt, CLEANUP) != CLEANUP
 
     def described(self, attempt: int | None = None) -> Attempt:
-        """Return what an attempt (None: the present one) began with, or else the run's latest description."""
+        """Return what an attempt was started with; if that is not recorded, the run's latest description.
+
+        ``attempt`` None: the present one.
+        """
         recorded = self.attempts.get(self.attempt if attempt is None else attempt)
         return recorded or Attempt.model_validate(self.model_dump(include=set(Attempt.model_fields)))
 
@@ -250,16 +253,16 @@ class Ledger(ABC):
 
     @contextmanager
     def kept_alive(self, seconds: float = LEASE_S) -> Iterator[None]:
-        """Renew the lease for as long as the block works on the run, by so many seconds each time.
+        """Renew the lease while the block works on the run; it then lasts ``seconds`` from each renewal.
 
-        A renewal that fails is skipped, because the next one is early enough.
+        A renewal that fails is skipped: the next one comes long before the end. RunGoneError is raised.
         """
         ended = threading.Event()
 
         def renew_until_ended() -> None:
             """Renew at intervals, on a thread."""
             while not ended.wait(renewal_pause()):
-                with suppress(OSError, ManycpuError):  # of a run that is gone, the block's own calls fail
+                with suppress(OSError, ManycpuError):  # if the run is gone, the block's own calls fail too
                     self.renew(seconds)
 
         try:
@@ -278,7 +281,10 @@ class Ledger(ABC):
 
     @contextmanager
     def timed(self, verb: str, lease: float = LEASE_S) -> Iterator[VerbRecord]:
-        """Hold the lease, and record a verb's result and seconds, which add up over the tries of a run."""
+        """Renew the lease during a verb, and record the verb's result and the seconds of all its tries.
+
+        ``lease``: seconds that the lease lasts from each renewal.
+        """
         record = VerbRecord(seconds=0, result="done")
         started = time.monotonic()
 

@@ -69,7 +69,7 @@ class ConfigMapLedger(base.Ledger):
     def _create_or_continue(self, manifest: KubeObject) -> KubeObject | None:
         """Create it, or continue with the existing one; None while that is being deleted or changed."""
         try:
-            configmap = self._cluster.create(manifest)
+            configmap = self._cluster.create(manifest)  # returns the existing one if there is one
             removed = base.REMOVED_ANNOTATION in (configmap["metadata"].get("annotations") or {})
             if removed or is_being_deleted(configmap):
                 return None
@@ -118,6 +118,7 @@ class ConfigMapLedger(base.Ledger):
         before = _data(entry)
         yield entry
         after = _data(entry)
+        # In a patch, None deletes a key.
         changed = {key: after.get(key) for key in before | after if before.get(key) != after.get(key)}
         if changed:
             meta = {name: configmap["metadata"][name] for name in names}
@@ -172,7 +173,7 @@ class ConfigMapLedger(base.Ledger):
         try:
             configmap = self._cluster.patch("ConfigMap", self.name, body, deadline=deadline)
         except (NotFoundError, ConflictError, errors.InvalidError):  # InvalidError: another uid, among others
-            self._configmap()
+            self._configmap()  # raises RunGoneError if that is the reason
             raise
         self._remember(configmap)
 
@@ -242,7 +243,7 @@ def _entry(configmap: KubeObject) -> Entry:
         for key, text in configmap["data"].items():
             name, dot, _ = key.partition(".")
             value = json.loads(text)
-            if dot:
+            if dot:  # a member of a mapping, as _data writes it
                 member, content = value
                 fields.setdefault(name, {})[member] = content
             else:

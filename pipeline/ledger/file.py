@@ -74,7 +74,7 @@ class FileLedger(Ledger):
             return Lease()
 
     def change_lease(self, **fields: Any) -> None:
-        """Change fields; raises ForeignRunError if a holder is given, and another living process is it."""
+        """Change fields; raises ForeignRunError if ``holder`` is given and another process holds the run."""
         if not self.directory.exists():
             raise self._gone_error()
         with locked(self._lock):
@@ -176,8 +176,9 @@ def ledgers(runs: Path) -> list[FileLedger]:
 
 
 def half_removed(runs: Path) -> list[FileLedger]:
-    """List the runs whose removal was killed: the rest of the folder is left, or the lock alone."""
-    names = {path.name[1:].removesuffix(end) for end in (_REMOVED, _LOCK) for path in runs.glob(f".*{end}")}
+    """List the runs whose removal was killed: a part of the folder is left, or only the lock."""
+    leftovers = {suffix: runs.glob(f".*{suffix}") for suffix in (_REMOVED, _LOCK)}
+    names = {path.name[1:].removesuffix(suffix) for suffix, paths in leftovers.items() for path in paths}
     return [FileLedger(runs / name) for name in sorted(names) if not (runs / name).exists()]
 
 

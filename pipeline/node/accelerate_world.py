@@ -35,7 +35,7 @@ def prepare(rank: Rank) -> None:
 
 
 def prepare_devices(environ: MutableMapping[str, str], devices: int | None) -> None:
-    """Set the variables of torch_xla, Accelerate and transformers that are not set; None: for CPUs."""
+    """Set variables for torch_xla, Accelerate and transformers; ``devices`` None: train on CPUs."""
     if devices is not None:
         variables = {
             "CPU_NUM_DEVICES": str(devices),  # where there is no TPU, and where PJRT_DEVICE is CPU
@@ -51,19 +51,20 @@ def prepare_devices(environ: MutableMapping[str, str], devices: int | None) -> N
 
 
 def _state() -> dict[str, Any]:
+    """Return the state that all of Accelerate's objects share; empty: the program has not imported it."""
     state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     return getattr(state, "_shared_state", {})
 
 
 def set_backend(backend: str) -> None:
-    """Set the backend in Accelerate's state, which has a default while it is being made."""
+    """Set the backend in Accelerate's state, which begins with a default of its own."""
     shared = _state()
     if shared.get("backend"):  # a state without a backend is a world of one process
         shared["backend"] = backend
 
 
 def adapt_at_import(world_size: int) -> None:
-    """Have Accelerate train several ranks on CPUs as it does on devices, from when the program imports it."""
+    """As soon as the program imports Accelerate, have it train several ranks on CPUs as on devices."""
     if world_size == 1:
         return
     if "accelerate" in sys.modules:
@@ -126,7 +127,7 @@ def _train_after_evaluation(accelerator: Any) -> None:
 
 
 def _shard_on_cpus(state: Any) -> None:
-    """Honour a request for FSDP, which Accelerate 1.15 overhears on CPUs: each rank would hold a replica."""
+    """Apply a request for FSDP, which Accelerate 1.15 ignores on CPUs: each rank would hold a replica."""
     original = state.__init__
 
     @functools.wraps(original)

@@ -59,7 +59,7 @@ def require(backend: str) -> None:
 
 
 def awaited(backend: str | None) -> str:
-    """Name what making a backend available waits for; empty where it takes no time, or is not possible."""
+    """Describe what :func:`require` waits for; empty: it takes no time, or is not possible."""
     if backend not in ("ccl", AUTO):
         return ""
     try:
@@ -119,7 +119,8 @@ def wrap(backend: str | None, world_size: int) -> None:
 
 
 def _replace(original: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
-    # device_mesh and others have bound the name when they were imported.
+    """Replace a function in all modules that have it under its name."""
+    # Some, such as device_mesh, have imported the function itself.
     for module in list(sys.modules.values()):
         if getattr(module, "__dict__", {}).get(original.__name__) is original:
             setattr(module, original.__name__, wrapper)
@@ -132,7 +133,8 @@ def _compare_first(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs).arguments
-        # The default group has no list of ranks; a process outside the group no rank; torch's mpi no store.
+        # The members of a subgroup compare: other processes have no rank in it. torch's mpi has no store for
+        # that, and the default group no list of ranks.
         can_compare = arguments["group_rank"] is not None and arguments["store"] is not None
         if can_compare and arguments["global_ranks_in_group"]:
             _compare(arguments)
@@ -142,6 +144,7 @@ def _compare_first(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compare(arguments: dict[str, Any]) -> None:
+    """Exchange the backends of a group's ranks over its store, and refuse the group if they differ."""
     members = arguments["global_ranks_in_group"]
     store = PrefixStore(f"manycpu/backend/{arguments['group_name']}", arguments["store"])
     store.set(str(arguments["group_rank"]), _on_cpu(str(arguments["backend"])))

@@ -98,7 +98,7 @@ def take(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str], folder:
     key = hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
     own = folder / f"{key}.json"
     with _locked(folder / "lock"):
-        others = []
+        others = []  # records of other runs
         for path in sorted(folder.glob("*.json")):
             if path != own and _is_held(path):
                 others.append(json.loads(path.read_text()))
@@ -121,6 +121,7 @@ def folder_of_user(environ: Mapping[str, str]) -> Path:
 
 
 def _is_held(path: Path) -> bool:
+    """Whether a running process holds the lock of a run's record: then the run has not ended."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -130,26 +131,27 @@ def _is_held(path: Path) -> bool:
 
 
 def _place_beside(others: list[dict[str, Any]], plan: cpu_plan.CpuPlan) -> Share:
-    """Place the plan's ranks on cores that no other run has; on none, where too few are free."""
+    """Choose cores for the plan's ranks that no other run has; no core, if too few are free."""
     used = {number: str(other["run"]) for other in others for pin in other["pins"] for number in pin}
-    cores = {cpu.core for cpu in plan.machine.cpus if cpu.number in used}
-    free = [cpu for cpu in plan.machine.cpus if cpu.core not in cores]
-    each = max(1, int(plan.cores // plan.processes))
-    left = len({cpu.core for cpu in free})
-    if left >= plan.processes * each:
-        pins = pinned(free, plan.processes, each)
+    used_cores = {cpu.core for cpu in plan.machine.cpus if cpu.number in used}
+    free = [cpu for cpu in plan.machine.cpus if cpu.core not in used_cores]
+    cores_each = max(1, int(plan.cores // plan.processes))
+    free_cores = len({cpu.core for cpu in free})
+    if free_cores >= plan.processes * cores_each:
+        pins = pinned(free, plan.processes, cores_each)
         return Share(tuple(tuple(cpu.number for cpu in pin) for pin in pins))
     runs = sorted({used[cpu.number] for cpu in plan.machine.cpus if cpu.number in used})
-    needed = counted(plan.processes * each, "core")
+    needed = counted(plan.processes * cores_each, "core")
     return Share(
         (),
         f"the ranks are not pinned to cores: they need {needed}, and {', '.join(runs)}, which runs on this "
-        f"machine too, leaves {left}. Both are slower than alone",
+        f"machine too, leaves {free_cores}. Both are slower than alone",
     )
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file; BlockingIOError: it was not free within 30 s."""
     deadline = time.monotonic() + _LOCK_TIMEOUT_S
     with path.open("a") as file:
         while True:

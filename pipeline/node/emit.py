@@ -14,9 +14,9 @@ from manycpu.pipeline.spec import events
 
 _MESSAGE_LIMIT = 3000  # characters of JSON; the other fields of the line need some room too
 _PART_LIMIT: Final = 3500  # characters of JSON, of one part of a long text
-_FILES: Final[list[int]] = []
+_FILES: Final[list[int]] = []  # descriptors that may lead to the forwarder; empty: there is none
 _SIGNATURE: Final[list[str]] = []
-_IDENTITY: Final[list[tuple[int, int]]] = []
+_IDENTITY: Final[list[tuple[int, int]]] = []  # device and inode of the forwarder's pipe
 _LEAST_DESCRIPTOR: Final = 4096  # scripts do not expect files of their own at numbers this high
 
 
@@ -89,6 +89,7 @@ def warn(message: str) -> None:
 
 
 def _identity(file: int) -> tuple[int, int]:
+    """Return device and inode of an open file: equal for two descriptors of one pipe."""
     status = os.fstat(file)
     return status.st_dev, status.st_ino
 

@@ -93,6 +93,7 @@ def versions() -> dict[str, str]:
 
 
 def _load(file: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Load the function and its arguments, and define in ``__main__`` what came with them."""
     import cloudpickle
 
     try:
@@ -116,7 +117,7 @@ def _refuse(message: str) -> None:
 
 @contextmanager
 def _working_folder(notes: Mapping[str, Any]) -> Iterator[None]:
-    """Change to the notebook's folder; elsewhere to a new one, at the same place below a temporary root."""
+    """Change to the notebook's folder; elsewhere make one, at the same path below a temporary root."""
     here = Path(notes["folder"])
     if notes["same_machine"]:
         os.chdir(here)
@@ -147,7 +148,7 @@ def _working_folder(notes: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _report(returned: Any, place: Path) -> None:
-    """Report what was returned, or why it cannot be: then the training has succeeded all the same."""
+    """Report what was returned, or why that cannot be sent: the training has succeeded in both cases."""
     import cloudpickle
 
     if is_shallow(returned) and is_plain(returned):

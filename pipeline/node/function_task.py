@@ -23,7 +23,7 @@ from manycpu.pipeline.spec.exit_records import EXIT_RETURNED
 def call(function: Callable[..., Any]) -> None:
     """Call a function with the arguments of the task; rank 0 reports what it returns.
 
-    The rank ends with 89 if that is not JSON or more than 32 KiB of it, or if the function does not return.
+    The rank ends with 89 if what it returns is not JSON of at most 32 KiB, or if it does not return.
     """
     given = json.loads(sys.argv[1])
     places = {name: os.environ[f"MANYCPU_{name.upper()}"] for name in given["places"]}
@@ -56,6 +56,7 @@ def _as_json(name: str, value: Any) -> str:
 
 
 def _check_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a mapping two of whose keys are equal in JSON."""
     if len(found := dict(pairs)) < len(pairs):
         twice = next(name for name in found if sum(name == other for other, _ in pairs) > 1)
         raise ValueError(f"two keys of a mapping are {twice!r} in JSON, such as 1 and '1'")
@@ -63,6 +64,7 @@ def _check_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _as_number(value: Any) -> Any:
+    """Return the number in a scalar of numpy or torch."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         return value.item()
     raise TypeError(f"there is a {type(value).__name__} in it")

@@ -33,7 +33,7 @@ _POLL_INTERVAL_S: Final = 0.0002
 
 
 class Lines:
-    """Collects bytes and returns lines without their ends; of a progress bar only its last state.
+    """Collects bytes and returns lines without their newlines; of a progress bar only its last state.
 
     Args:
         signature: Begins each event of the rank itself.
@@ -45,7 +45,8 @@ class Lines:
     def feed(self, block: bytes) -> list[bytes]:
         """Add bytes; returns the lines that are complete now."""
         *whole, rest = (self._pending + block).split(b"\n")
-        # Of a progress bar the last finished state is kept too: its carriage return may begin an "\r\n".
+        # Of a progress bar, keep the last state that ended with "\r" and what follows; drop earlier states.
+        # That "\r" may be the first half of an "\r\n": then the state is the line.
         head, ended, tail = rest.rpartition(b"\r")
         self._pending = head.rpartition(b"\r")[2] + ended + tail
         if len(self._pending) > _PENDING_LIMIT:
@@ -79,7 +80,7 @@ def _printed(text: bytes) -> Iterator[bytes]:
     """Pass on what a program printed: an event only if programs may report it."""
     before, mark, after = text.partition(_MARK)
     kind = None
-    with suppress(ValueError, RecursionError):  # another version of Python may be able to read it
+    with suppress(ValueError, RecursionError):  # unreadable here, but perhaps not for a reader: no event
         event = json.loads(after.decode(errors="replace"))
         kind = event.get("event") if isinstance(event, dict) else None
     if not mark or not isinstance(kind, str) or kind in RESERVED:
@@ -109,6 +110,7 @@ class HiddenSecrets:
         names = environ.get("MANYCPU_USER_ENV", "").split(",")
         env = {name: environ[name] for name in names if name in environ}
         found = sorted(secrets_in({"env": env, "args": [*argv]}), key=len, reverse=True)
+        # The secrets, and all forms in which a line may have them: plain, in JSON, as a literal of Python.
         self._texts = [text for text in found if len(text) >= SHORTEST]
         written = {form for text in self._texts for form in (text, json.dumps(text)[1:-1], repr(text)[1:-1])}
         longest_first = sorted(written, key=len, reverse=True)
@@ -188,7 +190,7 @@ class PipeWriter:
         self._dropped = 0
 
     def drain(self, limit: int = 0) -> None:
-        """Wait, for a second at most, until the launcher has read all but so many bytes.
+        """Wait, for a second at most, until the launcher has read all but ``limit`` bytes.
 
         With 0 nothing is lost if the launcher is killed next.
         """

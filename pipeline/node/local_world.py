@@ -76,6 +76,7 @@ def fork_ranks(count: int) -> socket.socket | None:
 
 
 def _become_rank(rank: int, listener: socket.socket) -> socket.socket | None:
+    """Make this forked process a rank; returns the listener on rank 0, and closes it on others."""
     os.setpgid(0, 0)  # a terminal's signal reaches a rank once, through the process that started it
     os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank))
     if _ERROR_FILE in os.environ:
@@ -93,10 +94,10 @@ def _error_file_of(rank: int, path: str) -> str:
 def _wait(ranks: dict[int, int]) -> tuple[int, int | None]:
     """Wait for all ranks; end the others once one has failed, or when this process gets an ending signal.
 
-    The exit code is as a shell writes it, the rank the one that failed first; None where no rank did.
+    Returns the exit code as a shell has it, and the rank that failed first; None: no rank did.
     """
-    first: tuple[int, int | None] | None = None
-    deadline = None
+    first: tuple[int, int | None] | None = None  # exit code and rank of the first failure
+    deadline = None  # the end of the grace period; None: it has not begun, or is over
     while ranks:
         if deadline is None:
             received: signal.struct_siginfo | None = signal.sigwaitinfo(_SIGNALS)
@@ -112,7 +113,7 @@ def _wait(ranks: dict[int, int]) -> tuple[int, int | None]:
             _send(ranks, number)
         elif failed and first is None:
             _send(ranks, signal.SIGTERM)
-        if first is None and (failed or number in _ENDING):
+        if first is None and (failed or number in _ENDING):  # the others now have a grace period
             first, deadline = failed or (128 + number, None), time.monotonic() + GRACE
     return first or (0, None)
 

@@ -63,7 +63,7 @@ def forward_logs(child: int, stream: int, signature: str, of: Rank, host: str) -
         host: The name of this host.
     """
     launcher, rank = os.getppid(), of.rank
-    killer = _start_orphan_killer(child)
+    killer = _start_orphan_killer(child)  # ends the rank's children even if this process is killed
     kernel.adopt_orphans()  # what the script leaves running becomes a child of this process, which ends it
     wake = _wake_on_signals(child)
     folder = os.environ.get("MANYCPU_LOGS")
@@ -73,7 +73,7 @@ def forward_logs(child: int, stream: int, signature: str, of: Rank, host: str) -
     try:
         status = _serve(child, stream, writer, wake, launcher)
         if status == 0:  # a script that failed is expected to leave processes
-            warnings = _warn_of_left(stream, writer, killer)
+            warnings = _warn_of_leftovers(stream, writer, killer)
     except OrphanedError:
         status = _end(child)
     _kill_all(child)
@@ -109,7 +109,7 @@ class _ExitRecord:
         self._lines: dict[tuple[str, int], str] = {}
 
     def note(self, line: bytes) -> None:
-        """Keep a line that decides how the rank's end is judged; of several of one event the last one."""
+        """Keep a line by which the rank's end is judged; a later line of the same event replaces it."""
         if not self._folder or not line.startswith(_MARK):
             return
         kind, event = "", {}
@@ -134,6 +134,8 @@ class _ExitRecord:
 
 
 class _Writer:
+    """Writes the lines of the rank: to the launcher, to the log on the volume, to the exit record."""
+
     def __init__(self, prefix: bytes, signature: bytes, log: RankLog | None) -> None:
         self._prefix, self._log = prefix, log
         self.record = _ExitRecord()
@@ -169,6 +171,7 @@ class _Writer:
         self._out.drain()
 
     def _write(self, lines: list[bytes]) -> None:
+        """Write lines without their secrets: to the exit record, to the log, and to the launcher."""
         for line in map(self._secrets.hide, lines):
             self.record.note(line)
             prefix = b"" if line.startswith(_OF_THE_RUN) else self._prefix
@@ -188,7 +191,7 @@ def _serve(child: int, stream: int, writer: _Writer, wake: int, launcher: int) -
         ready, _, _ = select.select(readers, [], [], interval_s)
         if wake in ready:
             with suppress(BlockingIOError):
-                while os.read(wake, 512):
+                while os.read(wake, 512):  # empties the pipe
                     pass
         if stream in ready and not writer.read(stream):
             readers.remove(stream)
@@ -221,13 +224,13 @@ def _reap(child: int) -> int | None:
     return None
 
 
-def _warn_of_left(stream: int, writer: _Writer, killer: int) -> list[str]:
+def _warn_of_leftovers(stream: int, writer: _Writer, killer: int) -> list[str]:
     """Return the warning about processes that the script left running, such as an upload that hangs.
 
     Processes that end by themselves within two seconds are left out.
     """
     deadline = time.monotonic() + _HELPER_GRACE_S
-    while (left := _names_of_left(but=killer)) and time.monotonic() < deadline:
+    while (left := _names_of_leftovers(but=killer)) and time.monotonic() < deadline:
         time.sleep(0.05)
         with suppress(OrphanedError):
             writer.read(stream)  # so that none of them hangs because the pipe is full
@@ -241,17 +244,17 @@ def _warn_of_left(stream: int, writer: _Writer, killer: int) -> list[str]:
 
 def _wake_on_signals(child: int) -> int:
     """Forward signals from now on, also while a write blocks; returns a pipe that wakes up the loop."""
-    wake, wakened = os.pipe()
-    for end in (wake, wakened):
+    wake, write_end = os.pipe()
+    for end in (wake, write_end):
         os.set_blocking(end, False)
-    signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
 
     def forward(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         _kill(child, number)
 
     for number in _FORWARDED:
         signal.signal(number, forward)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, it would not wake the loop up
     return wake
 
 
@@ -266,7 +269,7 @@ class _Process(NamedTuple):
     name: str
 
 
-def _names_of_left(but: int) -> list[str]:
+def _names_of_leftovers(but: int) -> list[str]:
     """Name the processes below this one that still run, without the process ``but``."""
     children: defaultdict[int, list[_Process]] = defaultdict(list)
     for process in _running():
@@ -315,6 +318,7 @@ def _start_orphan_killer(group: int) -> int:
 
 
 def _running() -> Iterator[_Process]:
+    """Yield the processes of this PID namespace that have not ended."""
     for file in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             # The name in parentheses may contain anything; state and parent follow the last parenthesis.

@@ -153,6 +153,7 @@ def _say_metrics(values: dict[str, Any], fields: dict[str, Any]) -> None:
 
 
 def _as_json(name: str, value: Any) -> Any:
+    """Return a value as JSON can hold it: a number that is not finite becomes null, with a warning."""
     value = value.item() if hasattr(value, "item") else value
     if isinstance(value, float) and not math.isfinite(value):
         warn(f"{name} is {value}: JSON has no such number, null is recorded")
@@ -162,8 +163,8 @@ def _as_json(name: str, value: Any) -> Any:
 
 def _read(output: Path, name: str) -> dict[str, Any]:
     """Read a file of the Trainer: of the output, else the newest in a folder of it, such as a checkpoint."""
-    below = [file for pattern in (name, f"*/{name}", f"*/*/{name}") for file in output.glob(pattern)]
-    file = output / name if output / name in below else max(below, key=_modified, default=None)
+    found = [file for pattern in (name, f"*/{name}", f"*/*/{name}") for file in output.glob(pattern)]
+    file = output / name if output / name in found else max(found, key=_modified, default=None)
     content: dict[str, Any] = {} if file is None else json.loads(file.read_text())
     return content
 
@@ -176,6 +177,7 @@ def _modified(file: Path) -> float:
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Select the values that are numbers."""
     return {
         name: value
         for name, value in values.items()

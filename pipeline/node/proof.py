@@ -26,9 +26,9 @@ _ANY_PORT: Final = 9
 
 
 class Meeting(NamedTuple):
-    """Who met: a record of each rank, in the order of ranks."""
+    """The ranks that met: a record of each, in the order of ranks."""
 
-    me: dict[str, Any]
+    me: dict[str, Any]  # the record of this rank
     records: tuple[dict[str, Any], ...]
     backend: str | None = None
     """The collective backend that all of them use; None: the script chooses."""
@@ -54,10 +54,10 @@ def meet(
         no_ccl: Why this rank cannot use the backend ccl; empty where it can.
         listener: The socket on which rank 0 serves the store; None: rank 0 opens MASTER_PORT itself.
     """
-    me = _describe(rank, requested, plan) | {"no_ccl": no_ccl}
+    me = _own_record(rank, requested, plan) | {"no_ccl": no_ccl}
     # With a listener the store is needed for one rank too: the script meets itself there.
-    met = rank.world_size > 1 or listener is not None
-    records = _exchange(rank, me, requested, listener) if met else [me]
+    must_meet = rank.world_size > 1 or listener is not None
+    records = _exchange(rank, me, requested, listener) if must_meet else [me]
     if finished := max(record["finished"] for record in records):  # one rank that sees it is enough
         return Meeting(me, tuple(records), finished=finished)
     requested.check_meeting(records)
@@ -74,9 +74,9 @@ def meet(
 
 
 def choose_interface(meeting: Meeting) -> None:
-    """Set GLOO_SOCKET_IFNAME if it is not set: gloo alone may bind to an address that others cannot reach.
+    """Set GLOO_SOCKET_IFNAME if it is not set: by itself gloo may use an address that others cannot reach.
 
-    On one machine that is the loopback interface; between machines never.
+    Ranks of one machine use the loopback interface, others the one by which they reach another machine.
     """
     if os.environ.get("GLOO_SOCKET_IFNAME") or len(meeting.records) == 1:
         return
@@ -103,7 +103,8 @@ def _own_address_towards(address: str, port: int) -> str:
         return ""
 
 
-def _describe(rank: Rank, requested: RequestedWorld, plan: CpuPlan) -> dict[str, Any]:
+def _own_record(rank: Rank, requested: RequestedWorld, plan: CpuPlan) -> dict[str, Any]:
+    """Build the record of this rank, which all other ranks read."""
     host = os.environ.get("MANYCPU_HOST") or socket.gethostname()
     finished: list[dict[str, Any]] = []  # records of a round of this attempt that all ranks have finished
     with contextlib.suppress(OSError, KeyError):
@@ -128,6 +129,7 @@ def _describe(rank: Rank, requested: RequestedWorld, plan: CpuPlan) -> dict[str,
 def _exchange(
     rank: Rank, me: dict[str, Any], requested: RequestedWorld, listener: socket.socket | None
 ) -> list[dict[str, Any]]:
+    """Meet at the store of rank 0 or of torchrun's agent; returns the records of all ranks."""
     limit = timedelta(seconds=requested.timeout)
     try:
         base = _connect(rank, limit, listener)
@@ -162,6 +164,7 @@ def _exchange(
 
 
 def _connect(rank: Rank, limit: timedelta, listener: socket.socket | None) -> Store:
+    """Connect to the store at MASTER_ADDR; serve it, if this is rank 0 and torchrun's agent does not."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if listener is not None:
         own: dict[str, Any] = {"is_master": True, "multi_tenant": True, "master_listen_fd": listener.detach()}
@@ -187,6 +190,7 @@ def _restart_count() -> int:
 def _describe_missing(
     rank: Rank, store: Store, seats: list[str], requested: RequestedWorld, error: Exception
 ) -> str:
+    """Write which ranks have come: the others are missing."""
     try:
         came = [json.loads(store.get(name)) for name in seats if store.check([name])]
     except DistError:  # rank 0 timed out a moment earlier, and its store is gone

@@ -46,6 +46,7 @@ def run(rank: world.Rank, argv: list[str], listener: socket.socket | None = None
 
 
 def _run(rank: world.Rank, program: script.Program, listener: socket.socket | None) -> int:
+    """Prepare the rank, meet the others, run the program and check how it trained; returns its exit code."""
     requested = world.read_requested(os.environ)
     requested.check_world(rank)
     plan = _plan_cpus(rank)
@@ -61,6 +62,7 @@ def _run(rank: world.Rank, program: script.Program, listener: socket.socket | No
 
     if waited_for := backends.awaited(requested.backend):
         start.waits_for(waited_for)
+    # Without a backend in the run, the ranks choose when they meet: ccl, if no rank lacks it.
     no_ccl = backends.lacking("ccl") if requested.backend == world.AUTO else ""
     if requested.backend and requested.backend != world.AUTO:
         backends.require(requested.backend)
@@ -127,7 +129,7 @@ def _check(program: script.Program, rank: world.Rank, world_size: int, devices: 
 
 
 def _warn_of_training_alone(rank: world.Rank, pace: "StepPace", devices: "Devices | None") -> None:
-    """Warn of what the check cannot know to be wrong: ranks may mean to train apart for many steps."""
+    """Warn if ranks exchanged nothing in most of their steps: no error, since a program may mean that."""
     alone = pace.trained_alone() if devices is None else ""  # XLA communicates by itself
     if alone and rank.rank == 0 and rank.world_size > 1:
         warn(

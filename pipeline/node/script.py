@@ -84,7 +84,7 @@ class Program(NamedTuple):
 
 
 def translated(program: Program, backend: str | None) -> Program:
-    """Translate the arguments of a program that passes them to a current Trainer; others stay as they are."""
+    """Translate old options of a program, if it passes them to a Trainer that no longer has them."""
     if program.name.startswith(_RECIPES) or not any(_OPTION.fullmatch(word) for word in program.args):
         return program
     try:
@@ -153,7 +153,7 @@ def execute(program: Program) -> int:
 
 
 def warn_of_forks() -> None:
-    """Warn once when the script forks a process while threads run that it has started since this call.
+    """Warn once if the script forks a process while threads run that it started after this call.
 
     Workers of torch's data loaders are left out: they are forked at any time, and compute with one thread.
     """
@@ -190,6 +190,7 @@ def _thread_name(task: Path) -> str:
 
 
 def _exit_code(end: SystemExit) -> int:
+    """Return the exit code that Python would have; a text instead of a number is printed and reported."""
     if isinstance(end.code, int):
         # The system keeps the low byte only, and would take 256 for a success.
         return end.code if end.code & 0xFF or not end.code else 1
@@ -201,6 +202,7 @@ def _exit_code(end: SystemExit) -> int:
 
 
 def _report(error: Exception) -> None:
+    """Print an exception as Python does, and report it as an event."""
     sys.stdout.flush()
     if sys.excepthook is sys.__excepthook__ or sys.excepthook.__module__.startswith("torch."):
         traceback.print_exception(error)  # Python's and torch's hooks show no line of a notebook's cell

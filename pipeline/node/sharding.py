@@ -134,7 +134,7 @@ def shard(
     ranks = mesh(mode)
     for block in found:
         if checkpoint_activations:
-            _compute_again(block)
+            _recompute_activations(block)
         fully_shard(block, mesh=ranks, mp_policy=inner)
     fully_shard(model, mesh=ranks, mp_policy=policy)
     if spans_nodes():
@@ -157,9 +157,9 @@ def block_names(model: nn.Module, classes: Sequence[type[nn.Module]] = ()) -> li
 
 
 def overlap(model: nn.Module) -> None:
-    """Gather the next block while one computes; without streams, by asynchronous collectives.
+    """Gather the parameters of the next block while a block computes, by asynchronous collectives.
 
-    It is for ranks of several nodes: within one, the cores that gather are those that compute.
+    It helps ranks of several nodes alone: within one node, the cores that gather are those that compute.
     """
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for module in modules:
@@ -201,7 +201,7 @@ def save(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer,
         RuntimeError: The ranks do not share the folder.
         TypeError: JSON has no such value.
     """
-    noted, place, new = json.dumps(extra), Path(folder), _new(folder)
+    extra_json, place, new = json.dumps(extra), Path(folder), _new(folder)
     if _rank() == 0:
         if (new / ".metadata").exists() and not place.exists():  # killed before it took its place
             new.rename(place)
@@ -212,8 +212,9 @@ def save(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer,
     with _without_empty_groups(optimizer):
         states = get_state_dict(model, optimizer, options=_OPTIONS)
     trained = _trained(model, states[0])
-    save_shares({"model": trained, "optimizer": states[1], _EXTRA: noted}, checkpoint_id=new)
+    save_shares({"model": trained, "optimizer": states[1], _EXTRA: extra_json}, checkpoint_id=new)
     _barrier()
+    # Each rank tells whether it sees what rank 0 wrote last.
     shared = [(new / ".metadata").exists()] * _ranks()
     if dist.is_initialized():
         dist.all_gather_object(shared, shared[0])
@@ -230,6 +231,7 @@ def save(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer,
 
 
 def _new(folder: str | Path) -> Path:
+    """Name the folder in which a checkpoint is written, before it takes the place of the old one."""
     return Path(folder).with_name(f".{Path(folder).name}.new")
 
 
@@ -251,7 +253,7 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
         trained = _trained(model, model_state)
         try:
             stored = FileSystemReader(folder).read_metadata().state_dict_metadata
-            kept = _kept(trained, optimizer_state, stored)
+            kept = _stored_part(trained, optimizer_state, stored)
             state: dict[str, Any] = {"model": trained, "optimizer": kept, _EXTRA: ""}
             load_shares(state, checkpoint_id=folder)
         except (CheckpointException, OSError, ValueError) as error:
@@ -267,14 +269,16 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
     return extra
 
 
-def _kept(model: dict[str, Any], optimizer: dict[str, Any], stored: Collection[str]) -> dict[str, Any]:
-    """Return what a checkpoint has of an optimizer's state; that of parameters of no batch begins at 0.
+def _stored_part(model: dict[str, Any], optimizer: dict[str, Any], stored: Collection[str]) -> dict[str, Any]:
+    """Return the part of an optimizer's state that can be read from a checkpoint.
+
+    A parameter that no batch has used yet has no state there: its state in the optimizer is set to 0.
 
     Raises:
         ValueError: The checkpoint is of another model or optimizer.
     """
-    ours = {*(f"model.{name}" for name in model), *(f"optimizer.{name}" for name in optimizer)}
-    others = [name for name in stored if name.startswith(("model.", "optimizer.state.")) and name not in ours]
+    own = {*(f"model.{name}" for name in model), *(f"optimizer.{name}" for name in optimizer)}
+    others = [name for name in stored if name.startswith(("model.", "optimizer.state.")) and name not in own]
     if others:
         raise ValueError(f"it is of another model or optimizer: it has {min(others)}")
     kept = {name: value for name, value in optimizer.items() if f"optimizer.{name}" in stored}
@@ -287,14 +291,14 @@ def _kept(model: dict[str, Any], optimizer: dict[str, Any], stored: Collection[s
 
 
 def _trained(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
-    """Leave out frozen parameters under their second names too, which torch forgets: of a tied head."""
+    """Leave frozen parameters out of a state: torch keeps one under its second name, such as a tied head."""
     frozen = {name for name, each in model.named_parameters(remove_duplicate=False) if not each.requires_grad}
     return {name: each for name, each in state.items() if name not in frozen}
 
 
 @contextlib.contextmanager
 def _without_empty_groups(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Hide groups without parameters, which torch cannot read back: LoRA has none without weight decay."""
+    """Hide groups without parameters, such as LoRA's without weight decay: torch cannot read them back."""
     groups = optimizer.param_groups
     optimizer.param_groups = [group for group in groups if group["params"]]
     try:
@@ -321,7 +325,7 @@ def fault(folder: str | Path) -> str | None:
         stored = FileSystemReader(folder).read_metadata().storage_data
     except Exception as error:  # noqa: BLE001 - a pickle may fail in any way
         return f".metadata is damaged: {error!r}"
-    ends: dict[str, int] = {}
+    ends: dict[str, int] = {}  # file -> the bytes that it must have
     for item in (stored or {}).values():
         ends[item.relative_path] = max(ends.get(item.relative_path, 0), item.offset + item.length)
     for name, end in sorted(ends.items()):
@@ -350,7 +354,7 @@ def export(model: nn.Module, folder: str | Path) -> None:
             _write_file(target / file_name, {key: state[key] for key in keys})
         else:
             for key in keys:
-                _whole(state[key])
+                _whole(state[key])  # rank 0 gathers the same tensors in the same order
     if _rank() == 0 and len(files) > 1:
         weights = {key: name for name, keys in zip(names, files, strict=True) for key in keys}
         index = {"metadata": {"total_size": sum(_size(state[key]) for key in weights)}, "weight_map": weights}
@@ -384,7 +388,8 @@ def _write_file(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     unfinished.replace(path)
 
 
-def _compute_again(block: nn.Module) -> None:
+def _recompute_activations(block: nn.Module) -> None:
+    """Have a block keep its inputs alone: the backward pass computes the rest once more."""
     forward = block.forward
 
     def checkpointed(*args: Any, **kwargs: Any) -> Any:

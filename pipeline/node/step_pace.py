@@ -21,7 +21,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from manycpu.pipeline.node.emit import say
 
 _REPORT_INTERVAL_S: Final = 10.0  # at least
-_SAMPLES: Final[list[int]] = []  # of a step; empty or 0: not known
+_SAMPLES: Final[list[int]] = []  # of a step, as the only element; empty or 0: not known
 _WAIT_TIMES: Final = ("avg_backward_comm_time", "avg_backward_compute_comm_overlap_time")  # in nanoseconds
 _NANOSECONDS: Final = 1e9  # in a second
 _MODELS: Final[list[weakref.ref[Any]]] = []
@@ -41,13 +41,13 @@ class StepPace:
         self._optimizer: weakref.ref[Optimizer] | None = None
         self._other_steps = 0  # of other optimizers, since the last one of this optimizer
         self._steps = 0
-        self._calls: int | None = None
-        self._alone = 0  # steps since whose predecessor the process called no collective
+        self._calls: int | None = None  # of collectives, up to the last step; None: not known
+        self._alone = 0  # steps in which the process called no collective
         self._last = self._reported = 0.0
         self._seconds: deque[float] = deque(maxlen=_MAX_DURATIONS)
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Count a step of one optimizer; others share its steps, until the first is no longer used."""
+        """Count a step of the first optimizer; a step of another one counts once the first is not used."""
         first = self._optimizer() if self._optimizer else None
         if first is not None and first is not optimizer and self._other_steps < _MAX_OTHER_STEPS:
             self._other_steps += 1
@@ -67,7 +67,7 @@ class StepPace:
             self.report()
 
     def trained_alone(self) -> str:
-        """Describe a training without the others in more than half of the steps; empty where it is none."""
+        """Say that this rank exchanged nothing in more than half of the steps; empty: it did."""
         timed = max(0, self._steps - 1)  # the first step may follow a broadcast of the weights
         if self._alone * 2 <= timed:
             return ""

@@ -83,6 +83,7 @@ class RequestedWorld(NamedTuple):
     backend: str | None
     """A name, :data:`AUTO`, or None: the script chooses."""
     spread: bool
+    """Whether each node must be another machine."""
     timeout: int
     """Seconds to wait for all ranks."""
     devices: int | None = None

@@ -50,10 +50,11 @@ class Steps:
 
     def __init__(self, compiled: Callable[[], Compiled], clock: Callable[[], float] = time.monotonic) -> None:
         self._compiled, self._clock = compiled, clock
-        self._usual: Shapes = ()
+        self._usual: Shapes = ()  # of the first batch
+        # Of the present step: its shapes, when it began, and what was compiled before.
         self._present: tuple[Shapes, float, Compiled] | None = None
         self._slow: list[Compiled] = []  # of the first steps, until one compiles nothing
-        self._first = self._later = 0.0
+        self._first = self._later = 0.0  # seconds of the first step, and of all that compiled nothing
         self._later_steps = 0
         self._warned: set[Shapes] = set()
 
@@ -65,7 +66,7 @@ class Steps:
         self._present = present, self._clock(), self._compiled()
 
     def ends(self) -> None:
-        """End the step: there is no batch after this one, or not now."""
+        """End the present step, if there is one: no batch follows now."""
         if self._present is None:
             return
         (shapes, since, before), self._present = self._present, None
@@ -74,7 +75,7 @@ class Steps:
         if compiled.number:
             self._note_compilation(shapes, compiled)
             return
-        if self._slow and not self._later_steps:
+        if self._slow and not self._later_steps:  # the first step that compiled nothing
             total = Compiled(sum(one.number for one in self._slow), sum(one.seconds for one in self._slow))
             count = len(self._slow)
             steps = "the first step was" if count == 1 else f"the first {count} steps were"
@@ -96,6 +97,7 @@ class Steps:
         return values
 
     def _note_compilation(self, shapes: Shapes, compiled: Compiled) -> None:
+        """Record that a step compiled; warn of a new shape of its batch, a few times."""
         if not self._later_steps:
             self._slow.append(compiled)
         if shapes == self._usual or shapes in self._warned or len(self._warned) == _MAX_WARNINGS:
@@ -237,7 +239,7 @@ def _wrap_accelerate() -> None:
     @functools.wraps(make)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        # Accelerate leaves autocast out on TPUs, and sets a variable instead that is not read any more.
+        # On TPUs Accelerate does not set this: it sets a variable that torch_xla no longer reads.
         self.native_amp = self.native_amp or self.mixed_precision == "bf16"
         if _downcasts() and self.mixed_precision != "bf16":
             raise ValueError(f"downcast_bf16 needs mixed_precision 'bf16', not {self.mixed_precision!r}")

@@ -104,7 +104,7 @@ class CellDisplay(Silent):
         self._block, self._paced = block, Paced(self._say_progress)
         self.returned = Returned()
         """What rank 0 returned."""
-        self._tails: dict[int, list[str]] = {}
+        self._tails: dict[int, list[str]] = {}  # rank -> its last lines
         self._meeting: str | None = None
         self._ranks_that_raised: set[int] = set()
         self._failures: list[Failure] = []
@@ -126,18 +126,13 @@ class CellDisplay(Silent):
             self.say(f"warning: {text}")
 
     def begin(self, verb: str) -> None:
-        self._current_step, self._step_text, self._fraction_done = (
-            "training" if verb == "wait" else verb,
-            "",
-            None,
-        )
+        self._current_step = "training" if verb == "wait" else verb
+        self._step_text, self._fraction_done = "", None
         self._draw()
 
     def progress(self, done: int, total: int) -> None:
-        self._step_text, self._fraction_done = (
-            f"{decimal(done)} of {decimal(total)}",
-            done / total if total else None,
-        )
+        self._step_text = f"{decimal(done)} of {decimal(total)}"
+        self._fraction_done = done / total if total else None
         self._draw()
 
     def finding(self, finding: Finding) -> None:
@@ -208,6 +203,7 @@ class CellDisplay(Silent):
             self.say(event.sentence())
 
     def _show_progress(self, event: ProgressEvent | MetricsEvent) -> None:
+        """Put an event's progress, or its metrics, into the block."""
         if isinstance(event, MetricsEvent):
             self._metrics_text = ", ".join(
                 f"{name} {v:.4g}" if isinstance(v, float) else f"{name} {v}"

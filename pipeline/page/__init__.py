@@ -74,11 +74,7 @@ def as_html(report: Mapping[str, Any]) -> str:
 
 
 def as_frame(report: Mapping[str, Any]) -> str:
-    """Write a report as a frame for a notebook's cell; the sandbox keeps it from the notebook's page.
-
-    Args:
-        report: As of :func:`as_html`.
-    """
+    """Write a report as a frame for a notebook's cell; its scripts cannot reach the notebook's page."""
     frame = 'sandbox="allow-scripts" title="Report of a training" width="100%" height="640" style="border: 0"'
     return f'<iframe {frame} srcdoc="{escape(as_html(report))}"></iframe>'
 

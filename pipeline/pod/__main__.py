@@ -19,8 +19,8 @@ def main(command: str) -> int:
     """Answer one request, or idle."""
     if command == "idle":
         return idle(float(sys.argv[2]))
-    stdin, stdout = open(0, "rb", buffering=1 << 20), open(os.dup(1), "wb")  # noqa: PTH123, SIM115 - for ever
-    os.dup2(2, 1)  # output of libraries must not mix with frames
+    stdin, stdout = open(0, "rb", buffering=1 << 20), open(os.dup(1), "wb")  # noqa: PTH123, SIM115 - stay open
+    os.dup2(2, 1)  # what libraries print to stdout goes to stderr, and not between frames
     try:
         streams = direct.accept(stdin, stdout) if sys.argv[2:] == ["direct"] else None
     except ConnectionError:
@@ -28,7 +28,7 @@ def main(command: str) -> int:
     with Channel(streams or stdin, streams or stdout, lambda: os._exit(os.EX_UNAVAILABLE)) as channel:
         code = answer(channel, command)
         stdout.flush()
-        # At once: Python would wait for a thread that reads stdin.
+        # Not sys.exit: Python would wait for the thread that reads stdin.
         os._exit(code)
 
 

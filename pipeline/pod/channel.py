@@ -1,9 +1,9 @@
 """Messages and file contents between the worker and a helper pod, over two byte streams.
 
 A frame is its kind (one byte), its length (four bytes, big-endian) and its content: a message in JSON, or the
-next bytes of the files that are sent, one file after another without boundaries. An end without anything to
-send sends heartbeats, so that the other end notices when it is gone. A heartbeat needs progress of the work:
-an end whose disk does not answer sends an error, and is silent from then on.
+next bytes of the files that are sent, one file after another without boundaries. Each end sends heartbeats,
+so that the other end notices when it is gone. It sends them only while its own work makes progress: an end
+whose disk does not answer sends an error, and is silent from then on.
 """
 
 import json
@@ -75,7 +75,7 @@ class Channel:
     Args:
         reader: The stream with the other end's frames.
         writer: The stream for frames to the other end.
-        close: Ends both streams, also under a thread that waits for one.
+        close: Ends both streams, also while a thread waits for one of them.
         progress: Called with the bytes that the other end has done, and bytes in all.
         silence: Seconds without a frame after which the other end is presumed dead.
 
@@ -163,7 +163,7 @@ class Channel:
         return frame
 
     def _next_frame(self) -> Message | Content:
-        """Wait for the next frame, and raise the error that the thread that reads has put in its place."""
+        """Wait for the next frame; raise the error if the reading thread has queued one instead."""
         while True:
             self._report_progress()
             try:
@@ -212,9 +212,10 @@ class Channel:
             self._writer.flush()
 
     def _cause(self, error: Exception) -> Exception:
-        """Return the error that the other end sent before it closed, which may still arrive; else ``error``.
+        """Wait a moment for an error that the other end sent before it closed; return it, else ``error``.
 
-        Only for the thread that receives frames: it empties the queue, which makes room for the error.
+        This drops the frames in the queue, so that the reading thread reaches the error: only the thread that
+        receives frames may call it.
         """
         deadline = time.monotonic() + BEAT
         while self._failure is None and time.monotonic() < deadline:
@@ -258,7 +259,7 @@ class Channel:
         return content
 
     def _send_heartbeats(self) -> None:
-        """Run in a thread: send heartbeats while this end's work makes progress; then an error, and close."""
+        """Run in a thread: send heartbeats; if this end's work stands still, send an error, and close."""
         text = f"its work has stood still for {self._stuck:g} s: the disk or volume there does not answer"
         stuck = json.dumps({"kind": "error", "reason": "stuck", "text": text}).encode()
         while not self._ended.wait(min(BEAT, self._stuck / 4)) and self._failure is None:
@@ -295,7 +296,7 @@ def send_rows(channel: Channel, kind: str, rows: Rows[Row], **fields: Any) -> No
 
 
 def receive_rows(channel: Channel, message: Message, kind: Callable[[str, int, str, bool], Row]) -> Rows[Row]:
-    """Receive the list of files that follows a message.
+    """Receive the list of files that follows a message; ``kind`` is the class of its rows, Item or File.
 
     Raises:
         TransferError: A path leads out of the folder, or the list is cut off.
@@ -349,7 +350,7 @@ class Incoming:
 
     def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
         """Send how many bytes of each file exist here, and then receive the rest of each file in turn."""
-        counts = memoryview(array("q", starts if any(starts) else [])).cast("B")
+        counts = memoryview(array("q", starts if any(starts) else [])).cast("B")  # empty: none of any file
         self._channel.send_message("have", bytes=len(counts))
         _send_blocks(self._channel, counts)
         return self._receive_files(items, starts)
@@ -390,7 +391,7 @@ def send_files(channel: Channel, source: Hashing, items: Rows[Item], starts: Seq
         size = start
         for block in reading.blocks:
             size += len(block)
-            if size > item.size:
+            if size > item.size:  # it grew since it was listed
                 break
             channel.send_content(block)
         if size != item.size:

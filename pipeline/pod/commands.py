@@ -73,7 +73,7 @@ def receive(channel: Channel, folder: str, **request: Any) -> None:
     """
     source = Incoming(channel, receive_rows(channel, request, Item))
 
-    def ask_for_digest() -> str:
+    def ask_for_digest() -> str:  # called if the volume has a copy of the same list of files
         channel.send_message("alike")
         return str(channel.receive_message("digest")["sha256"])
 
@@ -154,11 +154,11 @@ def write_beside(channel: Channel, url: str, key: str, name: str, text: str) -> 
 
 
 def read(channel: Channel, url: str, name: str) -> None:
-    """Read a small file from a URL, and list two of the files in its folder, but no run.log."""
+    """Read a small file of the folder at a URL, and list the first two files there, a run's run.log aside."""
     location = Location.of(url, "run.output")
     items = location.without_odd(lambda *_: None).items() if location.exists() else ()
-    own = transfer.for_people(location)
-    files = (item.path for item in items if not item.is_folder and item.path not in own)
+    own_files = transfer.for_people(location)
+    files = (item.path for item in items if not item.is_folder and item.path not in own_files)
     names = list(islice(files, 2))
     channel.send_message("done", text=location.read_text(name), names=names)
 
@@ -180,7 +180,7 @@ def remove(channel: Channel, folder: str) -> None:
     channel.send_message("done")
 
 
-def trim(channel: Channel, folder: str, within: str) -> None:
+def trim(channel: Channel, folder: str, within: str, checkpoints: bool = True) -> None:
     """Delete everything in a folder except a run's outputs and checkpoints; answer which of these have files.
 
     A result that has no file is deleted too.
@@ -189,9 +189,10 @@ def trim(channel: Channel, folder: str, within: str) -> None:
         channel: The other end.
         folder: The run's folder.
         within: The folder to clear: the run's, or one around it that belongs to the run alone.
+        checkpoints: Whether the checkpoints are results too.
     """
     run = Path(folder)
-    candidates = [run / "checkpoints", *sorted(run.glob("attempts/*/output"))]
+    candidates = [*([run / "checkpoints"] if checkpoints else []), *sorted(run.glob("attempts/*/output"))]
     results = [path for path in candidates if _has_files(path)]
     _delete_others(Path(within), results, channel.tick)
     channel.send_message("done", results=[path.relative_to(run).as_posix() for path in results])

@@ -76,7 +76,7 @@ class Streams:
     def close(self) -> None:
         """End both, also under threads that read and write."""
         for connection in (self._reading, self._writing):
-            with suppress(OSError):  # SSLSocket's own shutdown would remove TLS under them
+            with suppress(OSError):  # SSLSocket's own shutdown would end TLS while these threads use it
                 socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     def release(self) -> None:

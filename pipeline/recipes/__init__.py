@@ -19,7 +19,7 @@ def start(recipe: str, argv: Sequence[str], extras: str = "train") -> int:
         argv: The program's arguments.
         extras: The extras of manycpu that it needs.
     """
-    # Late: `--help`, and spawned processes, which import the program too, do not wait for torch.
+    # Imported late: `--help` and spawned processes, which import the program too, need not wait for torch.
     try:
         parsed = _part(recipe, "options", extras).parse(argv, os.environ)
         _part(recipe, "training", extras).run(parsed, os.environ)
@@ -30,6 +30,7 @@ def start(recipe: str, argv: Sequence[str], extras: str = "train") -> int:
 
 
 def _part(recipe: str, name: str, extras: str) -> Any:
+    """Import a module of a recipe; raise BadInputError if a package that it needs is not installed."""
     try:
         return import_module(f"{__name__}.{recipe}.{name}")
     except ModuleNotFoundError as error:

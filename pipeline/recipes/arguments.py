@@ -52,7 +52,7 @@ _LIKE: Final = 0.8
 
 
 def option(default: Any, text: str) -> Any:
-    """Describe an option of a recipe."""
+    """Make the dataclass field of an option, with its default and its help text."""
     return field(default=default, metadata={"help": text})
 
 
@@ -67,7 +67,7 @@ class Parser(HfArgumentParser):
         raise BadInputError(message, field="run.args", fix="`--help` lists all options")
 
     def read(self, words: Sequence[str]) -> tuple[Any, ...]:
-        """Read words into one object of each dataclass."""
+        """Parse the words of a command line into one object of each dataclass."""
         try:
             *found, unknown = self.parse_args_into_dataclasses(
                 list(words), return_remaining_strings=True, look_for_args_file=False
@@ -83,13 +83,16 @@ class Parser(HfArgumentParser):
 
 
 def bf16_by_default(given: recipe_options.Options, env: Mapping[str, str]) -> tuple[bool, list[str]]:
-    """Say whether a run computes in bf16 unless an option says so, with a note if the processor decides."""
+    """Return the default of the option bf16, and a note if the processor decided it.
+
+    An option for another number format makes the default False; else ``run.dtype`` says it.
+    """
     if {"bf16", "mixed_precision"} & given.keys() or recipe_options.is_on(given, "fp16"):
         return False, []
-    asked = env.get("MANYCPU_DTYPE")
-    if asked == "auto" and has_bf16(processor_flags()):
+    dtype = env.get("MANYCPU_DTYPE")
+    if dtype == "auto" and has_bf16(processor_flags()):
         return True, ["in bf16, for which this processor has instructions; run.dtype: fp32 is more exact"]
-    return asked == "bf16", []
+    return dtype == "bf16", []
 
 
 def check_least(options: Any, least: float, *names: str) -> None:
@@ -102,16 +105,19 @@ def check_least(options: Any, least: float, *names: str) -> None:
 
 
 def folders(requested: str | None, env: Mapping[str, str]) -> tuple[str, str, list[str]]:
-    """Choose the folders of the model and of checkpoints, first those of the run; and a note if it moves."""
+    """Choose the folders of the model and of checkpoints: those of the run, if there is one.
+
+    Returns a note too, if the model goes to another folder than the one ``requested`` by ``--output_dir``.
+    """
     named = requested or "trainer_output"
     output = env.get("MANYCPU_OUTPUT") or named
     checkpoints = env.get("MANYCPU_CHECKPOINTS") or f"{output.rstrip('/')}-checkpoints"
-    moved = f"--output_dir {named}: the model goes to {output}, from where the run exports it"
-    return output, checkpoints, [] if Path(output) == Path(named) else [moved]
+    note = f"--output_dir {named}: the model goes to {output}, from where the run exports it"
+    return output, checkpoints, [] if Path(output) == Path(named) else [note]
 
 
 def translate(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], list[str]]:
-    """Replace options and choices of older Trainers that the parser does not know; returns notes too."""
+    """Replace options and values of older Trainers that the parser does not know; returns words and notes."""
     accepted = parser._option_string_actions  # noqa: SLF001 - argparse has no other way to list its options
     groups: list[list[str]] = []  # an option and its values
     for word in words:
@@ -132,7 +138,7 @@ def translate(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], 
 
 
 def _replacement(option: str, values: list[str], *, known: bool) -> tuple[list[str], str]:
-    """Return the words to use, and a note; without one where the option still exists."""
+    """Return the words to use for an option and its values, and a note; empty if the option still exists."""
     name = option.removeprefix("--").replace("-", "_")
     if (name, *values) in _GONE_CHOICES:
         return [], f"{option} {values[0]} is left out: run.backend decides"

@@ -5,7 +5,7 @@ import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
@@ -22,9 +22,9 @@ _NAME: Final = re.compile(r"checkpoint-(\d+)")
 def resume_point(folder: str | Path, option: str | bool | None, env: Mapping[str, str]) -> str | None:
     """Choose the checkpoint to resume from, the same on every rank.
 
-    The one that the user asks for comes first (``--resume_from_checkpoint``, then MANYCPU_RESUME_FROM), but a
-    retry resumes from what the run itself has written since; else the newest complete one in the folder,
-    where no other run keeps any.
+    If the user names one (``--resume_from_checkpoint``, else MANYCPU_RESUME_FROM), it is that one; but a
+    retry resumes from the newest that the run itself has written since. If the user names none, it is the
+    newest complete one in the folder, which belongs to this run alone.
     """
     named = option if isinstance(option, str) and option.lower() not in ("true", "false") else None
     requested = named or env.get("MANYCPU_RESUME_FROM")
@@ -50,14 +50,14 @@ def resume_point(folder: str | Path, option: str | bool | None, env: Mapping[str
 
 
 def newest(folder: str | Path, *, since: float | None = None) -> tuple[Path | None, list[str]]:
-    """Find the complete checkpoint with the greatest step, of those written since a Unix time.
+    """Find the complete checkpoint that is farthest, of those written since a Unix time.
 
     Returns:
-        Its folder, or None; and what is wrong with each later one.
+        Its folder, or None; and what is wrong with each later one, and each without a readable state.
     """
     skipped: list[str] = []
-    for checkpoint in latest_first(Path(folder)):
-        # The folder may be older than its state: a step that is done again is saved into the same one.
+    for checkpoint in sorted(latest_first(Path(folder)), key=lambda path: step(path) is not None):
+        # Not the folder's time: a step that is trained again is saved into the same, older folder.
         state = checkpoint / "trainer_state.json"
         if since is not None and (state if state.exists() else checkpoint).stat().st_mtime < since:
             continue
@@ -69,10 +69,23 @@ def newest(folder: str | Path, *, since: float | None = None) -> tuple[Path | No
 
 
 def latest_first(folder: Path) -> list[Path]:
-    """List the checkpoints of a folder by their steps, complete or not."""
+    """List the checkpoints of a folder, complete or not, by epoch: with other ranks, steps are others.
+
+    Of one epoch, or without epochs, the greatest step comes first; without a readable state, they come last.
+    """
     found = {path: _NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*")}
     steps = {path: int(match[1]) for path, match in found.items() if match}
-    return sorted(steps, key=steps.__getitem__, reverse=True)
+    states = {path: _state(path) for path in steps}
+    has_epochs = all("epoch" in state for state in states.values() if state)
+    epochs = {
+        path: state.get("epoch") if has_epochs else 0.0 if state else None for path, state in states.items()
+    }
+
+    def place(path: Path) -> tuple[float, int]:
+        epoch = epochs[path]
+        return (-1.0 if epoch is None else float(epoch)), steps[path]
+
+    return sorted(steps, key=place, reverse=True)
 
 
 def of_others(folder: Path, run: str) -> int:
@@ -97,28 +110,37 @@ def fault(checkpoint: Path) -> str | None:
         return "it has no model*.safetensors"
     whole = {file: _is_whole(file) for file in weights}
     for name in ("optimizer", "scheduler"):
-        # Of the Trainer, and of Accelerate.
+        # The Trainer writes .pt, Accelerate .bin.
         files = [file for suffix in (".pt", ".bin") if (file := checkpoint / f"{name}{suffix}").exists()]
         if not files:
             return f"it has no {name}.pt"
-        whole[files[0]] = zipfile.is_zipfile(files[0])  # whose table of contents torch.save writes last
+        whole[files[0]] = zipfile.is_zipfile(files[0])  # torch.save writes the zip's table of contents last
     return next((f"{file.name} is cut short or damaged" for file in whole if not whole[file]), None)
 
 
 def step(checkpoint: Path) -> int | None:
     """Read the step of a checkpoint; None when it cannot be read."""
     try:
-        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-        return int(state["global_step"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return int(_state(checkpoint)["global_step"])
+    except (ValueError, KeyError, TypeError):
         return None
 
 
+def _state(checkpoint: Path) -> dict[str, Any]:
+    """Read what the Trainer recorded of a checkpoint; empty: it cannot be read."""
+    try:
+        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
 def _choose(folder: Path, env: Mapping[str, str], requested: str | None) -> str | None:
+    """Choose a checkpoint as :func:`resume_point` describes; only rank 0 does. None: there is none."""
     run, since = env.get("MANYCPU_RUN", ""), None
     latest: Path | None = None
     skipped: list[str] = []
-    mark = folder / f".resumed-{run}"  # since when the run resumes from the checkpoint asked for
+    mark = folder / f".resumed-{run}"  # its time says when the run first resumed from the requested one
     if requested and run and mark.exists():
         since = mark.stat().st_mtime
     elif requested and run:
@@ -136,6 +158,7 @@ def _choose(folder: Path, env: Mapping[str, str], requested: str | None) -> str 
 
 
 def _is_whole(file: Path) -> bool:
+    """Whether a safetensors file was written to its end."""
     try:
         with safe_open(file, framework="pt"):  # compares the file's size with its header
             return True

@@ -23,7 +23,7 @@ _MODEL, _SEEN = "model.pt", "seen.txt"
 
 
 def fit(rate: float, data: str, output: str) -> dict[str, float]:
-    """Train on every rank's share of the rows, and write the model and the digests of its rows.
+    """Train on every rank's share of the rows; write the model, and digests of all rows for ``evaluate``.
 
     Returns:
         The rate, and the share of the validation rows that the network gets right.
@@ -83,7 +83,7 @@ def evaluate(model: str, data: str) -> dict[str, float]:
 
 
 def predict(model: str, data: str, output: str) -> dict[str, int]:
-    """Predict the digit of each row, each rank of its share, and write them in the order of the rows.
+    """Predict the digit of each row, each rank for its share, and write all digits in the order of the rows.
 
     Returns:
         The number of rows.
@@ -91,11 +91,12 @@ def predict(model: str, data: str, output: str) -> dict[str, int]:
     dist.init_process_group()
     rows = _read(data)
     rank, size = dist.get_rank(), dist.get_world_size()
-    own = rows[rank::size]
-    predicted = _load(model)(_images(own)).argmax(1).tolist() if own else []
+    own_rows = rows[rank::size]
+    predicted = _load(model)(_images(own_rows)).argmax(1).tolist() if own_rows else []
     shares: list[list[int]] = [[] for _ in range(size)]
     dist.all_gather_object(shares, predicted)
     if rank == 0:
+        # Row number n is in the share of rank n modulo size.
         lines = [f"{row},{shares[row % size][row // size]}" for row in range(len(rows))]
         Path(output, "predictions.csv").write_text("\n".join(["row,digit", *lines]) + "\n")
     dist.destroy_process_group()
@@ -119,6 +120,7 @@ def _read(folder: str) -> list[list[int]]:
 
 
 def _labelled(rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Split rows into images (rows, 64) and labels (rows,)."""
     return _images([row[1:] for row in rows]), torch.tensor([row[0] for row in rows])
 
 

@@ -29,7 +29,7 @@ def use_documents(
 ) -> str | None:
     """Have a model compute attention for each document by itself; returns why it cannot, or None.
 
-    A sharded model that cannot is of no more use.
+    A sharded model that cannot must be loaded again.
 
     Args:
         model: The model.
@@ -63,20 +63,20 @@ def unpad(model: PreTrainedModel) -> str | None:
     last block it has its shape again, with the last token of a row as its padding. A batch without
     ``attention_mask``, or with padding on the left, is computed as it is.
     """
-    lists = [
+    block_lists = [
         module
         for module in model.modules()
         if isinstance(module, torch.nn.ModuleList)
         and len(module)
         and isinstance(module[0], GradientCheckpointingLayer)
     ]
-    if len(lists) != 1:
+    if len(block_lists) != 1:
         return "its blocks are not one list"
     rows = _Rows()
     hooks = [
         model.base_model.register_forward_pre_hook(rows.read, with_kwargs=True),
-        lists[0][0].register_forward_pre_hook(rows.join),
-        lists[0][-1].register_forward_hook(rows.part),
+        block_lists[0][0].register_forward_pre_hook(rows.join),
+        block_lists[0][-1].register_forward_hook(rows.part),
     ]
     why = use_documents(model, lambda: _padded_rows(model), lambda: _rows_alone(model))
     if why:
@@ -96,12 +96,14 @@ class _Rows:
     def read(
         self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Read the mask of a batch, and replace it by one without padding, before the model runs."""
         mask = kwargs.get("attention_mask")
         self._real = None
         if mask is None:
             return args, kwargs
         lengths, place = mask.sum(1), torch.arange(mask.shape[1])
         if not lengths.min() or not torch.equal(mask.bool(), place < lengths[:, None]):
+            # A row without a real token, or with padding that is not on the right.
             return args, kwargs
         starts = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
         self._real = mask.flatten().nonzero()[:, 0]
@@ -121,7 +123,7 @@ class _Rows:
 
 
 def _probe_rows(model: Any) -> list[list[int]]:
-    """Return two rows of tokens, of different lengths, that have none of padding."""
+    """Return two rows of tokens, five and three, without the token that pads."""
     pad = _padding(model)
     return [
         [number + (number >= pad) for number in range(first, first + length)]
@@ -161,10 +163,12 @@ def probing(model: Any) -> Iterator[None]:
 
 
 def rounding(logits: torch.Tensor) -> float:
+    """Return the largest relative difference that rounding explains in the number format of logits."""
     return TOLERANCE if logits.dtype == torch.float32 else _BF16_TOLERANCE
 
 
 def are_alike(logits: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+    """Whether no difference is larger than ``tolerance`` times the largest expected value."""
     return bool((logits - expected).abs().max() <= tolerance * expected.abs().max())
 
 
@@ -181,7 +185,7 @@ def _attention(  # noqa: PLR0913, PLR0917 - transformers' signature
 ) -> tuple[torch.Tensor, None]:
     """Attend within each document; tensors have shape (1, heads, tokens, size)."""
     starts = kwargs.get("cu_seq_lens_q")
-    if starts is None or attention_mask is None:  # generation, and models that are asked without packing
+    if starts is None or attention_mask is None:  # the batch is not packed, as in generation
         found: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
@@ -211,7 +215,7 @@ def _attention(  # noqa: PLR0913, PLR0917 - transformers' signature
 
 
 def _window(length: int, sliding_window: int | None) -> torch.Tensor | None:
-    """Mask of a document that is longer than the window of its layer."""
+    """Return the mask of a document; None: the document is not longer than the window of its layer."""
     if not sliding_window or length <= sliding_window:
         return None
     return torch.ones(length, length, dtype=torch.bool).tril().triu(1 - sliding_window)

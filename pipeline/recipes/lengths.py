@@ -5,6 +5,7 @@ made of samples drawn at random, and come in random order: only the longest come
 that needs more memory than there is fails at once.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
 
@@ -16,14 +17,16 @@ import torch
 from torch.utils.data import Sampler
 
 _GROUPS_TOGETHER: Final = 50
-"""Groups that are cut from one random draw sorted by length: more leave less padding, and less chance."""
-_LEAST_DRAWS: Final = 4
+"""Groups that are cut from one random draw sorted by length: more leave less padding, and less randomness."""
+_LEAST_DRAWS: Final = 4  # of an epoch, also if it has few groups
 
 Lengths = npt.NDArray[np.int64]
 
 
 def token_lengths(dataset: Any, column: str = "input_ids") -> Lengths | None:
     """Count the tokens of each row, (rows,), without reading the tokens; None where that is not possible."""
+    if (counts := getattr(dataset, "token_lengths", None)) is not None:
+        return np.asarray(counts, np.int64)
     if not isinstance(dataset, datasets.Dataset) or column not in dataset.column_names:
         return None
     table = dataset.select_columns(column).with_format("arrow")[:]
@@ -32,7 +35,7 @@ def token_lengths(dataset: Any, column: str = "input_ids") -> Lengths | None:
 
 
 def longest_first(dataset: Any) -> Any:
-    """Order a data set of ``datasets`` by its tokens, the longest row first; rows of one length stay so."""
+    """Sort a data set of ``datasets``, the row with most tokens first; equal rows keep their order."""
     lengths = token_lengths(dataset)
     return dataset if lengths is None else dataset.select(np.argsort(-lengths, kind="stable"))
 
@@ -59,11 +62,11 @@ class LengthGroups(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self._seed + self._epoch())
         rows, size = torch.randperm(len(self), generator=generator).numpy(), self._group
-        whole = len(rows) // size
+        whole = len(rows) // size  # number of complete groups; an incomplete one comes last
         longest = int(np.argmax(self._lengths[rows])) if whole else -1
-        if longest >= whole * size:  # it is not to be in the incomplete group, which comes last
+        if longest >= whole * size:  # in the incomplete group: move it to the first
             rows[[0, longest]] = rows[[longest, 0]]
-        draws = max(-(-whole // _GROUPS_TOGETHER), min(_LEAST_DRAWS, whole), 1)
+        draws = max(math.ceil(whole / _GROUPS_TOGETHER), min(_LEAST_DRAWS, whole), 1)
         groups = [
             ordered
             for drawn in np.array_split(rows[: whole * size].reshape(whole, size), draws)

@@ -23,34 +23,34 @@ from manycpu.pipeline.spec.words import format_bytes
 
 
 def loader(
-    kind: Any, config: PretrainedConfig, options: CpuTrainingOptions, length: int, **takes: Any
+    kind: Any, config: PretrainedConfig, options: CpuTrainingOptions, length: int, **more_fields: Any
 ) -> Callable[..., PreTrainedModel]:
-    """Return a ``from_pretrained`` with which each rank of a sharded training reads its share alone.
+    """Return a ``from_pretrained`` for this training: if it is sharded, each rank reads only its own share.
 
     Args:
         kind: The Auto class that loads the model.
         config: The model's configuration.
-        options: With ``shard``, which becomes what ``auto`` means here; one rank holds the whole model.
+        options: The training's options; if ``shard`` is ``auto``, the choice replaces it.
         length: Tokens of a sample.
-        **takes: What else the memory of a rank depends on: fields of Training that the options do not have.
+        **more_fields: Fields of Training that the options do not have, to estimate the memory of a rank.
 
     Raises:
         BadInputError: The model does not name its blocks.
     """
-    whole: Callable[..., PreTrainedModel] = kind.from_pretrained
+    load_whole: Callable[..., PreTrainedModel] = kind.from_pretrained
     ranks = options.world_size
-    by_itself = options.shard == "auto"
-    if by_itself:
+    is_automatic = options.shard == "auto"
+    if is_automatic:
         training = Training(
             batch=options.per_device_train_batch_size,
             length=length,
             bf16=options.bf16,
             checkpointing=bool(options.gradient_checkpointing),
-            **takes,
+            **more_fields,
         )
         options.shard = _chosen(config, options, training)
     if options.shard == "no" or ranks == 1:
-        return whole
+        return load_whole
     with torch.device("meta"):
         empty = kind.from_config(config)
     try:
@@ -77,14 +77,15 @@ def loader(
     tied = empty.all_tied_weights_keys
     if _differ(Path(str(config.name_or_path)), tied):
         untied = "tie_word_embeddings is true, and the checkpoint has a head of its own"
-        if by_itself:
+        if is_automatic:
             say(f"{untied}: each rank trains a replica, and may run out of memory")
             options.shard = "no"
-            return whole
+            return load_whole
         fix = "Set it to false (config.json, or --config_overrides), or leave out --shard"
         raise BadInputError(untied, field="run.args", fix=fix)
+    # A block with a tied weight is not sharded by itself: its weights are the root's (see _Tied).
     blocks = [name for name in blocks if not any(key.startswith(f"{name}.") for key in chain(*tied.items()))]
-    # Of the models' own plans many name no module that there is: the model would be gathered as a whole.
+    # Not the models' own plans: many name modules that do not exist, and the whole model would be gathered.
     names = sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in blocks})
     plan = dict.fromkeys(names, "free_full_weight")
     sizes = {"fsdp_size": ranks // copies, "dp_replicate_size": copies}
@@ -105,7 +106,7 @@ def check_shard(options: CpuTrainingOptions, *, has_adapters: bool = False) -> N
 
 
 def _differ(folder: Path, tied: Mapping[str, str]) -> bool:
-    """Whether a folder of safetensors has two unequal matrices for weights that are to be one."""
+    """Whether a checkpoint has two unequal matrices for two weights that the configuration ties."""
     places: dict[str, Path] = {}
     for file in folder.glob("model*.safetensors"):
         with safe_open(file, "pt") as opened:
@@ -137,8 +138,8 @@ def _unshardable(options: CpuTrainingOptions, *, has_adapters: bool) -> str | No
 class _Tied:
     """Shards a model whose head shares the weights of its embeddings.
 
-    transformers 5.23 gathers the two apart: from the second step on, one of them is stale. Tied before, and
-    left to the root, they are one parameter.
+    transformers 5.23 gathers the two apart: from the second step on, one of them is stale. Here they are tied
+    before the model is sharded, and belong to the root and not to a block: so they are one parameter.
     """
 
     @classmethod
@@ -151,14 +152,14 @@ class _Tied:
 def _chosen(
     config: PretrainedConfig, options: CpuTrainingOptions, training: Training
 ) -> Literal["no", "full"]:
-    """Choose between replicas and shares, the same on every rank: one node of little memory decides."""
+    """Choose "full" if the replicas do not fit the memory of some node; the same on every rank."""
     ranks, memory = options.world_size, Machine.observe().memory
     model = model_shape.of_config(config.to_dict(), causal=training.causal)
     if ranks == 1 or memory is None or model is None or _unshardable(options, has_adapters=False):
         return "no"
-    of_node = sharding.ranks_of_node()
-    nodes = Nodes(nodes=max(1, ranks // of_node), processes=of_node, memory=memory)
-    needed = replica(model, training).total * of_node
+    node_ranks = sharding.ranks_of_node()
+    nodes = Nodes(nodes=max(1, ranks // node_ranks), processes=node_ranks, memory=memory)
+    needed = replica(model, training).total * node_ranks
     fits = [memory_plan.choose(model, training, nodes) == "no"] * ranks
     if dist.is_initialized():
         dist.all_gather_object(fits, fits[0])

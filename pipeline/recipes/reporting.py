@@ -27,7 +27,7 @@ class Pace:
         set_samples_per_step(samples)
 
     def report(self, step: int, total_steps: int, **values: Any) -> None:
-        """Report a step as progress, and other fields of it; nothing before the first step is done."""
+        """Report progress: the step, speed, time left, and ``values``; nothing before a step is done."""
         done, seconds = step - self._first, time.monotonic() - self._began
         if done > 0:
             progress(

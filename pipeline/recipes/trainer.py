@@ -15,6 +15,7 @@ import datasets  # type: ignore[import-untyped]
 import torch
 import transformers
 from accelerate.utils import DDPCommunicationHookType
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 from transformers import (
     PreTrainedModel,
@@ -88,7 +89,7 @@ def usable(options: CpuTrainingOptions) -> list[str]:
 
 
 def begin(options: CpuTrainingOptions, notes: Iterable[str], env: Mapping[str, str]) -> None:
-    """Begin a training on a rank: no bars in a log, warnings of one rank alone, the notes, the seed."""
+    """Begin a training on a rank: hide bars in logs and repeated warnings, write notes, set the seed."""
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -109,12 +110,20 @@ def why_no_ipex() -> str | None:
 
 
 def misfit(extension: str, torch: str) -> str | None:
-    """Explain why versions do not fit: the extension needs the torch of its own first two numbers."""
+    """Explain why the versions do not fit; None: their first two numbers are equal, and so they do."""
     needed, present = (".".join(number.split(".")[:2]) for number in (extension, torch))
     if needed == present:
         return None
     message = f"intel-extension-for-pytorch {extension} needs torch {needed}, and this is torch {torch}"
     return f"{message}; {_REPLACED}"
+
+
+def trained_config(model: Any) -> Any:
+    """Return the configuration of a model, without how it is sharded in this training."""
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "distributed_config"):
+        del config.distributed_config
+    return config
 
 
 class CpuTrainer(Trainer):
@@ -127,7 +136,7 @@ class CpuTrainer(Trainer):
     lr_scheduler: Any
 
     def __init__(self, model: Any, args: CpuTrainingOptions, **kwargs: Any) -> None:
-        # The Trainer cannot save a sharded optimizer, and says so; this class can.
+        # The Trainer complains of a sharded optimizer unless save_only_model is set; this class can save one.
         only_model, args.save_only_model = args.save_only_model, True
         super().__init__(model, args, **kwargs)
         args.save_only_model = only_model
@@ -168,8 +177,9 @@ class CpuTrainer(Trainer):
         handler.comm_hook = DDPCommunicationHookType(self.args.gradient_compression)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """Make the optimizer; with ``--use_ipex``, Intel's extension replaces it and the model."""
         if self.is_sharded:
-            sharding.release(self.model)  # it may have been evaluated before
+            sharding.release(self.model)  # an evaluation before the training leaves it gathered
         optimizer = super().create_optimizer(model)
         if self.args.use_ipex:
             import intel_extension_for_pytorch as ipex  # type: ignore[import-not-found,unused-ignore]
@@ -182,15 +192,47 @@ class CpuTrainer(Trainer):
             self.optimizer = optimizer
         return optimizer
 
+    def _init_training_state(self, max_steps: int, per_epoch: int, *args: Any) -> tuple[int, int]:
+        """Count the steps of a checkpoint as those of this training: other ranks or batches have other steps.
+
+        Where ``--max_steps`` names the end, steps are counted as they are.
+        """
+        begun: tuple[int, int] = super()._init_training_state(max_steps, per_epoch, *args)  # type: ignore[no-untyped-call]
+        done = round((self.state.epoch or 0) * per_epoch)
+        if self.args.max_steps > 0 or done == self.state.global_step:
+            return begun
+        say(
+            f"step {self.state.global_step} of the checkpoint is step {done} here: epoch {self.state.epoch:g}"
+        )
+        self.state.global_step = done
+        skipped = 0 if self.args.ignore_data_skip else done % per_epoch
+        return done // per_epoch, skipped * self.args.gradient_accumulation_steps
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train, as the Trainer does.
+
+        Raises:
+            BadInputError: The options leave no step to train.
+        """
+        trained = super().train(*args, **kwargs)
+        if not self.state.global_step:
+            raise BadInputError(
+                "no step was trained: the options leave no batch, or no epoch",
+                field="run.args",
+                fix="See --num_train_epochs, --max_steps, --per_device_train_batch_size and "
+                "--dataloader_drop_last",
+            )
+        return trained
+
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Train an epoch; none after the last step, of which the Trainer would train one more."""
+        """Train an epoch, unless all steps are done: after them the Trainer would train one more."""
         if self.state.global_step < self.state.max_steps:
             super()._run_epoch(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:
         """Reduce the gradients of each batch: deferred, a rank would hold those of the whole model."""
-        if self.args.shard == "hybrid":  # which defers the reduction between nodes alone
+        if self.args.shard == "hybrid":  # where only the reduction between nodes is deferred
             with super()._defer_fsdp_gradient_reduction():
                 yield
         else:
@@ -199,7 +241,7 @@ class CpuTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model; Intel's extension trains in bf16 and saves fp32: the configuration must say so."""
         if _internal_call and self.args.should_save and not self.is_sharded:
-            # Shares of the same step, of an earlier attempt, would win over the whole model.
+            # A resume prefers shares: those of the same step, of an earlier sharded attempt, are stale.
             shutil.rmtree(Path(str(output_dir), SHARDED), ignore_errors=True)
         if self.is_sharded and isinstance(self.model, PreTrainedModel):
             self._save_sharded(Path(str(output_dir or self.args.output_dir)), is_checkpoint=_internal_call)
@@ -210,10 +252,9 @@ class CpuTrainer(Trainer):
             self.model.config.save_pretrained(str(output_dir or self.args.output_dir))
 
     def _save_sharded(self, folder: Path, *, is_checkpoint: bool) -> None:
-        """Save the files beside the weights, and the weights, which a checkpoint has in its shares."""
+        """Save configuration and tokenizer, and the weights, which a checkpoint already has in its shares."""
         if self.args.should_save:
-            config = copy.deepcopy(self.model.config)
-            del config.distributed_config
+            config = trained_config(self.model)
             config.architectures = [type(self.model).__name__.removeprefix("FSDP")]
             config.dtype = torch.float32
             config.save_pretrained(folder)
@@ -246,9 +287,13 @@ class CpuTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None or not Path(checkpoint, SHARDED).is_dir():
             super()._load_optimizer_and_scheduler(checkpoint)
-            return
-        sharding.load(Path(checkpoint, SHARDED), self.model, self._plain_optimizer())
-        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, "scheduler.pt"), weights_only=True))
+        else:
+            sharding.load(Path(checkpoint, SHARDED), self.model, self._plain_optimizer())
+            self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, "scheduler.pt"), weights_only=True))
+        scheduler, done = self.lr_scheduler, self.state.global_step
+        if checkpoint and isinstance(scheduler, LambdaLR) and scheduler.last_epoch != done:
+            scheduler.last_epoch = done - 1
+            scheduler.step()  # also gives the optimizer the learning rate of this step
 
     def _load_best_model(self) -> None:
         best = Path(str(self.state.best_model_checkpoint), SHARDED)
@@ -267,8 +312,8 @@ class Printer(PrinterCallback):
     """Prints what the Trainer logs, once for all nodes of a run, and without what is reported as progress."""
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        progress = "loss" in (logs or {})
-        if "MANYCPU_RUN" not in os.environ or (state.is_world_process_zero and not progress):
+        is_progress = "loss" in (logs or {})
+        if "MANYCPU_RUN" not in os.environ or (state.is_world_process_zero and not is_progress):
             super().on_log(args, state, control, logs, **kwargs)  # type: ignore[no-untyped-call]
 
 

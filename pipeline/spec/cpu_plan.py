@@ -150,15 +150,17 @@ def shm_of(memory: int) -> int:
 
 
 def _sizes(machine: Machine, request: CpuRequest) -> Sizes:
+    """Divide the cores among processes, and the cores of each process among threads."""
     cores = min(machine.cores, request.cpus or math.inf)
-    of_socket = len({cpu.core for cpu in machine.cpus}) / machine.sockets
-    processes = request.processes or math.ceil(cores / of_socket)
+    cores_of_socket = len({cpu.core for cpu in machine.cpus}) / machine.sockets
+    processes = request.processes or math.ceil(cores / cores_of_socket)
     fair = max(1, math.floor(cores / (processes * request.subprocesses)))
     # The other variables follow the user's OMP_NUM_THREADS: torch uses the least of them.
     return Sizes(cores, processes, request.subprocesses, fair, request.threads or fair)
 
 
 def _why_not_pinned(machine: Machine, request: CpuRequest, sizes: Sizes) -> str | None:
+    """Return why ranks are not pinned to cores, the first reason that holds; None: they are."""
     named = [name for name in AFFINITY_VARIABLES if name in request.env]
     reasons = {
         f"run.env: {', '.join(named)} decides": bool(named),
@@ -174,6 +176,7 @@ def _why_not_pinned(machine: Machine, request: CpuRequest, sizes: Sizes) -> str 
 
 
 def _preload(machine: Machine) -> tuple[str, ...]:
+    """List the libraries to preload that the node has: an allocator, and Intel's OpenMP."""
     libraries = machine.libraries or {}
     allocator = libraries.get("tcmalloc") or libraries.get("jemalloc")
     return tuple(filter(None, (allocator, libraries.get("iomp5"))))
@@ -191,8 +194,8 @@ def _rows_of_machine(machine: Machine, request: CpuRequest, sizes: Sizes) -> Ite
         f"{counted(machine.sockets, 'socket')}, {counted(machine.nodes, 'NUMA node')}",
         smt,
     )
-    lost = sizes.cores - sizes.computing * sizes.fair
-    rest = f"; {lost:g} left over by whole threads" if lost > 0 else ""
+    unused = sizes.cores - sizes.computing * sizes.fair
+    rest = f"; {unused:g} left over by whole threads" if unused > 0 else ""
     why = (
         "run.resources.cpu"
         if request.cpus and request.cpus <= machine.cores
@@ -226,8 +229,8 @@ def _rows_of_processes(
         yield Row("pinning", "none", unpinned)
         return
     listed = "; ".join(f"rank {rank}: {processor_ranges(pin)}" for rank, pin in enumerate(pins))
-    whole = all(len({cpu.node for cpu in pin}) == 1 for pin in pins)
-    why = "each rank within one NUMA node" if whole else "a rank needs more cores than a NUMA node has"
+    within_node = all(len({cpu.node for cpu in pin}) == 1 for pin in pins)
+    why = "each rank within one NUMA node" if within_node else "a rank needs more cores than a NUMA node has"
     yield Row("pinning", listed, why)
 
 
@@ -241,9 +244,9 @@ def _rows_of_environment(machine: Machine, request: CpuRequest, sizes: Sizes) ->
     else:
         found = ", ".join(_preload(machine))
         yield Row("preload", found or "none", "an allocator and OpenMP, where they are installed")
-    ours = [name for name in THREAD_VARIABLES if name not in request.env]
-    if ours:
-        yield Row(", ".join(ours), str(sizes.threads), "threads")
+    from_plan = [name for name in THREAD_VARIABLES if name not in request.env]
+    if from_plan:
+        yield Row(", ".join(from_plan), str(sizes.threads), "threads")
     for name in (*THREAD_VARIABLES, *AFFINITY_VARIABLES):
         if name in request.env:
             yield Row(name, request.env[name], "run.env")
@@ -255,15 +258,15 @@ def pinned(cpus: Sequence[Cpu], processes: int, threads: int) -> tuple[tuple[Cpu
     A process gets cores of the first NUMA node with enough free ones; if there is none, the first free cores.
     Cores that are left over serve the data loaders and collectives of the processes on their NUMA node.
     """
-    free = list(dict.fromkeys((cpu.node, cpu.core) for cpu in cpus))
-    own = []
+    free = list(dict.fromkeys((cpu.node, cpu.core) for cpu in cpus))  # pairs of NUMA node and core
+    own = []  # the cores of each process
     for _ in range(processes):
-        of_nodes = ([core for core in free if core[0] == node] for node in dict(free))
-        taken = next((cores for cores in of_nodes if len(cores) >= threads), free)[:threads]
+        free_by_node = ([core for core in free if core[0] == node] for node in dict(free))
+        taken = next((cores for cores in free_by_node if len(cores) >= threads), free)[:threads]
         free = [core for core in free if core not in taken]
         own.append(taken)
     pins = []
-    for taken in own:
+    for taken in own:  # adds the cores of its NUMA nodes that no process took
         nodes = {node for node, _ in taken}
         cores = {core for _, core in taken} | {core for node, core in free if node in nodes}
         pins.append(tuple(cpu for cpu in cpus if cpu.core in cores))
@@ -301,6 +304,7 @@ def _warnings(machine: Machine, request: CpuRequest, sizes: Sizes, preload: Sequ
 
 
 def _excess(machine: Machine, request: CpuRequest) -> Iterator[str]:
+    """Warn if the run asks for more than the node has, or its pod requests less than its limit."""
     if request.cpus and request.cpus > machine.processors:
         yield (
             f"run.resources.cpu asks for {request.cpus:g} cores; this node grants {machine.processors:g}, "
@@ -319,6 +323,7 @@ def _excess(machine: Machine, request: CpuRequest) -> Iterator[str]:
 
 
 def _shape(machine: Machine, sizes: Sizes) -> Iterator[str]:
+    """Warn of too many processes, of processes that span sockets, and of a small /dev/shm."""
     if sizes.computing > sizes.cores:
         share = "share" if sizes.computing > 1 else "shares"
         yield f"{sizes} {share} {counted(sizes.cores, 'core')}: oversubscribed"
@@ -337,6 +342,7 @@ def _shape(machine: Machine, sizes: Sizes) -> Iterator[str]:
 
 
 def _threads(request: CpuRequest, sizes: Sizes) -> Iterator[str]:
+    """Warn of variables of the user that set another number of threads than the plan."""
     scale = f"{sizes} on {counted(sizes.cores, 'core')}"
     for name in THREAD_VARIABLES:
         text = request.env.get(name, "").strip()

@@ -54,6 +54,7 @@ _NEXT_OPTION: Final = re.compile(r"--[a-zA-Z]+\d*([_.-][a-zA-Z]+\d*)*(=.*)?", re
 
 def redacted(text: str) -> str:
     """Hide the credentials of every URL in a text."""
+    # Twice: a URL with an odd password is recognised as a whole only when that is hidden.
     return _hide_in_urls(_hide_odd_passwords(_hide_in_urls(text)))
 
 
@@ -152,14 +153,14 @@ def _hide_in_word(word: str, hide: Hide) -> str:
     if (header := _HEADER.fullmatch(word)) and is_secret(header[1]):
         return word[: header.start(2)] + hide(header[2])
     word = _JSON_PAIR.sub(hide_pair, word)
-    begin = 0
+    begin = 0  # of the next name in ``name=name=value``
     while (end := word.find("=", begin)) > 0 and _NAME.fullmatch(name := word[begin:end]):
         begin = end + 1
         if is_secret(name):
             return word[:begin] + hide(word[begin:])
     parts = re.split(r"(\s+)", word)
     if len(parts) > 1:
-        parts[::2] = _hide_options(parts[::2], hide)
+        parts[::2] = _hide_options(parts[::2], hide)  # the words; the blanks between them stay
     return "".join(parts)
 
 
@@ -172,7 +173,7 @@ def secrets_in(value: Any) -> set[str]:
         return HIDDEN
 
     def search(node: Any) -> None:
-        if isinstance(node, Mapping):
+        if isinstance(node, Mapping):  # called only for what it passes to ``collect``
             _hide_values_named_secret(dict(node), collect)
         if isinstance(node, (Mapping, list, tuple)):
             for each in node.values() if isinstance(node, Mapping) else node:
@@ -225,6 +226,7 @@ def _user_part(protocol: str, rest: str) -> re.Match[str] | None:
     user = _USER_PATTERN.match(rest)
     if user is None or not _may_have_user(protocol):
         return None
+    # Where a name alone is no token, it is a login and may be shown.
     takes_tokens = protocol.lower().rpartition("+")[2] in _TOKEN_PROTOCOLS
     return user if takes_tokens or not _LOGIN_NAME.fullmatch(user[1]) else None
 

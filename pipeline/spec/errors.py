@@ -65,7 +65,7 @@ class HttpError(ManycpuError):
     def of_status(
         cls, status: int, message: str, *, field: str | None = None, fix: str | None = None
     ) -> Self:
-        """Make an error of the class that stands for an HTTP status: one below this class, or this class."""
+        """Make an error for an HTTP status: of the direct subclass that stands for it, or of this class."""
         kind = next((kind for kind in cls.__subclasses__() if status in kind.statuses), cls)
         return kind(message, field=field, fix=fix, status=status)
 

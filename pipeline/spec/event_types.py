@@ -240,7 +240,8 @@ def decode(text: str) -> Event | None:
     try:
         fields = json.loads(text[len(PREFIX) :])
         if "\\u" in text:
-            json.dumps(fields, ensure_ascii=False).encode()  # half of a character could not be written again
+            # Raises ValueError if an escape is half of a character, which no file can hold.
+            json.dumps(fields, ensure_ascii=False).encode()
         if not isinstance(fields, dict) or not is_shallow(fields):
             return None
         kind = fields.get("event")

@@ -82,7 +82,7 @@ def is_shallow(value: object, levels: int = _DEPTH) -> bool:
 
 
 def is_plain(value: object) -> bool:
-    """Whether JSON returns a value unchanged, with its types."""
+    """Whether a value comes back from JSON unchanged, with its types."""
     if type(value) is list:
         return all(map(is_plain, value))
     if type(value) is dict:

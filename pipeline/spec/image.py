@@ -49,7 +49,7 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str, field: str) -> "Reference":
-        """Parse a name; without a tag and a digest it is ``latest``'s.
+        """Parse a name; without tag and digest it means the tag ``latest``.
 
         Raises:
             BadInputError: It is no image's name.
@@ -207,7 +207,7 @@ def other_platform(name: str, platforms: str) -> BuildError:
 
 
 def check_platform(image: Image, name: str) -> None:
-    """Raise unless an image runs on linux/amd64.
+    """Check that an image runs on linux/amd64.
 
     Raises:
         BuildError: It does not.
@@ -251,7 +251,7 @@ def base_images(text: str, arguments: Mapping[str, str]) -> list[str]:
             if name not in stages and name not in images:
                 images.append(name)
             stages.add(stage[2] or "")
-        elif (argument := _ARGUMENT.match(line)) and not images:  # later ones are a stage's own
+        elif (argument := _ARGUMENT.match(line)) and not images:  # later ones are of one stage alone
             default = _with_values((argument[2] or "").strip().strip("\"'"), values)
             values[argument[1]] = arguments.get(argument[1], default)
     return images

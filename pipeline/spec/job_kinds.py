@@ -102,7 +102,7 @@ class JobKind:
     def end(self, job: KubeObject | None) -> KubeObject | None:
         """Return the condition with which a job has ended; None: it has not.
 
-        Both ends can be true: a worker that is evicted after the launcher succeeded.
+        Both conditions can be true: a worker may be evicted after the launcher has succeeded.
         """
         return self.condition(job, self.succeeded) or self.condition(job, FAILED)
 

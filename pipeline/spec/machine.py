@@ -144,14 +144,14 @@ def _value_behind(path: Path, *beginnings: str) -> str:
 
 def _cpus(root: Path) -> Iterator[Cpu]:
     """Read the logical processors that this process may use, each with its core, socket and NUMA node."""
-    nodes = {
+    nodes = {  # number of a processor -> its NUMA node
         number: int(folder.name.removeprefix("node"))
         for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
         for number in numbers(",".join(_read_lines(folder / "cpulist")[:1]))
     }
     for number in numbers(_value_behind(root / "proc/self/status", "Cpus_allowed_list:") or "0"):
         folder = root / f"sys/devices/system/cpu/cpu{number}/topology"
-        # Some virtual machines have no such files: then each processor is a core of socket 0.
+        # Some virtual machines have no such files: then each processor counts as a core of socket 0.
         siblings = [*_read_lines(folder / "thread_siblings_list"), str(number)][0]
         socket = [*_read_lines(folder / "physical_package_id"), "0"][0]
         core = min(numbers(siblings))
@@ -159,11 +159,11 @@ def _cpus(root: Path) -> Iterator[Cpu]:
 
 
 def _cgroups(root: Path) -> Callable[[str], Iterator[Path]]:
-    """Find the cgroups of this process, of versions 1 and 2, by their controller.
+    """Return a function that yields the folders of this process's cgroups with a controller, such as ``cpu``.
 
-    The folders lead from the process's cgroup up to the mount point, in each hierarchy with the controller.
+    They lead from the process's own cgroup up to the mount point, in each hierarchy of version 1 or 2.
     """
-    paths = {
+    paths = {  # controller -> path of the process's cgroup in that hierarchy
         controller: path
         for _, controllers, path in (line.split(":", 2) for line in _read_lines(root / "proc/self/cgroup"))
         for controller in controllers.split(",")
@@ -171,8 +171,9 @@ def _cgroups(root: Path) -> Callable[[str], Iterator[Path]]:
 
     def folders(controller: str) -> Iterator[Path]:
         for line in _read_lines(root / "proc/self/mountinfo"):
+            # As in proc_pid_mountinfo(5): which cgroup is mounted (in most containers not "/"), and where.
             head, _, right = line.partition(" - ")
-            mounted, point = head.split()[3:5]  # within most containers the first is not "/"
+            mounted, point = head.split()[3:5]
             kind, _, options = right.split(maxsplit=2)
             if kind == "cgroup2":
                 path = paths.get("")  # version 2's one hierarchy
@@ -193,7 +194,7 @@ def _cgroups(root: Path) -> Callable[[str], Iterator[Path]]:
 
 def _quota(folder: Path) -> float | None:
     """Read how many processors' worth of time a cgroup grants, of version 2 or 1; None: no limit."""
-    words = [
+    words = [  # quota and period: from one file of version 2, or from two of version 1
         *_words_of_file(folder / "cpu.max"),
         *_words_of_file(folder / "cpu.cfs_quota_us"),
         *_words_of_file(folder / "cpu.cfs_period_us"),

@@ -17,13 +17,13 @@ from manycpu.pipeline.spec.words import counted, format_bytes
 
 
 class _Recipe(NamedTuple):
-    """What a recipe does where its options do not say."""
+    """The defaults of a recipe's options."""
 
     batch: int
     length: int
     causal: bool
     outputs: int = 0
-    """Of the head that the training adds, for each token."""
+    """Outputs for each token of the head that the training adds; 0: it adds none."""
     method: str = "full"
     """``full``, or with adapters: ``lora``, ``dora``."""
 
@@ -157,10 +157,12 @@ def _training(
 
 
 def _integer(text: str | None) -> int | None:
+    """Parse a number; None: there is none."""
     return int(text) if text and text.isdecimal() else None
 
 
 def _overrides(options: Options) -> dict[str, str]:
+    """Parse the option config_overrides: ``name=value``, separated by commas."""
     pairs = (
         part.partition("=") for part in (first(options, "config_overrides") or "").split(",") if "=" in part
     )
@@ -177,6 +179,7 @@ def findings(estimate: Estimate, memory: int, field: str, node: str = "a node") 
         node: What the memory is of, for the message.
     """
     model, training, nodes = estimate.model, estimate.training, estimate.on(memory)
+    # `auto` shards only a model that does not fit as a replica.
     wanted: tuple[Shard, ...] = ("no", "full") if estimate.shard == "auto" else (_shard(estimate.shard),)
     if any(memory_plan.fits(model, training, nodes, shard) for shard in wanted):
         return
@@ -186,12 +189,12 @@ def findings(estimate: Estimate, memory: int, field: str, node: str = "a node") 
         f"the training takes about {format_bytes(needed)} of a node {how}, and {node} has "
         f"{format_bytes(memory)}, of which a tenth is kept free"
     )
-    each = memory_plan.processes_possible(model, training, nodes)
-    others = memory_plan.nodes_needed(model, training, nodes, "full")
-    fewer = [f"set run.nproc_per_node to {each}"] if 0 < each < nodes.processes else []
+    ranks_possible = memory_plan.processes_possible(model, training, nodes)
+    nodes_needed = memory_plan.nodes_needed(model, training, nodes, "full")
+    fewer = [f"set run.nproc_per_node to {ranks_possible}"] if 0 < ranks_possible < nodes.processes else []
     option = [] if "full" in wanted else ["add --shard full to run.args"]
-    more = [f"set run.nnodes to {others}"] if others and others > nodes.nodes else []
-    if others:
+    more = [f"set run.nnodes to {nodes_needed}"] if nodes_needed and nodes_needed > nodes.nodes else []
+    if nodes_needed:
         where = "run.nnodes" if more else "run.args"
         fixes = [" and ".join([*option, *more]), *fewer]
     elif fewer:
@@ -202,7 +205,7 @@ def findings(estimate: Estimate, memory: int, field: str, node: str = "a node") 
             ["no number of such nodes fits: give them more memory", "compute less at a time"],
         )
     fix = ", or ".join(fixes)
-    # The arithmetic alone refuses: what only lacks the spare part may well train.
+    # A training that lacks no more than the tenth that is kept free may well work: that is not fatal.
     yield Finding(where, message, fix[0].upper() + fix[1:], fatal=needed > memory)
 
 
@@ -213,7 +216,7 @@ def _shard(option: str) -> Shard:
 def rows(estimate: Estimate, memory: int | None) -> Iterator[Row]:
     """Write the arithmetic as a table: a replica in each rank, and the model sharded over the ranks."""
     nodes = estimate.on(memory or 0)
-    both = [
+    both = [  # of a replica, and sharded
         memory_plan.parts(estimate.model, estimate.training, nodes, each)
         for each in ("no", estimate.sharding)
     ]
@@ -235,6 +238,7 @@ def rows(estimate: Estimate, memory: int | None) -> Iterator[Row]:
 
 
 def _reasons(estimate: Estimate) -> dict[str, str]:
+    """Return each part of a rank's memory, by its name in :class:`memory_plan.Parts`, with its reason."""
     model, training = estimate.model, estimate.training
     trained = training.adapters + (model.parameters if training.trained is None else training.trained)
     steps = f"{training.batch} x {training.length} tokens"
@@ -254,6 +258,7 @@ def _reasons(estimate: Estimate) -> dict[str, str]:
 
 
 def _answer(estimate: Estimate, nodes: Nodes, shard: Shard) -> str:
+    """Write whether the training fits; if not, how many nodes would do."""
     if memory_plan.fits(estimate.model, estimate.training, nodes, shard):
         return "yes"
     needed = memory_plan.nodes_needed(estimate.model, estimate.training, nodes, shard)

@@ -150,15 +150,16 @@ def replica(model: Model, training: Training) -> Parts:
 def sharded(model: Model, training: Training, ranks: int) -> Parts:
     """Compute the memory of one of ``ranks`` that share the model, as under FSDP.
 
-    A rank also holds what it computes with: what is outside of the blocks, the present block and the next
-    one. Of the largest unit there are also the buffer that it was gathered in, its gradients, and twice in
-    fp32 what is sent of them: gloo reduces a copy.
+    A rank also holds, gathered, what it computes with: what is outside of the blocks, the present block and
+    the next one. Of the largest of these units it holds three things more: the buffer in which it was
+    gathered, its gradients, and two copies of these in fp32, since gloo reduces a copy.
     """
     width = HALF if training.bf16 else FLOAT
     trains = training.trained is None or training.trained > 0
-    unit = max(model.block, model.outside)
-    gathered = width * (model.outside + min(2 * model.block, model.parameters - model.outside) + unit)
-    reduced = (width + 2 * FLOAT) * unit if trains else 0
+    largest = max(model.block, model.outside)
+    two_blocks = min(2 * model.block, model.parameters - model.outside)
+    gathered = width * (model.outside + two_blocks + largest)
+    reduced = (width + 2 * FLOAT) * largest if trains else 0  # gradients, and their two copies
     holes = _HEAP if width * model.block / _MATRICES < _MAPPED else 1
     parameters, gradients, optimizer = (math.ceil(part / ranks) for part in _states(model, training))
     return Parts(
@@ -172,6 +173,7 @@ def sharded(model: Model, training: Training, ranks: int) -> Parts:
 
 
 def _states(model: Model, training: Training) -> tuple[int, int, int]:
+    """Compute the bytes of parameters, gradients and optimizer of the whole model."""
     own = model.parameters if training.trained is None else training.trained
     trained = own + training.adapters
     frozen = (model.parameters - own) * training.frozen
@@ -204,7 +206,7 @@ def activations(model: Model, training: Training) -> int:
     layers = layout.layers * kept + passing + (of_layer if training.checkpointing else 0)
     ends = tokens * FLOAT * 3 * layout.hidden  # of the embeddings, and of the last norm
     logits = _LOGIT_COPIES * FLOAT * tokens * layout.vocabulary if training.causal else 0
-    # The logits are freed before the first layers' gradients are made: with checkpoints, only one is at most.
+    # With checkpointing, the logits are freed before the layers' gradients are made: the larger sum counts.
     if training.checkpointing:
         return int(_HEAP * (ends + max(layers, layout.layers * kept + logits)))
     return int(_HEAP * (ends + layers + logits))
@@ -213,6 +215,7 @@ def activations(model: Model, training: Training) -> int:
 def _saved_of_token(layout: Layout, training: Training) -> int:
     """Compute the bytes that a layer keeps of each token."""
     saved = _SAVED[layout.family]
+    # Queries, keys, values and what attention returns; and the wide tensors of the feed-forward network.
     inner = 2 * layout.queries + 2 * layout.keys + saved.wide * layout.intermediate
     inner += 2 * layout.hidden if layout.hidden_dropout else 0
     scores = 0
@@ -260,10 +263,11 @@ def fits(model: Model, training: Training, nodes: Nodes, shard: Shard) -> bool:
 
 
 def nodes_needed(model: Model, training: Training, nodes: Nodes, shard: Shard) -> int | None:
-    """Count the nodes of this kind that would do, in another number; None: no number of them."""
+    """Count the nodes of this kind that the training needs; None: no number of them is enough."""
     if shard != "full":
         return 1 if fits(model, training, nodes, shard) else None
     alone = sharded(model, training, 1)
+    # More ranks make only the states of a rank smaller, so all else must leave room for them.
     room = nodes.share - (alone.total - alone.states)
     if room <= 0:
         return None

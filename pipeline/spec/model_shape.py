@@ -74,8 +74,8 @@ def _shapes(folder: Path, *, causal: bool) -> Iterator[tuple[str, int]]:
     for file in files:
         try:
             for name, each in header(file).items():
-                counts = not name.startswith(_POOLER) and f".{_POOLER}" not in name
-                if name != "__metadata__" and counts and (causal or not name.startswith(_HEADS)):
+                is_counted = not name.startswith(_POOLER) and f".{_POOLER}" not in name
+                if name != "__metadata__" and is_counted and (causal or not name.startswith(_HEADS)):
                     yield name, math.prod(each["shape"])
         except (OSError, ValueError, KeyError, TypeError):  # the training itself says what is wrong with it
             continue
@@ -131,7 +131,7 @@ def length_limit(config: Config) -> int | None:
 
 
 def of_config(config: Config, *, causal: bool) -> Model | None:
-    """Compute a model's numbers of parameters from its configuration; None: the architecture is another."""
+    """Compute a model's numbers of parameters from its configuration; None: another architecture."""
     count, layout = _COUNTS.get(str(config.get("model_type"))), layout_of(config)
     if count is None or layout is None:
         return None
@@ -143,15 +143,16 @@ def _encoder(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
     """Count BERT, RoBERTa and DistilBERT, without a pooler and a head."""
     del causal
     hidden = layout.hidden
+    # Four matrices of attention and two of the feed-forward network, with biases; and two norms.
     block = 4 * (hidden + 1) * hidden + 2 * hidden * layout.intermediate + layout.intermediate + 5 * hidden
     types = 0 if config["model_type"] == "distilbert" else config.get("type_vocab_size", 2)
     rows = layout.vocabulary + (_number(config, "positions") or 512) + types
-    return block, (rows + 2) * hidden
+    return block, (rows + 2) * hidden  # the 2: a norm
 
 
 def _gpt2(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
     del causal  # its head is its embedding
-    hidden = layout.hidden
+    hidden = layout.hidden  # a block is as in `_encoder`
     block = 4 * (hidden + 1) * hidden + 2 * hidden * layout.intermediate + layout.intermediate + 5 * hidden
     return block, (layout.vocabulary + (_number(config, "positions") or 1024) + 2) * hidden
 
@@ -159,9 +160,10 @@ def _gpt2(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
 def _llama(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
     """Count Llama, Mistral and Qwen."""
     kind, hidden, width = config["model_type"], layout.hidden, layout.queries + 2 * layout.keys
+    # Attention (queries, keys, values; output), three matrices of the feed-forward network, two norms.
     block = hidden * (width + layout.queries) + 3 * hidden * layout.intermediate + 2 * hidden
     if kind == "qwen2" or config.get("attention_bias"):
-        block += width + (hidden if kind != "qwen2" else 0)
+        block += width + (hidden if kind != "qwen2" else 0)  # qwen2 has no bias at the output
     if kind == "qwen3":  # norms of queries and keys
         block += 2 * (layout.queries // layout.heads)
     if config.get("mlp_bias"):
@@ -175,6 +177,7 @@ _COUNTS: Final[Mapping[str, Callable[[Config, Layout, bool], tuple[int, int]]]] 
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _llama),
     "gpt2": _gpt2,
 }
+"""Architecture -> function that counts the parameters of a block, and those outside of the blocks."""
 
 
 def with_head(model: Model, outputs: int) -> Model:

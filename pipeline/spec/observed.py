@@ -74,6 +74,7 @@ class Series(BaseModel):
         spans = max(1, (points - 2) // 2)
         first, width = self.index[0], (self.index[-1] - self.index[0] + 1) / spans
         chosen = {0, len(self.values) - 1}
+        # Of each span, the places of the least and of the greatest value.
         for _, span in groupby(range(len(self.values)), key=lambda at: int((self.index[at] - first) / width)):
             places = list(span)
             chosen |= {min(places, key=self.values.__getitem__), max(places, key=self.values.__getitem__)}
@@ -82,7 +83,7 @@ class Series(BaseModel):
         return Series(**{name: [column[at] for at in kept] for name, column in columns.items()})
 
     def _is_reread(self, step: float | None, time: float, value: float) -> bool:
-        """Whether a value is of a log that is read twice; where only the clock went back, it is new."""
+        """Whether a value is from a log that is read again; it is new if only the clock was set back."""
         if not time or not self.times or time > self.times[-1]:
             self._rereading = False
             return False
@@ -93,7 +94,10 @@ class Series(BaseModel):
 
 
 def values_of(event: Event, rank: int | None, step: float | None) -> tuple[float | None, Mapping[str, Any]]:
-    """Read the values for curves from an event, and the step that they belong to."""
+    """Read the values for curves from an event, and the step that they belong to.
+
+    ``step`` is the last one that the training reported: a pace counts other steps.
+    """
     match event:
         case ProgressEvent():
             return event.step, {name: getattr(event, name) for name in _OF_PROGRESS}

@@ -68,9 +68,13 @@ def programs_report(taken: Collection[str]) -> str:
 
 
 def manifests(has: Callable[[str], bool]) -> list[str]:
-    """List the names that the manifest may have in an output; those before it are the program's own."""
+    """List the names that the manifest may have in an output, the last one first.
+
+    If several files exist, the last one is the manifest: the program wrote the others, so they were taken.
+    """
     names = _manifest_names()
-    return [*reversed([next(names), next(names), *takewhile(has, names)])]
+    first_two = [next(names), next(names)]  # listed even if the output does not have them
+    return [*reversed([*first_two, *takewhile(has, names)])]
 
 
 def _manifest_names() -> Iterator[str]:

@@ -50,9 +50,10 @@ class RankLog:
         self._thread.join(_END_TIMEOUT_S)
 
     def _write(self) -> None:
+        """Write the lines that wait, again and again, until None comes as the last one."""
         last: bytes | None = b""
         while last is not None:
-            lines = [last := self._lines.get()]
+            lines = [last := self._lines.get()]  # waits for one
             with suppress(queue.Empty):  # all that wait, in one write
                 while last is not None:
                     lines.append(last := self._lines.get_nowait())
@@ -60,6 +61,7 @@ class RankLog:
                 self._append(b"".join(line for line in lines if line))
 
     def _append(self, block: bytes) -> None:
+        """Append to the log; if it is full, it first becomes ``RANK.log.1``."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.exists() and self._path.stat().st_size + len(block) > self._limit:
             self._path.replace(f"{self._path}.1")
@@ -85,6 +87,6 @@ def _read(folder: Path, rank: str) -> Iterator[tuple[float, str]]:
         for line in text.split(b"\n"):
             written, space, rest = line.partition(b" ")
             with suppress(ValueError):
-                last = max(last, float(written))  # a clock may be set back
+                last = max(last, float(written))  # the order of lines stays, even if a clock is set back
                 if space:
                     yield last, rest.decode(errors="replace")

@@ -19,7 +19,7 @@ from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.words import is_true
 
 Options = Mapping[str, Sequence[str]]
-"""Name with underscores -> the words after ``=`` or after the option, where it stands last.
+"""Name with underscores -> the option's words, after ``=`` or after the option; its last use counts.
 
 ``--no_NAME`` is NAME with the word false.
 """
@@ -62,7 +62,7 @@ def read(args: Sequence[str], base: Path = Path()) -> dict[str, list[str]]:
             values = [value] if equals else []
             if name.startswith("no_"):
                 name, values = name.removeprefix("no_"), ["false"]
-            options[name] = values
+            options[name] = values  # the words that follow are added to this list
         else:
             values.append(word)
     return options

@@ -74,7 +74,7 @@ class TargetFields(BaseModel):
 
     @property
     def vouches_for_ranks(self) -> bool:
-        """Whether a success is that of every rank, since what starts them ends as the worst of them."""
+        """Whether a success is that of every rank: what starts the ranks fails if one of them fails."""
         return True
 
     def completed(self, run: TrainingRun) -> tuple[TrainingRun, "TargetFields"]:

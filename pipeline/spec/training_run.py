@@ -50,7 +50,7 @@ def passable(value: Any) -> Any:
         ValueError: It has a NUL character.
     """
     parts = [value]
-    for part in parts:
+    for part in parts:  # the list grows: its items are added
         if isinstance(part, Mapping):
             parts += [*part, *part.values()]
         elif isinstance(part, tuple):
@@ -342,5 +342,5 @@ class TrainingRun(BaseModel):
         """Readable beginning of the run's names."""
         if self.job_name:
             return self.job_name
-        words = self.program.removeprefix("-m").strip().rsplit("/", 1)[-1]
-        return words.removesuffix(".py").rsplit(".", 1)[-1]
+        name = self.program.removeprefix("-m").strip().rsplit("/", 1)[-1]
+        return name.removesuffix(".py").rsplit(".", 1)[-1]

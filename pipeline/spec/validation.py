@@ -122,6 +122,7 @@ def _accepts(model: type[BaseModel], name: str, value: str | None) -> bool:
     try:
         model.model_validate({name: value})
     except ValidationError as error:
+        # Other fields are missing: only an error of this field counts.
         return all(problem["loc"][0] != name for problem in error.errors(include_input=False))
     return True
 
@@ -137,6 +138,7 @@ def _given_in_message(value: object) -> str:
 
 
 def _suggest(choices: Mapping[str, object] | list[str], like: str = "") -> str:
+    """Suggest the choice that is most like a text, or list all choices."""
     return _did_you_mean(choices, like) or f"Choose one of: {', '.join(choices)}"
 
 
@@ -146,6 +148,7 @@ def _did_you_mean(choices: Mapping[str, object] | list[str], like: str) -> str |
 
 
 def _example(path: list[str], model: type[BaseModel]) -> str:
+    """Return what to do about a field: its description, with an example if it has one."""
     field = _innermost_field(path, model)
     if field is None:
         return "See the reference of fields."

@@ -66,11 +66,11 @@ class Driver(ABC, Generic[Ctx, H]):
 
     @abstractmethod
     def names(self, ctx: Ctx) -> list[str]:
-        """List the names of runs that have begun with this run's key."""
+        """List the names under which a run with this run's key has begun; empty: none has."""
 
     @abstractmethod
     def runs(self, target: Any) -> list[RunContext]:
-        """Find the runs that have begun where a target's fields say, oldest first; of any target there."""
+        """List the runs that have begun in the target's folder or namespace, oldest first."""
 
     def home(self, ctx: Ctx) -> Path | None:  # noqa: ARG002 - overrides use it
         """Return the folder of runs on this machine; None: the target keeps runs elsewhere."""
@@ -90,7 +90,10 @@ class Driver(ABC, Generic[Ctx, H]):
 
     @abstractmethod
     def stage(self, ctx: Ctx, sources: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
-        """Copy each source (field -> path or URL) to a folder of the volume that is named by content."""
+        """Copy each source to a folder of the volume that is named by the content's hash.
+
+        ``sources`` and the result are by field: ``data`` and ``model``. A source is a path or a URL.
+        """
 
     @abstractmethod
     def build(self, ctx: Ctx) -> tuple[Built, bool]:
@@ -106,7 +109,7 @@ class Driver(ABC, Generic[Ctx, H]):
 
     @abstractmethod
     def present_handle(self, ctx: Ctx, entry: Entry) -> H | None:
-        """Find the handle of the present attempt, even if the launch was killed before it recorded it."""
+        """Find the handle of the present attempt, even if a killed launch did not record it; else None."""
 
     @abstractmethod
     def status(self, ctx: Ctx, handle: H, entry: Entry) -> Status:
@@ -130,7 +133,10 @@ class Driver(ABC, Generic[Ctx, H]):
 
     @abstractmethod
     def cancel(self, ctx: Ctx, by: str, attempt: int | None) -> bool:
-        """End the present attempt and record who did so; False: none was running."""
+        """End the present attempt, and record ``by`` whom; False: none was running.
+
+        If ``attempt`` is a number, only that attempt is ended, and only if it is the present one.
+        """
 
     @abstractmethod
     def export(self, ctx: Ctx, handle: H, progress: Progress) -> Manifest:
@@ -169,8 +175,14 @@ class Driver(ABC, Generic[Ctx, H]):
         """Record for how many seconds the run is kept (None: for ever); name what is kept."""
 
     @abstractmethod
-    def keep_results(self, ctx: Ctx, seconds: float | None) -> list[str]:
-        """Keep output and checkpoints for some seconds, and delete the rest; name what is kept."""
+    def keep_results(self, ctx: Ctx, seconds: float | None, *, checkpoints: bool = True) -> list[str]:
+        """Keep output and checkpoints for some seconds, and delete the rest; name what is kept.
+
+        Args:
+            ctx: The run.
+            seconds: For how long; None: for ever.
+            checkpoints: Whether the checkpoints are kept too.
+        """
 
     @abstractmethod
     def owns(self, ctx: Ctx, what: str) -> bool:
@@ -182,7 +194,10 @@ class Driver(ABC, Generic[Ctx, H]):
 
     @abstractmethod
     def remove_expired(self, ctx: Ctx, now: float, end: Callable[[RunContext], bool]) -> list[Finding]:
-        """Delete other runs whose lease has expired if ``end`` allows it; return warnings about failures."""
+        """Delete other runs whose lease has expired; return warnings about failures.
+
+        ``end`` returns whether a run may be deleted; ``now`` is in seconds since the epoch.
+        """
 
     def declare_gone(self, ctx: Ctx, entry: Entry) -> bool:  # noqa: ARG002 - overrides use them
         """Record that the present attempt ended with its host or container, as a person confirms.

@@ -9,10 +9,10 @@ from manycpu.pipeline.targets.open_run import as_started
 
 
 def join(ctx: RunContext, entry: Entry, role: str) -> None:
-    """Record which task does a step of a run; until the first attempt, also the task's description of it.
+    """Record which task does a step of a run; before the first attempt, also record the run's fields.
 
     Tasks of one DAG run share a run if they have the same ``training``; then their fields must agree. A task
-    that was edited continues its own run.
+    whose fields were edited continues its own run.
 
     Args:
         ctx: The run, as the task describes it.
@@ -67,10 +67,10 @@ def checkpoints_of(ctx: RunContext, directory: object) -> str:
     return f"{ctx.run.checkpoints}/{ctx.name}" if ctx.run.checkpoints else f"{directory}/checkpoints"
 
 
-def goes_on(status: Status, entry: Entry) -> bool:
-    """Whether to attach to the present attempt, because it runs, or has succeeded and wrote its model.
+def should_attach(status: Status, entry: Entry) -> bool:
+    """Whether to attach to the present attempt: it runs, or it has succeeded and may have a model.
 
-    If not, its end is recorded in the ledger's entry, and the next attempt may start.
+    If not, the attempt's end is recorded in the ledger's entry, and the next attempt may start.
     """
     if not status.state.terminal or (status.state is RunState.SUCCEEDED and not entry.described().fruitless):
         return True
@@ -79,13 +79,16 @@ def goes_on(status: Status, entry: Entry) -> bool:
 
 
 def attempt_status(ctx: RunContext, handle: Handle, entry: Entry) -> Status:
-    """Read the status of an attempt, judged by the fields it was started with; with who cancelled it."""
+    """Read the status of an attempt, judged by the fields that the attempt was started with.
+
+    The reason of a cancelled attempt names who cancelled it.
+    """
     started = as_started(ctx, entry, handle.attempt)
     return with_canceller(ctx.driver.status(started, handle, entry), handle, entry)
 
 
 def with_canceller(status: Status, handle: Handle, entry: Entry) -> Status:
-    """Set the reason of a cancelled attempt's status to who cancelled it, if that is recorded."""
+    """Return the status; if the attempt was cancelled, the reason names who did it, if that is recorded."""
     by = entry.cancelled.get(handle.attempt)
     if status.state is RunState.CANCELLED and by is not None:
         return Status(state=RunState.CANCELLED, reason=f"ended by {by}")

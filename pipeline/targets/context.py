@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 OWN_FOLDERS = ("runs", "data", "model", "code", "functions")
 """Subfolders of a target's folder in which manycpu deletes what no run needs any more."""
 WAY = ("connection", "directory")
-"""Fields of a target that locate and reach a run; they are no part of what an attempt is started with."""
+"""Fields of a target that say how to reach a run; a change of them does not change what a run does."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class RunContext(Generic[Target_co, Ledger_co]):
     task: str = ""
     """The Airflow task that works on the run, for messages; empty outside of Airflow."""
     dag: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """``dag_id`` and ``run_id`` of the DAG run; empty outside of Airflow."""
+    """``dag_id``, ``run_id`` and perhaps ``partition_key`` of the DAG run; empty outside of Airflow."""
     run_file: Path | None = None
     """The file that the run was read from; it may contain secrets, so it never travels as code."""
     needs: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -98,12 +98,12 @@ class RunContext(Generic[Target_co, Ledger_co]):
 
     @property
     def waiting_lease(self) -> float:
-        """Seconds of the lease from the launch on: longer than the time budgets of an attempt."""
+        """Seconds of the lease that a launch begins: longer than all time budgets of an attempt together."""
         return LEASE_S + self.run.longest
 
     @property
     def destination(self) -> str:
-        """Path or URL of the output: ``run.output``, or if that is null, a folder for the report only."""
+        """Path or URL of the output: ``run.output``; if that is null, a folder that gets the report only."""
         folder = home(getattr(self.target, "directory", None))
         return self.run.output or str(folder / "reports" / self.name)
 
@@ -118,7 +118,7 @@ class RunContext(Generic[Target_co, Ledger_co]):
         return Location.of(self.destination, "run.output")
 
     def new_entry(self, created: float) -> Entry:
-        """Make the first ledger entry of the run; ``created`` in seconds since the epoch."""
+        """Make the first ledger entry of the run; ``created`` is in seconds since the epoch."""
         return Entry(
             key=self.key,
             name=self.name,
@@ -130,7 +130,10 @@ class RunContext(Generic[Target_co, Ledger_co]):
 
     @property
     def run_fields(self) -> dict[str, Any]:
-        """The run as ledgers record it: the fields that differ from the defaults, and always the backend."""
+        """The run as ledgers record it: the fields that differ from the defaults, and always the backend.
+
+        The target leaves out secrets if others may read its ledgers.
+        """
         fields = self.run.model_dump(mode="json", exclude_defaults=True) | {"backend": self.run.backend}
         return self.target.recorded(fields)
 
@@ -140,7 +143,7 @@ class RunContext(Generic[Target_co, Ledger_co]):
         return self.target.recorded(self.target.model_dump(mode="json", exclude_none=True))
 
     def origin(self, *fields: str) -> str:
-        """Hash some fields of the run, and the target, to find out whether a result was made from them."""
+        """Hash some fields of the run, and the target: a result of the same hash need not be made again."""
         target = {name: value for name, value in self.target_fields.items() if name not in WAY}
         return run_key(*(getattr(self.run, field) for field in fields), json.dumps(target, sort_keys=True))
 

@@ -38,6 +38,7 @@ def open_context(
     Raises:
         BadInputError: A field is wrong.
     """
+    # The target fills in what the fields leave open, such as the number of processes.
     completed_run, completed_target = read_target(target).completed(read_run(run))
     absolute_run = _with_absolute_paths(completed_run, completed_target, base)
     paths = {name: getattr(completed_target, name) for name in completed_target.paths}
@@ -63,7 +64,7 @@ def reopen(
     target = read_target(described.target)
     if directory is not None:
         target = target.model_copy(update={"directory": directory})
-    base = Path(directory or Path.cwd())
+    base = Path(directory or Path.cwd())  # of little use: ledgers record absolute paths
     return _context(read_run(described.run), target, access, name=entry.name, key=entry.key, base=base)
 
 
@@ -84,7 +85,7 @@ def reopen_all(
 
 
 def find(ctx: RunContext) -> RunContext:
-    """Return the run under the name that it began with: its fields, and so its name, may have been edited."""
+    """Return the run under the name with which it began: an edited field may have changed the name."""
     if ctx.ledger.exists():
         return ctx
     names = ctx.driver.names(ctx)
@@ -92,7 +93,7 @@ def find(ctx: RunContext) -> RunContext:
 
 
 def as_started(ctx: RunContext, entry: Entry, attempt: int) -> RunContext:
-    """Return the run with the fields that an attempt was started with: they decide how its end is judged.
+    """Return the run with the fields that an attempt was started with: the attempt is judged by these.
 
     Args:
         ctx: The run; its fields may have been edited since.

@@ -34,7 +34,8 @@ def _lacking_proof(ctx: RunContext, observed: Observed) -> str:
 
 
 def _lacking_spread(ctx: RunContext, observed: Observed) -> str:
-    """Explain that the ranks ran on too few nodes or machines; empty: they did not. Each pod is a node."""
+    """Explain that the ranks ran on fewer nodes or machines than were asked for; empty: they did not."""
+    # Each pod has a host name of its own; `observed.hosts` are the machines.
     nodes, places = ctx.run.nodes[0], sorted({rank.hostname or rank.host for rank in observed.ranks})
     if ctx.target.has_host_per_node and len(places) < nodes:
         return f"{nodes} nodes were asked for, and all ranks ran in {', '.join(places)}"
@@ -44,14 +45,17 @@ def _lacking_spread(ctx: RunContext, observed: Observed) -> str:
 
 
 def _lacking_end(ctx: RunContext, observed: Observed) -> str:
-    """Name ranks that failed, whose end is unknown, or that formed no group, despite the launcher."""
+    """Explain why a launcher's success does not count; empty: it counts.
+
+    A rank failed, the end of a rank is unknown, or the ranks formed no group.
+    """
     success = f"the {ctx.target.launch} is called a success, but"
     failed = next((rank for rank in observed.ranks if rank.exit_code), None)
     if failed is not None and failed.exit_code is not None:
         who = f"rank {failed.rank} on {failed.hostname or failed.host}"
         return f"{success} {who} ended with {describe_exit(failed.exit_code)}"
     silent = [rank.hostname or rank.host for rank in observed.ranks if rank.exit_code is None]
-    if silent and not ctx.target.vouches_for_ranks:
+    if silent and not ctx.target.vouches_for_ranks:  # a launcher that vouches would have failed with a rank
         return (
             f"{success} nothing shows how the ranks on {', '.join(dict.fromkeys(silent))} ended: "
             "their pods are gone, or were restarted since"

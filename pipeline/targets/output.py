@@ -11,7 +11,10 @@ from manycpu.pipeline.targets.context import RunContext
 
 
 def claim(ctx: RunContext, holder: ProcessHandle | None = None) -> None:
-    """Claim the run's output, or renew the claim. A pod claims an output that only the cluster reaches."""
+    """Claim the run's output, or renew the claim.
+
+    Does nothing if only the cluster reaches the output: then a pod claims it while it stages.
+    """
     if ctx.run.output is None or ctx.output_in_cluster:
         return
     try:
@@ -68,8 +71,8 @@ def occupied(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding
 
     Args:
         ctx: The run.
-        names: Names in the output, without the run's files for people; two are enough.
-        text: The output's report.json; None: there is none.
+        names: Names of files in the output, except report.html and run.log; it is enough to give two.
+        text: The content of the output's report.json; None: there is none.
     """
     if not names:
         return None

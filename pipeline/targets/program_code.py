@@ -21,7 +21,7 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.transfer import Manifest
 
-_PROJECT = (".git", "pyproject.toml")
+_PROJECT = (".git", "pyproject.toml")  # a folder that has one of them is the root of a project
 _MAX_BYTES, _MAX_FILES = 100 << 20, 10_000
 _NOT_CODE = {"__pycache__", "node_modules", "venv", "env", "site-packages"}
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -34,7 +34,10 @@ Ignored = tuple[tuple[Path, GitIgnoreSpec], ...]
 
 
 def program_of(ctx: RunContext) -> tuple[Path | None, tuple[str, ...]]:
-    """Find the folder of the program's code, and the arguments of Python that run the program from there."""
+    """Find the folder of the program's code, and the arguments of Python that run the program from there.
+
+    The folder is None if the program is a recipe, or a module that is installed.
+    """
     kind, name = program.parse(ctx.run.program)
     root = _code_folder(ctx.run, ctx.base)
     if ctx.run.code is not None and (fault := _fault_of_code_field(ctx, root, kind, name)):
@@ -49,7 +52,10 @@ def program_of(ctx: RunContext) -> tuple[Path | None, tuple[str, ...]]:
 
 
 def _code_folder(run: TrainingRun, base: Path) -> Path | None:
-    """Find the folder that ``run.code`` names; None: it is not set, or no project folder was found."""
+    """Find the folder that ``run.code`` names, or for ``auto`` the project's around the program.
+
+    None: the field is not set, or there is no project.
+    """
     if run.code != program.AUTO:
         return base / run.code if run.code else None
     kind, name = program.parse(run.program)
@@ -63,7 +69,7 @@ def _is_project(folder: Path) -> bool:
 
 
 def _fault_of_code_field(ctx: RunContext, root: Path | None, kind: str, name: str) -> str:
-    """Say what is wrong with ``run.code``; empty: nothing."""
+    """Say what is wrong with ``run.code``, for which ``root`` was found; empty: nothing is."""
     if kind == "recipe":
         return f"the recipe {ctx.run.program} has its code in manycpu"
     if root is None:
@@ -99,7 +105,7 @@ def installed(module: str) -> bool:
     """Whether a module is installed in this environment."""
     try:
         return importlib.util.find_spec(module.split(".", 1)[0]) is not None
-    except ValueError:
+    except ValueError:  # such as __main__, which has no spec
         return False
 
 
@@ -136,14 +142,14 @@ class Code(NamedTuple):
 
 
 def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
-    """Select the files of a program's folder that are code.
+    """Select the files of a program's folder that are code; ``program``: as :func:`program_of` returns it.
 
     Raises:
         BadInputError: The files are too many or too large for code, or the program is not among them.
     """
     run = ctx.run
     fields = (run.data, run.model, run.output, run.checkpoints, run.resume_from)
-    excluded = {Path(path) for path in fields if path and "://" not in path}
+    excluded = {Path(path) for path in fields if path and "://" not in path}  # no code, wherever they are
     home = ctx.driver.home(ctx)
     code = Code(root, {})
     for path in _code_files(root, excluded | ({home} if home else set())):
@@ -160,7 +166,7 @@ def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
             "data and models go into run.data and run.model",
         )
     *module_option, name = program
-    if module_option:  # -m
+    if module_option:  # -m: the top package or module must be code
         top = name.split(".", 1)[0]
         program_path = root / top if (root / top).is_dir() else root / f"{top}.py"
         is_code = any(path == f"{top}.py" or path.startswith(f"{top}/") for path in code.files)
@@ -193,11 +199,12 @@ def _is_same_file(path: Path, file: Path | None) -> bool:
 
 
 def _code_files(root: Path, excluded: set[Path]) -> Iterator[str]:
-    """Yield the files and empty folders that are code, by path; excluded folders are not searched."""
+    """Yield the paths, below ``root``, of files and empty folders that are code; skip ``excluded`` paths."""
     docker = _docker_patterns(root)
     repository = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root)
+    # As in git, the .gitignore files of parent folders count, up to the root of the repository.
     above = [folder for folder in root.parents if folder.is_relative_to(repository)]
-    # Folder -> the rules that apply to what is in it.
+    # Folder -> the rules for its content.
     ignored: dict[Path, Ignored] = {
         root.parent: tuple(rule for folder in above for rule in _git_rules(folder))
     }
@@ -224,7 +231,7 @@ def _code_files(root: Path, excluded: set[Path]) -> Iterator[str]:
 
 
 def _is_code(path: Path, excluded: set[Path], rules: Ignored, end: str = "") -> bool:
-    """Whether a file, or a folder (``end`` is a slash), counts as code by its name and .gitignore."""
+    """Whether a path counts as code by its name and .gitignore; ``end`` is a slash if it is a folder."""
     if not _has_name_of_code(path) or path in excluded:
         return False
     for folder, spec in rules:  # the nearest .gitignore with a matching pattern decides
@@ -235,12 +242,12 @@ def _is_code(path: Path, excluded: set[Path], rules: Ignored, end: str = "") -> 
 
 
 def _has_name_of_code(path: Path) -> bool:
-    """Whether a name is none of those that are never code: hidden, bytecode, environments."""
+    """Whether a path may be code by its name: not hidden, no bytecode, no environment of Python."""
     return not path.name.startswith(".") and path.name not in _NOT_CODE and path.suffix != ".pyc"
 
 
 def _leads_back(path: Path, root: Path, excluded: set[Path]) -> bool:
-    """Whether a link leads to a folder that contains it, or to an excluded path."""
+    """Whether a path is a link to a folder around it (a search would not end), or to an excluded path."""
     if not path.is_symlink():
         return False
     target = path.resolve()
@@ -265,7 +272,7 @@ def _docker_patterns(root: Path) -> "PathSpec[Any]":  # in quotes: not generic b
         negation = "!" if text.startswith("!") else ""
         pattern = os.path.normpath(text.lstrip("!/"))
         if text and not pattern.startswith("#"):
-            patterns.append(f"{negation}/{pattern}")
+            patterns.append(f"{negation}/{pattern}")  # a slash, as they begin at the root
     return PathSpec.from_lines("gitignore", patterns)
 
 
@@ -282,11 +289,11 @@ def _lines(file: Path) -> list[str]:
 
 
 def _is_output(folder: Path) -> bool:
-    """Whether a folder has the manifest or the report of a run."""
+    """Whether a run wrote its report, or the manifest of a model, to a folder."""
     report = folder / output.REPORT
     if report.is_file() and run_report.parse(report.read_text(errors="replace")):
         return True
-    for name in output.manifests(lambda name: (folder / name).exists()):
+    for name in output.manifests(lambda name: (folder / name).exists()):  # the names that it may have
         manifest = folder / name
         with suppress(ValueError):  # it is no manifest
             if manifest.is_file() and Manifest.parse(manifest.read_text(errors="replace"))[0].files:
@@ -312,9 +319,9 @@ def import_findings(ctx: RunContext) -> Iterator[Finding]:
 
 
 def hint(ctx: RunContext, lines: Iterable[str]) -> str | None:
-    """Say how a failed program can find a module that is around its code; None: it missed no such module.
+    """Say how a failed program can find the module that it missed, if that is in a folder around its code.
 
-    ``lines`` are the last lines of the program.
+    ``lines`` are the last lines of the program. None: no module was missed, or no such folder has it.
     """
     names = [match[1] for line in lines if (match := _MISSING.search(line))]
     try:
@@ -331,15 +338,16 @@ def _find_outside_code(ctx: RunContext, module: str) -> tuple[str, str] | None:
         Where it is, and the fix, as sentences for people; None: it is in the code, or nowhere.
     """
     root, program = program_of(ctx)
+    # Python searches the folder of the code and the folder of the script.
     if root is None or any(has_module(folder, module) for folder in (root, (root / program[-1]).parent)):
         return None
     for folder in root.parents:
         for place in (folder, folder / _SOURCES):
             if has_module(place, module):
-                way = "" if place == folder else f" and run.env to {{PYTHONPATH: {_SOURCES}}}"
+                more = "" if place == folder else f" and run.env to {{PYTHONPATH: {_SOURCES}}}"
                 return (
                     f"{module} is in {place}, and the code is {root} alone",
-                    f"Set run.code to {folder}{way}",
+                    f"Set run.code to {folder}{more}",
                 )
         if _is_project(folder):
             return None

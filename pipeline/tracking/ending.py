@@ -77,16 +77,14 @@ def tell_state(ctx: RunContext, handle: Handle, status: Status) -> None:
 def tell_champion(key: str, sha256: str) -> None:
     """Give MLflow's alias ``champion`` to the model that a run registered; a failure is a warning in the log.
 
-    Args:
-        key: The run's key.
-        sha256: Digest of the model that the run exported.
+    ``key`` is the run's, ``sha256`` the digest of the model that it exported.
     """
 
-    def name() -> None:
+    def give_alias() -> None:
         if named := name_champion(key, sha256):
             _LOG.info("alias champion: %s", named)
 
-    if why := _failure(name, _CHAMPION_TIMEOUT_S):
+    if why := _failure(give_alias, _CHAMPION_TIMEOUT_S):
         _LOG.warning("MLflow did not receive the champion: %s", redacted(why))
 
 
@@ -130,8 +128,9 @@ def _deliver(
 
 
 def _send(name: str, ctx: RunContext, attempt: Tracked, ending: Ending, places: dict[str, Place]) -> None:
+    """Send an end to one tracker, and note its place before and after: a tracker may never answer."""
     tracker = open_tracker(name, ctx)
-    places[name] = tracker.place_of(attempt)  # a tracker that never answers has an address, too
+    places[name] = tracker.place_of(attempt)
     try:
         tracker.end(attempt, ending)
     finally:

@@ -103,12 +103,14 @@ class _TrackerListener(Silent):
             with self._change:
                 if why is not None:
                     self._warn_once(why)
+                    # Put the batch back before the newer points; its oldest are dropped if there is no room.
                     room = _QUEUE_POINTS - len(self._queue)
                     self._queue.extendleft(reversed(batch[-room:] if room else []))
                 queued = len(self._queue)
                 pause_s = _BATCH_INTERVAL_S if why is None else _RETRY_INTERVAL_S
                 self._change.wait_for(lambda: self._flushing, pause_s)
-                # The next point starts another thread; the end of the run sends all points again.
+                # After a failure, give up if no point came meanwhile, or at a flush. The next point starts
+                # another thread, and the end of the run sends all points again.
                 self._gave_up = why is not None and (self._flushing or len(self._queue) == queued)
 
     def _send(self, batch: Sequence[Point]) -> str | None:

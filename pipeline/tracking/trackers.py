@@ -54,6 +54,7 @@ def findings(ctx: RunContext) -> Iterator[Finding]:
 
 
 def _installed(name: str) -> Kind:
+    """Return the kind of a tracker; raise BadInputError if its package is not installed."""
     kind = TRACKERS[name]
     if find_spec(kind.module) is None:
         message = f"{name} needs the package {kind.module}, which is not installed"
@@ -63,6 +64,7 @@ def _installed(name: str) -> Kind:
 
 
 def _address() -> str:
+    """Return the address of MLflow's server; raise BadInputError if its variable is not set."""
     address = os.environ.get("MLFLOW_TRACKING_URI", "").strip()
     if not address:
         raise BadInputError(
@@ -75,6 +77,7 @@ def _address() -> str:
 
 
 def _tensorboard_is_away(ctx: RunContext) -> str | None:
+    """Return why TensorBoard's folder cannot be written; None: it can."""
     folder = _folder(ctx)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,6 +87,7 @@ def _tensorboard_is_away(ctx: RunContext) -> str | None:
 
 
 def _folder(ctx: RunContext) -> Path:
+    """Return TensorBoard's folder: $MANYCPU_TENSORBOARD, or else one in the home of the run's target."""
     given = os.environ.get("MANYCPU_TENSORBOARD", "").strip()
     return home(given) if given else home(getattr(ctx.target, "directory", None)) / "tensorboard"
 
@@ -118,12 +122,14 @@ def points_of(event: Event, rank: int | None, step: float | None, now: float) ->
 def tracked(entry: Entry, attempt: int) -> Tracked:
     """Describe an attempt for a tracker: its run, its group, its parameters and tags."""
     ran, handle = entry.described(attempt), entry.handle
+    # The program's name: without its folder, `.py`, or the `-m` of a module.
     script = ran.run["program"].rsplit("/", 1)[-1].removesuffix(".py").removeprefix("-m").strip()
     tags = {
         "manycpu.key": entry.key,
         "manycpu.name": entry.name,
         "manycpu.dag_id": entry.dag.get("dag_id"),
         "manycpu.dag_run_id": entry.dag.get("run_id"),
+        "manycpu.partition_key": entry.dag.get("partition_key"),
         "manycpu.task": entry.tasks.get("train"),
         "manycpu.image": ran.image,
         **{f"manycpu.{name}": digest for name, digest in ran.digests.items()},
@@ -141,7 +147,10 @@ def tracked(entry: Entry, attempt: int) -> Tracked:
 
 
 def _params(run: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, str]:
-    """Flatten the fields that were set; of the environment only the names, and no credentials."""
+    """Return a run's parameters as texts: its fields by dotted names, and the options of its program.
+
+    Of the environment only the names are sent, and no credentials.
+    """
     shown = redacted_description(run)
     params = {
         name: value for name, value in shown.items() if name not in ("env", "tracking", "registered_model")
@@ -158,6 +167,7 @@ def _params(run: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, str]
 
 
 def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield each field as its dotted name and a text; a list is written as in a shell."""
     for name, value in fields.items():
         if isinstance(value, Mapping):
             yield from ((f"{name}.{inner}", text) for inner, text in _flat(value))

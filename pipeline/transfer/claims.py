@@ -139,7 +139,7 @@ class _ClaimFiles(NamedTuple):
             process.write_json(Path(self.path(claim.key)), claim.model_dump(mode="json"))
 
     def remove(self, key: str) -> None:
-        """Delete a run's claim file, if it exists, and what it left of them when it was killed."""
+        """Delete a run's claim file, if it exists, and the partial files that a killed process left."""
         names = [self.name(key)]
         if self.stem is not None:
             names += [path.name for path in process.partials(Path(self.path(key)))]
@@ -151,8 +151,8 @@ class _ClaimFiles(NamedTuple):
         """List the claims of other runs, and delete those that are over."""
         others = []
         for name in self.folder.names():
-            other = self._key_in(name)
-            claim = self.read(other) if other not in (None, key) else None
+            other_key = self._key_in(name)
+            claim = self.read(other_key) if other_key not in (None, key) else None
             if claim is None:
                 continue
             if claim.is_over():
@@ -169,8 +169,8 @@ class _ClaimFiles(NamedTuple):
         if self.stem is None:
             return claimed_by(name)
         key = name.removeprefix(f".{self.stem}.").removesuffix(".claim")
-        # A name without that prefix or suffix is left as it is: so build the name again from the key, and
-        # compare. A key with a dot is of another output: that of ``model.v2`` begins like one of ``model``.
+        # removeprefix returns a name without the prefix unchanged: so build the name from the key again, and
+        # compare. A key has no dot: `.model.v2.KEY.claim` is no claim of `model`, but one of `model.v2`.
         return key if key and "." not in key and name == self.name(key) else None
 
 
@@ -183,6 +183,7 @@ def claim(output: Location, claimant: Claimant) -> None:
     """
     files, now, key = _ClaimFiles.of(output), time.time(), claimant.key
     mine = files.read(key)
+    # If this run does not hold the output, it first asks, as the top of this file describes.
     if mine is None or not mine.held or mine.is_over():
         mine = Claim(
             key=key,
@@ -212,7 +213,7 @@ def _wait_for_decision(files: _ClaimFiles, key: str) -> Claim | None:
             if other.held:
                 return other
         for other in others:
-            if other.held is False and other.key < key:
+            if other.held is False and other.key < key:  # of runs that ask, the lowest key gets the output
                 return other
         if time.monotonic() > deadline:
             return others[0]

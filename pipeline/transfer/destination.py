@@ -46,15 +46,15 @@ def strangers(destination: Location, key: str) -> list[str]:
         return []
     odd: list[str] = []  # what no export writes, such as a FIFO
     items = destination.without_odd(lambda path, _: odd.append(path)).items()
-    exported, records = set(), [*output.PARTIALS]
+    exported, own_names = set(), [*output.PARTIALS]  # files of the model; files of manycpu beside them
     before = earlier(destination, key)
     if before:
         exported = {(file.path, file.size) for file in before.manifest.files}
-        records.append(before.name)
+        own_names.append(before.name)
     if output.replaceable(destination.read_text(output.REPORT), key):
-        records += [output.REPORT, *for_people(destination)]
+        own_names += [output.REPORT, *for_people(destination)]
     unknown = [item.path for item in items if (item.path, item.size) not in exported]
-    return [*odd, *(path for path in unknown if path not in records)]
+    return [*odd, *(path for path in unknown if path not in own_names)]
 
 
 def for_people(destination: Location) -> list[str]:

@@ -180,10 +180,7 @@ def store(  # noqa: PLR0913 - the last two are seldom given
 def _with_signs_of_life(descriptor: int | None, progress: Progress, tick: Tick) -> tuple[Progress, Tick]:
     """Return both callbacks, extended so that each call also shows waiting processes that this one works.
 
-    Args:
-        descriptor: What the lock yielded; None: the lock needs no signs of life.
-        progress: As of :func:`fetch`.
-        tick: As of :func:`fetch`.
+    ``descriptor`` is what the lock yielded; None: the lock needs no signs of life.
     """
     if descriptor is None:
         return progress, tick
@@ -249,6 +246,7 @@ def _complete(
     """Rename a finished copy to its destination, and write the marker that makes it complete."""
     disk.sync(partial)
     # A folder without its marker cannot be trusted: move it aside. Processes that read it find the new one.
+    # The name is that of a broken copy, which the next copy deletes if this process is killed.
     aside = destination.with_name(f"{destination.name}.{'0' * DIGITS}{partial.suffixes[-2]}.partial")
     if destination.exists():
         destination.rename(aside)

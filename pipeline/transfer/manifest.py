@@ -271,7 +271,7 @@ def verify(
 ) -> Verdict:
     """Compare the files in a folder with its manifest: all sizes, and the content if the mtime differs.
 
-    Files and links that the manifest does not list are deleted: they are not part of the copy.
+    Files and links that the manifest does not list are deleted, unless they are to be kept.
 
     Args:
         folder: The folder, which has no links of its own.
@@ -294,7 +294,7 @@ def verify(
         files_read += 1
         if Location.of(f"file://{folder}", "run.data").sha256(item, tick) != file.sha256:
             return Verdict(f"{file.path!r} has other content", files_read)
-    files_on_disk.advance_to(None)
+    files_on_disk.advance_to(None)  # past the files that come after the last of the manifest
     if files_on_disk.unlisted:
         return Verdict(f"{files_on_disk.unlisted[0]!r} is none of it", files_read)
     return Verdict(None, files_read)
@@ -309,17 +309,14 @@ class _FolderCursor:
     def __init__(self, folder: Path, *, keep_unlisted: bool) -> None:
         self._folder, self._keep_unlisted = folder, keep_unlisted
         self.unlisted: list[str] = []
+        # What is neither a file nor a folder, such as a link, is not yielded but passed to the function.
         self._rest: Iterator[Item] = below(
             str(folder), lambda path, _: self._delete_or_list(path), follow=False
         )
         self._next = next(self._rest, None)
 
     def advance_to(self, path: str | None) -> Item | None:
-        """Move past all files before ``path`` and return the file there; None: there is none.
-
-        Args:
-            path: A file of the manifest; None: move to the end.
-        """
+        """Move past all files before ``path`` (None: to the end); return the file there, if there is one."""
         while self._next is not None and (path is None or self._next.path < path):
             self._delete_or_list(self._next.path)
             self._next = next(self._rest, None)

@@ -65,10 +65,6 @@ class Journal:
     The journal is a file in the partial folder. Each line has a path, a number of bytes, and the sha256 of
     that many first bytes. After a crash a file may have its full length, and holes: the copy resumes after
     the part whose sha256 still matches. So a line may reach the disk before the bytes that it describes.
-
-    Args:
-        folder: The partial folder.
-        items: The files to copy.
     """
 
     def __init__(self, folder: Path, items: Iterable[Item]) -> None:
@@ -175,12 +171,12 @@ def _broken_copies(stem: Path) -> list[Path]:
 
 
 def _adopt_or_make(stem: Path, partial: Path, tick: Tick) -> bool:
-    """Rename a broken copy of the same files to ``partial``, or else make an empty folder; return which.
+    """Rename a broken copy of the same files to ``partial``, and return True; else make an empty folder.
 
     All other broken copies of this destination are deleted.
     """
-    same_files = partial.name.removesuffix(partial.suffixes[-2] + ".partial")
-    delete_broken_copies(stem, except_prefix=f"{same_files}.", tick=tick)
+    name_without_token = partial.name.removesuffix(partial.suffixes[-2] + ".partial")
+    delete_broken_copies(stem, except_prefix=f"{name_without_token}.", tick=tick)
     for broken in _broken_copies(stem):
         with suppress(FileNotFoundError):
             if partial.exists():
@@ -269,7 +265,7 @@ def _copy_file(  # noqa: PLR0913, PLR0917 - each is of another type
     """
     path = f"{partial}/{item.path}"
     tally.add(start)
-    if item.is_folder:
+    if item.is_folder:  # an empty one, which has no bytes
         copied = File(item.path, sum(map(len, reading.blocks)), hashlib.sha256().hexdigest())
     else:
         mode = _EXECUTABLE_MODE if item.executable else _MODE
@@ -286,7 +282,8 @@ def _copy_file(  # noqa: PLR0913, PLR0917 - each is of another type
             copied = File(item.path, copy.read_back(), copy.digest.hexdigest(), item.executable)
     if journal and start < copied.size:
         journal.record(item.path, copied.size, copied.sha256)
-    fault, sha256 = "", reading.sha256()  # empty: the source does not know it
+    sha256 = reading.sha256()  # empty: the source does not know it
+    fault = ""
     if copied.size != item.size:
         fault = f"had {item.size} bytes when it was listed and {copied.size} when it was copied"
     elif sha256 not in ("", copied.sha256):

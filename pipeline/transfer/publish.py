@@ -129,12 +129,7 @@ def _top_names(manifest: Manifest) -> set[str]:
 
 
 def _with_report_renamed(manifest: Manifest, name: str) -> Manifest:
-    """Return the manifest with a report.json of the program renamed: the run's report needs that name.
-
-    Args:
-        manifest: The program's files; its report.json may be a file or a folder.
-        name: The new name.
-    """
+    """Return the manifest with the program's report.json renamed to ``name``: the run needs the old name."""
     if REPORT not in _top_names(manifest):
         return manifest
     log.warning("the program wrote a %s of its own: it is kept as %s", REPORT, name)
@@ -149,7 +144,7 @@ def _with_report_renamed(manifest: Manifest, name: str) -> Manifest:
 def _delete_outdated(destination: Location, manifest: Manifest, key: str, tick: Tick) -> None:
     """Delete files of an earlier export that this one does not contain.
 
-    Meanwhile its manifest has another name: a folder with a manifest is complete at all times.
+    Before the first file is deleted, the earlier manifest gets another name: only a complete folder has one.
     """
     current = {(file.path, file.sha256) for file in manifest.files}
     # A file of this export may be there from a broken upload: _upload compares its content.
@@ -182,7 +177,7 @@ def _upload(origin: Location, destination: Location, file: File, target: File, t
     """
     if _is_uploaded(origin, destination, file, target, tick):
         return
-    for new in (True, False):
+    for new in (True, False):  # new: the storage refuses to replace a file
         try:
             with origin.open(file.path) as reader, destination.writing(target.path, new=new) as writer:
                 while block := reader.read(1 << 20):
@@ -203,7 +198,7 @@ def _is_uploaded(origin: Location, destination: Location, file: File, target: Fi
     """Whether a complete copy of a file exists; False also if a broken upload of this run left a part of it.
 
     Raises:
-        TransferError: What exists is neither the file nor, where there are parts, its first part.
+        TransferError: Another file exists there: neither this file nor a first part of it.
     """
     destination.fs.invalidate_cache()
     if not destination.has(target.path):
@@ -211,6 +206,7 @@ def _is_uploaded(origin: Location, destination: Location, file: File, target: Fi
     size, sha256 = destination.hashed(_item(target), tick=tick)
     if (size, sha256) == (file.size, file.sha256):
         return True
+    # In a bucket a broken upload leaves no part of a file: what exists is another file.
     if destination.in_bucket or origin.hashed(_item(file), size, tick) != (size, sha256):
         refuse_if_any([target.path])
     return False

@@ -101,7 +101,7 @@ def run_all(
             for finding in prepare(ctx, holder):
                 listener.finding(finding)
     except KeyboardInterrupt as interrupt:
-        # Another process may have begun this run in the meantime: then the clean-up is its own.
+        # Another process may have begun this run in the meantime: then that process cleans it up.
         if not begun_before and (
             not ctx.ledger.exists() or ctx.ledger.lease().held_by_another(ctx.ledger.now()) is False
         ):
@@ -114,7 +114,7 @@ def run_all(
 
 @contextmanager
 def _naming_what_stays(ctx: RunContext) -> Iterator[None]:
-    """Turn a Ctrl-C in the block into a CancelledError that names what stays: no clean-up follows."""
+    """Turn a Ctrl-C in the block into a CancelledError that names what stays, as no clean-up follows."""
     try:
         yield
     except KeyboardInterrupt as again:
@@ -146,12 +146,15 @@ def _after_prepare(ctx: RunContext, listener: RunListener, trained: Callable[[Ha
 
 
 def _end(ctx: RunContext, listener: RunListener, failure: BaseException | None) -> Report:
-    """Clean up and return the report; raise the failure of the run if there is one."""
+    """Clean up and return the report, or raise ``failure``, which a verb raised, with the report's advice.
+
+    A Ctrl-C becomes a CancelledError. A failure is only logged if the run has succeeded in spite of it.
+    """
     interrupted = isinstance(failure, KeyboardInterrupt)
     try:
         with _reporting(listener, "cleanup"):
             written = _clean_up(ctx, by="the terminal" if interrupted else None)
-            if written is None:
+            if written is None:  # an earlier process has cleaned up
                 written = read_report(ctx)
                 remember(ctx)
     except Exception as error:
@@ -160,8 +163,8 @@ def _end(ctx: RunContext, listener: RunListener, failure: BaseException | None) 
         raise error from failure
     listener.report(written, report_path(ctx))
     if interrupted:
-        failure, cause = CancelledError("interrupted; the training was ended"), failure
-        failure.__cause__ = cause
+        interrupt, failure = failure, CancelledError("interrupted; the training was ended")
+        failure.__cause__ = interrupt
     if failure is not None and not interrupted and written.state is RunState.SUCCEEDED:
         _LOG.warning("the run has succeeded in spite of this error: %s", failure)
         failure = None
@@ -200,14 +203,14 @@ def _clean_up(ctx: RunContext, by: str | None = None) -> Report | None:
 
     Args:
         ctx: The run.
-        by: Who cancels its training first, for the record; None: it is not cancelled.
+        by: Who cancels its training before the clean-up, for the record; None: it is not cancelled.
     """
 
     def cancel_and_clean_up() -> Report | None:
         if by is not None:
             cancel(ctx, by=by)
-        # The report that is written last is the last change: a run that is killed before it has a clean-up to
-        # finish, and after it the same run id would train again.
+        # `remember` comes before the last write of the report. If this process is killed before that write,
+        # the same run id finishes the clean-up; after it, the same run id would train again.
         return cleanup(ctx, tell=lambda _: remember(ctx))
 
     try:
@@ -243,7 +246,7 @@ def _stage_to_export(ctx: RunContext, listener: RunListener, trained: Callable[[
 
 @contextmanager
 def _reporting(listener: RunListener, verb: str) -> Iterator[None]:
-    """Report to the listener that a verb begins, and at the end of the block its seconds and its result."""
+    """Report to the listener the begin of a verb, and, after the block, its seconds and its result."""
     listener.begin(verb)
     started, result = time.monotonic(), "failed"
     try:

@@ -3,7 +3,7 @@
 from manycpu.pipeline.targets.context import Built, RunContext
 from manycpu.pipeline.targets.program_code import installed_digest
 
-_DIGITS = 10
+_DIGITS = 10  # of a digest
 
 
 def build(ctx: RunContext) -> Built:
@@ -24,5 +24,5 @@ def build(ctx: RunContext) -> Built:
 
 
 def built_from(ctx: RunContext) -> str:
-    """Hash what a build depends on: fields of the run, the target, and the part of manycpu that ranks run."""
+    """Hash what a build depends on: the run's program, the target, and the part of manycpu that ranks run."""
     return f"{ctx.origin('program')}-{installed_digest()[:_DIGITS]}"

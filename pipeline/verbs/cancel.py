@@ -11,7 +11,7 @@ def cancel(ctx: RunContext, by: str, attempt: int | None = None) -> bool:
     Args:
         ctx: The run.
         by: Who ends it, for the record.
-        attempt: End the present attempt only if it is this one; None: whichever it is.
+        attempt: The attempt to end, if it is the present one; None: the present one.
 
     Returns:
         Whether an attempt was running.
@@ -39,7 +39,7 @@ def declare_gone(ctx: RunContext, by: str) -> bool:
             entry.cancelled.setdefault(entry.attempt, by)
             recorded = True
     lease = ctx.ledger.lease()
-    if lease.holder is not None and process.is_alive(lease.holder) is not True:
+    if lease.holder is not None and process.is_alive(lease.holder) is not True:  # dead, or not to be seen
         ctx.ledger.change_lease(ended=True, holder=None)
         recorded = True
     return recorded

@@ -36,10 +36,15 @@ class Remains(StrEnum):
     """The training succeeded, but its model was not exported or cannot be seen in the output."""
     RUNNING = "running"
     """The training may still run."""
+    FILES = "files"
+    """``run.output`` is null, and the program may have written files: they are kept for a time."""
     FAILED = "failed"
     """The training failed by itself, or a person cancelled it: ``run.keep`` decides what is deleted."""
     UNKNOWN = "unknown"
     """The reason for the end is unknown, for example because the supervisor or the job is gone."""
+
+
+_KEPT_FOR_A_TIME = (Remains.FAILED, Remains.FILES)
 
 
 def cleanup(
@@ -109,7 +114,7 @@ def only_cleanup_is_left(ctx: RunContext) -> bool:
 def _is_exported(ctx: RunContext, entry: Entry) -> bool:
     """Whether every verb before the export is done, and the exported model can be seen in the output.
 
-    What the export's own record says does not matter: it is written later, and may be what failed.
+    The record of the verb export does not matter: it is written after the export, and may be what failed.
     """
     records = [entry.verbs.get(verb) for verb in _VERBS if verb != "export"]
     done = all(record is not None and record.result != "failed" for record in records)
@@ -117,9 +122,9 @@ def _is_exported(ctx: RunContext, entry: Entry) -> bool:
 
 
 def _report_without_ledger(ctx: RunContext) -> Report | None:
-    """Read the report of an exported run whose ledger is deleted, but whose clean-up is unfinished.
+    """Read the report of a run that is exported and has no ledger any more, but an unfinished clean-up.
 
-    None: there is no such run.
+    None: this is no such run.
     """
     try:
         report = read_report(ctx)
@@ -127,7 +132,7 @@ def _report_without_ledger(ctx: RunContext) -> Report | None:
         return None
     record = report.verbs.get(CLEANUP)
     is_unfinished = record is None or record.result == "failed"
-    # The name becomes part of a path: an edited report must not choose another path.
+    # The name becomes part of a path that is deleted: an edited report must not choose another path.
     is_name_valid = report.name == run_name(report.name.removesuffix(ctx.key), ctx.key)
     if not is_name_valid or not is_unfinished or report.state is not RunState.SUCCEEDED:
         return None
@@ -135,17 +140,17 @@ def _report_without_ledger(ctx: RunContext) -> Report | None:
 
 
 def _finish_half_done_cleanup(ctx: RunContext, tell: Callable[[Report], object]) -> Report | None:
-    """Finish the clean-up of a run whose ledger an earlier process deleted before it was killed.
+    """Finish the clean-up of a run if an earlier process was killed after it had deleted the ledger.
 
-    Returns the report; None: there is no such run.
+    Returns the report; None: this is no such run.
     """
     started, written = time.monotonic(), _report_without_ledger(ctx)
     if written is None:
         return None
     ctx = replace(ctx, name=written.name)  # the run may have begun under another name
     result = _remove(ctx, written)
-    entry = None
-    if written.began is not None:  # None: an older version wrote the report
+    entry = None  # what trackers need of the deleted ledger; None: an older version wrote the report
+    if written.began is not None:
         update = {"attempt": written.attempts, "digests": written.digests, "image": written.image}
         entry = ctx.new_entry(written.began).model_copy(update=update)
     _complete(ctx, entry, written, started, result)
@@ -162,9 +167,9 @@ def _remove(ctx: RunContext, written: Report) -> str:
 
 
 def _complete(ctx: RunContext, entry: Entry | None, written: Report, started: float, result: str) -> None:
-    """Complete the report: send it to the run's trackers, and record the clean-up.
+    """Send the report to the run's trackers, and add their answers and the clean-up to it.
 
-    This comes last, because a tracker that does not answer is waited for; it needs nothing that was deleted.
+    This comes after the deletion, because a tracker may answer late; it needs nothing that was deleted.
     """
     if entry is not None:
         delivered = tell_end(ctx, entry, written, report_path(ctx))
@@ -174,7 +179,7 @@ def _complete(ctx: RunContext, entry: Entry | None, written: Report, started: fl
 
 
 def remains(ctx: RunContext) -> Remains:
-    """Determine what the run still holds of a training, from its ledger and the end of its present attempt.
+    """Return what the run still holds of a training, by its ledger and the state of its present attempt.
 
     Raises:
         ClusterError: The cluster does not answer.
@@ -187,10 +192,12 @@ def remains(ctx: RunContext) -> Remains:
         stray = handle is not None and ctx.driver.strays(ctx, entry, handle)
         return Remains.MODEL if stray else Remains.FAILED
     if entry.export is not None:
-        lost = handle is not None and (
+        output_lacks_it = handle is not None and (
             _output_was_dropped(ctx, entry, handle) or unseen(ctx, entry, handle) is not None
         )
-        return Remains.MODEL if lost else Remains.NOTHING
+        if output_lacks_it:
+            return Remains.MODEL
+        return Remains.FILES if handle and _wrote_without_output(ctx, entry, handle) else Remains.NOTHING
     wait_record = entry.verbs.get("wait")
     if wait_record is not None and wait_record.result != "failed":
         return Remains.MODEL
@@ -198,7 +205,7 @@ def remains(ctx: RunContext) -> Remains:
 
 
 def _remains_of_attempt(ctx: RunContext, entry: Entry, handle: Handle) -> Remains:
-    """Determine what a run holds of an attempt whose end no verb has recorded, from its present state."""
+    """Return what a run holds of an attempt whose end no verb has recorded, by its present state."""
     status = attempt_status(ctx, handle, entry)
     if not status.state.terminal:
         return Remains.RUNNING
@@ -219,14 +226,14 @@ def end_expired(ctx: RunContext) -> bool:
     if left in (Remains.MODEL, Remains.UNKNOWN):
         ctx.ledger.keep(None)
         return False
-    if left is Remains.FAILED and ctx.run.keep != "never" and not ctx.ledger.lease().kept:
+    if left in _KEPT_FOR_A_TIME and ctx.run.keep != "never" and not ctx.ledger.lease().kept:
         ctx.ledger.keep(ctx.run.keep_for)  # its process was killed before the clean-up
         return False
     return left is not Remains.RUNNING
 
 
 def _keep_results(ctx: RunContext, left: Remains, *, keeps_all: bool) -> list[str]:
-    """Keep what a clean-up must not delete, and delete the rest; empty: nothing is kept or deleted.
+    """Keep the whole run or its results if a clean-up must not delete them, and delete the rest.
 
     Args:
         ctx: The run.
@@ -234,7 +241,7 @@ def _keep_results(ctx: RunContext, left: Remains, *, keeps_all: bool) -> list[st
         keeps_all: Whether ``run.keep`` keeps the whole run, not only output and checkpoints.
 
     Returns:
-        The names of what is kept.
+        The names of what is kept; empty: the run may be deleted, and nothing was deleted yet.
     """
     driver = ctx.driver
     if left in (Remains.MODEL, Remains.RUNNING):
@@ -245,8 +252,8 @@ def _keep_results(ctx: RunContext, left: Remains, *, keeps_all: bool) -> list[st
         return driver.keep(ctx, ctx.run.keep_for)
     lease = ctx.ledger.lease()
     has_expired = lease.kept and lease.over(ctx.ledger.now())
-    if left is Remains.FAILED and ctx.run.keep != "never" and not has_expired:
-        return driver.keep_results(ctx, ctx.run.keep_for)
+    if left in _KEPT_FOR_A_TIME and ctx.run.keep != "never" and not has_expired:
+        return driver.keep_results(ctx, ctx.run.keep_for, checkpoints=left is Remains.FAILED)
     return []
 
 
@@ -259,8 +266,9 @@ def _advice_on_kept(ctx: RunContext, left: Remains, kept: list[str], until: floa
         Remains.RUNNING: "The training may still run, and all of it is kept",
         Remains.UNKNOWN: "Nothing shows why the training ended: its output and checkpoints are kept",
         Remains.FAILED: "Its output and checkpoints are kept",
+        Remains.FILES: "run.output is null, and what the program wrote is kept",
     }[left]
-    again = "continues from there"
+    again = "continues from there" if left is not Remains.FILES else "with an output exports it"
     if left is Remains.MODEL and ctx.ledger.read().described().fruitless:
         what, again = "Files that the program wrote outside of its output are kept", "trains again"
     date = "" if until is None else time.strftime(" until %Y-%m-%d %H:%M UTC", time.gmtime(until))
@@ -270,11 +278,18 @@ def _advice_on_kept(ctx: RunContext, left: Remains, kept: list[str], until: floa
     )
 
 
-def _output_was_dropped(ctx: RunContext, entry: Entry, handle: Handle) -> bool:
-    """Whether ``run.output`` became null after launch, while the attempt may have a model: keep the model."""
-    before = entry.described(handle.attempt).run.get("output")
-    if before is None or entry.export is None or entry.export["path"] is not None:
+def _wrote_without_output(ctx: RunContext, entry: Entry, handle: Handle) -> bool:
+    """Whether the program may have written files of a run whose ``run.output`` is null."""
+    if ctx.run.output is not None:
         return False
+    return ctx.driver.may_have_model(ctx, handle) or bool(ctx.driver.strays(ctx, entry, handle))
+
+
+def _output_was_dropped(ctx: RunContext, entry: Entry, handle: Handle) -> bool:
+    """Whether a model may not have been exported because ``run.output`` became null after the launch."""
+    output_at_launch = entry.described(handle.attempt).run.get("output")
+    if output_at_launch is None or entry.export is None or entry.export["path"] is not None:
+        return False  # it never had an output, or was exported to one
     return ctx.driver.may_have_model(ctx, handle)
 
 
@@ -291,11 +306,11 @@ def _draft_report(ctx: RunContext) -> Report:
 
 
 def _state_and_error(ctx: RunContext, entry: Entry, handle: Handle | None) -> tuple[RunState, str | None]:
-    """Determine the final state of a run, and the error that made it fail; None: it succeeded."""
+    """Return the final state of a run, and the error that made it fail; None: it succeeded."""
     if _is_exported(ctx, entry):  # even if the evidence of the end is deleted already
         return RunState.SUCCEEDED, None
     error = next((record.error for record in entry.verbs.values() if record.result == "failed"), None)
-    # `wait` is ignored: if its record is missing, the attempt is judged again below.
+    # Except `wait`: if its record is missing, the attempt is judged below.
     missing = [verb for verb in _VERBS if verb not in entry.verbs and verb != "wait"]
     error_of_verbs = error or (f"{missing[0]} was not done" if missing else None)
     if handle is None:

@@ -73,14 +73,12 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
 
 def _warn_of_strays(ctx: RunContext, handle: Handle) -> None:
     """Warn about files that the program wrote outside its output, and that no export keeps."""
-    strays = ctx.driver.strays(ctx, ctx.ledger.read(), handle)
-    if not strays:
-        return
-    event, fix = "the program wrote outside its output", "have it write to $MANYCPU_OUTPUT"
-    if ctx.run.output is None:
-        event = "run.output is null, and the program wrote"
-        fix += ", and give the run an output"
-    _LOG.warning("%s %s, which is not kept: %s", event, first_of(strays), fix)
+    strays = ctx.driver.strays(ctx, ctx.ledger.read(), handle) if ctx.run.output is not None else []
+    if strays:
+        message = (
+            "the program wrote outside its output %s, which is not kept: have it write to $MANYCPU_OUTPUT"
+        )
+        _LOG.warning(message, first_of(strays))
 
 
 def _record_no_model(ctx: RunContext, handle: Handle) -> ExportError:

@@ -29,8 +29,8 @@ def launch(ctx: RunContext, staged: Staged, built: Built) -> tuple[Handle, bool]
         if ctx.ledger.read().export is None:
             claim(ctx)  # renew the claim: like the lease, it must last as long as this attempt
         handle, attached = ctx.driver.launch(ctx, staged, built)
-        if not attached and (by := ctx.ledger.read().cancelled.get(handle.attempt)):  # during the launch
-            cancel(ctx, by, handle.attempt)
+        if not attached and (by := ctx.ledger.read().cancelled.get(handle.attempt)):
+            cancel(ctx, by, handle.attempt)  # it was cancelled during the launch, when it could not be ended
         record.result = "reused" if attached else "done"
         return handle, attached
 

@@ -43,13 +43,13 @@ from manycpu.pipeline.verbs.source_checks import process_findings, relative_writ
 Findings = Iterator[Finding]
 _IN_BRACES = re.compile(r"(?<![{$])\{(\s*\w+\s*)\}(?!\})")
 """Matches {word}, but neither ${word} of a shell nor {{word}} of a template."""
-_LIKE = 0.8  # difflib ratio: `dta` and `ouput` are similar to a placeholder, `out` and `step` are not
+_LIKE = 0.8  # difflib ratio, at which `dta` and `ouput` are like a placeholder, and `out` and `step` are not
 _WORDS_LIKE_PLACEHOLDERS = frozenset({"date", "mode"})
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _OF_THE_HUB = ("datasets/", "spaces/", "buckets/")
 _DATA_OPTIONS = ("dataset_name", "train_file", "validation_file", "test_file", "data_dir")
-_ANSWER_S = 5.0  # timeout for a web server; staging asks a slower one again
-_PARSER_S = 60.0  # for a recipe's parser
+_WEB_TIMEOUT_S = 5.0  # for a web server; staging asks a slower one again
+_PARSER_TIMEOUT_S = 60.0  # for a recipe's parser
 _READ_ONLY = ["dask", "data", "dvc", "gist", "git", "github", "http", "https", "libarchive", "reference"]
 _CACHES = ["blockcache", "cached", "filecache", "simplecache"]
 _NO_OUTPUT = {
@@ -79,7 +79,7 @@ def _program(ctx: RunContext) -> Findings:
             f"there is no script {name}, and no recipe of that name",
             f"Give a script's path, `-m module`, or a recipe: {', '.join(program.RECIPES)}",
         )
-    # An image may have modules that this environment lacks.
+    # An image may have modules that this environment lacks; `_code` looks for a module in run.code.
     missing = kind == "module" and not has_module(ctx.base, name) and not installed(name)
     if missing and ctx.run.code is None and not ctx.target.has_image:
         yield Finding(
@@ -94,7 +94,7 @@ def _main_file(ctx: RunContext) -> Findings:
     path = main_file(ctx.run, ctx.base)
     if path is None:
         return
-    here = ctx.target.is_this_machine  # other nodes may have a newer Python
+    ranks_run_here = ctx.target.is_this_machine  # other nodes may have a newer Python
     try:
         with warnings.catch_warnings(action="ignore"):  # the ranks print the warnings of Python
             ast.parse(path.read_bytes(), path.name)
@@ -102,9 +102,9 @@ def _main_file(ctx: RunContext) -> Findings:
         line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         why = error.msg if isinstance(error, SyntaxError) else str(error)
         fix = "Mend it, or give another script"
-        yield Finding("run.program", f"{path} is no Python: {why}{line}", fix, fatal=here)
+        yield Finding("run.program", f"{path} is no Python: {why}{line}", fix, fatal=ranks_run_here)
     source = path.read_text(errors="replace")
-    threads = cpu_plan.plan(Machine.observe(), ctx.run.cpu_request).threads if here else None
+    threads = cpu_plan.plan(Machine.observe(), ctx.run.cpu_request).threads if ranks_run_here else None
     yield from process_findings(source, path.name, ctx.run.subprocesses, threads)
     with suppress(BadInputError):  # `_code` reports a wrong `run.code`
         yield from import_findings(ctx)
@@ -113,13 +113,14 @@ def _main_file(ctx: RunContext) -> Findings:
         yield Finding(
             "run.output",
             f"{path.name} writes to {written.path!r} ({written.where}), in its working folder, which goes "
-            "with the run: run.output is null, and nothing is kept",
+            "with the run: run.output is null, and nothing is exported",
             "Give run.output, and have the program write to {output}, or $MANYCPU_OUTPUT",
             fatal=False,
         )
 
 
 def _code(ctx: RunContext) -> Findings:
+    """Check that the files of the program's folder can be read, and are not too many or too large."""
     try:
         root, arguments = program_of(ctx)
         if root and root.is_dir() and (arguments[0] == "-m" or (root / arguments[0]).is_file()):
@@ -131,7 +132,7 @@ def _code(ctx: RunContext) -> Findings:
 
 
 def _recipe(ctx: RunContext) -> Findings:
-    """Find what a recipe would refuse; it checks its options itself."""
+    """Check data and model of a recipe for faults that are certain; the recipe checks the rest."""
     run, options = ctx.run, _options(ctx)
     if options is None:
         return
@@ -185,7 +186,7 @@ def _here(url: str | None) -> Path | None:
 
 
 def _options(ctx: RunContext) -> recipe_options.Options | None:
-    """Read the options of a recipe; None: a script's, whose file may be large, or in a file elsewhere."""
+    """Read the options of a recipe; None: the program is no recipe, or a file with options is not here."""
     if ctx.run.program not in program.RECIPES:
         return None
     try:
@@ -195,28 +196,28 @@ def _options(ctx: RunContext) -> recipe_options.Options | None:
 
 
 def _recipe_arguments(ctx: RunContext) -> Findings:
-    """Have a recipe itself judge its options and the base checkpoint, in a process that imports torch.
+    """Have a recipe judge its options and base checkpoint, in another process, because it imports torch.
 
-    On this machine the ranks do the same, as soon.
+    If the ranks run on this machine, that is left to them: they begin as soon.
     """
     run, recipe = ctx.run, program.parse(ctx.run.program)
-    if _options(ctx) is None or ctx.target.is_this_machine:
+    if not run.args or _options(ctx) is None or ctx.target.is_this_machine:
         return
     model = str(_here(run.model) or run.model or "")
     env = {"MANYCPU_OUTPUT": "output", "MANYCPU_DTYPE": run.dtype or "auto", "MANYCPU_MODEL": model}
     with suppress(LaunchError):  # a machine that is busy
         question = json.dumps({"recipe": recipe.name, "argv": run.args, "env": env}).encode()
         command = [sys.executable, "-P", "-m", recipes.__name__]
-        answered = commands.run(command, timeout=_PARSER_S, input=question)
-        if answered.code == 0:  # else this machine has not what the recipe needs
+        answered = commands.run(command, timeout=_PARSER_TIMEOUT_S, input=question)
+        if answered.code == 0:  # else this machine lacks packages of the recipe
             yield from (Finding(**wrong) for wrong in json.loads(answered.out.splitlines()[-1]))
 
 
 def _sources(ctx: RunContext) -> Findings:
-    """Find that a recipe on transformers has no data or no base checkpoint, or not all files of one."""
+    """Find that a recipe on transformers has no data, no base checkpoint, or only a part of one's files."""
     run, options = ctx.run, _options(ctx)
     if run.program not in ("question_answering", "causal_lm") or options is None or run.env_from:
-        return
+        return  # also because a Secret of env_from may name them
     if not run.data and "MANYCPU_DATA" not in run.env and not any(map(options.get, _DATA_OPTIONS)):
         fix = "Name a folder or a file there, or give --dataset_name or --train_file in run.args"
         yield Finding("run.data", "there is no data set", fix)
@@ -240,6 +241,7 @@ def _data(ctx: RunContext) -> Findings:
 
 
 def _source(url: str | None, field: str, base: Path) -> Findings:
+    """Check that a source exists, is not empty, and can be copied; of a URL, only that it is no web page."""
     if url is None:
         return
     try:
@@ -249,7 +251,7 @@ def _source(url: str | None, field: str, base: Path) -> Findings:
         return
     if source.local is None:  # staging checks the rest of a remote source
         with suppress(Exception):  # each fsspec protocol raises its own error types
-            if source.is_web_page(_ANSWER_S):
+            if source.is_web_page(_WEB_TIMEOUT_S):
                 message = f"{url} is a web page, such as a list of files, and no data set"
                 yield Finding(field, message, "Name a file of it, or an archive")
         return
@@ -277,7 +279,7 @@ def _unreadable(field: str, error: Exception, url: str | None = None) -> Finding
 
 
 def _output(ctx: RunContext) -> Findings:
-    """Find what is wrong with the output as it is, also that it holds other files."""
+    """Check that the output is no file, and has no files that this run did not write."""
     if ctx.output_in_cluster:  # `stage` checks it from inside the cluster
         return
     try:
@@ -307,7 +309,8 @@ def _places(ctx: RunContext) -> Findings:
         output = ctx.output.local
         for field, path in (("output", output), ("checkpoints", ctx.run.checkpoints)):
             place = path and Path(path).resolve()
-            if place and (place in {each.parent for each in own} or any(map(place.is_relative_to, own))):
+            is_home = place in {each.parent for each in own}
+            if place and (is_home or any(map(place.is_relative_to, own))):
                 message = f"{path} is where manycpu keeps its own, and deletes it"
                 yield Finding(f"run.{field}", message, "Give a folder elsewhere")
         for field in ("data", "model"):
@@ -321,9 +324,9 @@ def _places(ctx: RunContext) -> Findings:
 
 def _writable(ctx: RunContext) -> Findings:
     """Check that the output can be written, by making the folders of an export for a moment."""
-    useless = next((name for name in protocols(ctx.destination) if name in _NO_OUTPUT), None)
-    if useless is not None:
-        message = _NO_OUTPUT[useless].format(useless)
+    unfit = next((name for name in protocols(ctx.destination) if name in _NO_OUTPUT), None)
+    if unfit is not None:
+        message = _NO_OUTPUT[unfit].format(unfit)
         yield Finding("run.output", message, "Give a folder, or a URL of storage, such as s3://bucket/folder")
         return
     if ctx.output_in_cluster:
@@ -362,8 +365,11 @@ def _placeholders(ctx: RunContext) -> Findings:
 
     Other words in braces belong to the program, as in JSON.
     """
+    if ctx.run.output is None and ctx.run.program in program.RECIPES and ctx.run.program != "hogwild":
+        message = f"run.output is null, and {ctx.run.program} writes a model"
+        yield Finding("run.output", message, "Give a folder or a URL for it")
     if ctx.run.output is None and any("{output}" in argument for argument in ctx.run.args):
-        message = "{output} is in them, and run.output is null: nothing that is written there is kept"
+        message = "{output} is in them, and run.output is null: nothing that is written there is exported"
         yield Finding("run.args", message, "Give a folder in run.output to have it", fatal=False)
     for word in dict.fromkeys(word for argument in ctx.run.args for word in _IN_BRACES.findall(argument)):
         if word in ("data", "model") and getattr(ctx.run, word) is None:

@@ -35,12 +35,12 @@ def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Findin
         if not ctx.ledger.exists():  # else the claim belongs to the run, which continues
             release(ctx)
         raise
-    if entry.attempt + 1 in entry.cancelled:  # a request to cancel that an earlier try left before its launch
+    if entry.attempt + 1 in entry.cancelled:  # a person cancelled an earlier try, before its launch
         with ctx.ledger.update() as entry:
             entry.cancelled.pop(entry.attempt + 1, None)
     if "prepare" not in entry.verbs:
         with ctx.ledger.timed("prepare") as record:
             record.seconds = 0
-        with ctx.ledger.update() as entry:
+        with ctx.ledger.update() as entry:  # the seconds from before there was a ledger, too
             entry.verbs["prepare"].seconds = time.monotonic() - started
     return findings

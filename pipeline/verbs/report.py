@@ -40,8 +40,8 @@ def report_path(ctx: RunContext) -> str:
 def write_report(ctx: RunContext, report: Report) -> None:
     """Write report.json to the run's output; if the run has ended and the output is on disk, report.html too.
 
-    If the output has an earlier report of this run, report.html is written first: after a kill in between,
-    report.json still shows an unfinished run, which the next try completes.
+    If the output has an earlier report of this run, report.html is written before report.json. So if this
+    process is killed in between, report.json still shows an unfinished run, and the next try writes both.
 
     Raises:
         ExportError: The output cannot be written; the message contains the error or state of the run.
@@ -76,7 +76,7 @@ def _write_page(ctx: RunContext, report: Report) -> None:
 
 
 def write_log(ctx: RunContext, handle: Handle) -> None:
-    """Write run.log beside the report: what a terminal shows of the ranks, the last few MiB of it.
+    """Write run.log beside the report: the last few MiB of the ranks' lines, as a terminal shows them.
 
     A failure is only logged.
     """

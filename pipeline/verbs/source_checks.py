@@ -30,12 +30,16 @@ _SET_THREADS: Final = "torch.set_num_threads"
 
 _Functions = ast.FunctionDef | ast.AsyncFunctionDef
 _OPTIONS: Final = {"output_dir", "output", "out", "save_dir", "save_path", "logging_dir", "checkpoint_dir"}
+"""Options of programs, and parameters of functions, that name an output."""
 _SAVE: Final = {"save", "save_model", "save_pretrained", "save_state", "savefig", "to_csv", "write_text"}
-_WRITES: Final = set("wax")
+_WRITES: Final = set("wax")  # in the mode of open()
 
 
 def process_findings(source: str, name: str, subprocesses: int, threads: int | None) -> Iterator[Finding]:
-    """Find mistakes in how a program's main file starts processes, as warnings."""
+    """Find mistakes in how a program's main file (``name``) starts processes, as warnings.
+
+    ``threads`` are those of a rank in the CPU plan; None: unknown.
+    """
     try:
         program = _Program(source)
     except (SyntaxError, ValueError, RecursionError):
@@ -75,6 +79,7 @@ class _Program:
             start = self._starting_call(call, set())
             if start is None or self._start_method(start) not in _IMPORT_AGAIN:
                 continue
+            # The called function, if the processes are started there.
             through = "" if start is call else f" ({ast.unparse(call.func)}(), in line {start.lineno})"
             return _Mistake(
                 call.lineno,
@@ -167,15 +172,18 @@ class _Program:
             return "multiprocessing"
         return ""
 
-    def _starting_call(self, call: ast.Call, seen: set[str]) -> ast.Call | None:
-        """Find the call that starts processes: this call, or one in a function of this file that it calls."""
+    def _starting_call(self, call: ast.Call, callers: set[str]) -> ast.Call | None:
+        """Find the call that starts processes: this call, or one in a function of this file that it calls.
+
+        ``callers``: the functions through which the search came, which it does not enter again.
+        """
         name = self._name(call.func)
         if name in _STARTERS:
             return call
-        if name in seen or name not in self.functions:
+        if name in callers or name not in self.functions:
             return None
         for inner in _calls(_executed_nodes(self.functions[name].body, guarded=False)):
-            start = self._starting_call(inner, seen | {name})
+            start = self._starting_call(inner, callers | {name})
             if start is not None:
                 return start
         return None
@@ -184,7 +192,7 @@ class _Program:
         """Find the start method of processes; None: the file sets none, or several."""
         if self._name(start.func) == _ALWAYS_SPAWN:
             return "spawn"
-        methods = set()
+        methods = set()  # all that the file sets, anywhere
         for call in _calls(ast.walk(self.tree)):
             by_name = {keyword.arg: keyword.value for keyword in call.keywords}
             method = by_name.get("method") or by_name.get("start_method")
@@ -211,7 +219,7 @@ def _calls(nodes: Iterable[ast.AST]) -> list[ast.Call]:
 def _executed_nodes(body: Iterable[ast.AST], *, guarded: bool) -> Iterator[ast.AST]:
     """Walk the nodes that a block executes.
 
-    Bodies of functions are left out, and ``if __name__ == "__main__"`` blocks too unless ``guarded``.
+    Bodies of functions are left out; blocks of ``if __name__ == "__main__"`` are too, unless ``guarded``.
     """
     for node in body:
         if isinstance(node, _Functions | ast.Lambda):
@@ -276,7 +284,7 @@ def _relative_paths_written(call: ast.Call, given_options: set[str]) -> Iterator
         mode = keywords.get("mode") or (texts[1] if len(texts) > 1 else None) or "r"
         paths = texts[:1] if _WRITES & {*mode} else []
     elif name == "write_text":
-        inner = getattr(call.func, "value", None)
+        inner = getattr(call.func, "value", None)  # Path(...), whose argument is the path
         paths = [*map(_text, inner.args[:1])] if isinstance(inner, ast.Call) else []
     elif name == "add_argument":
         of_output = _option_name((texts[0] if texts else None) or "") in _OPTIONS - given_options
@@ -284,7 +292,7 @@ def _relative_paths_written(call: ast.Call, given_options: set[str]) -> Iterator
     else:
         paths = [keywords.get(option) for option in _OPTIONS - given_options]
         if name in _SAVE:
-            paths = texts[:2] + paths
+            paths = texts[:2] + paths  # the path is the first argument or, after what to save, the second
     yield from (path for path in paths if path and _is_relative(path))
 
 

@@ -75,6 +75,7 @@ def conclude(ctx: RunContext, handle: Handle, status: Status) -> None:
 
 
 def _error(ctx: RunContext, status: Status) -> ManycpuError | None:
+    """Make the error for a final status, with advice if the cause is known; None: the training succeeded."""
     if status.state is RunState.SUCCEEDED:
         return None
     kind: type[ManycpuError] = TrainingFailedError

@@ -125,6 +125,39 @@ def test_a_retry_resumes_where_an_unbroken_training_ends_the_same(
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
+def test_a_checkpoint_of_larger_steps_is_resumed_at_its_epoch(env: dict[str, str], tmp_path: Path) -> None:
+    """As with another number of ranks: a step takes other samples than before."""
+    epochs = (*FULL, "--num_train_epochs", "3", "--save_strategy", "epoch", "--max_seq_length", "96")
+    large = run(env, *epochs, "--per_device_train_batch_size", "8")
+    first = checkpoints.latest_first(Path(env["MANYCPU_CHECKPOINTS"]))[-1]
+    other = {"MANYCPU_OUTPUT": str(tmp_path / "again"), "MANYCPU_CHECKPOINTS": str(tmp_path / "more")}
+    small = (*epochs, "--per_device_train_batch_size", "2")
+    resumed = run(env | other | {"MANYCPU_RESUME_FROM": str(first)}, *small)
+    unbroken = run(env | {name: f"{path}-whole" for name, path in other.items()}, *small)
+    assert resumed["train_steps"] == unbroken["train_steps"] > large["train_steps"]
+    last, state = tmp_path / "more" / f"checkpoint-{resumed['train_steps']}", "trainer_state.json"
+    assert json.loads((last / state).read_text())["epoch"] == 3
+    assert torch.load(last / "scheduler.pt")["last_epoch"] == resumed["train_steps"]
+
+
+def test_options_that_leave_no_step_are_refused(env: dict[str, str]) -> None:
+    with pytest.raises(BadInputError, match="no step was trained"):
+        run(env, *FULL, "--num_train_epochs", "0")
+
+
+def test_an_adapter_of_a_stretched_model_has_its_configuration(env: dict[str, str]) -> None:
+    from peft import PeftModel
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    words = ("--rope_scaling", "linear", "--max_seq_length", "400", "--max_steps", "1")
+    run(env, *words, "--learning_rate", "1e-2")
+    output = Path(env["MANYCPU_OUTPUT"])
+    config = AutoConfig.from_pretrained(output / "adapter")
+    base = AutoModelForCausalLM.from_pretrained(env["MANYCPU_MODEL"], config=config)
+    adapted = logits(PeftModel.from_pretrained(base, output / "adapter"))
+    assert torch.allclose(adapted, logits(AutoModelForCausalLM.from_pretrained(output)), atol=1e-5)
+
+
 def test_packed_and_padded_trainings_of_the_same_steps_agree(env: dict[str, str], tmp_path: Path) -> None:
     """One step over all documents: sequences or padded rows, the gradient is the same."""
     common = (*FULL, "--max_steps", "1", "--optim", "sgd", "--train_sampling_strategy", "sequential")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from jupyter_client.manager import start_new_kernel
-from support.notebooks import EXAMPLES, Cell, executed, executed_by_name
+from support.notebooks import Cell, executed, executed_by_name
 from support.rank_launches import LIGHT
 from support.waiting import processes_of, until
 
@@ -386,11 +386,3 @@ notebook_launcher(training_loop, num_processes=2, max_restarts=1, backend="gloo"
 """
     (launched,) = executed([cell], tmp_path, {"MANYCPU_HOME": str(tmp_path / "home")})
     assert launched.value == "True", launched.error
-
-
-@pytest.mark.timeout(3600)  # it trains for a minute on a quiet machine, and nothing here is about time
-def test_the_example_learns_on_two_processes(tmp_path: Path) -> None:
-    *_, launched = executed(EXAMPLES / "images.ipynb", tmp_path, {"MANYCPU_HOME": str(tmp_path / "home")})
-    assert not launched.error, launched.error
-    assert float(launched.value) > 90
-    assert "accuracy 9" in launched.shown

@@ -602,11 +602,26 @@ def test_a_program_that_is_to_write_no_model_succeeds_with_its_metrics(script: S
     assert Report.model_validate_json(text) == found
 
 
-@pytest.mark.usefixtures("home", "light_torch")
-def test_what_a_program_writes_beside_itself_is_warned_of_where_nothing_keeps_it(
-    script: Callable[..., str], caplog: pytest.LogCaptureFixture
+@light
+@pytest.mark.parametrize("place", ["model.pt", "{output}/model.pt"])
+def test_what_a_program_writes_without_an_output_is_kept_for_a_time_and_exported_if_one_is_given(
+    place: str, script: Script, home: Path, tmp_path: Path
 ) -> None:
-    program = script("open('model.pt', 'w').write('x')")
-    report = train({"program": program, "output": None, "nproc_per_node": 1})
+    run = {"program": script("import sys; open(sys.argv[1], 'w').write('x')"), "args": [place]}
+    report = train(run | {"output": None, "nproc_per_node": 1}, run_id="x")
     assert report.state == "succeeded"
-    assert "model.pt, which is not kept" in caplog.text
+    assert report.advice is not None
+    assert "run.output is null, and what the program wrote is kept until" in report.advice
+    (kept,) = (Path(path) for path in report.kept if "/attempts/" in path)
+    assert [path.read_text() for path in kept.rglob("model.pt")] == ["x"]
+    if place != "model.pt":
+        assert train(run | {"output": str(tmp_path / "out"), "nproc_per_node": 1}, run_id="x").attempts == 1
+        assert (tmp_path / "out" / "model.pt").read_text() == "x"
+        assert list((home / "runs").iterdir()) == []
+
+
+@light
+def test_what_a_program_writes_without_an_output_goes_if_the_run_says_so(script: Script, home: Path) -> None:
+    run = {"program": script("open('model.pt', 'w').write('x')"), "output": None, "nproc_per_node": 1}
+    assert train(run | {"keep": "never"}).advice is None
+    assert list((home / "runs").iterdir()) == []

@@ -186,7 +186,7 @@ def test_a_path_that_greets_and_then_swallows_gives_way_to_the_exec(
 
         monkeypatch.setattr(direct, "offer", through_a_hole)
         monkeypatch.setattr(way_to_pod, "Channel", impatient)
-        monkeypatch.setattr("manycpu.pipeline.targets.kubernetes.volume.helper_pod.STALL", 20.0)
+        monkeypatch.setattr("manycpu.pipeline.targets.kubernetes.volume.helper_pod.STALL_TIMEOUT_S", 20.0)
         started = execs()
         out = tmp_path / "out"
         Ready().run("send", lambda to: client.pull(to, str(source), out, "key", lambda *_: None))

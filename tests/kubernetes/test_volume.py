@@ -256,7 +256,7 @@ def test_a_pod_that_runs_out_of_memory_says_so(
     a_context: Open, namespace: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(helper_pod, "MEMORY", "256Mi")
-    monkeypatch.setattr(helper_pod, "STALL", 0.0)
+    monkeypatch.setattr(helper_pod, "STALL_TIMEOUT_S", 0.0)
     ctx = a_context()
     with helper_pod.helper(ctx, "stage", claims.ensure_claim(ctx), quiet) as pod:
         pod.wait_ready()

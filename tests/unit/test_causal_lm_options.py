@@ -57,6 +57,8 @@ def test_padded_batches_are_made_by_length_only_if_asked_for(tmp_path: Path) -> 
         ["--method", "qlora"],
         ["--rope_scaling", "dynamic"],
         ["--method", "dora", "--shard", "full"],
+        ["--from_scratch", "True", "--merge_adapter", "False"],
+        ["--label_smoothing_factor", "0.1"],
     ],
 )
 def test_values_that_cannot_be_used_are_refused(tmp_path: Path, words: list[str]) -> None:

@@ -33,6 +33,18 @@ def test_the_greatest_step_is_the_newest(tmp_path: Path) -> None:
     assert checkpoints.newest(tmp_path / "nowhere") == (None, [])
 
 
+def test_of_other_numbers_of_ranks_the_greatest_epoch_is_the_newest(tmp_path: Path) -> None:
+    for step, epoch in ((60, 2.3), (40, 3.1), (20, 1.5)):
+        state = {"global_step": step, "epoch": epoch}
+        (checkpoint(tmp_path, step) / "trainer_state.json").write_text(json.dumps(state))
+    (tmp_path / "checkpoint-80").mkdir()
+    names = [path.name for path in checkpoints.latest_first(tmp_path)]
+    assert names == ["checkpoint-40", "checkpoint-60", "checkpoint-20", "checkpoint-80"]
+    found, (skipped,) = checkpoints.newest(tmp_path)
+    assert found == tmp_path / "checkpoint-40"
+    assert "checkpoint-80 is skipped" in skipped
+
+
 def test_shards_are_looked_at_one_by_one(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, 5, sharded=True)
     assert checkpoints.fault(path) is None

@@ -13,6 +13,7 @@ from accelerate.data_loader import BatchSamplerShard
 from datasets import Dataset  # type: ignore[import-untyped]
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
+from manycpu.pipeline.recipes.causal_lm.packing import Packs
 from manycpu.pipeline.recipes.lengths import LengthGroups, longest_first, token_lengths
 from manycpu.pipeline.recipes.trainer import CpuTrainer, CpuTrainingOptions
 
@@ -164,3 +165,10 @@ def test_rows_are_grouped_only_if_asked_for(
     # Scores come back in the order of the rows, whatever the training does.
     in_order: Any = chosen._get_eval_sampler(rows)  # noqa: SLF001
     assert list(in_order) == [0, 1, 2]
+
+
+def test_padded_documents_have_their_lengths() -> None:
+    rows = {"input_ids": [[1, 2, 3], [4]], "labels": [[1, 2, 3], [4]], "length": [3, 1]}
+    lengths = token_lengths(Packs(Dataset.from_dict(rows), None))
+    assert lengths is not None
+    assert lengths.tolist() == [3, 1]

@@ -60,6 +60,7 @@ def register() -> None:
 
 
 def _end(module: ModuleType) -> None:
+    """Stop the backend when the process ends, and delete the shared memory that is left."""
     module.stop()
     leftovers.release()
     leftovers.sweep()  # of a rank of this run that was killed
@@ -71,7 +72,7 @@ def _create_group(module: ModuleType, store: Store, rank: int, size: int, timeou
     connect_timeout = max(timeout, _MIN_CONNECT_TIMEOUT)
     met = peers.connect(store, rank, size, connect_timeout, environment.address())
     own = PrefixStore(met.token, store)  # has no keys of an earlier meeting
-    # For what oneCCL lacks.
+    # It does what oneCCL lacks.
     gloo = dist.ProcessGroupGloo(PrefixStore("gloo", own), rank, size, connect_timeout)
     shared = peers.share(own, rank, size, connect_timeout, module.PART)
     descriptors = [connection.detach() for connection in met.connections]

@@ -8,7 +8,7 @@ from manycpu.pipeline.spec.exit_records import EXIT_BACKEND
 
 
 def main() -> int:
-    """Build it, and load it once; returns 88 where that is not possible."""
+    """Build the backend, and load it once; returns 88 if that is not possible."""
     try:
         version = build.load().version()
     except UnavailableError as error:

@@ -73,7 +73,7 @@ def load() -> ModuleType:
 
 
 def built() -> Path:
-    """Find the library, or build it: one process builds, the others wait for it."""
+    """Find the library, or build it; if several processes need it, one builds and the others wait."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise UnavailableError(f"oneCCL exists for Linux on x86_64, not for {platform.platform()}; use gloo")
     oneccl, compiler = find_oneccl(), find_compiler()
@@ -117,7 +117,7 @@ def cache() -> Path:
 
 def folder_of(base: Path, oneccl: OneCcl, compiler: Compiler | None) -> Path:
     """Name a build's folder: a digest of torch, oneCCL, Python, flags and source, then of the compiler."""
-    # A change of one of these has it built again on every machine: also a comment in a file of the source.
+    # When one of these changes, even a comment in the source, every machine builds it again.
     source = [path.read_text() for path in sorted(SOURCE.iterdir())]
     made_for = [torch.__version__, oneccl.version, str(sysconfig.get_config_var("SOABI")), *_FLAGS, *source]
     return base / "ccl" / f"{_digest(made_for)}-{_digest([compiler.version]) if compiler else 'none'}"
@@ -170,6 +170,7 @@ def find_library(name: str) -> Path:
 
 
 def _file_of(wheel: importlib.metadata.Distribution, end: str) -> Path | None:
+    """Find the installed file of a wheel whose path ends with ``end``; None: there is none."""
     for file in wheel.files or ():
         if file.as_posix().endswith(f"/{end}"):
             path = Path(str(file.locate())).resolve()

@@ -55,7 +55,7 @@ def settings(  # noqa: PLR0913 - everything that they depend on
         interface: The network interface to use.
         system_has_fabric: Whether the system has a libfabric, which Intel MPI then uses.
     """
-    # Inside of an installation of Intel MPI, its own library.
+    # If the launcher is of an installation of Intel MPI, the library of that installation.
     of_launcher = Path(environ.get("I_MPI_ROOT", "")) / "lib" / mpi.name
     used = of_launcher if environ.get("I_MPI_ROOT") and of_launcher.exists() else mpi
     variables = _FIXED | {
@@ -65,7 +65,7 @@ def settings(  # noqa: PLR0913 - everything that they depend on
         "CCL_KVS_IFACE": interface,
         "FI_TCP_IFACE": interface,
     }
-    # Intel's mpirun: MPICH's sets the same variables, but none with I_MPI_.
+    # Started by Intel's mpirun. That of MPICH sets the same variables, but none with I_MPI_.
     if rank.launcher == "hydra" and any(name.startswith("I_MPI_") for name in environ):
         # Intel MPI looks for libfabric among the system's libraries, but impi-rt has it beside MPI's library.
         beside = used.with_name(fabric.name)
@@ -86,7 +86,7 @@ def interface() -> str:
 
 
 def address() -> str:
-    """Find this host's address on that interface."""
+    """Find this host's address on the interface that :func:`interface` names."""
     addresses = psutil.net_if_addrs().get(interface(), [])
     for kind in (socket.AF_INET, socket.AF_INET6):
         for candidate in addresses:

@@ -58,6 +58,7 @@ def release() -> None:
 
 
 def _delete_if_left(path: Path) -> None:
+    """Delete a region that has lost its owner; OSError: it has not, or that is not known."""
     descriptor = _opened(path)
     try:
         seen = os.fstat(descriptor)
@@ -72,6 +73,7 @@ def _delete_if_left(path: Path) -> None:
 
 
 def _locked_and_marked(path: Path) -> int:
+    """Lock and mark a region; returns the descriptor that holds the lock."""
     descriptor = _opened(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -39,7 +39,7 @@ class Peers(NamedTuple):
 
 
 def connect(store: Store, rank: int, size: int, timeout: timedelta, address: str) -> Peers:
-    """Connect: to every other rank on rank 0, to rank 0 elsewhere.
+    """Connect rank 0 with every other rank; returns the connections of this rank.
 
     Args:
         store: The group's own part of torch's store.
@@ -63,6 +63,7 @@ def _name() -> str:
 
 
 def _serve(store: Store, size: int, deadline: float, address: str) -> Peers:
+    """Accept a connection of every other rank; returns them in the order of ranks."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     token = secrets.token_hex(8)
     came: dict[int, tuple[socket.socket, str]] = {}
@@ -93,6 +94,7 @@ def _seconds_left(deadline: float, why: str) -> float:
 
 
 def _greeting(link: socket.socket, token: str, deadline: float) -> tuple[int, str]:
+    """Read which rank has connected, and welcome it; ValueError: it is another program."""
     link.settimeout(_seconds_left(deadline, "a rank of the group connected and did not say which it is"))
     with link.makefile("r", encoding="utf-8", newline="\n") as stream:
         greeting, rank, name = stream.readline(512).rstrip("\n").split(" ", 2)
@@ -104,6 +106,7 @@ def _greeting(link: socket.socket, token: str, deadline: float) -> tuple[int, st
 
 
 def _join(store: Store, rank: int, deadline: float) -> Peers:
+    """Connect to rank 0, whose address and token are in the store."""
     store.wait([_KEY], timedelta(seconds=_seconds_left(deadline, "rank 0 of the group did not come")))
     while True:
         # Read it in each try: torchrun may have replaced rank 0, and the store still have the old address.
@@ -146,19 +149,20 @@ def share(store: Store, rank: int, size: int, timeout: timedelta, part: int) -> 
 
 
 def _offer(store: Store, size: int, timeout: timedelta, part: int) -> int | None:
+    """Create the memory, collect the answers of all ranks, and publish whether all have it."""
     memory, answer = None, _YES
     try:
         memory = _create_nameless(f"manycpu-{secrets.token_hex(8)}")
         os.ftruncate(memory, size * part)
         _reserve(memory, 0, part)
-        place = Path(f"/proc/{os.getpid()}/fd/{memory}")
+        place = Path(f"/proc/{os.getpid()}/fd/{memory}")  # where other processes can open it
         store.set(_OFFER, f"{_host()}\n{place}\n{place.readlink()}")
     except OSError as error:
         answer = str(error)
         store.set(_OFFER, _ELSEWHERE)
-    answers = [str(rank) for rank in range(1, size)]
-    store.wait(answers, timeout)
-    all_answers = {answer, *(store.get(rank).decode() for rank in answers)}
+    others = [str(rank) for rank in range(1, size)]
+    store.wait(others, timeout)
+    all_answers = {answer, *(store.get(rank).decode() for rank in others)}
     store.set(_VERDICT, _YES if all_answers == {_YES} else _ELSEWHERE)
     faults = all_answers - {_YES, _ELSEWHERE}
     if faults:
@@ -167,6 +171,7 @@ def _offer(store: Store, size: int, timeout: timedelta, part: int) -> int | None
 
 
 def _accept(store: Store, rank: int, timeout: timedelta, part: int) -> int | None:
+    """Open the memory that rank 0 offers, if it is of this host; answer, and wait for the verdict."""
     memory, answer = None, _ELSEWHERE
     store.wait([_OFFER], timeout)
     offer = store.get(_OFFER).decode().split("\n")
@@ -191,6 +196,7 @@ def _warn(message: str) -> None:
 
 
 def _create_nameless(label: str) -> int:
+    """Create memory that has no name in any file system; returns its descriptor."""
     # Not os.memfd_create: a Python that was built for old systems does not have it.
     libc = ctypes.CDLL(None, use_errno=True)
     memory: int = libc.memfd_create(label.encode(), _CLOEXEC)
@@ -211,5 +217,5 @@ def _host() -> str:
 
 
 def _reserve(memory: int, start: int, size: int) -> None:
-    """Allocate memory now: on the NUMA node of the rank that uses it most; fails if there is none left."""
+    """Allocate memory now, on the NUMA node of this rank, which uses it most; fails if none is left."""
     os.posix_fallocate(memory, start, size)

@@ -35,6 +35,7 @@ class Binding(NamedTuple):
 
 
 def _release(version: str) -> str:
+    """Return the release in a version: ``2.8.0`` of ``2.8.0+cpu``."""
     return re.split(r"[+a-z]", version, maxsplit=1)[0].rstrip(".")
 
 

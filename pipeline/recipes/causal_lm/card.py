@@ -30,22 +30,19 @@ def card(
         *([f"base_model: {base}"] if is_of_hub else []),
         *([f"datasets: [{data.dataset_name}]"] if data.dataset_name else []),
     ]
-    method = {"full": "all weights"}.get(
-        model.method,
-        f"{model.method}, rank {model.lora_r}, alpha {model.lora_alpha}, of "
-        f"{', '.join(model.lora_target_modules)}",
-    )
+    layers = ", ".join(model.lora_target_modules)
+    adapter = f"{model.method}, rank {model.lora_r}, alpha {model.lora_alpha}, of {layers}"
     steps = training.gradient_accumulation_steps
-    stretched = bool(data.rope_scaling and data.max_seq_length)
+    is_stretched = bool(data.rope_scaling and data.max_seq_length)
     scheduler = getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type)
     rows = {
         "base": f"{base}{', random weights' if model.from_scratch else ''}",
-        "trained": method,
+        "trained": "all weights" if model.method == "full" else adapter,
         "sequences of a step": training.train_batch_size * steps * training.world_size,
         "learning rate": f"{training.learning_rate:g}, {scheduler}",
         "number format": "bf16" if training.bf16 else "fp32",
         "seed": training.seed,
-        **({"rope scaling": f"{data.rope_scaling}, to {data.max_seq_length} tokens"} if stretched else {}),
+        **({"rope scaling": f"{data.rope_scaling}, to {data.max_seq_length} tokens"} if is_stretched else {}),
         **{name.replace("_", " "): round(results[name], 4) for name in _SHOWN if name in results},
     }
     lines = ["---", *fields, "---", "", f"# {Path(options.output).name}", ""]
@@ -59,13 +56,14 @@ def card(
 def base_of(options: Options, env: Mapping[str, str]) -> tuple[str, bool]:
     """Return the base model as it was named, and whether that is a name of the Hub."""
     name = str(options.model.model_name_or_path)
-    if name != env.get("MANYCPU_MODEL"):
+    if name != env.get("MANYCPU_MODEL"):  # an option names it
         return name, not Path(name).is_dir()
     given = env.get("MANYCPU_MODEL_NAME", name)
     return given.removeprefix("hf://"), given.startswith("hf://")
 
 
 def _data(options: Options, env: Mapping[str, str], prepared: Mapping[str, Documents]) -> list[str]:
+    """List the data set's name or files, and the number of documents in each split."""
     counts = [f"- {split}: {len(each.table)} documents" for split, each in prepared.items()]
     if name := options.data.dataset_name:
         return [f"- {name} of the Hub", *counts]
@@ -83,6 +81,7 @@ def _quoted(text: str) -> list[str]:
 
 
 def _versions() -> list[str]:
+    """List the packages that are installed, with their versions."""
     found = []
     for package in _PACKAGES:
         try:

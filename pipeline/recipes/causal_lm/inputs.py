@@ -34,7 +34,7 @@ _SAMPLE_PROMPT: Final = 32  # tokens of a text that a sample begins with
 
 
 def read_config(options: ModelOptions) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
-    """Read configuration and tokenizer of the base checkpoint, with the token that pads.
+    """Read configuration and tokenizer of the base checkpoint, and set ``--pad_token`` in the tokenizer.
 
     Raises:
         BadInputError: As ``base_model.read_config``; or the tokenizer has no such token.
@@ -84,10 +84,10 @@ def check_pad(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def usable_length(data: DataOptions, config: PretrainedConfig) -> int:
-    """Choose the longest document in tokens, and stretch the model's positions where that is asked for.
+    """Return how many tokens a document may have; stretch the model's positions if the options ask for it.
 
     Raises:
-        BadInputError: The model has fewer positions, and they are not to be stretched, or cannot be.
+        BadInputError: The model has fewer positions, and they cannot or must not be stretched.
     """
     positions = getattr(config, "max_position_embeddings", None)
     asked = data.max_seq_length
@@ -115,9 +115,9 @@ def usable_length(data: DataOptions, config: PretrainedConfig) -> int:
 def read_data(
     model: ModelOptions, data: DataOptions, env: Mapping[str, str], seed: int
 ) -> dict[str, Dataset]:
-    """Read the splits train and validation; the latter is a share of the former where there is none.
+    """Read the splits train and validation; if there is no validation split, a share of train becomes it.
 
-    The options come first: a data set of the Hub, then single files; then MANYCPU_DATA.
+    The data set is the first that is given: one of the Hub, files named by options, or MANYCPU_DATA.
 
     Raises:
         BadInputError: There is no data set, or it has no such columns.
@@ -144,8 +144,8 @@ def read_data(
         fix = "Name a folder or a file there, or give --dataset_name or --train_file in run.args"
         raise BadInputError(message, field="run.data", fix=fix)
     if "validation" not in tables and data.validation_split_percentage and len(tables["train"]) > 1:
-        held = max(1, len(tables["train"]) * data.validation_split_percentage // 100)
-        parts = tables["train"].train_test_split(test_size=held, seed=seed)
+        held_out = max(1, len(tables["train"]) * data.validation_split_percentage // 100)
+        parts = tables["train"].train_test_split(test_size=held_out, seed=seed)
         tables = {"train": parts["train"], "validation": parts["test"]}
     limits = {"train": data.max_train_samples, "validation": data.max_eval_samples}
     return {
@@ -168,6 +168,7 @@ def files_of(data: DataOptions, env: Mapping[str, str]) -> dict[str, list[Path]]
 
 
 def _table(files: Sequence[Path], common: dict[str, Any]) -> Dataset:
+    """Read the files of a split as one table; ``common`` has arguments of all readers."""
     read = Dataset.from_parquet if files[0].suffix == ".parquet" else Dataset.from_json
     return read([glob.escape(str(file)) for file in files], **common)
 
@@ -232,7 +233,10 @@ class _Writer(NamedTuple):
     length: int
 
     def documents(self, batch: Mapping[str, Sequence[Any]], rows: Sequence[int]) -> dict[str, list[Any]]:
-        """Write a batch of records; a text longer than a document becomes several."""
+        """Turn a batch of records into documents; a text longer than ``length`` becomes several.
+
+        A document is left out if no token of it is to be predicted, such as one whose answer begins too late.
+        """
         found: dict[str, list[Any]] = {"input_ids": [], "labels": [], "length": [], "cut": []}
         names = list(batch)
         for row, values in zip(rows, zip(*batch.values(), strict=True), strict=True):
@@ -241,7 +245,7 @@ class _Writer(NamedTuple):
                 raise BadInputError(f"record {row + 1}: {why}", field="run.data", fix=records.FIX)
             for ids, labels in self._written(record, row):
                 kept = labels[: self.length]
-                if any(label != IGNORED for label in kept[1:]):
+                if any(label != IGNORED for label in kept[1:]):  # no token predicts the first one
                     found["input_ids"].append(ids[: self.length])
                     found["labels"].append(kept)
                     found["length"].append(len(kept))
@@ -249,6 +253,7 @@ class _Writer(NamedTuple):
         return found
 
     def _written(self, record: Mapping[str, Any], row: int) -> list[tuple[list[int], list[int]]]:
+        """Return the token ids and the labels of each document that a record becomes."""
         if self.kind == "messages":
             return [self._conversation(record[self.columns.messages], f"record {row + 1}")]
         end = [self.tokenizer.eos_token_id] if self.tokenizer.eos_token_id is not None else []
@@ -263,11 +268,12 @@ class _Writer(NamedTuple):
         return [(prompt + answer, [IGNORED] * len(prompt) + answer)]
 
     def _begun(self, text: str) -> list[int]:
-        """Encode a text with the token that begins one, if there is one, without the one that ends it."""
+        """Encode a text; the tokenizer's special token at its begin stays, the one at its end does not."""
         ids: list[int] = self.tokenizer.encode(text)
         return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
 
     def _render(self, messages: Sequence[Mapping[str, Any]], begins: bool) -> str:
+        """Write messages by the chat template; ``begins``: and begin an answer."""
         return str(
             self.tokenizer.apply_chat_template(
                 [*map(dict, messages)], tokenize=False, add_generation_prompt=begins
@@ -277,6 +283,7 @@ class _Writer(NamedTuple):
     def _conversation(
         self, messages: Sequence[Mapping[str, Any]], source: str
     ) -> tuple[list[int], list[int]]:
+        """Return the token ids of a conversation, and labels: only the answers' tokens have one."""
         text, spans = records.answer_spans(messages, self._render, source)
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids: list[int] = encoded["input_ids"]
@@ -305,8 +312,8 @@ def load_model(
 ) -> PreTrainedModel:
     """Load the model, or make it of its configuration; sequences have ``length`` tokens.
 
-    Weights that are trained are fp32: bf16 is for the computation (autocast). Those below adapters stay bf16
-    where they are so in the checkpoint: half the memory, and no cast in each step.
+    Weights that are trained are fp32: bf16 is for the computation (autocast). With adapters, those of the
+    model are frozen, and stay bf16 if the checkpoint has them so: half the memory, and no cast in each step.
     """
     if options.from_scratch:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
@@ -315,7 +322,7 @@ def load_model(
         say(f"{model.num_parameters():,} weights begin at random")
         return model
     stored = getattr(config, "dtype", None)
-    frozen = options.method != "full" and training.bf16 and stored == torch.bfloat16
+    is_frozen_bf16 = options.method != "full" and training.bf16 and stored == torch.bfloat16
     layout = layout_of(config.to_dict())
     adapters = adapter_parameters(layout, options.lora_r) if layout and options.method != "full" else 0
     name = str(options.model_name_or_path)
@@ -328,12 +335,12 @@ def load_model(
             causal=True,
             trained=None if options.method == "full" else 0,
             adapters=adapters,
-            frozen=HALF if frozen else FLOAT,
+            frozen=HALF if is_frozen_bf16 else FLOAT,
         )
         return load(
             name,
             config=config,
-            dtype=torch.bfloat16 if frozen else torch.float32,
+            dtype=torch.bfloat16 if is_frozen_bf16 else torch.float32,
             **base_model.hub_arguments(options),
         )
     except base_model.LOAD_ERRORS as error:
@@ -341,7 +348,7 @@ def load_model(
 
 
 def with_adapter(model: PreTrainedModel, options: ModelOptions) -> Any:
-    """Wrap the model in adapters, which alone are trained then.
+    """Add adapters to the layers that the options name; only the adapters are trained then.
 
     Raises:
         BadInputError: peft is not installed; or as :func:`check_targets`.
@@ -384,9 +391,10 @@ def check_targets(model: Any, options: ModelOptions) -> None:
     shared = model.get_input_embeddings().weight
     if not options.merge_adapter or getattr(model.get_output_embeddings(), "weight", None) is not shared:
         return
-    named = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
-    for name, module in model.named_modules():
-        for target in options.lora_target_modules if id(module) in named else ():
+    tied = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
+    names = [name for name, module in model.named_modules() if id(module) in tied]
+    for name in names:
+        for target in options.lora_target_modules:
             if records.is_target(name, target):
                 message, fix = records.tied_target(target)
                 raise BadInputError(message, field="run.args", fix=fix)

@@ -98,14 +98,14 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     parser = Parser(kinds, model_name_or_path=env.get("MANYCPU_MODEL"), output_dir=env.get("MANYCPU_OUTPUT"))
     words, notes = translate(recipe_options.words(argv), parser)
     given = recipe_options.read(words)
-    bf16, why = arguments.bf16_by_default(given, env)
+    bf16, bf16_notes = arguments.bf16_by_default(given, env)
     parser.set_defaults(bf16=bf16)
     if "early_stopping_patience" in given:
-        kept = recipe_options.first(given, "save_strategy", "eval_strategy") or "epoch"
+        strategy = recipe_options.first(given, "save_strategy", "eval_strategy") or "epoch"
         parser.set_defaults(
             load_best_model_at_end=True, metric_for_best_model="eval_loss", greater_is_better=False
         )
-        parser.set_defaults(save_strategy=kept, eval_strategy=kept)
+        parser.set_defaults(save_strategy=strategy, eval_strategy=strategy)
     model, data, training = parser.read(words)
     arguments.check_least(model, 1, "lora_r", "lora_alpha")
     arguments.check_least(data, 1, *(name for name in _COUNTS if not name.startswith("lora")))
@@ -121,7 +121,13 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     if model.from_scratch and training.shard in ("full", "hybrid"):
         parser.error(f"--from_scratch excludes --shard {training.shard}: leave one of them out")
     check_shard(training, has_adapters=model.method != "full")
-    # The data set gives what the collator takes, which no model's signature names.
+    if model.method != "full" and model.from_scratch and not model.merge_adapter:
+        parser.error(
+            "--from_scratch needs --merge_adapter: nothing else keeps the random base of the adapter"
+        )
+    if training.label_smoothing_factor:
+        parser.error("--label_smoothing_factor has no effect here: leave it out")
+    # Else the Trainer drops columns that are no arguments of the model, and the collator needs them.
     training.remove_unused_columns = False
-    output, training.output_dir, moved = arguments.folders(training.output_dir, env)
-    return Options(model, data, training, output, (*notes, *why, *usable(training), *moved))
+    output, training.output_dir, folder_notes = arguments.folders(training.output_dir, env)
+    return Options(model, data, training, output, (*notes, *bf16_notes, *usable(training), *folder_notes))

@@ -34,7 +34,7 @@ def bins(lengths: Sequence[int], size: int) -> list[list[int]]:
     packed: list[list[int]] = []
     room: list[tuple[int, int]] = []  # room left, and number of the bin; sorted
     for document in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
-        place = bisect_left(room, (lengths[document], -1))
+        place = bisect_left(room, (lengths[document], -1))  # the fullest bin with enough room
         if place == len(room):
             packed.append([document])
             left, number = size - lengths[document], len(packed) - 1
@@ -59,6 +59,8 @@ class Packs(Dataset[dict[str, Any]]):
         self.tokens: int = sum(lengths)
         self.documents = len(lengths)
         self._packs = bins(lengths, size) if size else [[number] for number in range(len(lengths))]
+        self.token_lengths = [sum(lengths[row] for row in pack) for pack in self._packs]
+        """Tokens of each sequence."""
 
     def __len__(self) -> int:
         return len(self._packs)
@@ -73,7 +75,10 @@ class Packs(Dataset[dict[str, Any]]):
 
 
 def flat(packs: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    """Join packs to one batch of shape (1, tokens): input_ids, labels, position_ids, and cu_seq_lens_q."""
+    """Join packs to one batch of shape (1, tokens): input_ids, labels and position_ids.
+
+    Its cu_seq_lens_q says where each document begins, and where the last one ends.
+    """
     lengths = torch.tensor([length for pack in packs for length in pack["lengths"]])
     joined = {
         name: torch.tensor([[value for pack in packs for value in pack[name]]])
@@ -81,7 +86,7 @@ def flat(packs: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
     }
     positions = torch.cat([torch.arange(int(length)) for length in lengths])[None]
     starts = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
-    # The first token of a document follows none: no token predicts it.
+    # The first token of a document has no token before it that could predict it.
     joined["labels"][0, starts[:-1]] = IGNORED
     return joined | {"position_ids": positions, "cu_seq_lens_q": starts.int()}
 
@@ -117,7 +122,7 @@ def model_inputs(batch: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Return what a model takes of a batch, without its labels."""
     inputs: dict[str, Any] = {name: value for name, value in batch.items() if name != "labels"}
     if "cu_seq_lens_q" in inputs:
-        # transformers passes a mask of four dimensions on as it is: it makes none of (tokens, tokens).
+        # So transformers makes no mask of (tokens, tokens): it passes a mask of four dimensions on unchanged.
         inputs |= {"attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool), "use_cache": False}
     return inputs
 
@@ -130,7 +135,7 @@ def loss_sum(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         batch: As of :func:`flat` or :class:`Padded`.
     """
     following = batch["labels"][:, 1:]
-    kept = (following != IGNORED).any(0).nonzero()[:, 0]
+    kept = (following != IGNORED).any(0).nonzero()[:, 0]  # places with a label in any row
     if len(kept) == 0:  # a backward pass needs a path to every parameter
         kept = torch.zeros(1, dtype=torch.long)
     logits = model(**model_inputs(batch), logits_to_keep=kept).logits
@@ -146,8 +151,8 @@ def use_packing(model: PreTrainedModel) -> str | None:
     """Have the model compute attention for each document by itself; returns why it cannot, or None.
 
     Two short documents are packed, and their logits compared with those of each alone: a model that mixes
-    tokens by other means (a convolution, a recurrent state) is found so. A sharded model that cannot is of no
-    more use.
+    tokens by other means (a convolution, a recurrent state) is found so. A sharded model that cannot must be
+    loaded again.
     """
     if getattr(model.config, "attention_chunk_size", None):
         return "the model attends within chunks of a sequence"
@@ -164,9 +169,9 @@ def use_packing(model: PreTrainedModel) -> str | None:
 
 def is_causal(model: Any) -> bool:
     """Whether no token of a sequence changes the logits of those before it."""
-    # One by one: the same shapes round alike, so that the difference of bf16 logits is no rounding either.
+    # One by one: equal shapes round alike, so that a difference is no rounding, in bf16 neither.
     with probing(model):
         first, second = (model(torch.tensor([[1, last]]), use_cache=False).logits[0, 0] for last in (2, 3))
-    # Experts compute as many tokens at once as choose them, and round differently.
+    # An expert computes all tokens that choose it at once: their number changes the rounding.
     has_experts = any("expert" in name for name, _ in model.named_modules())
     return are_alike(first, second, rounding(first) if has_experts else TOLERANCE)

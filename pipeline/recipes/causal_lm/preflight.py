@@ -50,6 +50,7 @@ def findings(data: Path | None, model: Path | None, options: Options) -> Iterato
         yield Finding("run.model", "the tokenizer has no pad token, and batches are padded", fix, is_known)
     targets = options.get("lora_target_modules", [])
     layers = base_folder.layers_of(folder) if folder and targets else []
+    # The files hold weights that head and embeddings share only once, as the embeddings'.
     if folder and layers and _HEAD not in layers and base_folder.has_tied_head(folder):
         layers.append(_HEAD)
         if _HEAD in targets and is_on(options, "merge_adapter", default=True):
@@ -65,4 +66,5 @@ def _limits(options: Options) -> dict[str, int]:
 
 
 def _text(token: object) -> str:
+    """Return the text of a token, which a tokenizer's settings have as a text or as an object."""
     return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")

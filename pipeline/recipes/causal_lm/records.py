@@ -60,6 +60,7 @@ class Columns(NamedTuple):
 
 
 def _conversation_fault(messages: Any) -> str | None:
+    """Explain what is wrong with the messages of a record; None: they can be trained on."""
     if not isinstance(messages, list) or not messages:
         return "its messages are no list"
     for message in messages:
@@ -111,6 +112,7 @@ def of_one_format(found: dict[str, list[Path]]) -> dict[str, list[Path]]:
 
 
 def _split(file: Path) -> str | None:
+    """Return the split with whose name a file's name begins; None: no split."""
     name = file.name.lower()
     return next((split for split, starts in SPLITS.items() if name.startswith(starts)), None)
 
@@ -224,7 +226,9 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
 def answer_spans(
     messages: Sequence[Mapping[str, Any]], render: Render, source: str
 ) -> tuple[str, list[tuple[int, int]]]:
-    """Write a conversation, and find the characters that the assistant says in it, with the end of its turn.
+    """Write a conversation as text, and find its answers: begin and end of each, in characters.
+
+    An answer is what the assistant says, and what the template writes to end the assistant's turn.
 
     Raises:
         BadInputError: The chat template refuses the messages, or leaves out an answer, or a part of it.
@@ -238,6 +242,7 @@ def answer_spans(
         before = write(messages[:number], True) if number else ""
         through = write(messages[: number + 1], False)
         answer = message["content"].rpartition(_THOUGHT)[2].strip()
+        # Most templates write a turn in the same way whatever follows: the answer is what the turn adds.
         is_prefix = number > 0 and text.startswith(before) and text.startswith(through)
         if is_prefix and _writes(answer, messages[: number + 1], write):
             spans.append((len(before), len(through)))
@@ -255,18 +260,22 @@ def answer_spans(
 
 
 def _writes(answer: str, messages: Sequence[Mapping[str, Any]], write: Render) -> bool:
-    """Whether the template writes the last message to its end: a mark follows its words alone."""
+    """Whether the template writes the whole answer of the last message: a mark after it follows at once."""
     *earlier, last = messages
     marked = {**last, "content": last["content"].rstrip() + _MARK}
     return not answer or answer + _MARK in write([*earlier, marked], False)
 
 
 def _marked(messages: Sequence[Mapping[str, Any]], write: Render, text: str) -> dict[int, tuple[int, int]]:
-    """Find the answers by marks in their places; empty if the template writes one of them otherwise."""
+    """Find the answers in ``text``: write marks in place of the answers, and compare what is between them.
+
+    Returns the number of each answer -> its begin and end; nothing if the template changes an answer.
+    """
     marks = {n: f"{_MARK}{n}{_MARK}" for n, each in enumerate(messages) if each["role"] == "assistant"}
     marked = [{**each, "content": marks.get(n, each["content"])} for n, each in enumerate(messages)]
     rest, place, found = write(marked, False), 0, {}
     for number, mark in marks.items():
+        # `head` is what stands before this mark, `following` what stands between this one and the next.
         head, _, rest = rest.partition(mark)
         following, content = rest.partition(_MARK)[0], messages[number]["content"]
         forms = (content, content.strip(), content.lstrip(), content.rstrip())
@@ -281,6 +290,8 @@ def _marked(messages: Sequence[Mapping[str, Any]], write: Render, text: str) -> 
 
 
 def _refusing(render: Render, source: str) -> Render:
+    """Wrap ``render``, so that each of its errors becomes BadInputError."""
+
     def write(messages: Sequence[Mapping[str, Any]], begins: bool) -> str:
         try:
             return render(messages, begins)
@@ -332,7 +343,7 @@ def _raise(message: str) -> None:
 
 
 def renderer(settings: Mapping[str, Any]) -> Render | None:
-    """Return what writes messages as transformers would; None without jinja2 or a usable template."""
+    """Return a function that writes messages as transformers does; None: no jinja2, or no usable template."""
     template = settings.get("chat_template")
     if not isinstance(template, str) or find_spec("jinja2") is None:
         return None

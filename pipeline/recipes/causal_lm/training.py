@@ -29,7 +29,7 @@ from manycpu.pipeline.recipes.causal_lm.packing import (
 )
 from manycpu.pipeline.recipes.checkpoints import resume_point
 from manycpu.pipeline.recipes.reporting import say, write_results
-from manycpu.pipeline.recipes.trainer import CpuTrainer, begin
+from manycpu.pipeline.recipes.trainer import CpuTrainer, begin, trained_config
 from manycpu.pipeline.spec.errors import BadInputError
 
 ADAPTER: Final = "adapter"
@@ -60,7 +60,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
         raise BadInputError(f"{resume} is of a training by --method {other}", field="run.args", fix=fix)
     trained = trainer.train(resume_from_checkpoint=resume)
     packs: Any = trainer.train_dataset
-    # The Trainer reports the share of rank 0.
+    # The Trainer reports the loss of rank 0 only.
     mean = trainer.accelerator.reduce(torch.tensor(trained.metrics["train_loss"]), "mean")
     results: dict[str, Any] = {
         **trained.metrics,
@@ -82,6 +82,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _method_of(checkpoint: Path) -> str:
+    """Return the method that wrote a checkpoint: full, lora or dora."""
     adapter = checkpoint / "adapter_config.json"
     if not adapter.exists():
         return "full"
@@ -95,7 +96,7 @@ def _trainer(
     prepared: Mapping[str, Documents],
     length: int,
 ) -> "LanguageTrainer":
-    """Make the model and its Trainer."""
+    """Make the model and its Trainer; batches are packed if the options and the model allow it."""
     training = options.training
     load = partial(inputs.load_model, options.model, config, training, length)
     model: Any = load()
@@ -104,29 +105,29 @@ def _trainer(
         raise BadInputError(
             message, field="run.model", fix="Choose a decoder, or set is_decoder in config.json"
         )
-    why = use_packing(model) if options.data.packing else None
-    if why and isinstance(model, FSDPModule):
+    why_unpacked = use_packing(model) if options.data.packing else None
+    if why_unpacked and isinstance(model, FSDPModule):
         del model
         model = load()  # a forward pass that ended in the middle leaves FSDP's shares in a wrong state
-    packs = options.data.packing and why is None
-    if why:
-        say(f"--packing is left out: {why}; batches are padded")
+    is_packed = options.data.packing and why_unpacked is None
+    if why_unpacked:
+        say(f"--packing is left out: {why_unpacked}; batches are padded")
         inputs.check_pad(tokenizer)
     if options.model.method != "full":
         model = inputs.with_adapter(model, options.model)
-    made = {split: Packs(each.table, length if packs else None) for split, each in prepared.items()}
-    for split, each in made.items():
+    packs = {split: Packs(each.table, length if is_packed else None) for split, each in prepared.items()}
+    for split, each in packs.items():
         filled = each.tokens / (len(each) * length)
-        kept = f", in {len(each)} sequences of {length}, {filled:.1%} filled" if packs else ""
-        say(f"{split}: {each.documents} documents of {each.tokens} tokens{kept}")
+        packing = f", in {len(each)} sequences of {length}, {filled:.1%} filled" if is_packed else ""
+        say(f"{split}: {each.documents} documents of {each.tokens} tokens{packing}")
     patience = options.data.early_stopping_patience
     return LanguageTrainer(
         model=model,
         args=training,
-        train_dataset=made["train"],
-        eval_dataset=made.get("validation"),
+        train_dataset=packs["train"],
+        eval_dataset=packs.get("validation"),
         processing_class=tokenizer,
-        data_collator=flat if packs else Padded(int(tokenizer.pad_token_id or 0)),
+        data_collator=flat if is_packed else Padded(int(tokenizer.pad_token_id or 0)),
         callbacks=[EarlyStoppingCallback(patience)] if patience else [],
     )
 
@@ -143,7 +144,8 @@ class LanguageTrainer(CpuTrainer):
     ) -> Any:
         """Return a batch's share of the mean over the tokens of a step.
 
-        DDP averages gradients over the ranks: the sum over all of them needs the factor.
+        ``num_items_in_batch`` counts the tokens of all ranks. DDP divides the sum of the gradients by the
+        number of ranks: so the loss is multiplied by that number.
         """
         counted = (
             (inputs["labels"][:, 1:] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
@@ -169,21 +171,23 @@ class LanguageTrainer(CpuTrainer):
         model: Any = self.model
         model.eval()
         sums = torch.zeros(2)
-        # Every rank computes as many batches, because ranks may have to meet in each.
+        # Every rank computes as many batches, because ranks may have to meet in each: a rank without a batch
+        # of its own computes the first one, which does not count.
         for first in range(0, len(batches), ranks):
             is_own = first + rank < len(batches)
-            batch = self.data_collator([packs[number] for number in batches[first + rank if is_own else 0]])
+            numbers = batches[first + rank if is_own else 0]
+            batch = self.data_collator([packs[number] for number in numbers])
             with torch.no_grad(), self.compute_loss_context_manager():
                 loss = loss_sum(model, batch)
             if is_own:
                 sums += torch.stack([loss.float(), (batch["labels"][:, 1:] != IGNORED).sum().float()])
         total, tokens = self.accelerator.reduce(sums, "sum").tolist()
         mean = total / max(tokens, 1)
-        found = {"loss": mean, "perplexity": math.exp(min(mean, _LARGEST_EXPONENT))}
+        values = {"loss": mean, "perplexity": math.exp(min(mean, _LARGEST_EXPONENT))}
         return EvalLoopOutput(
             predictions=(),  # type: ignore[arg-type]
             label_ids=None,
-            metrics={f"{metric_key_prefix}_{name}": value for name, value in found.items()},
+            metrics={f"{metric_key_prefix}_{name}": value for name, value in values.items()},
             num_samples=len(packs),
         )
 
@@ -218,6 +222,9 @@ def _export(  # noqa: PLR0913, PLR0917 - what a model card tells
         fields = json.loads(described.read_text())
         fields["base_model_name_or_path"], _ = base_of(options, env)  # and not where it was staged
         described.write_text(json.dumps(fields, indent=2, sort_keys=True))
+        if options.data.rope_scaling or options.model.config_overrides:
+            # Which the base needs, and the adapter does not record.
+            trained_config(model).save_pretrained(kept)
         (kept / "README.md").unlink(missing_ok=True)  # peft's form, with nothing filled in
         tokenizer.save_pretrained(output)
     if samples:
@@ -241,7 +248,7 @@ def _samples(
     for prompt in split.prompts if options.data.sample_tokens else ():
         asked: Any = tokenizer(prompt, return_tensors="pt", add_special_tokens=True)
         ids = asked["input_ids"]
-        if ids[0, -1] == tokenizer.eos_token_id and ids.shape[1] > 1:
+        if ids[0, -1] == tokenizer.eos_token_id and ids.shape[1] > 1:  # the prompt is to be continued
             ids = ids[:, :-1]
         with torch.inference_mode():
             whole = model.generate(

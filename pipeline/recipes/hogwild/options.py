@@ -80,7 +80,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
 def threads(options: Options, env: Mapping[str, str], default: int) -> int:
     """Choose how many threads each process computes with: floor(the rank's cores / processes), at least 1.
 
-    A number in the options wins, then OMP_NUM_THREADS where run.env sets it: then the default, torch's own.
+    ``--threads-per-process`` wins. If it is 0, or run.env sets OMP_NUM_THREADS: ``default``, torch's own.
     """
     if options.threads_per_process:
         return options.threads_per_process

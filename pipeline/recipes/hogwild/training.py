@@ -63,6 +63,7 @@ def _average(models: list[nn.Module], ranks: int) -> None:
 
 
 def _jobs(chosen: Options, env: Mapping[str, str], trained: Images, threads: int) -> list[Job]:
+    """Make the jobs of this rank's processes, with models and images in shared memory."""
     needed = trained.pixels.nbytes + trained.labels.nbytes
     if _SHARED.is_dir() and needed > (free := shutil.disk_usage(_SHARED).free):
         # A process that fills it up dies of SIGBUS.
@@ -141,6 +142,7 @@ def _train(chosen: Options, jobs: list[Job], ranks: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def _test(job: Job, tested: Images, size: int) -> dict[str, Any]:
+    """Test the job's model on images, ``size`` at a time; returns results."""
     job.model.eval()
     loss, right = 0.0, 0
     for indices in torch.split(torch.arange(len(tested)), size):

@@ -93,9 +93,10 @@ def _work(job: Job, queue: "connection.Connection[Any, Any]") -> None:
     torch.set_num_threads(job.threads)
     torch.manual_seed(options.seed + job.number)
     optimizer = torch.optim.SGD(job.model.parameters(), lr=options.lr, momentum=options.momentum)
-    free = list(range(len(job.tensors)))
+    free = list(range(len(job.tensors)))  # numbers of the tensors that the rank does not own
 
     def report(kind: Literal["progress", "average", "done"], epoch: int) -> None:
+        """Send the last step's values in a free tensor; if none is free, wait until the rank returns one."""
         if not free:
             free.append(queue.recv())
         job.tensors[free[-1]].copy_(values)
@@ -110,7 +111,8 @@ def _work(job: Job, queue: "connection.Connection[Any, Any]") -> None:
         for indices in torch.split(torch.randperm(len(job.images)), options.batch_size)[:steps]:
             values = _step(job, optimizer, indices)
             done += 1
-            if (done - 1) % steps % options.log_interval == 0:
+            step_of_epoch = (done - 1) % steps
+            if step_of_epoch % options.log_interval == 0:
                 report("progress", epoch)
             if options.averaged and (done % options.average_every == 0 or done == total):
                 report("average", epoch)
@@ -132,12 +134,15 @@ def _step(job: Job, optimizer: torch.optim.Optimizer, indices: torch.Tensor) -> 
 
 
 class _Worker(NamedTuple):
+    """A process, as its rank knows it."""
+
     number: int
     process: Any
     queue: "connection.Connection[Any, Any]"
     tensors: torch.Tensor
 
     def send(self, value: int) -> None:
+        """Send the number of steps of an epoch, or that of a tensor that is free again."""
         with suppress(OSError):  # it has ended, which Workers notices
             self.queue.send(value)
 
@@ -152,12 +157,12 @@ class Workers:
     def __enter__(self) -> Self:
         try:
             for index, job in enumerate(self._jobs):
-                queue, its = self._context.Pipe()
+                queue, end_of_process = self._context.Pipe()
                 process = self._context.Process(  # type: ignore[attr-defined]
-                    target=_work, args=(job, its), name=f"hogwild-{index}", daemon=True
+                    target=_work, args=(job, end_of_process), name=f"hogwild-{index}", daemon=True
                 )
                 process.start()
-                its.close()  # so that its end is the queue's end
+                end_of_process.close()  # else the queue would stay open when the process has ended
                 self._workers.append(_Worker(index, process, queue, job.tensors))
         except BaseException:
             self.__exit__()
@@ -227,6 +232,7 @@ class Workers:
                     yield worker, report
 
     def _died(self, worker: _Worker) -> DiedError:
+        """Make the error for a process that has ended too early."""
         code = worker.process.exitcode
         how = f"ended with exit code {code}"
         if code < 0:

@@ -46,8 +46,8 @@ def read(folder: str | Path | None, pattern: str) -> Labelled:
     if files:
         named = list(_by_name(files, pattern))
     else:
-        classed = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
-        named = [(path, each.name) for each in classed for path in below(each) if _is_image(path)]
+        folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+        named = [(path, each.name) for each in folders for path in below(each) if _is_image(path)]
     if not named:
         raise BadInputError(
             f"there is no image in {root}, nor in a folder of it",
@@ -122,6 +122,7 @@ def _is_image(path: Path) -> bool:
 
 
 def _by_name(files: Sequence[Path], pattern: str) -> Iterator[tuple[Path, str]]:
+    """Yield each file with its class, which the first group of the pattern finds in its name."""
     try:
         compiled = re.compile(pattern)
     except re.error as error:

@@ -93,7 +93,9 @@ def write(model: Any, folder: Path, classes: tuple[str, ...], size: int) -> None
 
 def _source(name: str | None, staged: str | None) -> tuple[str, Path | None]:
     """Choose where the model comes from: its name as timm reads it, and a file with weights for it."""
-    folder = staged if name is None else name if Path(name).is_dir() else None
+    folder = staged
+    if name is not None:
+        folder = name if Path(name).is_dir() else None
     if folder:
         base_folder.check_timm(Path(folder))
         return f"local-dir:{Path(folder)}", None
@@ -110,6 +112,7 @@ def _source(name: str | None, staged: str | None) -> tuple[str, Path | None]:
 
 
 def _weights(staged: Path) -> Path:
+    """Find the one file of weights: what was staged, or a file in that folder."""
     in_folder = [] if staged.is_file() else [path for path in staged.iterdir() if path.suffix in _WEIGHTS]
     found = [staged] if staged.is_file() else sorted(in_folder)
     if len(found) != 1:

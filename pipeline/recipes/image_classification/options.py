@@ -71,7 +71,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     kinds: list[Any] = [ImageOptions]
     parser = arguments.Parser(kinds, data_dir=env.get("MANYCPU_DATA"), output_dir=env.get("MANYCPU_OUTPUT"))
     words = recipe_options.words(argv)
-    bf16, why = arguments.bf16_by_default(recipe_options.read(words), env)
+    bf16, bf16_notes = arguments.bf16_by_default(recipe_options.read(words), env)
     parser.set_defaults(mixed_precision="bf16" if bf16 else "no")
     (images,) = parser.read(words)
     arguments.check_least(images, 1, *_COUNTS)
@@ -80,7 +80,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         parser.error(f"--lr {images.lr:g} is no learning rate: it must be greater than 0")
     output, checkpoints, notes = arguments.folders(images.output_dir, env)
     text = images.checkpointing_steps
-    every = int(text) if text.isdecimal() else {"epoch": "epoch", "no": None}.get(text, 0)
+    every = int(text) if text.isdecimal() else {"epoch": "epoch", "no": None}.get(text, 0)  # 0: not valid
     if every == 0:
         raise BadInputError(
             f"--checkpointing_steps {text!r} is neither a number of steps nor `epoch` or `no`",
@@ -89,4 +89,4 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         )
     if not images.pretrained and not images.unfreeze:
         notes.append("the body has random weights and is frozen: only --unfreeze has it learn")
-    return Options(images, output, checkpoints, every, (*why, *notes))
+    return Options(images, output, checkpoints, every, (*bf16_notes, *notes))

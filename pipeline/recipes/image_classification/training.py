@@ -84,8 +84,8 @@ def _checked(labelled: Labelled, options: ImageOptions, accelerator: Accelerator
     """Split the images, and check that they can be read, each rank a part of them."""
     split = images.split(labelled, options.seed)
     images.check_sizes(len(split.train.files), options.batch_size, accelerator.num_processes)
-    own = labelled.files[accelerator.process_index :: accelerator.num_processes]
-    faults = [fault for fault in gather_object([images.broken(own)]) if fault]
+    own_files = labelled.files[accelerator.process_index :: accelerator.num_processes]
+    faults = [fault for fault in gather_object([images.broken(own_files)]) if fault]
     if faults:
         fix = "Replace it, or take it out of the folder"
         raise BadInputError(f"an image cannot be read: {faults[0]}", field="run.data", fix=fix)
@@ -160,7 +160,7 @@ class _Epochs:
         _save_bare_models(accelerator)
 
     def resume(self, checkpoint: str | None) -> int:
-        """Resume from a checkpoint, also of a world of another size; returns the step."""
+        """Resume from a checkpoint, also from one of another number of ranks; returns the step."""
         if checkpoint:
             self._accelerator.load_state(checkpoint)
             state = json.loads(Path(checkpoint, "trainer_state.json").read_text(encoding="utf-8"))
@@ -181,6 +181,7 @@ class _Epochs:
         return results or self._evaluate()
 
     def _epoch(self, epoch: int, pace: Pace) -> None:
+        """Train the steps of an epoch that are left; report progress, and save checkpoints when due."""
         self._model.train()
         self._train_loader.set_epoch(epoch)
         total, every = self._epoch_steps * self._images.num_epochs, self._options.save_every
@@ -206,6 +207,7 @@ class _Epochs:
                 self._save()
 
     def _inputs(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return a batch's images, normalised and laid out in memory for the model."""
         inputs = (batch["image"] - self._mean) / self._std
         return inputs.to(memory_format=torch.channels_last) if self._images.channels_last else inputs
 
@@ -216,10 +218,10 @@ class _Epochs:
         right, losses = [], []
         for batch in self._eval_loader:
             scores = self._model(self._inputs(batch))
-            found = scores.argmax(dim=-1) == batch["label"]
-            own = found, cross_entropy(scores, batch["label"], reduction="none")
-            all_found, all_losses = self._accelerator.gather_for_metrics(own)
-            right.append(all_found)
+            is_right = scores.argmax(dim=-1) == batch["label"]
+            of_rank = is_right, cross_entropy(scores, batch["label"], reduction="none")
+            of_all_ranks, all_losses = self._accelerator.gather_for_metrics(of_rank)
+            right.append(of_all_ranks)
             losses.append(all_losses)
         accuracy = 100 * torch.cat(right).double().mean().item()
         return {"accuracy": round(accuracy, 2), "eval_loss": round(torch.cat(losses).mean().item(), 4)}
@@ -240,7 +242,7 @@ class _Epochs:
 
 
 def _save_bare_models(accelerator: Accelerator) -> None:
-    """Have checkpoints hold the bare model, which a world of any size can load."""
+    """Make checkpoints hold the model without its wrappers, so that any number of ranks can load it."""
     bare = partial(accelerator.unwrap_model, keep_torch_compile=False)
 
     def save(models: list[Any], weights: list[Any], _: str) -> None:

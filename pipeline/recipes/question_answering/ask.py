@@ -28,6 +28,7 @@ class Reader:
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._tokenizer.padding_side = "right"
         self._model = AutoModelForQuestionAnswering.from_pretrained(folder, dtype=torch.float32).eval()
+        # The recipe's defaults of --max_seq_length and --doc_stride.
         self._shape = Shape(usable_length(384, self._tokenizer, self._model.config), 128)
 
     def answer(self, question: str, context: str, limits: Limits = Limits()) -> Answer:  # noqa: B008 - immutable

@@ -107,10 +107,10 @@ def data_set() -> dict[str, dict[str, Any]]:
     """Make both splits in SQuAD v1.1 format; equal in every version of Python, on every machine."""
     rng = random.Random(20_260)  # noqa: S311 - sentences, not secrets
     years, used = _shuffle(rng, range(1100, 2000)), set[str]()
-    own = {"train": years[_VALIDATION_YEARS:], "validation": years[:_VALIDATION_YEARS]}
+    split_years = {"train": years[_VALIDATION_YEARS:], "validation": years[:_VALIDATION_YEARS]}
     documents: dict[str, dict[str, Any]] = {}
     for split, count in SPLITS.items():
-        names = Names(rng, used, own[split])
+        names = Names(rng, used, split_years[split])
         articles = [_article(f"{split}-{number}", names, rng) for number in range(count)]
         documents[split] = {"version": "1.1", "data": articles}
     return documents
@@ -125,11 +125,10 @@ def main(folder: str) -> None:
 
 
 def _article(key: str, names: Names, rng: random.Random) -> dict[str, Any]:
+    """Make an article: a context, and some questions about its facts with their answers."""
     things = _draw_things(names, rng)
     context = _context(things, rng)
-    questions: list[
-        tuple[str, str]
-    ] = []  # with the answer: of each fact, and of a thing that can be asked for
+    questions: list[tuple[str, str]] = []  # a question and its answer, for each fact that has wordings
     for subject, facts in things:
         for fact, wordings in subject.questions.items():
             usable = [words for words in wordings if _braces(words) <= set(facts)]
@@ -180,6 +179,7 @@ def _context(things: list[Thing], rng: random.Random) -> str:
     sentences: list[str] = []
     before: Thing | None = None
     for thing, words in _shuffle(rng, chosen):
+        # The second of two sentences about the same thing may say "it", or the like, for the name.
         again = thing is before and rng.random() < _AGAIN_CHANCE
         text = words.format(**(thing.facts | {"it": thing.subject.again} if again else thing.facts))
         sentences.append(text[0].upper() + text[1:])
@@ -188,10 +188,12 @@ def _context(things: list[Thing], rng: random.Random) -> str:
 
 
 def _braces(text: str) -> set[str]:
+    """Return the names in braces that a text has: of the facts that fill it in."""
     return {name for _, name, _, _ in string.Formatter().parse(text) if name}
 
 
 def _bare(name: str) -> str:
+    """Return a name without its article."""
     return name.removeprefix("the ")
 
 

@@ -61,8 +61,8 @@ def load_model(
 
 
 def exclude_padding(model: PreTrainedModel) -> None:
-    """Give padding the least scores: it is no part of an answer, and so of no loss."""
-    masks: list[torch.Tensor | None] = [None]
+    """Make the model give the tokens of padding the least scores, so that no answer and no loss has them."""
+    masks: list[torch.Tensor | None] = [None]  # one element: the mask of the present batch
 
     def read(_: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         del args
@@ -83,8 +83,8 @@ def exclude_padding(model: PreTrainedModel) -> None:
 def read_data(model: ModelOptions, data: DataOptions, env: Mapping[str, str]) -> dict[str, Dataset]:
     """Read every split that there is (train, validation, test), cut to the number of samples asked for.
 
-    The options come first: a data set of the Hub, then single files; then MANYCPU_DATA. Tables have the
-    columns id, context, question and answers, as rajpurkar/squad has them.
+    The data set is the first that is given: one of the Hub, files named by options, or MANYCPU_DATA. Tables
+    have the columns id, context, question and answers, as rajpurkar/squad has them.
     """
     if data.dataset_name:
         tables = _hub(model, data)
@@ -114,6 +114,7 @@ def read_data(model: ModelOptions, data: DataOptions, env: Mapping[str, str]) ->
 
 
 def _hub(model: ModelOptions, data: DataOptions) -> dict[str, Dataset]:
+    """Load the splits of a data set of the Hub."""
     try:
         loaded = datasets.load_dataset(
             str(data.dataset_name), data.dataset_config_name, cache_dir=model.cache_dir, token=model.token
@@ -128,6 +129,7 @@ def _hub(model: ModelOptions, data: DataOptions) -> dict[str, Dataset]:
 
 
 def _table(split: str, files: list[Path], cache: str | None, data: DataOptions) -> Dataset:
+    """Read the files of a split, all .json or all .parquet, as one table."""
     for file in files:
         if not file.is_file():
             raise BadInputError(f"there is no file {file}", field="run.args", fix=f"Check --{split}_file")
@@ -148,7 +150,8 @@ def _table(split: str, files: list[Path], cache: str | None, data: DataOptions) 
 
 
 def _records(files: list[str], digest: str, unanswered: bool) -> Iterator[dict[str, Any]]:
-    del digest
+    """Yield the rows of a table; ``unanswered``: questions may have no answer."""
+    del digest  # needed for the cache's key alone
     for file in files:
         for question in squad.load(file, unanswered=unanswered):
             yield {
@@ -161,6 +164,7 @@ def _records(files: list[str], digest: str, unanswered: bool) -> Iterator[dict[s
 
 
 def _check(split: str, table: Dataset, data: DataOptions) -> None:
+    """Raise BadInputError if a split lacks a column, has no question, or lacks answers that are needed."""
     needed = ("id", "context", "question", *(() if split == "test" else ("answers",)))
     missing = [name for name in needed if name not in table.column_names]
     if missing:

@@ -79,26 +79,29 @@ def answers(
     for feature, owner in enumerate(owners):
         features[owner].append(feature)
     starts, ends = scores
-    for context, own in zip(contexts, features, strict=True):
+    for context, own_features in zip(contexts, features, strict=True):
         # Stretches of a context overlap: the same answer may have been found in two of them.
         found = sorted(
             candidate
-            for feature in own
+            for feature in own_features
             for candidate in candidates(offsets[feature], starts[feature], ends[feature], limits)
         )
         unique = {(start, end): score for score, start, end in found}
         best = sorted(((score, *place) for place, score in unique.items()), reverse=True)[: limits.n_best]
-        texts = [(context[start:end], score) for score, start, end in best]
+        texts = [(context[start:end], score) for score, start, end in best]  # the best first
         text, odds = texts[0][0] if texts else "", None
         if limits.null_threshold is not None:
-            null = min(
-                (float(starts[feature][NOWHERE] + ends[feature][NOWHERE]) for feature in own), default=0.0
+            # "No answer" scores as in the stretch where it is least likely: the answer may be there.
+            null_scores = (
+                float(starts[feature][NOWHERE] + ends[feature][NOWHERE]) for feature in own_features
             )
+            null = min(null_scores, default=0.0)
             odds = null - texts[0][1] if texts else float("inf")
             text = "" if odds > limits.null_threshold else text
             texts = sorted([*texts, ("", null)], key=lambda pair: -pair[1])
         logits = np.array([score for _, score in texts])
-        shares = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum() if texts else logits
+        weights = np.exp(logits - logits.max()) if texts else logits
+        shares = weights / weights.sum()  # probabilities: the softmax of the logits
         listed = [
             {"text": each, "score": score, "probability": float(share)}
             for (each, score), share in zip(texts, shares, strict=True)
@@ -208,6 +211,7 @@ def score(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]
 
 
 def _best(measure: Callable[[str, str], float], prediction: str | None, answers: Sequence[str]) -> float:
+    """Return the best score of a prediction over the reference answers; None: 0."""
     if prediction is None:
         return 0.0
     # Version 2.0 leaves out references that normalise to nothing; with none left, the answer is "no answer".

@@ -42,7 +42,7 @@ class _Malformed(Exception):  # noqa: N818 - is caught in this file
 
 
 def splits(path: str | Path) -> dict[str, list[Path]]:
-    """Find the files of each split in a folder, or the split of one file: ``train`` unless its name tells."""
+    """Find the files of each split in a folder, or the split of one file: ``train`` if its name has none."""
     path = Path(path)
     if path.is_file():
         return {_split(path) or "train": [path]}
@@ -67,7 +67,10 @@ def splits(path: str | Path) -> dict[str, list[Path]]:
 
 
 def problems(path: str | Path, *, version_2: bool = False) -> list[str]:
-    """List all that is wrong with a folder or file; parquet is not read. Version 2 allows no answer."""
+    """List all that is wrong with a folder or file; parquet is not read.
+
+    ``version_2``: questions may have no answer, as in SQuAD v2.0.
+    """
     try:
         by_split = splits(path)
     except BadInputError as error:
@@ -90,11 +93,13 @@ def load(path: str | Path, *, unanswered: bool = False) -> list[Question]:
 
 
 def _split(file: Path) -> str | None:
+    """Return the split with whose name a file's name begins; None: no split."""
     name = file.name.lower()
     return next((split for split, starts in SPLITS.items() if name.startswith(starts)), None)
 
 
 def _scan(file: Path, *, unanswered: bool) -> tuple[list[Question], list[str]]:
+    """Read the questions of a file; returns them, and what is wrong with the file or with them."""
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
         questions = list(_questions(document))
@@ -110,6 +115,7 @@ def _scan(file: Path, *, unanswered: bool) -> tuple[list[Question], list[str]]:
 
 
 def _questions(document: Any) -> Iterator[Question]:
+    """Yield the questions of a document in one of the two layouts; raises _Malformed."""
     articles = _get(document, "data", list, "") if isinstance(document, dict) else document
     if not isinstance(articles, list):
         raise _Malformed(f"an object with 'data' is needed at the top, not {_kind(document)}")
@@ -126,6 +132,7 @@ def _questions(document: Any) -> Iterator[Question]:
 
 
 def _question(record: Any, article: Any, context: str, location: str, answers: Reader) -> Question:
+    """Read a question at a path in the document; ``answers`` reads its answers."""
     key, question = _get(record, "id", (str, int), location), _get(record, "question", str, location)
     pairs = answers(record, location) if "answers" in record else []
     texts, starts = tuple(text for text, _ in pairs), tuple(start for _, start in pairs)
@@ -158,6 +165,7 @@ def _columns(record: Any, location: str) -> list[tuple[str, int]]:
 
 
 def _get(holder: Any, key: str, kind: type | tuple[type, ...], location: str) -> Any:
+    """Return the value of a key; raises _Malformed if it is missing or of another type than ``kind``."""
     shown = location or "the top"
     if not isinstance(holder, dict):
         raise _Malformed(f"{shown} is {_kind(holder)}, not an object with {key!r}")
@@ -169,11 +177,13 @@ def _get(holder: Any, key: str, kind: type | tuple[type, ...], location: str) ->
 
 
 def _kind(value: Any) -> str:
+    """Name the type of a JSON value in words, for messages."""
     names = {dict: "an object", list: "a list", str: "a text", int: "a number", float: "a number"}
     return names.get(type(value), json.dumps(value))
 
 
 def _faults(questions: Sequence[Question], *, unanswered: bool) -> Iterator[str]:
+    """Yield what is wrong with questions: places of answers, ids used twice, missing answers."""
     wrong = [
         (question, text, start)
         for question in questions

@@ -32,7 +32,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     model, tokenizer = load_model(options.model, training, options.data.max_seq_length)
     if not (training.torch_compile or training.use_ipex):  # their code is of one shape, and has no hooks
         exclude_padding(model)
-        # Shares would be left half gathered by a model that cannot.
+        # Not if it is sharded: a model that cannot compute without padding would stay half gathered.
         if options.data.unpad and training.shard == "no" and (why := unpad(model)):
             say(f"padding is computed, too: {why}")
     # The first process of a node prepares the data; the others find it in the cache.
@@ -125,6 +125,7 @@ def _prepare(
 def _results(
     options: Options, env: Mapping[str, str], trainer: Trainer, prepared: dict[str, Scorer]
 ) -> dict[str, Any]:
+    """Train, evaluate and predict on the splits that are prepared; returns all results by their names."""
     results: dict[str, Any] = {}
     if "train" in prepared:
         resume = resume_point(str(options.training.output_dir), options.training.resume_from_checkpoint, env)
@@ -142,10 +143,12 @@ def _results(
     if "validation" in prepared:
         evaluated = trainer.evaluate()
         # Scores get their usual names, speed and loss keep the Trainer's.
-        own = ("eval_loss", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
+        kept_names = ("eval_loss", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
         for name, value in evaluated.items():
-            if name in own or name.endswith(("exact_match", "f1")):
-                results[name if name in own else name.removeprefix("eval_")] = value
+            if name in kept_names:
+                results[name] = value
+            elif name.endswith(("exact_match", "f1")):
+                results[name.removeprefix("eval_")] = value
     if "test" in prepared:
         trainer.compute_metrics = None  # it belongs to the validation split
         scores = prepared["test"](trainer.predict(prepared["test"].features))
@@ -154,11 +157,12 @@ def _results(
 
 
 def _worth_evaluating_before(options: Options, prepared: dict[str, Scorer]) -> bool:
+    """Whether to evaluate before the training too: if the options say so, else if it costs little."""
     if "validation" not in prepared:
         return False
     if options.data.evaluate_before is not None:
         return options.data.evaluate_before
     training, rows = options.training, len(prepared["train"].features)
     batch = int(training.train_batch_size * training.gradient_accumulation_steps * training.world_size)
-    trained = training.max_steps * batch if training.max_steps > 0 else rows * training.num_train_epochs
-    return len(prepared["validation"].features) * _FORWARD_SHARE <= _MAX_EVALUATION_SHARE * trained
+    samples = training.max_steps * batch if training.max_steps > 0 else rows * training.num_train_epochs
+    return len(prepared["validation"].features) * _FORWARD_SHARE <= _MAX_EVALUATION_SHARE * samples

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
 _log = logging.getLogger(__name__)
-_HERE = Reference("manycpu.local", "train")
+_HERE = Reference("manycpu.local", "train")  # name of an image that is in no registry
 
 
 def build(ctx: "ClusterContext") -> tuple[Built, bool]:
@@ -60,8 +60,8 @@ def save_image(ctx: "ClusterContext", archive: Path) -> str:
     with registries(ctx) as opened, _base(ctx, opened) as (base, contents):
         new = images.change(trees)
         name = str(_HERE.at(layers.tag_of(base.digest, trees)))
-        mine = [of_bytes(layer.content, layer.digest) for layer in new.layers]
-        write_archive(archive, name, base.changed(new), [*contents, *mine])
+        new_contents = [of_bytes(layer.content, layer.digest) for layer in new.layers]
+        write_archive(archive, name, base.changed(new), [*contents, *new_contents])
     return name
 
 

@@ -71,7 +71,7 @@ def cancel(ctx: ClusterContext, by: str, attempt: int | None) -> bool:
     return True
 
 
-def keep_results(ctx: ClusterContext, seconds: float | None) -> list[str]:
+def keep_results(ctx: ClusterContext, seconds: float | None, *, checkpoints: bool = True) -> list[str]:
     """Keep output and checkpoints, and delete the rest of the run.
 
     The ledger stays, and so does a claim that was made for the run.
@@ -79,11 +79,12 @@ def keep_results(ctx: ClusterContext, seconds: float | None) -> list[str]:
     Args:
         ctx: The run.
         seconds: For how long the results are kept; None: for ever.
+        checkpoints: Whether the checkpoints are kept too.
 
     Returns:
         The results with their claim, for people; empty if the training wrote neither output nor checkpoints.
     """
-    folder, results = _delete_all_but_results(ctx)
+    folder, results = _delete_all_but_results(ctx, checkpoints)
     if not results:
         return []
     ctx.ledger.keep(seconds)
@@ -97,8 +98,12 @@ def keep_results(ctx: ClusterContext, seconds: float | None) -> list[str]:
     return [f"{folder}/{result} of {where}" for result in results]
 
 
-def _delete_all_but_results(ctx: ClusterContext) -> tuple[str, list[str]]:
-    """Delete the run's files on the volume, except output and checkpoints; all stay if it cannot be read.
+def _delete_all_but_results(ctx: ClusterContext, checkpoints: bool) -> tuple[str, list[str]]:
+    """Delete the run's files on the volume, except output and checkpoints; if that fails, all are kept.
+
+    Args:
+        ctx: The run.
+        checkpoints: Whether the checkpoints are kept too.
 
     Returns:
         A folder, and the paths below it that are kept.
@@ -106,7 +111,9 @@ def _delete_all_but_results(ctx: ClusterContext) -> tuple[str, list[str]]:
     folder = directory_of(ctx)
     if not is_bound(ctx):
         return folder, []
-    asked = {"folder": folder, "within": ctx.target.home if ctx.target.makes_claim else folder}
+    # On a claim that was made for the run, all files are the run's; on a user's claim, one folder is.
+    within = ctx.target.home if ctx.target.makes_claim else folder
+    asked = {"folder": folder, "within": within, "checkpoints": checkpoints}
     try:
         with helper(ctx, "cleanup", claim_of(ctx), lambda *_: None) as pod:
             return folder, list(pod.ask("trim", **asked)["results"])
@@ -114,7 +121,7 @@ def _delete_all_but_results(ctx: ClusterContext) -> tuple[str, list[str]]:
         raise
     except (TransferError, ManycpuError) as error:
         _LOG.warning("%s on claim %s is kept as a whole: %s", folder, claim_of(ctx), error)
-        return str(Path(folder).parent), [ctx.name]
+        return str(Path(folder).parent), [ctx.name]  # the run's whole folder
 
 
 def remove(ctx: ClusterContext) -> list[str]:
@@ -129,14 +136,14 @@ def remove(ctx: ClusterContext) -> list[str]:
         return wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S)
     uid = ctx.ledger.uid()
     undeleted = _begin_removal(ctx, uid)
-    left_out = partial(_stays if undeleted else _is_of_another_run, uid)
+    left_out = partial(_stays if undeleted else _is_of_another_run, uid)  # see `_begin_removal`
     return undeleted + wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S, but=left_out)
 
 
 def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
     """Delete what the run owns, and its ledger last; return what could not be deleted.
 
-    Then the ledger stays too: without it, no later clean-up would know of the rest.
+    If anything could not be deleted, the ledger stays: without it, no later clean-up would know of the rest.
     """
     undeleted = _remove_objects(ctx, uid)
     # A claim that was made for the run is deleted with its ledger; the user's claim has a folder of the run.
@@ -180,17 +187,15 @@ def _remove_objects(ctx: ClusterContext, uid: str) -> list[str]:
 
 
 def _stays(uid: str, item: KubeObject) -> bool:
-    """Whether the deletion of a run's objects leaves one out: its ledger and claim, and a later run's."""
+    """Whether to leave an object out when a run's are deleted: its ledger and claim, and any of a later run.
+
+    ``uid`` is that of the run's ledger.
+    """
     return item["kind"] in _DELETED_LAST or _is_of_another_run(uid, item)
 
 
 def _is_of_another_run(uid: str, item: KubeObject) -> bool:
-    """Whether an object is the ledger of a later run of the same name, or is owned by it.
-
-    Args:
-        uid: The uid of this run's ledger.
-        item: The object.
-    """
+    """Whether an object is the ledger of a later run of the same name, or is owned by that ledger."""
     if item["kind"] == "ConfigMap" and item["metadata"]["uid"] != uid:
         return True
     owners = item["metadata"].get("ownerReferences") or ()

@@ -34,7 +34,7 @@ def cluster_of(ctx: ClusterContext) -> Cluster:
 
 
 def sharing(namespace: Cluster) -> Access:
-    """Make an access with an open connection, for all runs that share it."""
+    """Make an access to a namespace that is already connected, to be shared by several runs."""
     return Access(opened={namespace.namespace: namespace})
 
 

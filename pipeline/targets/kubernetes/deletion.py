@@ -10,12 +10,15 @@ from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_
 
 
 def kinds() -> list[str]:
-    """List the kinds of objects that have a run's labels; operators' own objects are deleted with a job."""
+    """List the kinds of objects that manycpu creates with a run's labels, and of the pods of its jobs.
+
+    Other objects that operators create for a job are deleted with the job.
+    """
     return [*resources(), "Pod", "PersistentVolumeClaim", "ConfigMap"]
 
 
 def is_companion(item: KubeObject) -> bool:
-    """Whether an object is a companion of a job: it stays until the run is deleted."""
+    """Whether an object is a companion of a job, such as a runtime: it stays until the run is deleted."""
     return item["kind"] in resources() and item["kind"] not in {kind.kind for kind in JOB_KINDS.values()}
 
 
@@ -41,7 +44,8 @@ def present(ctx: ClusterContext, selector: Mapping[str, str]) -> list[KubeObject
             items += cluster_of(ctx).list(kind, selector)
         except (ForbiddenError, NotFoundError):
             # The cluster may lack the operators of other launch kinds, and the account the rights to them.
-            if kind not in resources() or resources()[kind] in (own.resource, *own.companions):
+            is_needed = kind not in resources() or resources()[kind] in (own.resource, *own.companions)
+            if is_needed:
                 raise
     return items
 

@@ -1,7 +1,6 @@
 """The driver of Kubernetes clusters with Kubeflow's operators."""
 
 from functools import partial
-from typing import Any
 
 from manycpu.pipeline.adapters import cluster
 from manycpu.pipeline.adapters.storage import is_remote
@@ -79,7 +78,7 @@ class KubernetesDriver(Driver[ClusterContext, JobHandle]):
         return attempt_state(ctx.ledger.read(), handle).observed
 
     def seconds(self, ctx: ClusterContext, handle: JobHandle) -> float:
-        ended: Any = attempt_state(ctx.ledger.read(), handle).ended
+        ended = attempt_state(ctx.ledger.read(), handle).ended
         return max(0.0, ended - handle.created) if ended else 0.0
 
     def may_have_model(self, ctx: ClusterContext, handle: JobHandle) -> bool:  # noqa: ARG002

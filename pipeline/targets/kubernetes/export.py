@@ -66,7 +66,7 @@ def _pull(ctx: ClusterContext, pod: Helper, source: str) -> Manifest:
 
 
 def read_returned(ctx: ClusterContext, handle: JobHandle, name: str) -> bytes:
-    """Read a file that the function of an attempt returned, through a pod that mounts the volume.
+    """Read a file of the value that a notebook's function returned, through a pod that mounts the volume.
 
     Raises:
         ClusterError: The cluster refuses the pod.

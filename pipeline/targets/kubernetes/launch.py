@@ -23,7 +23,7 @@ from manycpu.pipeline.spec.kube_object import KubeObject, epoch
 from manycpu.pipeline.spec.naming import label, labels
 from manycpu.pipeline.spec.placement import CODE, Placement
 from manycpu.pipeline.spec.state import RunState, Status
-from manycpu.pipeline.targets.attempt import attempt_of, attempt_status, checkpoints_of, goes_on, join
+from manycpu.pipeline.targets.attempt import attempt_of, attempt_status, checkpoints_of, join, should_attach
 from manycpu.pipeline.targets.context import Built, Staged
 from manycpu.pipeline.targets.kubernetes import run_secret
 from manycpu.pipeline.targets.kubernetes.context import (
@@ -73,7 +73,7 @@ def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle
     handle = _make_handle(ctx, _create(ctx, manifests), attempt)
     if _record_handle_or_delete(ctx, handle):
         return handle, False
-    return launch(ctx, staged, built)
+    return launch(ctx, staged, built)  # another launch has begun another attempt: attach to that
 
 
 def _create(ctx: ClusterContext, manifests: list[KubeObject]) -> KubeObject:
@@ -108,7 +108,8 @@ def _create_one(ctx: ClusterContext, manifest: KubeObject) -> KubeObject:
         ) from error
     if not _belongs_to(created, manifest["metadata"].get("ownerReferences", [])):
         kind, name = manifest["kind"], manifest["metadata"]["name"]
-        resource = resource_of(kind_of(manifest))  # with its group: kinds of two groups may have one name
+        resource = resource_of(kind_of(manifest))
+        # With its group, as kinds of two groups may have one name; the core group's name is empty.
         words = f"{resource.plural}.{resource.group}".rstrip(".")
         raise LaunchError(
             f"there is a {kind} {name} that is not of this run, such as one whose ledger was deleted",
@@ -125,7 +126,7 @@ def _belongs_to(item: KubeObject, owners: Iterable[KubeObject]) -> bool:
 
 
 def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
-    """Derive an attempt's status as its follower does; time budgets apply only while there is a follower."""
+    """Derive an attempt's status as its follower does, except for the time budgets, which it enforces."""
     recorded = attempt_state(entry, handle)
     if recorded.succeeded is not None:  # a success stays one, even if its job is deleted
         return outcome(ctx, recorded.succeeded, recorded.observed)
@@ -139,6 +140,7 @@ def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
     job_status = judgement.final_status(entry, handle, job_status)
     if job_status.state is not RunState.SUCCEEDED:
         return job_status
+    # No follower has recorded the success: what the ranks have proved is not known yet.
     return Status(state=job_status.state, reason="its log has not been read to the end yet")
 
 
@@ -184,7 +186,10 @@ def objects(ctx: ClusterContext) -> list[KubeObject]:
 def place(
     ctx: ClusterContext, staged: Staged, built: Built, attempt: int, *, owned: bool = True
 ) -> Placement:
-    """Choose the paths of code, data, output and checkpoints in the pods of an attempt."""
+    """Choose the names, and the paths in the pods, of an attempt's parts.
+
+    ``owned``: the ledger owns the objects; False for a description only, as the ledger may not exist.
+    """
     folder = attempt_directory(ctx, attempt)
     return Placement(
         name=ctx.name,
@@ -247,18 +252,18 @@ def _judge_by_exit_records(ctx: ClusterContext) -> None:
     state = attempt_state(entry, handle)
     snapshot = JobSnapshot(handle, (claim_of(ctx),))
     snapshot.replace(*observe(ctx, handle))
-    failed = judgement.status_without_budgets(started.run, snapshot, state.activity)
-    if state.verdict or failed.state is not RunState.FAILED:
+    job_status = judgement.status_without_budgets(started.run, snapshot, state.activity)
+    if state.verdict or job_status.state is not RunState.FAILED:  # judged by a follower, or not failed
         return
     records = list[dict[str, Any]]()
-    if exit_records.are_needed(failed, snapshot, state.observed):
+    if exit_records.are_needed(job_status, snapshot, state.observed):
         try:
             records = exit_records.read(ctx, handle.attempt)
         except RunGoneError:
             raise
         except exit_records.UNREADABLE as error:
-            _LOG.warning("%s", exit_records.with_unreadable_records(failed, error).reason)
-    judged = exit_records.judge(failed, snapshot, state.observed, records)
+            _LOG.warning("%s", exit_records.with_unreadable_records(job_status, error).reason)
+    judged = exit_records.judge(job_status, snapshot, state.observed, records)
     if judged.state is RunState.SUCCEEDED:
         _LOG.info("attempt %d counts as a success: %s", handle.attempt, judged.reason)
         state.verdict, state.ended = judged, judgement.end_time(snapshot) or time.time()
@@ -279,11 +284,11 @@ def _retry_conflicts(act: Callable[..., Result], *arguments: object) -> Result:
 
 
 def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | None, int]:
-    """Return the handle and number of the attempt to attach to, or record the next: None and its number."""
+    """Record the next attempt: return None and its number; or its handle and number, if one continues."""
     with ctx.ledger.claim() as entry:
         join(ctx, entry, "train")
         present = present_handle(ctx, entry)
-        if present is not None and goes_on(attempt_status(ctx, present, entry), entry):
+        if present is not None and should_attach(attempt_status(ctx, present, entry), entry):
             entry.handle = present
             return present, entry.attempt
         # The attempt is recorded and has no job: its launch was killed in between. Complete that attempt.
@@ -301,7 +306,8 @@ def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle 
 def _end_earlier_attempts(ctx: ClusterContext, attempt: int) -> None:
     """Delete the jobs of all earlier attempts, and wait until these and their pods are gone.
 
-    They would write to the same checkpoints. The attempt before this one may have ended while it waited so.
+    They would write to the same checkpoints. Jobs of older attempts may exist too: the launch of the attempt
+    before may have ended while it waited here.
     """
     entry = ctx.ledger.read()
     launches = sorted({entry.described(number).target["launch"] for number in range(1, attempt + 1)})

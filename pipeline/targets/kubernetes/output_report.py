@@ -16,11 +16,11 @@ from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper, helper
 
 _VERB: Final = "report"
-_ENDED: Final = frozenset({"Succeeded", "Failed"})
+_ENDED: Final = frozenset({"Succeeded", "Failed"})  # phases of a pod
 
 
 def write_report(ctx: ClusterContext, text: str) -> None:
-    """Write report.json; behind a URL, also release the claim of the output if the run has ended.
+    """Write report.json; if a pod writes it and the run has ended, also release the claim of the output.
 
     Raises:
         BadInputError: The output has files that the run did not write.

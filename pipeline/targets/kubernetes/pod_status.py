@@ -14,6 +14,7 @@ _STUCK: Final = frozenset({*_IMAGE, "CreateContainerConfigError", "CreateContain
 """Reasons why a container waits that seldom pass by themselves."""
 _VOLUME: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 _BEING_MADE: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
+"""Reasons why a container waits that pass by themselves."""
 _NO_SECRET: Final = re.compile(r'secret "([^"]+)" not found')
 
 
@@ -60,7 +61,7 @@ class Container(NamedTuple):
         return int(self.status.get("restartCount", 0))
 
     def state(self, kind: Literal["waiting", "running", "terminated"]) -> KubeObject | None:
-        """Return its present state if it is of this kind, else None."""
+        """Return the present state's details, such as its reason, if the container is in this state."""
         state: KubeObject | None = self.status.get("state", {}).get(kind)
         return state
 

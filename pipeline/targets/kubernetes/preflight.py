@@ -56,17 +56,17 @@ def findings(ctx: ClusterContext) -> Findings:
 
 
 def without_repetitions(found: Iterable[Finding]) -> list[Finding]:
-    """Drop findings that only repeat that the namespace or a right is missing."""
+    """Drop findings of other checks that only repeat that the namespace or a right is missing."""
 
     def is_of_namespace(finding: Finding) -> bool:
         return finding.field == "target.namespace"
 
-    def is_missing_namespace(finding: Finding) -> bool:
+    def says_no_namespace(finding: Finding) -> bool:
         return _NO_NAMESPACE.search(finding.message) is not None
 
     kept = list(found)
-    if any(is_of_namespace(finding) and is_missing_namespace(finding) for finding in kept):
-        kept = [finding for finding in kept if is_of_namespace(finding) or not is_missing_namespace(finding)]
+    if any(is_of_namespace(finding) and says_no_namespace(finding) for finding in kept):
+        kept = [finding for finding in kept if is_of_namespace(finding) or not says_no_namespace(finding)]
     if any(finding.message.startswith(_MAY_NOT) for finding in kept):
         kept = [finding for finding in kept if not _NO_RIGHT.search(finding.message)]
     return kept
@@ -81,13 +81,16 @@ def _run_check(check: Callable[[ClusterContext], Findings], ctx: ClusterContext)
 
 
 def rights(target: Kubernetes) -> list[Right]:
-    """List the rights that an account needs in the namespace of runs with this target."""
+    """List the rights that an account needs in the namespace of runs with this target.
+
+    ``rights.yaml`` grants the rights to all kinds of job, and with a queue; a run needs only a part of them.
+    """
     to_any_job = {right for kind in JOB_KINDS.values() for right in rights_to(kind)}
     api_groups = {""}
     if target.queue:
         api_groups |= {LOCAL_QUEUE.group, VISIBILITY.group}
         if target.launch == MPIJOB.launch:
-            api_groups.add(_BATCH)
+            api_groups.add(_BATCH)  # to release a suspended launcher
     others = [
         (verb, group, resource)
         for verb, group, resource in granted()
@@ -142,8 +145,8 @@ def _check_manifests(ctx: ClusterContext) -> Findings:
 
 def _check_runtime(ctx: ClusterContext) -> Findings:
     """Create a TrainJob with the user's runtime as a dry run: Trainer checks the runtime."""
-    *own, job = objects(ctx)
-    if own or job["kind"] != TRAINJOB.kind:
+    *companions, job = objects(ctx)
+    if companions or job["kind"] != TRAINJOB.kind:  # a companion: the runtime is the run's own
         return
     job["metadata"]["name"] = f"{ctx.name}-preflight"
     try:
@@ -224,7 +227,7 @@ def _check_secrets(ctx: ClusterContext) -> Findings:
 
 
 def _check_resources(ctx: ClusterContext) -> Findings:
-    """Check that cores and memory are requested, enough for the processes, and that a node has as much."""
+    """Check that cores and memory are requested, suffice for the processes, and fit on a node."""
     resources = ctx.run.resources
     if resources.cpu is None or resources.memory is None:
         yield Finding(
@@ -243,9 +246,9 @@ def _check_resources(ctx: ClusterContext) -> Findings:
 
 
 def _check_memory(ctx: ClusterContext) -> Findings:
-    """Compare what a recipe's ranks take with the memory of their pod."""
+    """Compare the estimated memory of a recipe's ranks with the memory of their pod."""
     estimated, memory = memory_estimate.estimate(ctx.run, ctx.base), ctx.run.cpu_request.memory
-    if memory and not isinstance(estimated, str):
+    if memory and not isinstance(estimated, str):  # a text: why there is no estimate
         yield from memory_estimate.findings(estimated, memory, "run.resources.memory", "its pod")
 
 
@@ -277,7 +280,7 @@ def _check_admission(ctx: ClusterContext) -> Findings:
     The cluster checks its Pod Security level, quota, limits, service account and priority class.
     """
     needed = JOB_LAUNCHERS[ctx.target.launch].ranks(objects(ctx)[-1])
-    if needed is None:
+    if needed is None:  # not so for a job that manycpu describes
         return
     metadata = {"name": f"{ctx.name}-preflight", "labels": labels(ctx.name, verb="launch", role="rank")}
     spec = needed.pod | {"restartPolicy": "Never"}
@@ -352,7 +355,7 @@ def check_queue(ctx: ClusterContext) -> Findings:
 
 
 def _check_queue_priority(ctx: ClusterContext, group: str) -> Findings:
-    """Check that the priority exists; ``group`` is the path of Kueue's API group."""
+    """Check that the queue's priority exists; ``group`` is the URL path of Kueue's API group."""
     if (name := ctx.target.queue_priority) is None:
         return
     try:

@@ -58,6 +58,7 @@ def _begin_report(ctx: ClusterContext, pod: Helper) -> None:
 
 
 def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
+    """Copy the source of the field ``name``: the pod reads a URL, and this machine sends a path's files."""
     field = f"run.{name}"
     folder = f"{ctx.target.home}/{name}"
     try:
@@ -67,7 +68,7 @@ def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
         source = Location.of(url, field)
         done = pod.run("receive", lambda channel: client.push(channel, source, folder))
         path = PurePosixPath(done["path"])
-        if source.is_file():
+        if source.is_file():  # the copy is a folder with this file
             path /= source.root.rsplit("/", 1)[-1]
         return Copied(str(path), done["sha256"], done["reused"])
     except RunGoneError:
@@ -80,7 +81,7 @@ def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
         raise StageError(text, field=field, fix=_FIXES[reason]) from error
 
 
-_FIXES = {
+_FIXES = {  # reason of an error -> fix
     "unreadable": "See that all of it can be read here",
     "changed": "Stage again when nothing writes to it",
     "full": "Make room on the claim, or name a larger one in target.claim or target.claim_size",

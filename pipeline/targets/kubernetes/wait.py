@@ -15,8 +15,8 @@ from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder, Cursor
 from manycpu.pipeline.targets.kubernetes.following.follower import Follower, batches, selections
 
-_RECORDING = 10.0  # seconds for the last write to the ledger
-_CLOSING = 0.1  # seconds; the transport does not report when TLS is closed
+_RECORDING_TIMEOUT_S = 10.0  # for the last write to the ledger
+_CLOSING_S = 0.1  # for TLS connections to close: the transport does not report when they are closed
 
 
 class JobWatch:
@@ -59,7 +59,7 @@ class JobWatch:
         Raises:
             ClusterError: The cluster refuses the calls that record the end.
         """
-        status = self._following.status()  # first: the last lines arrive before the end does
+        status = self._following.status()  # before the lines: the last lines arrive before the end does
         lines: list[RankLine] = []
         while self._batches:
             lines += self._batches.popleft()
@@ -74,7 +74,7 @@ class JobWatch:
         self._following.stop()
         writing = threading.Thread(target=self._record, name=f"record {self.handle.name}", daemon=True)
         writing.start()
-        writing.join(_RECORDING)
+        writing.join(_RECORDING_TIMEOUT_S)
 
     def _record(self) -> None:
         with suppress(FileNotFoundError, *FAILURES):  # the run is deleted, or the cluster does not answer
@@ -101,7 +101,7 @@ class _Following:
         self._thread.start()
 
     def status(self) -> Status:
-        """Return the job's status; a terminal state only after all its lines were delivered."""
+        """Return the job's status; a terminal state only after all lines of the job were delivered."""
         if self._error is not None:
             raise self._error
         if self._end is not None:
@@ -119,7 +119,7 @@ class _Following:
             self._end = self._loop.run_until_complete(self._task)
         except asyncio.CancelledError:
             pass
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that looks
+        except BaseException as error:  # noqa: BLE001 - `status` raises it in the thread that calls `look`
             self._error = error
         finally:
             self._loop.run_until_complete(_end_tasks())
@@ -133,11 +133,11 @@ class _Following:
         self._follower = Follower(self._ctx, self._handle, watch, self._recorder)
         try:
             selected = selections(self._handle.launch, labels(self._ctx.name))
-            return await self._follower.run(batches(watch.follow(selected)), self._tell)
+            return await self._follower.run(batches(watch.follow(selected)), self._deliver)
         finally:
             await watch.aclose()
 
-    async def _tell(self, lines: list[RankLine]) -> None:
+    async def _deliver(self, lines: list[RankLine]) -> None:
         self._batches.append(lines)
 
 
@@ -147,4 +147,4 @@ async def _end_tasks() -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.sleep(_CLOSING)
+    await asyncio.sleep(_CLOSING_S)

@@ -24,23 +24,27 @@ from manycpu.pipeline.targets.machines.wait import ACTIVITY
 _RUN_RECORDS = frozenset({"ledger.json", "lease.json", "uses"})
 # The end of an attempt and what its ranks reported: the next attempt and the report need them.
 _ATTEMPT_RECORDS = frozenset({process.HANDLE, process.EXIT, ACTIVITY})
-# Patterns on hosts; the folder itself counts too, because a program may replace it by a link.
-_RESULTS = ("attempts/*/output", "attempts/*/output/*", "checkpoints", "checkpoints/*")
+# Patterns of results on hosts; the folder itself counts too, because a program may replace it by a link.
+_OUTPUTS = ("attempts/*/output", "attempts/*/output/*")
+_RESULTS = (*_OUTPUTS, "checkpoints", "checkpoints/*")
 
 
-def keep_results(ctx: MachineContext, seconds: float | None) -> list[str]:
+def keep_results(ctx: MachineContext, seconds: float | None, *, checkpoints: bool = True) -> list[str]:
     """Keep output and checkpoints, and delete the rest of the run's folder; return the kept paths."""
     folder = directory_of(ctx)
     attempts = _attempts(ctx)
-    outputs = [folder / "checkpoints", *(attempt / "output" for attempt in attempts), *_stray_results(ctx)]
+    outputs = [*(attempt / "output" for attempt in attempts), *_stray_results(ctx)]
+    if checkpoints:
+        outputs.insert(0, folder / "checkpoints")
     results = [path for path in outputs if disk.may_hold_files(path)]
-    on_hosts = hosts.holding_files(ctx, folder, *_RESULTS)
+    on_hosts = hosts.holding_files(ctx, folder, *(_RESULTS if checkpoints else _OUTPUTS))
     if not results and not on_hosts:
         return []
     ctx.ledger.keep(seconds)  # first, so that a kill from here on loses no record
     needed = {folder / name for name in _RUN_RECORDS} | set(results)
     needed |= {attempt / name for attempt in attempts for name in _ATTEMPT_RECORDS}
-    for path in [*_children(folder), *(child for attempt in attempts for child in _children(attempt))]:
+    children = [*_children(folder), *(child for attempt in attempts for child in _children(attempt))]
+    for path in children:
         if path not in needed and path.name != "attempts":
             _delete(path)
     hosts.keep_only(ctx, folder, {*_RUN_RECORDS, *_ATTEMPT_RECORDS, "attempts", "checkpoints", "output"})
@@ -54,11 +58,16 @@ def _attempts(ctx: MachineContext) -> list[Path]:
 
 
 def _stray_results(ctx: MachineContext) -> list[Path]:
-    """List the working folders of attempts that succeeded and wrote files there instead of to the output."""
+    """List the ``work`` folders that have files of the program, of attempts that wrote none to an output."""
     folders = []
     for number, attempt in ctx.ledger.read().attempts.items():
         work = working_folder(attempt_directory(ctx, number))
-        if attempt.fruitless and attempt.code and work.is_dir() and transfer.strays(Path(attempt.code), work):
+        if (
+            (attempt.fruitless or ctx.run.output is None)
+            and attempt.code
+            and work.is_dir()
+            and transfer.strays(Path(attempt.code), work)
+        ):
             folders.append(work.parent)
     return folders
 
@@ -82,7 +91,7 @@ def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
 
     Args:
         ctx: The run.
-        only_over: Whether to delete nothing if the run's lease was renewed.
+        only_over: Delete only a run whose lease is over; a run whose lease was renewed stays.
     """
     left: list[str] = []
     folder = directory_of(ctx)

@@ -84,12 +84,12 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
                     return False
                 if observed["alive"] is None:
                     raise process.unseen_error(handle, observed["unseen"])
-                if not observed["alive"]:  # why it died is unknown, and stays so
+                if not observed["alive"]:  # it died for an unknown reason, which was not this cancellation
                     return False
                 entry.cancelled.setdefault(entry.attempt, by)
                 running = handle
         finally:
-            if running is not None:  # also if a full disk keeps the record from being written
+            if running is not None:  # also if the record could not be written, because the disk is full
                 process.cancel(running)
         return True
 
@@ -119,7 +119,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         return (folder / name).read_bytes()
 
     def _collect(self, ctx: MachineContext, handle: ProcessHandle, folder: Path) -> None:
-        """Copy the files of a folder on the hosts that the attempt ran on to the same folder here."""
+        """Copy the files of a folder from the hosts of an attempt to the same folder here."""
         started = as_started(ctx, ctx.ledger.read(), handle.attempt)
         hosts.collect(cast("MachineContext", started), folder)
 
@@ -135,7 +135,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         attempt = entry.described(handle.attempt)
         work = working_folder(Path(handle.directory))
         here: list[Path] = []
-        code_files: set[str] = set()
+        code_files: set[str] = set()  # paths below the attempt's folder
         if attempt.code:
             if work.is_dir():
                 here = transfer.strays(Path(attempt.code), work)

@@ -50,7 +50,7 @@ def deliver(ctx: MachineContext, stored: transfer.Stored, in_use: Callable[[], b
     Args:
         ctx: The run.
         stored: The folder; its path is the same on the hosts.
-        in_use: Whether a run of this machine trains on the folder.
+        in_use: Returns whether a run of this machine trains on the folder.
 
     Raises:
         InUseError: A host has another folder of this name, which a training uses.
@@ -68,7 +68,7 @@ def deliver(ctx: MachineContext, stored: transfer.Stored, in_use: Callable[[], b
 
 
 def hosts_without(ctx: MachineContext, path: Path, manifest: transfer.Manifest) -> list[str]:
-    """Name the hosts on which a file or folder differs from this machine."""
+    """Name the hosts on which a file or folder differs from the manifest, which describes it here."""
     return [
         name
         for target, members in _next_hosts(ctx)
@@ -142,7 +142,7 @@ def strays(ctx: MachineContext, attempt: Path, code: Container[str]) -> list[str
 
 
 def keep_only(ctx: MachineContext, folder: Path, names: Iterable[str]) -> None:
-    """Delete all but some names in a run's folder and its attempts' folders, on hosts that can be reached."""
+    """On hosts that can be reached, delete all but ``names`` in a run's folder and its attempts' folders."""
     for target, members in _all_hosts(ctx):
         ssh.keep_only(target, members, folder, names)
 

@@ -15,7 +15,7 @@ from manycpu.pipeline.spec.output import RETURNED
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.targets import BareMetal
-from manycpu.pipeline.targets.attempt import attempt_of, attempt_status, checkpoints_of, goes_on, join
+from manycpu.pipeline.targets.attempt import attempt_of, attempt_status, checkpoints_of, join, should_attach
 from manycpu.pipeline.targets.context import Built, Staged
 from manycpu.pipeline.targets.machines import hosts
 from manycpu.pipeline.targets.machines.context import (
@@ -40,7 +40,7 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
             current = attempt_status(ctx, present, entry)
             if current.state is RunState.UNKNOWN:
                 raise process.unseen_error(present, current.reason)
-            if goes_on(current, entry):
+            if should_attach(current, entry):
                 entry.handle = present
                 return present, True
             process.end_leftovers(present)
@@ -48,7 +48,7 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
         described = attempt_of(ctx, staged, built)
         entry.attempts[entry.attempt] = described.model_copy(update={"hosts": hosts.names(ctx)})
         entry.handle = entry.export = None
-        entry.verbs.pop("wait", None)  # it belongs to the attempt before
+        entry.verbs.pop("wait", None)  # the record belongs to the attempt before
         ctx.ledger.save(entry)
         placement = _place(ctx, staged, built, entry.attempt)
         returned = str(Path(placement.output).with_name(RETURNED))  # for the value of a notebook's function
@@ -87,7 +87,7 @@ def _describe(ctx: MachineContext, placement: Placement) -> list[dict[str, Any]]
         datasets = os.environ.get("HF_DATASETS_CACHE") or (home and str(Path(home) / "datasets"))
         caches = {"HF_HOME": home, "HF_DATASETS_CACHE": datasets}  # with downloads and the user's token
         given = {name: value for name, value in caches.items() if value}
-        described[-1]["env"] |= given | ctx.run.env
+        described[-1]["env"] |= given | ctx.run.env  # run.env wins
     return described
 
 
@@ -114,7 +114,7 @@ def _place(ctx: MachineContext, staged: Staged, built: Built, attempt: int) -> P
     if isinstance(ctx.target, BareMetal):
         return Placement(**common | host_adapter.placement(ctx.target, ctx.run))
     if ctx.target.launch == "mpirun":
-        with socket.socket() as listener:  # finds a free port
-            listener.bind(("127.0.0.1", 0))
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))  # 0: the system chooses a free port
             common["master_port"] = int(listener.getsockname()[1])
     return Placement(**common)

@@ -61,15 +61,15 @@ def _check_scale(ctx: MachineContext) -> Iterator[Finding]:
 
 
 def _check_memory(ctx: MachineContext) -> Iterator[Finding]:
-    """Compare what a recipe's ranks take with this machine's memory, if it is known."""
+    """Compare the estimated memory of a recipe's ranks with this machine's memory, if both are known."""
     machine = Machine.observe()
     estimated = memory_estimate.estimate(ctx.run, ctx.base, has_bf16=has_bf16(machine.flags))
-    if machine.memory and not isinstance(estimated, str):
+    if machine.memory and not isinstance(estimated, str):  # a text: why there is no estimate
         yield from memory_estimate.findings(estimated, machine.memory, "target.kind", "this machine")
 
 
 def _check_environment(ctx: MachineContext) -> Iterator[Finding]:
-    """Check what this environment lacks; other hosts report a lack seconds after the launch."""
+    """Check for missing packages here; on other hosts, ranks report them seconds after the launch."""
     if importlib.util.find_spec("torch") is None:
         yield Finding("target.kind", "this environment has no torch", install("train"))
     if ctx.run.device == "xla" and importlib.util.find_spec("torch_xla") is None:

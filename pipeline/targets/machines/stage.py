@@ -77,13 +77,13 @@ def _copy_everywhere(
 ) -> Stored:
     """Copy a source to a folder, here and on the hosts, unless they have it.
 
-    If another content is there and in use, the copy goes to a folder beside it: ``-2``, ``-3`` and so on.
+    If the folder has another content that a training uses, the copy goes to ``-2``, ``-3``... beside it.
 
     Args:
         ctx: The run.
         source: The source.
         folder: The folder.
-        identity: The source's identity: a copy that has it is reused.
+        identity: The source's identity (a hash): a copy with the same one is reused.
         progress: Called with the bytes that are done, and bytes in all.
     """
 
@@ -110,7 +110,7 @@ def _in_use(ctx: MachineContext, folder: Path) -> bool:
 
 
 def _trains_on(ctx: RunContext, folder: Path) -> bool:
-    """Whether a run's present attempt has not ended, and uses a folder; true if that cannot be seen."""
+    """Whether a run's present attempt uses a folder and has not ended; true if its end cannot be seen."""
     try:
         entry = ctx.ledger.read()
         handle = ctx.driver.present_handle(ctx, entry)

@@ -24,7 +24,7 @@ from manycpu.pipeline.targets.outcome import outcome
 ACTIVITY: Final = "heard.json"
 _SAVE_EVERY_BYTES: Final = 4 << 20  # of the log; after a kill, at most so many are read again
 _BLOCK_BYTES: Final = 1 << 20  # of the log that one look reads
-_LATE_S: Final = 600.0  # after the deadline; a supervisor that has not ended by then hangs
+_LATE_S: Final = 600.0  # a supervisor that has not ended the training so long after run_timeout hangs
 
 
 class _Saved(BaseModel):
@@ -83,7 +83,10 @@ class ActivityLog:
 def status(
     ctx: MachineContext, handle: ProcessHandle, entry: Entry, activity: ActivityLog | None = None
 ) -> Status:
-    """Read the status of an attempt, and of its log through ``activity`` if given; a success needs proof."""
+    """Read the status of an attempt; a success needs the proof of scale, from the log.
+
+    ``activity`` reads the log on from where it was; None: a new reader does, from where the saved one was.
+    """
     observation = process.observe(handle)  # before the log: the end comes after the last line
     observed = activity.read_new() if activity else ActivityLog(Path(handle.directory)).read_all()
     facts = {"cancelled": handle.attempt in entry.cancelled, "met": observed.met}
@@ -112,7 +115,7 @@ class MachineWatch:
         self.ctx, self.handle = ctx, handle
         self._log = process.LogFollower(Path(handle.directory) / process.LOG, cursor or 0)
         self._activity = ActivityLog(Path(handle.directory))
-        self._until = time.monotonic() + ctx.run.run_timeout + _LATE_S
+        self._deadline = time.monotonic() + ctx.run.run_timeout + _LATE_S
         self.spoken = self.behind = False
 
     @property
@@ -131,12 +134,13 @@ class MachineWatch:
         lines = [events.split(line) for line in self._log.read(_BLOCK_BYTES)]
         self.spoken = self.spoken or any(line.rank is not None for line in lines)
         ended = current.state.terminal
-        self.behind = bool(lines) and (ended or self._log.offset - before > _BLOCK_BYTES // 2)
+        is_full_block = self._log.offset - before > _BLOCK_BYTES // 2  # then more of the log is there
+        self.behind = bool(lines) and (ended or is_full_block)
         if ended and self.behind:
             return lines, Status(state=RunState.RUNNING)  # the last lines have not been read yet
         if ended:
             self._activity.read_all()
-        elif time.monotonic() > self._until:
+        elif time.monotonic() > self._deadline:
             timeout = self.ctx.run.run_timeout
             raise DeadlineError(
                 f"process {self.handle.pid}, which was to end the training after {timeout} s, "

@@ -86,7 +86,7 @@ def _without_the_oldest(fields: Fields) -> Fields:
 
 
 def _only_the_last_meeting(everything: Fields) -> Fields:
-    """Keep of all meetings only the last one, and drop how far the logs were read."""
+    """Keep only the last meeting; drop which ranks introduced or ended themselves, and the log positions."""
     fields = _without_the_oldest(everything)
     observed = {name: value for name, value in fields.get("observed", {}).items() if name != "introduced"}
     shortened = fields | {"cursor": {}, "parted": {}, "observed": observed}
@@ -107,7 +107,7 @@ _WAYS_TO_SHORTEN: Final[tuple[Callable[[Fields], Fields], ...]] = (
     _only_the_last_meeting,
     _only_the_end,
 )
-"""From the one that drops nothing on; the first after which the fields are short enough is used."""
+"""Each drops more than the one before, the first drops nothing; :func:`pack` stops when it is enough."""
 
 
 def _rounds(fields: Fields) -> list[Fields]:
@@ -140,16 +140,12 @@ def _from_spans(spans: Iterable[list[int]]) -> list[int]:
 
 Cursor = dict[str, list[Any]]
 """``pod uid/container/number of restarts`` -> state of a ``LogCursor``."""
-SAVE_INTERVAL_S = (
-    30.0  # seconds between saves: after a kill, at most the lines of this time are delivered twice
-)
+SAVE_INTERVAL_S = 30.0  # between two saves; after a kill, the lines of this time may be delivered twice
 TAIL = 20  # last lines to keep of each pod
 WIDTH = 2000  # characters to keep of each last line
 _CLOCK_TOLERANCE_S = 2.0  # the cluster's times are whole seconds, from several clocks
-_PODS_DELETED_S = 60.0  # after a suspension within which the operator has surely deleted the pods
-_KEPT_STARTS = (
-    3  # of a container, whose positions are kept: the log of the last start but one is still readable
-)
+_PODS_DELETED_S = 60.0  # so long after a suspension, the operator has surely deleted the pods
+_KEPT_STARTS = 3  # of a container, whose log positions are kept; the kubelet keeps the last two logs
 
 
 class Line(NamedTuple):
@@ -210,6 +206,7 @@ class AttemptState(BaseModel):
     parted: dict[str, float] = Field(default_factory=dict)
     """Pod -> when one of its ranks last reported its own end."""
     ended: float = 0.0
+    """When the attempt ended; 0: it has not."""
     verdict: Status | None = None
     """The final status, as recorded by the follower that saw the end; None: there is none yet."""
 
@@ -221,11 +218,13 @@ class AttemptState(BaseModel):
             admitted: When the operator last suspended or resumed the job; 0: it never did.
             now: Seconds since the epoch.
         """
-        if self.began and capacity < self.paused - _CLOCK_TOLERANCE_S:  # nodes from before the suspension
-            if now - max(self.paused, admitted) > _PODS_DELETED_S:  # the pods were never deleted
+        if self.began and capacity < self.paused - _CLOCK_TOLERANCE_S:
+            # The pods got these nodes before the suspension: the operator has yet to delete them.
+            if now - max(self.paused, admitted) > _PODS_DELETED_S:  # it never will: the run kept its nodes
                 self.paused, self.admitted = 0.0, admitted
             return
-        if self.began and (self.paused or admitted > self.admitted):
+        was_suspended = self.paused or admitted > self.admitted
+        if self.began and was_suspended:
             if self.paused:
                 self.began += max(0.0, capacity - self.paused)  # time without nodes does not count
             else:  # no follower saw when the suspension began: run_timeout starts again
@@ -290,9 +289,9 @@ class AttemptRecorder:
         self._has_important_event = False
         """Whether an important event was recorded since the last save."""
         self._last_written = entry.observed
-        """The packed fields last written, at first those found in the ledger; None: there are none.
+        """The packed fields that were last written or, before the first write, found in the ledger.
 
-        If they were too large, the ledger has only the end of them.
+        None: there are none. If the ledger refused their size, it has only the end.
         """
         self.recorded_cursor: Cursor = dict(self.state.cursor)
         """The cursor as last written to the ledger."""
@@ -309,7 +308,7 @@ class AttemptRecorder:
         for log_batch in log_batches:
             for line in log_batch.lines:
                 event = decode(line.line.text)
-                if isinstance(event, ProofEvent):
+                if isinstance(event, ProofEvent):  # the rank introduces itself, in the pod where it now runs
                     time_before, _ = self._introduced.get(event.rank, (0.0, ""))
                     if line.time >= time_before:
                         self._introduced[event.rank] = line.time, line.pod
@@ -318,7 +317,7 @@ class AttemptRecorder:
                 self._record_line(line, event)
             container, _, restarts = log_batch.log.rpartition("/")
             cursor = self.state.cursor
-            cursor.pop(log_batch.log, None)  # inserted again, so that the latest is last
+            cursor.pop(log_batch.log, None)  # inserted again: `pack` keeps the last entries
             cursor[log_batch.log] = log_batch.position
             if restarts.isdecimal():
                 cursor.pop(f"{container}/{int(restarts) - _KEPT_STARTS}", None)
@@ -334,7 +333,7 @@ class AttemptRecorder:
         return line.pod != present_pod
 
     def _record_line(self, line: Line, event: Event | None) -> None:
-        """Record when a rank last wrote, which pods' ranks ended, and the last lines of each pod."""
+        """Record the time of a rank's line, the end of a pod's rank, and the last lines of each pod."""
         if line.line.rank is not None:
             self.spoken = True
             self.state.spoke = max(self.state.spoke, line.time)
@@ -346,7 +345,7 @@ class AttemptRecorder:
             del tail[:-TAIL]
 
     def record_failure(self, failure: RankFailure) -> None:
-        """Record the rank that failed first, if that rank could not report its failure."""
+        """Record the failure of the rank that failed first and could not report it."""
         self.state.observed.failure = failure
 
     @property

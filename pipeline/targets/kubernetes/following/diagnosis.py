@@ -21,7 +21,7 @@ _PODS_REFUSED: Final = frozenset(
     }
 )
 """Reasons of the events with which operators report that the API server refuses their pods."""
-_SIGNALS: Final = 128  # if a signal ends a container, its exit code is this plus the signal's number
+_SIGNALS: Final = 128  # a container that a signal ended has this plus the signal's number as exit code
 
 
 class Reason(NamedTuple):
@@ -56,16 +56,16 @@ class Ending(NamedTuple):
     """The host name that its processes see."""
 
     def __str__(self) -> str:
-        limit = ": it used more memory than its limit, see run.resources.memory"
-        memory = limit if self.reason == "OOMKilled" else ""
-        word = f" ({self.reason}{memory})" if self.reason not in ("", "Error") else ""
+        reason = f" ({self.reason})" if self.reason not in ("", "Error") else ""
+        if self.reason == "OOMKilled":
+            reason = " (OOMKilled: it used more memory than its limit, see run.resources.memory)"
         message = f": {self.message}" if self.message else ""
-        return f"{self.pod}/{self.container} ended with {describe_exit(self.code)}{word}{message}"
+        return f"{self.pod}/{self.container} ended with {describe_exit(self.code)}{reason}{message}"
 
 
 @cached_until_change
 def explain(snapshot: JobSnapshot) -> str:
-    """Explain what keeps a job from running, one line for each reason; empty: nothing does."""
+    """Explain what keeps a job from running, and its crashes and lost pods; a line each, empty: nothing."""
     lines = [*map(str, pending(snapshot)), *crashes(snapshot), *losses(snapshot)]
     return "\n".join(dict.fromkeys(lines))
 
@@ -77,7 +77,7 @@ def fatal_reasons(snapshot: JobSnapshot) -> str:
 
 @cached_until_change
 def pending(snapshot: JobSnapshot) -> list[Reason]:
-    """List the reasons why the job or its pods wait; pods with the same reason are grouped."""
+    """List the reasons why the job or its pods wait; pods with the same reason share an entry."""
     names_by_reason: dict[PodReason, list[str]] = {}
     if not snapshot.suspended:
         for pod, pod_reasons in zip(snapshot.pods, snapshot.derive_from_pods(reasons), strict=True):
@@ -166,7 +166,7 @@ def restarts(snapshot: JobSnapshot) -> int:
 
 
 def _restarts_of_pod(pod: KubeObject, _: list[KubeObject]) -> int:
-    """Return the number of restarts of the pod's container that was restarted most often."""
+    """Return the restarts of the pod's container that was restarted most often; 0: no end of one is known."""
     return max(
         (container.restarts for container in containers(pod) if not container.init and container.last),
         default=0,
@@ -223,7 +223,7 @@ def exit_code(terminated: KubeObject) -> int:
 def _latest_warnings(
     snapshot: JobSnapshot, reasons: AbstractSet[str] | None, kind: str | None = None
 ) -> list[KubeObject]:
-    """List the last warning for each reason about each object, and each message only once.
+    """List the last warning of each reason about each object; of warnings with the same message, one.
 
     Args:
         snapshot: The job.

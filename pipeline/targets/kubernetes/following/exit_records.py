@@ -16,11 +16,8 @@ from manycpu.pipeline.targets.kubernetes.volume.helper_pod import helper
 from manycpu.pipeline.transfer import TransferError
 
 _START_TIMEOUT_S: Final = 300  # for the helper pod: its node may be unreachable
-_BUDGETS_OF_WORK: Final = (
-    None,
-    "run.run_timeout",
-    "run.stall_timeout",
-)  # while ranks work; None: no budget was used up
+_BUDGETS_OF_WORK: Final = (None, "run.run_timeout", "run.stall_timeout")
+"""The budgets that count while ranks work; None: no budget was used up."""
 UNREADABLE: Final = (ManycpuError, TransferError)
 """Errors which mean that the records cannot be read."""
 
@@ -35,24 +32,24 @@ def are_needed(status: Status, snapshot: JobSnapshot, observed: Observed) -> boo
     """
     a_rank_failed = any(rank.exit_code for rank in observed.ranks)
     if status.state is RunState.CANCELLED or observed.finished or a_rank_failed:
-        return False
+        return False  # the end is known
     if _is_lost(snapshot):  # then the exit codes of its containers are not those of its ranks
         return True
-    if status.state is RunState.SUCCEEDED and not observed.met:  # nothing came of its logs
+    if status.state is RunState.SUCCEEDED and not observed.met:  # its logs could not be read
         return True
     if not observed.met or status.budget not in _BUDGETS_OF_WORK:
-        return False
+        return False  # the ranks have not met
     reported = {rank.rank: rank.exit_code for rank in observed.ranks}
-    known = reported | exit_codes_of_containers(snapshot, observed)
-    if status.state is RunState.SUCCEEDED:
-        return snapshot.speaker != "launcher" and any(code != 0 for code in known.values())
-    return not any(known.values())
+    codes = reported | exit_codes_of_containers(snapshot, observed)  # rank -> exit code; None: unknown
+    if status.state is RunState.SUCCEEDED:  # needs a 0 of each rank, unless a launcher vouches for them
+        return snapshot.speaker != "launcher" and any(code != 0 for code in codes.values())
+    return not any(codes.values())  # no rank is known to have failed
 
 
 def read(ctx: ClusterContext, attempt: int) -> list[dict[str, Any]]:
-    """Read the exit records of the last round that all of its ranks finished; empty: there is none.
+    """Read, with a helper pod, the exit records of the last round that all of its ranks finished.
 
-    The call takes some minutes at most.
+    Takes some minutes at most. Returns an empty list if there is no such round.
 
     Raises:
         ManycpuError: The volume cannot be read.

@@ -106,7 +106,7 @@ class Notes:
                 self.add(line)
 
     def make_reasons_due(self) -> None:
-        """Let the next new reason become a note within two seconds, even if the last note is recent."""
+        """Allow the next note on a reason within two seconds, even if the last note is recent."""
         self._reason_due = min(self._reason_due, self._now() + _PREEMPTION_NOTE_DELAY_S)
 
     def due(self, reason: str) -> float | None:
@@ -120,7 +120,7 @@ class Notes:
 
 
 def selections(launch: str, labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the selectors for a watch of the jobs of a launch kind that have these labels."""
+    """Return what to watch, kind -> selectors: jobs and pods with these labels, and all warnings."""
     selector = {"labelSelector": ",".join(f"{key}={value}" for key, value in labels.items())}
     return {JOB_KINDS[launch].kind: selector, "Pod": selector, "Event": {"fieldSelector": "type=Warning"}}
 
@@ -143,12 +143,12 @@ class Follower:
         self._notes = Notes(watch.now, self._wake.set)
         self._confirm_backoff = Backoff()
         self._unconfirmed_since = 0.0
-        """Since when the API server does not confirm an end, in seconds since the epoch; 0: it does."""
+        """Since when the API server could not confirm an end, in seconds since the epoch; 0: it could."""
         self._saving: asyncio.Task[None] | None = None
         self._deliver: Deliver | None = None
-        # By this machine's clock, which does not depend on answers of the cluster.
+        # Kind -> when its watch last reported, by this machine's monotonic clock.
         self._last_change = dict.fromkeys((self._snapshot.kind, "Pod"), time.monotonic())
-        self._trouble = "no watch says anything"
+        self._trouble = "no watch says anything"  # the last error of a watch
         self.status = Status(state=RunState.PENDING)
         """The present status of the job."""
 
@@ -238,7 +238,7 @@ class Follower:
             raise RuntimeError("the stream of changes ended, which none should")
 
     async def _deliver_read_lines(self, deliver: Deliver) -> None:
-        """Deliver the notes and the lines that have been read, some at a time; save the recorder if due."""
+        """Deliver the notes and the lines that have been read, and save how far, if that is due."""
         batches_left = self._log_batches.qsize()
         while True:
             log_batches: list[LogBatch] = []
@@ -259,11 +259,10 @@ class Follower:
     async def _deliver_and_record(
         self, deliver: Deliver, admitted: list[RankLine], log_batches: list[LogBatch]
     ) -> None:
+        """Deliver lines, then record them: a resumed follower must not skip undelivered lines."""
         if admitted:
             await deliver(admitted)
-        self._recorder.record_delivered(
-            log_batches
-        )  # after delivery: a resumed follower must not skip undelivered lines
+        self._recorder.record_delivered(log_batches)
 
     async def _save(self) -> None:
         """Write the recorder's state to the ledger."""
@@ -285,7 +284,10 @@ class Follower:
         return self._derive_status()
 
     async def _unconfirmed_status(self, status: Status, error: BaseException) -> Status:
-        """Keep the status if the API server cannot confirm an end; a used-up budget counts after a while."""
+        """Return the status to have while the API server cannot confirm an end: the one before.
+
+        After some minutes, a used-up budget needs no confirmation. After an hour, raises the error.
+        """
         self._recorder.watched_since = now = self._watch.now()
         self._unconfirmed_since = self._unconfirmed_since or now
         if status.budget and now - self._unconfirmed_since > _UNCONFIRMED_S:
@@ -297,14 +299,15 @@ class Follower:
         return self.status
 
     def _derive_status(self) -> Status:
-        """Derive the status from job, pods and budgets; give the job back or resume it if it is its turn."""
-        if not {self._snapshot.kind, "Pod"} <= self._snapshot.listed_kinds:
+        """Derive the status from job, pods and budgets; if the job waits and it is its turn, let it act."""
+        if not {self._snapshot.kind, "Pod"} <= self._snapshot.listed_kinds:  # job or pods are unknown yet
             return self.status
         now = self._watch.now()
         self._record_nodes(now)
         status = judgement.judge(self._ctx.run, self._snapshot, self._recorder.activity, now)
         if not status.state.terminal:
-            self._launcher.release_after_change(began=bool(self._recorder.state.began or self._snapshot.note))
+            had_nodes = bool(self._recorder.state.began or self._snapshot.note)  # a note: it gave them back
+            self._launcher.release_after_change(began=had_nodes)
             waits_for = self._turn.take_turn(met=self._recorder.activity.met, now=now)
             waits_for = waits_for or self._queue.waiting_reason(now)
             status = _with_reason(status, waits_for)
@@ -332,7 +335,7 @@ class Follower:
         self._wake.set()
 
     async def _drain(self, deliver: Deliver) -> None:
-        """Deliver the last lines, until the logs of ended containers are read completely."""
+        """Deliver the last lines: until the logs of ended containers are read, or no line comes for 5 s."""
         began = self._watch.now()
         until = began + _DRAIN_S
         while self._readers.behind and self._watch.now() < until:
@@ -347,7 +350,7 @@ class Follower:
             await deliver(dropped)
 
     async def _conclude(self, status: Status) -> Status:
-        """Complete and record the final status, and delete the job if it must not continue."""
+        """Complete the final status, record it, and delete the job if it must not continue; return it."""
         entry = await self._call_with_retries(self._ctx.ledger.read)
         if entry is not None:
             status = judgement.final_status(entry, self._handle, status)
@@ -383,7 +386,7 @@ class Follower:
         return judged
 
     async def _read_tail(self) -> None:
-        """Read the last lines of the container that failed first, if its log was not followed."""
+        """Read the last lines of the container that failed first, if no line of its pod was read."""
         failed = endings(self._snapshot)
         if not failed or failed[0].pod in self._recorder.tails:
             return
@@ -402,18 +405,18 @@ class Follower:
         *arguments: object,
         failure: str = "how it ended could not be recorded",
     ) -> Result | None:
-        """Retry a call that must precede the end; if no retry succeeds, report that and continue.
+        """Call a function on a thread, with retries; if none succeeds, add a note, and return None.
 
         Args:
-            act: The call, which runs on a thread.
+            act: The function.
             arguments: Its arguments.
-            failure: What could not be done, for the note if it fails.
+            failure: What could not be done, for the note.
 
         Returns:
-            The call's result; None: the run is cleaned up already, or no retry succeeded.
+            The function's result; None also if the run is cleaned up already.
         """
 
-        async def report(state: RetryCallState) -> None:
+        async def report(state: RetryCallState) -> None:  # after each try that failed
             self._notes.add_unreachable(f"{failure} so far: {state.outcome and state.outcome.exception()}")
             await self._deliver_notes()
 
@@ -433,7 +436,7 @@ class Follower:
             return None
 
     async def _deliver_notes(self) -> None:
-        """Deliver the notes at once, after the last lines were delivered."""
+        """Deliver the notes at once; called when no more lines come."""
         if (notes := self._notes.take()) and self._deliver is not None:
             await self._deliver(notes)
 

@@ -29,9 +29,9 @@ class Note(BaseModel):
     claim: str = ""
     """The claim that another run's pods had mounted."""
     rests: float = 0.0
-    """When the job tries again if no older job waits."""
+    """When the job may try again if no older job waits."""
     due: float = 0.0
-    """When it tries again if it asks for less than the older jobs that wait."""
+    """When the job may try again though older jobs wait: it may fit where these do not."""
     resumed: float = 0.0
     """When the job tried again; 0: it has not."""
 
@@ -106,7 +106,7 @@ class JobSnapshot:
         Returns:
             Whether an object of this job has changed, or its kind is listed for the first time.
         """
-        before = self._objects.get(kind, {})
+        before = self._objects.get(kind, {})  # as `after`: uid -> object of this job
         given = {item["metadata"]["uid"]: item for item in objects if self.is_about_job(kind, item)}
         removed = {item["metadata"]["uid"]: item for item in deleted if self.is_about_job(kind, item)}
         # Unchanged objects stay the same Python objects: values that were derived from them stay cached.
@@ -121,8 +121,8 @@ class JobSnapshot:
             self._changed |= {uid: pod for uid, pod in given.items() if pod is not before.get(uid)}
         self.note = read_note(self.job) or self.note
         if self.job is not None and label(self.job, "speaker") not in ("", self.speaker):
-            self.speaker = "launcher"
-            self._changed |= self._objects.get("Pod", {})  # their logs are not read yet
+            self.speaker = "launcher"  # this job has one, unlike others of its kind
+            self._changed |= self._objects.get("Pod", {})  # whose logs are read now depends on the speaker
         is_first_list = complete and kind not in self.listed_kinds
         if complete:
             self.listed_kinds.add(kind)
@@ -167,7 +167,7 @@ class JobSnapshot:
         name = about.get("name", "")
         if about.get("kind") == "PersistentVolumeClaim":
             return name in self._claims
-        return bool(name == self.name or name.startswith(f"{self.name}-"))
+        return bool(name == self.name or name.startswith(f"{self.name}-"))  # the second: one of its pods
 
     @property
     def job(self) -> KubeObject | None:

@@ -17,9 +17,7 @@ from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
     RankActivity,
     attempt_state,
 )
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
-    JobSnapshot,
-)
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
 from manycpu.pipeline.targets.kubernetes.pod_status import ended, scheduled
 
 
@@ -53,6 +51,7 @@ def _present_budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActi
             f"no operator acknowledged {snapshot.kind} {snapshot.name} within {run.acknowledge_timeout} s: "
             f"is the {snapshot.job_kind.operator} running, and does it watch this namespace?"
         )
+        # While the job was suspended, the operator had nothing to do.
         since = max(_created(snapshot), activity.last_placed_or_suspended)
         yield Budget("acknowledge_timeout", since + run.acknowledge_timeout, message)
         return
@@ -168,14 +167,14 @@ def must_be_deleted(run: TrainingRun, snapshot: JobSnapshot, status: Status) -> 
     if snapshot.job is None:
         return False
     if status.state is RunState.SUCCEEDED:
-        return snapshot.job_kind.end(snapshot.job) is None
+        return snapshot.job_kind.end(snapshot.job) is None  # processes wait for peers that are gone
     if status.budget is not None or snapshot.job_kind.condition(snapshot.job, FAILED) is None:
         return True  # manycpu has given the job up, and its operator has not
     return run.keep in ("never", "results") and any(not ended(pod) for pod in snapshot.pods)
 
 
 def final_status(entry: Entry, handle: JobHandle, status: Status) -> Status:
-    """Return an attempt's final status: the ledger may hold a cancellation or an earlier verdict."""
+    """Return an attempt's final status: a cancellation or an earlier verdict in the ledger wins."""
     if (by := entry.cancelled.get(handle.attempt)) is not None:
         return Status(state=RunState.CANCELLED, reason=f"ended by {by}")
     if status.state is RunState.SUCCEEDED:
@@ -184,19 +183,20 @@ def final_status(entry: Entry, handle: JobHandle, status: Status) -> Status:
 
 
 def with_first_failure(snapshot: JobSnapshot, recorder: AttemptRecorder, status: Status) -> Status:
-    """Add the rank or the container that failed first, with its last lines, to a failed status."""
+    """Add to a failed status the rank or the container that failed first, with its last lines."""
     if status.failure is not None or (snapshot.job is None and status.budget):
         return status
     observed = recorder.state.observed
     endings = diagnosis.endings(snapshot)
-    # The first failed container, unless a rank reported a failure, and all that were out of memory.
+    # Name the first failed container, unless a rank reported a failure, and all that were out of memory.
     failed = endings[:1] if observed.failure is None else []
     failed += [ending for ending in endings if ending.reason == "OOMKilled"]
     causes = [*map(str, failed), *diagnosis.losses(snapshot)]
     reason = "\n".join(dict.fromkeys([status.reason, *causes]))
+    # Containers whose rank reported no end since the container started, for example because it was killed.
     reported = recorder.state.parted
     unreported = [ending for ending in endings if reported.get(ending.pod, -1.0) < ending.began]
-    silent = unreported[0] if unreported else None  # the first container whose rank did not report its end
+    silent = unreported[0] if unreported else None
     if silent is None or (observed.failure is not None and silent.time > int(observed.failed_at)):
         return status.model_copy(update={"reason": reason, "failure": observed.failure})
     lines = tuple(recorder.tails.get(silent.pod, ()))
@@ -225,6 +225,7 @@ def exit_codes_of_containers(snapshot: JobSnapshot, observed: Observed) -> dict[
     """
     if snapshot.speaker == "launcher":
         return {}  # the ranks' containers run sshd
+    # A container that ended before the last meeting of the ranks ended for an earlier start of its rank.
     round_began = int(observed.rounds[-1].get("began", 0)) if observed.rounds else 0
     last_ends = {container.hostname: container.last for container in snapshot.rank_containers}
     codes = {}

@@ -44,13 +44,13 @@ def describe_wait(workload: KubeObject | None, job: KubeObject, now: float) -> l
     if workload is None:
         if now - epoch(job["metadata"]["creationTimestamp"]) < _ACTION_S:
             return []
-        # Kueue itself reports nothing then.
+        # Kueue itself reports nothing then: list what may be wrong.
         priority = job["metadata"].get("labels", {}).get(PRIORITY_LABEL)
-        exists = ""
+        priority_exists = ""
         if priority:
-            exists = f"there is a WorkloadPriorityClass {priority!r} (target.queue_priority), that "
+            priority_exists = f"there is a WorkloadPriorityClass {priority!r} (target.queue_priority), that "
         managed = f"that its configuration has {job['kind']} among integrations.frameworks"
-        return [f"Kueue has made no workload of it: see that {exists}Kueue runs, and {managed}"]
+        return [f"Kueue has made no workload of it: see that {priority_exists}Kueue runs, and {managed}"]
     name = workload["metadata"]["name"]
     if admitted := condition(workload, "Admitted"):
         if now - epoch(admitted["lastTransitionTime"]) <= _ACTION_S:
@@ -70,7 +70,7 @@ def describe_wait(workload: KubeObject | None, job: KubeObject, now: float) -> l
 
 
 def _describe_quota(workload: KubeObject, evicted: KubeObject | None) -> Iterator[str]:
-    """Yield which quota is too small, in Kueue's words, and whether it would be even if nothing used it.
+    """Yield Kueue's message on the quota that is lacking, then a warning if even an unused one is too small.
 
     Args:
         workload: The workload.
@@ -84,7 +84,7 @@ def _describe_quota(workload: KubeObject, evicted: KubeObject | None) -> Iterato
             insufficient = _INSUFFICIENT.findall(message)
             flavors = {flavor for _, flavor in insufficient}
             too_small = {flavor for unused, flavor in insufficient if not unused}
-            if flavors and too_small == flavors:
+            if flavors and too_small == flavors:  # in every flavor, the whole quota is too small
                 yield "its queue may never have as much: ask for less, or have its quota raised"
 
 
@@ -93,8 +93,8 @@ def describe_position(workload: KubeObject, pending: Iterable[KubeObject]) -> st
 
     Args:
         workload: The workload.
-        pending: The workloads that wait in its queue, as Kueue lists them. Kueue lists only those of the
-            namespace, but counts their positions among all that wait for the same quota, too.
+        pending: The workloads of the namespace that wait in its queue, as Kueue lists them, each with two
+            positions: in this queue, and among all workloads that wait for the same quota.
     """
     name = workload["metadata"]["name"]
     own = next((item for item in pending if item["metadata"]["name"] == name), None)
@@ -172,11 +172,12 @@ class _Queues(SharedView):
         return self._pending.get(queue, [])
 
     async def _request(self, queue: str) -> None:
+        """Ask Kueue for the workloads that wait in a queue, on a thread."""
         self._pending[queue] = await asyncio.to_thread(_list_pending, self._cluster, queue)
 
 
 def describe_wait_once(cluster: Cluster, snapshot: JobSnapshot, now: float) -> str:
-    """Return what a job waits for at present, as :class:`QueueWaiting` does, but without a watch."""
+    """Return what a job waits for at present, as :class:`QueueWaiting` does; reads once, without a watch."""
     job, queue = snapshot.job, _queue_of(snapshot.job)
     if job is None or not queue or not snapshot.suspended:
         return ""
@@ -193,6 +194,7 @@ def describe_wait_once(cluster: Cluster, snapshot: JobSnapshot, now: float) -> s
 def _describe_wait_and_position(
     workload: KubeObject | None, job: KubeObject, pending: list[KubeObject], now: float
 ) -> str:
+    """Describe what a job waits for, one line for each reason; the last one is its position in the queue."""
     lines = describe_wait(workload, job, now)
     if workload is not None and lines:
         lines.append(describe_position(workload, pending))

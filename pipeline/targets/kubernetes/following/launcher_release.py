@@ -23,7 +23,7 @@ class LauncherRelease:
         self._snapshot, self._cluster = snapshot, cluster
         self._task: asyncio.Task[None] | None = None
         self._handled: tuple[bool, float] | None = None
-        """Whether the job was suspended or resumed last, and when, as of the last release."""
+        """The change that was handled last: whether it suspended the job (or resumed it), and when."""
 
     def release_after_change(self, *, began: bool) -> None:
         """Start to release the launcher, once for each time that the job was suspended or resumed.
@@ -51,14 +51,14 @@ class LauncherRelease:
             await asyncio.sleep(_INTERVAL_S)
 
     def _release_once(self) -> bool:
-        """Clear the start time of a suspended launcher; return whether nothing is left to do."""
+        """Clear the start time of a suspended launcher Job; return whether nothing is left to do."""
         name = f"{self._snapshot.name}-launcher"
         launcher = self._cluster.get("Job", name)
         owners = launcher["metadata"].get("ownerReferences", ()) if launcher else ()
         if launcher is None or self._snapshot.uid not in [owner["uid"] for owner in owners]:
-            return True
+            return True  # there is none, or it belongs to another job of this name
         if not launcher["spec"].get("suspend"):
-            return not self._snapshot.suspended  # a suspended job's operator has yet to suspend the launcher
+            return not self._snapshot.suspended  # if the job is, its operator suspends the launcher soon
         if launcher.get("status", {}).get("startTime"):
             self._cluster.patch("Job", f"{name}/status", {"status": {"startTime": None}})
         return True

@@ -17,9 +17,9 @@ from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapsh
 from manycpu.pipeline.targets.kubernetes.pod_status import Container, containers
 
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
-_NANO = 1_000_000_000
+_NANO = 1_000_000_000  # nanoseconds of a second
 _EMPTY_STATE = ((), 0, 0, 0)
-_REREAD_S = 1  # the lines of so many whole seconds before the last line are requested again
+_REREAD_S = 1  # a request begins so many whole seconds before the last line, and so repeats lines
 
 
 class Stamped(NamedTuple):
@@ -45,7 +45,7 @@ def parse(line: bytes) -> Stamped | None:
 
 
 def with_container_name(line: RankLine, container: str) -> RankLine:
-    """Prefix a line with its container if no rank wrote it; an event stays unchanged, to be decoded later."""
+    """Prefix a line that no rank wrote with the container's name; leave events as they are, for decoding."""
     if line.rank is not None or decode(line.text) is not None:
         return line
     return RankLine(None, None, f"[{container}] {line.text}")
@@ -58,7 +58,7 @@ def _epoch_seconds(text: str) -> int:
 
 
 class _SecondOfLog(NamedTuple):
-    """The delivered lines of one second: a log can be requested from a whole second on only."""
+    """The delivered lines of one second; the API server returns a log only from a whole second on."""
 
     second: int
     """Seconds since the epoch."""
@@ -71,7 +71,8 @@ class _SecondOfLog(NamedTuple):
 class LogCursor:
     """The position up to which a container's log was read; tells new lines from delivered ones.
 
-    Times of lines are nanoseconds since the epoch.
+    A request repeats delivered lines. In the same log these are skipped by their number. In another file (the
+    kubelet rotates a log's files) they are skipped by their time. Times are nanoseconds since the epoch.
 
     Args:
         state: The ``state`` of another cursor of this log, to resume from; empty: start at the beginning.
@@ -85,17 +86,17 @@ class LogCursor:
 
     def _restore(self, state: Iterable[Any]) -> None:
         """Take over a ``state``: seconds, time of the last line, lines with that time, time of the first."""
-        seconds, self._last, self._equal, self._first = (*state,) or _EMPTY_STATE
+        seconds, self._last, self._lines_at_last, self._first = (*state,) or _EMPTY_STATE
         self._seconds = [_SecondOfLog(*second) for second in seconds]
         self._skip = 0
-        """Number of delivered lines that are still to be skipped."""
+        """Number of delivered lines that are still to be skipped; by time, only those with the last time."""
         self._by_count: bool | None = None
         """Whether to skip delivered lines by count, or else by time; None: the first line will decide."""
 
     @property
     def state(self) -> list[Any]:
         """The position as JSON values, from which another cursor can resume."""
-        return [[list(second) for second in self._seconds], self._last, self._equal, self._first]
+        return [[list(second) for second in self._seconds], self._last, self._lines_at_last, self._first]
 
     @property
     def since(self) -> int | None:
@@ -124,13 +125,13 @@ class LogCursor:
             if time == self._last and self._skip:
                 self._skip -= 1
                 return False
-            if time > self._last:
+            if time > self._last:  # all delivered lines are skipped
                 self._by_count, self._skip = True, 0
         self._first = self._first or time
         if time > self._last:
-            self._last, self._equal = time, 1
+            self._last, self._lines_at_last = time, 1
         elif time == self._last:
-            self._equal += 1
+            self._lines_at_last += 1
         return True
 
     def _choose_how_to_skip(self, time: int) -> None:
@@ -140,7 +141,7 @@ class LogCursor:
             self._restore(self._before)
         self._by_count = not is_log_of_previous_start and not self.may_be_another_log(time)
         if not self._by_count:  # another file: count its lines from the beginning
-            self._skip, self._seconds = self._equal, []
+            self._skip, self._seconds = self._lines_at_last, []
 
     def _count_line(self, time: int) -> None:
         """Count a line in its second; forget the seconds that are never requested again."""
@@ -151,7 +152,7 @@ class LogCursor:
                 self._seconds[index] = entry._replace(lines=entry.lines + 1)
                 return
         if second < newest - _REREAD_S:
-            return
+            return  # out of order, and too old to be requested again
         recent = [entry for entry in self._seconds if entry.second >= second - _REREAD_S]
         self._seconds = [*recent, _SecondOfLog(second, lines=1, first=time)]
 
@@ -166,7 +167,7 @@ class RateLimiter:
     def __init__(self, per_second: int) -> None:
         self._per_second = per_second
         self._second, self._dropped = 0, 0
-        self._admitted: Counter[type[Event] | None] = Counter()
+        self._received: Counter[type[Event] | None] = Counter()
         """Type of event -> how many there were in this second; None: ordinary lines."""
 
     def admit(self, lines: Iterable[RankLine], now: float) -> list[RankLine]:
@@ -174,13 +175,13 @@ class RateLimiter:
         admitted = list[RankLine]()
         if int(now) != self._second:
             self._second = int(now)
-            self._admitted.clear()
+            self._received.clear()
             admitted += self.dropped()
         for line in lines:
             event = decode(line.text)
             kind = None if event is None else type(event)
-            self._admitted[kind] += 1
-            if kind not in (None, ProgressEvent) or self._admitted[kind] <= self._per_second:
+            self._received[kind] += 1
+            if kind not in (None, ProgressEvent) or self._received[kind] <= self._per_second:
                 admitted.append(line)
             else:
                 self._dropped += 1
@@ -200,14 +201,14 @@ Put = Callable[[LogBatch], Awaitable[None]]
 
 _RESTART_REPORT_S: Final = 3.0  # within which the kubelet surely reports a restart of a container
 _BATCH_LINES: Final = 200  # a line that waits for delivery takes several times its bytes
-_DONE: Final = "done"  # marks a log that was read to its end; stands after the state of its position
-_STATE: Final = 4  # number of items in that state, without the mark
+_DONE: Final = "done"  # marks a log that was read to its end; the last item of its entry in the cursor
+_STATE_ITEMS: Final = 4  # number of items of such an entry before the mark: the state of a LogCursor
 
 
 class LogReaders:
     """Reads the logs of all containers of a job that print the ranks' lines.
 
-    It continues where ``cursor`` says, by container, and calls ``put`` with the lines.
+    It resumes each log from its position in ``cursor``, and calls ``put`` with the lines.
     """
 
     def __init__(self, watch: ClusterWatch, cursor: Mapping[str, list[Any]], put: Put) -> None:
@@ -306,7 +307,7 @@ class LogReader:
         key = self._key(number)
         if _DONE in self._cursor.get(key, ()):
             return
-        earlier = self._cursor.get(self._key(number - 1), ())[:_STATE]
+        earlier = self._cursor.get(self._key(number - 1), ())[:_STATE_ITEMS]
         position = LogCursor(self._cursor.get(key, ()), before=earlier)
         pauses = Backoff()
         while True:
@@ -345,7 +346,7 @@ class LogReader:
                     part = map(parse, block[start : start + _BATCH_LINES])
                     stamped = [line for line in part if line is not None]
                     if stamped and position.may_be_another_log(stamped[0].time):
-                        # Perhaps the log of another start, which the kubelet reports late.
+                        # Perhaps the log of another start: wait until the kubelet has reported a restart.
                         before = self._present.restarts
                         await asyncio.sleep(_RESTART_REPORT_S)
                         if self._present.restarts != before or before not in (number, number + 1):

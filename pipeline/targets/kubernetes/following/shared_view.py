@@ -44,10 +44,10 @@ class SharedView:
 
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
         self._watch, self._cluster = watch, cluster
-        self._wakes: dict[Wake, Callable[[Changes], bool]] = {}
-        self._due: set[Wake] = set()
+        self._wakes: dict[Wake, Callable[[Changes], bool]] = {}  # of each follower -> what concerns it
+        self._due: set[Wake] = set()  # the followers to wake when the timer ends
         self._task: asyncio.Task[None] | None = None
-        self._waking: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._present, self._kinds, self._listed = ObjectStore(), frozenset[str](), set[str]()
         self.changes = 0
         """Number of changes so far."""
@@ -86,6 +86,7 @@ class SharedView:
         return {change.kind: change.objects for change in self._present.changes()}
 
     async def _follow(self) -> None:
+        """Watch the objects until the task is cancelled; after an error, start again."""
         while True:
             try:
                 selections = await asyncio.to_thread(self.selections)
@@ -101,17 +102,19 @@ class SharedView:
             await asyncio.sleep(RETRY_INTERVAL_S)
 
     def _apply(self, change: Changes) -> None:
+        """Apply a change, and wake the followers that it concerns after a short delay."""
         self._present.apply(change)
         self._listed |= {change.kind} if change.complete else set()
         self.changes += 1
         self._due |= {wake for wake, concerns in self._wakes.items() if concerns(change)}
-        if self._due and self._waking is None:
-            self._waking = asyncio.get_running_loop().call_later(_WAKE_DELAY_S, self._wake)
+        if self._due and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_WAKE_DELAY_S, self._wake)
 
     def _wake(self) -> None:
-        self._waking, due, self._due = None, self._due, set()
-        for wake in due & self._wakes.keys():
+        self._timer, due, self._due = None, self._due, set()
+        for wake in due & self._wakes.keys():  # others have left meanwhile
             wake()
 
 
 _ALL: Final[dict[tuple[type[SharedView], ClusterWatch], SharedView]] = {}
+"""The views that have a follower, in this process."""

@@ -1,11 +1,13 @@
 """Decide when a job that cannot place all its pods gives them back, and when it tries again.
 
-For jobs that no queue or gang scheduler admits. Each follower decides for its own job, from the jobs and pods
-of the namespace, and for the job of a dead follower that holds what others need. A job that finds no room
-gives back its pods at once if an older job waits; if not, it keeps them for a minute or two, then frees them
-for a moment: jobs of other namespaces, not visible here, may need them. It tries again when no older
-job waits; after a pause, it also tries if it may fit where the older jobs do not, as it asks for less. All
-times have jitter, and grow with the number of tries.
+To give back its pods, a job is suspended; to try again, it is resumed. This is for jobs that no queue or gang
+scheduler admits. Each follower decides for its own job, from the jobs and pods of the namespace, and also for
+a job whose follower has died, if that job holds what others need.
+
+A job that finds no room gives back its pods at once if an older job waits. If not, it keeps them for a minute
+or two, then frees them for a moment: jobs of other namespaces, not visible here, may need them. It tries
+again when no older job waits. After a pause, it also tries if it asks for less than the older jobs: it may
+fit where these do not. All times have jitter, and grow with the number of tries.
 """
 
 import asyncio
@@ -33,23 +35,24 @@ from manycpu.pipeline.targets.kubernetes.following.shared_view import RETRY_INTE
 from manycpu.pipeline.targets.kubernetes.pod_status import claims_of, ended, scheduled, unschedulable
 
 _SELECTION: Final = {"labelSelector": "app.kubernetes.io/managed-by=manycpu"}
-# The first three are multiplied by the number of tries, up to a maximum, and by jitter.
+# The next three are multiplied by the number of tries, up to a maximum, and by jitter.
 _HOLD_S: Final = 90.0  # for which a job that cannot start keeps its pods if no older job waits
 _REST_S: Final = 30.0  # for which jobs of other namespaces can then take the room
 _PAUSE_S: Final = 60.0  # until a job tries again though an older job waits
-_MAX_FACTOR: Final = 6
+_MAX_FACTOR: Final = 6  # the maximum by which they are multiplied, without the jitter
 _FOLLOWER_TIMEOUT_S: Final = 30.0  # after which the follower of a job that should act is presumed dead
 _CREATION_S: Final = 20.0  # within which an operator creates all pods, unless a quota refuses them
 _START_S: Final = 60.0  # maximum between the first and the last pod of one start
 _PLACEMENT_FIELDS: Final = ("nodeSelector", "tolerations", "priorityClassName")
-_OWN_NODE: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+_OWN_NODE: Final = "requiredDuringSchedulingIgnoredDuringExecution"  # in the affinity: pods share no node
 _INSUFFICIENT: Final = re.compile(r"(?:Insufficient|Too many) ([\w./-]+?)(?=[,. ]|$)")
+"""Finds the resources in the scheduler's message."""
 _GANG_LABELS: Final = {"scheduling.k8s.io/group-name", "scheduling.x-k8s.io/pod-group"}
 _log = logging.getLogger(__name__)
 
 
 def patch(kind: JobKind, note: Note, version: str) -> KubeObject:
-    """Build the patch that suspends or resumes a job, unless the job has another resourceVersion by now."""
+    """Build the patch that suspends or resumes a job; refused if the job has another ``version`` by now."""
     meta = {"resourceVersion": version, "annotations": {NOTE: note.model_dump_json()}}
     return {"metadata": meta, **kind.with_suspend(not note.resumed)}
 
@@ -83,30 +86,33 @@ class Job(NamedTuple):
         return self.created, self.uid
 
     def covers(self, other: "Job") -> bool:
-        """Whether another job cannot fit if this one does not: it asks for as much or more."""
-        if self.claim:
+        """Whether the other job cannot fit while this one does not, as the other asks for as much or more."""
+        if self.claim:  # it waits for this claim, not for room
             return self.claim in other.claims
-        less = all(number <= other.ask.get(resource, 0) for resource, number in self.ask.items())
-        return self.place == other.place and self.need <= other.need and less
+        each_asks_more = all(number <= other.ask.get(resource, 0) for resource, number in self.ask.items())
+        return self.place == other.place and self.need <= other.need and each_asks_more
 
 
 def job_of(
     job: KubeObject, kind: JobKind, pods: Sequence[KubeObject], now: float, stuck_claim: str = ""
 ) -> Job | None:
-    """Summarize a job that waits; None: it does not, has ended, or a queue or another scheduler decides."""
+    """Summarize a job that waits; None: it does not, has ended, or a queue or another scheduler decides.
+
+    ``stuck_claim``: a claim that a pod of the job cannot mount, because it is mounted on another node.
+    """
     meta, note, ranks = job["metadata"], read_note(job), JOB_LAUNCHERS[kind.launch].ranks(job)
     created, suspended = epoch(meta["creationTimestamp"]), kind.suspended(job)
     given_back = note if note and suspended and not note.resumed else None
     others_decide = (
-        kind.suspend is None
+        kind.suspend is None  # this kind of job cannot be suspended
         or QUEUE_LABEL in meta.get("labels", {})
         or any(_has_other_scheduler(pod) for pod in pods)
-        or (suspended and given_back is None)
+        or (suspended and given_back is None)  # a person or a queue has suspended it
     )
     if others_decide or ranks is None or is_being_deleted(job) or kind.end(job) is not None:
         return None
     requests = ranks.pod["containers"][0].get("resources", {}).get("requests", {})
-    waits = Job(
+    summary = Job(
         kind=kind,
         name=meta["name"],
         uid=meta["uid"],
@@ -124,7 +130,7 @@ def job_of(
         short=given_back.short if given_back else (),
         claim=given_back.claim if given_back else stuck_claim,
     )
-    return waits if given_back else _with_pods(waits, pods, now)
+    return summary if given_back else _with_pods(summary, pods, now)
 
 
 def _with_pods(job: Job, pods: Sequence[KubeObject], now: float) -> Job | None:
@@ -138,8 +144,9 @@ def _with_pods(job: Job, pods: Sequence[KubeObject], now: float) -> Job | None:
     messages = [text for pod in pods if (text := unschedulable(pod)) is not None]
     short = ["quota"] if over_quota else sorted({*_INSUFFICIENT.findall("\n".join(messages))})
     refused = lacks_node and bool(messages or over_quota)
-    has_pods = bool(pods) or now - job.since < _CREATION_S
-    if not job.claim and not (lacks_node and has_pods and (placed or short or not refused)):
+    has_pods_soon = bool(pods) or now - job.since < _CREATION_S
+    fits_nowhere = refused and not short and not placed  # such as a selector that no node has
+    if not job.claim and not (lacks_node and has_pods_soon and not fits_nowhere):
         return None
     underway = max(creation_times) - min(creation_times) > _START_S
     return job._replace(placed=placed, refused=refused, short=tuple(short), underway=underway)
@@ -164,23 +171,23 @@ class Turns:
         self._abandoned: list[tuple[Job, Note]] = []  # what dead followers should give back, with which note
 
     def update(self, objects: Mapping[str, Iterable[KubeObject]], now: float) -> None:
-        """Read all jobs and pods of a namespace, once for all followers; find jobs without a follower."""
+        """Read all jobs and pods of a namespace, once for all followers; find jobs whose follower is dead."""
         pods = [pod for pod in objects.get("Pod", ()) if scheduled(pod) is not None and not ended(pod)]
         self._holders = {(label(pod, "run"), claims_of(pod)) for pod in pods if label(pod, "role")}
         self._waiting = sorted(_read_jobs(objects, now), key=lambda job: job.age)
-        due = {
+        due = {  # jobs whose own follower should act now
             (job.uid, job.resource_version): (job, note)
             for job in self._waiting
             if not job.underway and (note := self._next_note(job, now)) is not None
         }
         self._due_since = {key: self._due_since.get(key, now) for key in due}
         late = [due[key] for key, since in self._due_since.items() if now - since > _FOLLOWER_TIMEOUT_S]
-        self._abandoned = [(job, note) for job, note in late if not note.resumed]
+        self._abandoned = [(job, note) for job, note in late if not note.resumed]  # resuming helps no other
         unattended = {job.uid for job, _ in late}
         self._waiting = [job for job in self._waiting if job.uid not in unattended]
 
     def decide(self, mine: Job, now: float) -> tuple[Job, Note] | None:
-        """Return this job, or one of a dead follower, and the note to patch it with; None: all stay as is."""
+        """Return the job to patch, this one or a dead follower's, and its new note; None: none is due."""
         for job, note in self._abandoned:
             if job.uid != mine.uid:
                 return job, note
@@ -188,33 +195,34 @@ class Turns:
         return None if own is None else (mine, own)
 
     def _ahead(self, job: Job) -> Iterator[Job]:
-        """Yield the older jobs that wait for what a job waits for, the oldest first."""
+        """Yield the older jobs that wait for room, or for a claim that this job mounts; the oldest first."""
         older = takewhile(lambda other: other.age < job.age, self._waiting)
         return (other for other in older if not other.claim or other.claim in job.claims)
 
     def _next_note(self, job: Job, now: float) -> Note | None:
         """Return the note with which a job gives back its pods or resumes now; None: it stays as it is."""
-        first = next(self._ahead(job), None)
+        older_waits = next(self._ahead(job), None) is not None
         holders = self._holders if job.claim else ()
         claim_is_held = any(job.claim in claims for run, claims in holders if run != job.run)
         if note := job.given_back:
-            # The first job mostly decides: jobs are alike, and there may be a thousand.
+            # An older job that is being placed, or must fit first, blocks this one. Mostly the first does.
             blocked = (other.placed or other.covers(job) for other in self._ahead(job))
-            due = note.due if first or claim_is_held else note.rests
+            due = note.due if older_waits or claim_is_held else note.rests
             # Pods that exist are still being deleted.
             may_try = not job.pods and now >= due and not any(blocked)
             return note.model_copy(update={"resumed": now}) if may_try else None
         jitter = random.Random(f"{job.uid}/{job.tries}").uniform(0.5, 1.5)  # noqa: S311 - no secret
         factor = min(job.tries + 1, _MAX_FACTOR) * jitter
         holds_in_vain = job.placed and job.short and now - job.since > _HOLD_S * factor
-        if not (claim_is_held if job.claim else job.refused and (first or holds_in_vain)):
+        gives_back = claim_is_held if job.claim else job.refused and (older_waits or holds_in_vain)
+        if not gives_back:
             return None
         return Note(
             at=now,
             tries=job.tries + 1,
             short=job.short,
             claim=job.claim,
-            rests=now if first or claim_is_held else now + _REST_S * factor,
+            rests=now if older_waits or claim_is_held else now + _REST_S * factor,
             due=now + _PAUSE_S * factor,
         )
 
@@ -226,7 +234,9 @@ class Turns:
             return ""
         lacking = mine.need - mine.placed
         amounts = [_format_amount(name, mine.ask[name] * lacking) for name in mine.short if name in mine.ask]
-        room = " and ".join(amounts) or counted(lacking, "node") if lacking > 0 else "a node for its launcher"
+        room = (
+            (" and ".join(amounts) or counted(lacking, "node")) if lacking > 0 else "a node for its launcher"
+        )
         others = sorted({run for run, _ in self._holders} - {mine.run})
         by = f"held by run {first_of(others)}" if others else "no run of this namespace holds any"
         before = [job.run for job in self._ahead(mine)]
@@ -268,7 +278,7 @@ class _Others(SharedView):
 
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
         super().__init__(watch, cluster)
-        self._turns, self._read = Turns(), (-1, 0.0)
+        self._turns, self._read = Turns(), (-1, 0.0)  # read: changes and time, as of the last update
 
     def selections(self) -> Selections:
         """Select pods, and the kinds of job that the cluster serves and this account may list."""
@@ -309,7 +319,7 @@ class TurnTaking:
         Once its ranks have ``met``, the job keeps its pods.
         """
         found, mine = self._snapshot, None
-        if found.job is not None and (found.given_back or not met):  # a training asks at each line
+        if found.job is not None and (found.given_back or not met):  # a training calls this at each line
             mine = job_of(found.job, found.job_kind, found.pods, now, found.claim_mounted_elsewhere)
         self.waits = mine is not None and bool(mine.given_back or mine.refused or mine.claim)
         others = _Others.of(self._watch, self._cluster)

@@ -33,7 +33,7 @@ _LOOK_TIMEOUT_S: Final = 5.0  # to look up the digest of a Dockerfile's base ima
 
 
 def finished_image(ctx: "ClusterContext", stage: Stage) -> Reference | None:
-    """Return the target's finished image; helper pods use the training's if they have none of their own."""
+    """Return the finished image that the target names, if any; helper pods also use that of the training."""
     target = ctx.target
     if stage == "helper" and target.helper_image:
         return Reference.parse(target.helper_image, "target.helper_image")
@@ -62,8 +62,8 @@ def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
     repository = opened.repository(ours)
     if repository.digest(build.reference.version) is None:
         log.info("building %s", build.reference)
-        make = builder_pod.build if ctx.target.builder in PODS else _build_here
-        make(ctx, build, opened)
+        build_and_push = builder_pod.build if ctx.target.builder in PODS else _build_here
+        build_and_push(ctx, build, opened)
         if repository.digest(build.reference.version) is None:
             raise BuildError(
                 f"{build.reference} was built, and the registry does not have it", field="target.builder"
@@ -72,9 +72,9 @@ def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
 
 
 def plan(ctx: "ClusterContext", stage: Stage, ours: Reference) -> Build:
-    """Plan the build of an image, named by the hash of its inputs."""
+    """Plan the build of an image, named by the hash of its inputs; ``ours`` is the repository to push to."""
     inputs = recipe(ctx, stage)
-    digests: dict[str, str] = {}
+    digests: dict[str, str] = {}  # base image -> its present digest; empty: unknown
     with registries(ctx, _LOOK_TIMEOUT_S) as opened:
         for base in inputs.bases:
             reference = Reference.parse(base, "target.build_args")
@@ -84,7 +84,8 @@ def plan(ctx: "ClusterContext", stage: Stage, ours: Reference) -> Build:
                 )
             except RegistryError as error:
                 log.warning("whether %s has changed cannot be seen from here: %s", base, error.message)
-    return Build(inputs, ours.at(inputs.tag(digests)), all(digests.get(base) for base in inputs.bases))
+    from_registry = all(digests.get(base) for base in inputs.bases)
+    return Build(inputs, ours.at(inputs.tag(digests)), from_registry)
 
 
 def _build_here(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None:

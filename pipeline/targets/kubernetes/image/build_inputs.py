@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 Stage = Literal["helper", "train"]
 STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
 PACKAGE: Final = Path(__file__).resolve().parents[3]
-OWN: Final = PACKAGE.parent / "docker"
+OWN: Final = PACKAGE.parent / "docker"  # folder of manycpu's Dockerfile
 TIMEOUT: Final = 3600.0  # seconds for a build
 log: Final = logging.getLogger("manycpu.build")
-_LINES: Final = 30
-_DIGITS: Final = 12
+_LINES: Final = 30  # last lines of a build, in the error message
+_DIGITS: Final = 12  # of the hash, in a tag
 _SHARED: Final = ("BASE_IMAGE", "INDEX", "SYSTEM_PACKAGES", "WHEELS")
 _ARGUMENTS: Final[Mapping[Stage, tuple[str, ...]]] = {
     "helper": (*_SHARED, "HELPER_REQUIREMENTS"),
     "train": (*_SHARED, "CCL", "PACKAGES", "REQUIREMENTS", "TORCH", "TORCH_INDEX", "TRANSFORMERS"),
 }
-"""Stage of manycpu's Dockerfile -> arguments that it uses; others do not change the tag of its image."""
+"""Stage of manycpu's Dockerfile -> arguments that it uses: only these are part of its image's tag."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Recipe:
 
     @cached_property
     def _contents(self) -> list[tuple[str, int, str]]:
-        """Path, mode and sha256 of each file."""
+        """Path in the context, mode and sha256 of each file."""
         return [(path, _mode(file), _sha256(file)) for path, file in self.files]
 
     @contextmanager
@@ -141,8 +141,8 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
     arguments = tuple(
         sorted((name, value) for name, value in target.build_args.items() if name in _ARGUMENTS[stage])
     )
-    # With a Dockerfile of the user, the context belongs to the train image only. Not so build_args: those
-    # that manycpu's Dockerfile has too, such as BASE_IMAGE, count for the helper image as well.
+    # With a Dockerfile of the user, the context is for the train image only. But build_args that manycpu's
+    # Dockerfile has too, such as BASE_IMAGE, also apply to the helper image, which is built here.
     files = _files_below(Path(target.context)) if target.context and not target.dockerfile else {}
     files |= _files_below(OWN)
     if dict(arguments).get("CCL"):
@@ -174,7 +174,7 @@ def _files_below(folder: Path) -> dict[str, Path]:
 
 
 def _existing(path: str, field: str) -> Path:
-    """Return the path; raise BadInputError if there is nothing."""
+    """Return the path; raise BadInputError if it does not exist."""
     if not Path(path).exists():
         raise BadInputError(f"there is nothing at {path}", field=field, fix="Give a path that exists")
     return Path(path)

@@ -42,7 +42,7 @@ def build(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None
     if namespace == ctx.target.namespace:
         cluster, owners = cluster_of(ctx), ctx.ledger.owner()
     else:
-        cluster, owners = cluster_of(ctx).in_namespace(namespace), []
+        cluster, owners = cluster_of(ctx).in_namespace(namespace), []  # no owner is in that namespace
     files = access(ctx, image_build, opened)
     pod = manifest(ctx, image_build, _push_builder_image(ctx, image_build, opened), owners)
     name = pod["metadata"]["name"]
@@ -131,13 +131,13 @@ def _push_builder_image(ctx: "ClusterContext", image_build: Build, opened: Regis
 def _temporary_objects(
     ctx: "ClusterContext", cluster: Cluster, manifests: list[KubeObject]
 ) -> Iterator[None]:
-    """Create objects, and delete them at the end; the ledger records them, so that cleanup can do it."""
+    """Create objects, and delete them at the end; the ledger records them, so that cleanup finds the rest."""
     names = {f"{cluster.namespace}/{item['kind']}/{item['metadata']['name']}": item for item in manifests}
     try:
         with ctx.ledger.update() as entry:
             entry.elsewhere |= dict.fromkeys(names, "build")
         for item in manifests:
-            _delete(cluster, item)  # one of the same name, from an earlier try
+            _delete(cluster, item)  # an object of the same name, from an earlier try
             cluster.create(item)
         yield
     finally:
@@ -151,13 +151,14 @@ def _delete(cluster: Cluster, item: KubeObject) -> bool:
     """Delete an object and wait until it is gone; False: it remains, and the run's cleanup deletes it."""
     delete = partial(cluster.delete, item["kind"], item["metadata"]["name"], grace=0)
     with suppress(ClusterError):
-        return not poll(delete, lambda existed: not existed, _STUCK_TIMEOUT_S)
+        existed = poll(delete, lambda existed: not existed, _STUCK_TIMEOUT_S)  # at the last call
+        return not existed
     return False
 
 
 def _wait_for_end(cluster: Cluster, name: str, image_build: Build) -> None:
     """Log the pod's lines until it has ended; raise an error if the build failed."""
-    lines, shown, began = LastLines(), 0, time.monotonic()
+    lines, shown, began = LastLines(), 0, time.monotonic()  # shown: number of lines that were logged
     while True:
         pod = cluster.get("Pod", name)
         if pod is None:
@@ -165,8 +166,8 @@ def _wait_for_end(cluster: Cluster, name: str, image_build: Build) -> None:
         phase = pod["status"].get("phase", "Pending")
         if phase == "Pending":
             why, waited_s = reasons(pod), time.monotonic() - began
-            is_stuck = any(reason.stuck for reason in why)
-            if waited_s > (_STUCK_TIMEOUT_S if is_stuck else _START_TIMEOUT_S):
+            timeout_s = _STUCK_TIMEOUT_S if any(reason.stuck for reason in why) else _START_TIMEOUT_S
+            if waited_s > timeout_s:
                 texts = "; ".join(reason.text for reason in why)
                 raise lines.failed(image_build, f"its pod does not start: {texts}")
         else:

@@ -26,7 +26,7 @@ Settings = Callable[[Sequence[str], Sequence[str]], dict[str, str]]
 
 
 class Place(NamedTuple):
-    """Where a worker builds: the image's name, its context, and the folder of logins."""
+    """Where this machine builds: the image's name, its context, and the folder of logins."""
 
     name: str
     """The image's name until it is pushed."""
@@ -66,7 +66,7 @@ class InPod(NamedTuple):
     storage: str
     """The builder's storage folder, at which a volume is mounted."""
     readable: int
-    """Mode of the files of :func:`access`, which root owns."""
+    """Mode of the files of :func:`access`, which root owns, so that the builder's user can read them."""
 
 
 def access(ctx: "ClusterContext", build: Build, opened: Registries) -> dict[str, str]:
@@ -76,7 +76,7 @@ def access(ctx: "ClusterContext", build: Build, opened: Registries) -> dict[str,
     the hosts with plain HTTP, and those with this authority.
     """
     bases = [Reference.parse(base, "target.build_args") for base in build.recipe.bases]
-    hosts = {image.registry: image for image in (*bases, build.reference)}
+    hosts = {image.registry: image for image in (*bases, build.reference)}  # host -> an image of it
     auths: dict[str, object] = {}
     for host in sorted(hosts):
         if login := opened.login(host):
@@ -107,7 +107,7 @@ def _buildkit_settings(plain: Sequence[str], trusted: Sequence[str]) -> dict[str
 
 
 def _docker_settings(_: Sequence[str], __: Sequence[str]) -> dict[str, str]:
-    return {}  # the daemon has its own settings, which no client can change
+    return {}  # docker's daemon has its own settings, which no client can change
 
 
 def _options(recipe: Recipe) -> list[str]:
@@ -126,7 +126,7 @@ def _buildkit_options(recipe: Recipe) -> list[str]:
 
 
 def _buildah_commands(build: Build, place: Place) -> Commands:
-    """Build the commands that make an image with buildah, and write it to the archive."""
+    """Return the commands that build an image with buildah and write the archive, and their variables."""
     env = {
         "REGISTRY_AUTH_FILE": str(place.access_folder / "config.json"),
         "CONTAINERS_REGISTRIES_CONF": str(place.access_folder / "registries.conf"),
@@ -139,7 +139,10 @@ def _buildah_commands(build: Build, place: Place) -> Commands:
 
 
 def _docker_commands(build: Build, place: Place) -> Commands:
-    """Build the commands that make an image with docker, and write it to the archive; write its logins."""
+    """Return the commands that build an image with docker and write the archive, and their variables.
+
+    Also writes docker's settings with the logins.
+    """
     settings = place.access_folder / "docker"
     write_docker_settings(settings, json.loads((place.access_folder / "config.json").read_text())["auths"])
     # With an attestation, docker would write an index instead of a single image.

@@ -37,9 +37,9 @@ from manycpu.pipeline.targets.kubernetes.image.registries import (
 RIGHTS: Final = Path(__file__).parents[1] / "build_rights.yaml"
 PYTHON: Final = (3, 11)
 TORCH: Final = (2, 6)
-_DEADLINE: Final = 5.0  # seconds; a registry that does not answer is reported soon
+_DEADLINE_S: Final = 5.0  # short, so that a registry that does not answer is reported soon
 _DOCKER_CONFIG: Final = "kubernetes.io/dockerconfigjson"
-# Least version; manycpu's label and the official images' environment variable that state the version.
+# Package -> its least version; manycpu's label, and the official images' variable, that state a version.
 _LEAST_VERSIONS: Final = {
     "Python": (PYTHON, "manycpu.python", "PYTHON_VERSION"),
     "torch": (TORCH, "manycpu.torch", "PYTORCH_VERSION"),
@@ -54,7 +54,7 @@ def check_images(ctx: "ClusterContext") -> Iterator[Finding]:
 
 def _findings(ctx: "ClusterContext") -> Iterator[Finding]:
     """Run all checks; an error of one is a finding."""
-    with registries(ctx, _DEADLINE) as opened:
+    with registries(ctx, _DEADLINE_S) as opened:
         for check in (_check_pull_secret, _check_finished_images, _check_push, _check_builder):
             try:
                 yield from check(ctx, opened)
@@ -95,7 +95,7 @@ def _check_finished_images(ctx: "ClusterContext", opened: Registries) -> Iterato
             image = repository.pull(reference.version)
             yield from too_old(image, str(reference), field)
             yield from _other_than_notebook(image, str(reference), ctx.needs)
-    if ctx.target.pull_secret:
+    if ctx.target.pull_secret:  # `_check_pull_secret` checks its logins
         return
     for field, reference in _pulled_images(ctx):
         if _asks_for_login(reference, ctx, opened):
@@ -108,7 +108,7 @@ def _check_finished_images(ctx: "ClusterContext", opened: Registries) -> Iterato
 
 
 def _check_push(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
-    """Check that the worker may push images, or that there is a finished one."""
+    """Check that this machine may push images or, without a registry, that there is a finished image."""
     ours = own_repository(ctx)
     if ours is not None:
         opened.repository(ours).check_push()
@@ -123,7 +123,7 @@ def _check_push(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
 def _check_builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
     """Check that the builder exists, if an image may have to be built."""
     target, ours = ctx.target, own_repository(ctx)
-    if ours is None or finished_image(ctx, "train"):
+    if ours is None or finished_image(ctx, "train"):  # nothing is built
         return
     if target.builder in PODS:
         yield from _check_pod(ctx, ours)
@@ -140,7 +140,7 @@ def _check_builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
 
 
 def _check_pod(ctx: "ClusterContext", ours: Reference) -> Iterator[Finding]:
-    """Check with a dry run that the namespace accepts a builder pod."""
+    """Check with a dry run that the namespace of builds accepts a builder pod."""
     namespace = ctx.target.builds_in
     cluster = cluster_of(ctx).in_namespace(namespace)
     if namespace != ctx.target.namespace and (missing := list(_rights(cluster, namespace))):
@@ -191,14 +191,14 @@ def _version(image: Image, label: str, variable: str) -> str:
 
 
 def _other_than_notebook(image: Image, name: str, needs: Mapping[str, str]) -> Iterator[Finding]:
-    """Compare the versions that an image states with those of the notebook whose function it runs.
+    """Yield a finding for each version that an image states and that differs from the notebook's.
 
-    The ranks compare all versions.
+    Here only Python and torch are compared; the ranks compare all of ``needs``.
     """
     for what, (_, label, variable) in _LEAST_VERSIONS.items():
         text, needed = _version(image, label, variable), needs.get(what, "")
-        same_precision = public(text).split(".")[: needed.count(".") + 1]  # 3.12.4 fits 3.12
-        if text and needed and same_precision != needed.split("."):
+        parts = public(text).split(".")[: needed.count(".") + 1]  # as many as `needed` has: 3.12.4 fits 3.12
+        if text and needed and parts != needed.split("."):
             yield Finding(
                 "target.image",
                 f"{name} has {what} {text}, and the notebook {needed}: a function travels between the "
@@ -224,10 +224,10 @@ def _pulled_images(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
 
 
 def _asks_for_login(reference: Reference, ctx: "ClusterContext", opened: Registries) -> bool:
-    """Whether a registry refuses an anonymous look at an image, which need not exist."""
+    """Whether a registry refuses to look up an image without a login; the image need not exist."""
     ca = ctx.target.registry_ca if reference.registry == opened.own else None
     connection = Connection(
-        reference.registry, ca=ca, plain=reference.registry in plain_hosts(ctx), deadline=_DEADLINE
+        reference.registry, ca=ca, plain=reference.registry in plain_hosts(ctx), deadline=_DEADLINE_S
     )
     try:
         Repository(connection, reference.repository).digest(reference.version)

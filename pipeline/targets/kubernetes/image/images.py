@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 VERSION_LABEL: Final = "manycpu.version"
 _LIB_LABEL, _CODE_LABEL = "manycpu.lib", "manycpu.code"
-_DIGITS: Final = 12
+_DIGITS: Final = 12  # of a digest, in a tag
 
 
 def helper(ctx: "ClusterContext") -> str:
@@ -63,15 +63,15 @@ def _image(ctx: "ClusterContext", stage: Stage, trees: Sequence[Tree]) -> tuple[
 
 def _check_finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree], opened: Registries) -> str:
     """Check that a finished image contains this manycpu and this code; return its name."""
-    digests = {tree.digest[:_DIGITS] for tree in trees}
-    if ctx.target.pull_policy == "Never":  # the image is on the nodes only: compare its tag
+    needed = {tree.digest[:_DIGITS] for tree in trees}
+    if ctx.target.pull_policy == "Never":  # the image is on the nodes only, but its tag has digests
         reference = base
         present = set((base.tag or "").split("-"))
     else:
         image = opened.repository(base).pull(base.version)
         reference = base.at(image.digest)
         present = {image.labels.get(label, "")[:_DIGITS] for label in (_LIB_LABEL, _CODE_LABEL)}
-    if digests <= present:
+    if needed <= present:
         return str(reference)
     raise BadInputError(
         f"{base} does not have this manycpu {version('manycpu')} with the present code in it, and there is "
@@ -83,7 +83,8 @@ def _check_finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree
 
 def change(trees: Sequence[Tree]) -> Change:
     """Build the layers and settings to append to an image: manycpu, and the code if there is any."""
-    labels = dict(zip((_LIB_LABEL, _CODE_LABEL), (tree.digest for tree in trees), strict=False))
+    digests = (tree.digest for tree in trees)
+    labels = dict(zip((_LIB_LABEL, _CODE_LABEL), digests, strict=False))  # there may be no code
     return Change(
         layers=[tree.layer for tree in trees],
         env={"PYTHONPATH": LIB},

@@ -23,7 +23,7 @@ from manycpu.pipeline.spec.placement import CODE, LIB
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries
 
 _PACKAGE: Final = Path(__file__).resolve().parents[3]
-_EXECUTABLE, _PLAIN = 0o755, 0o644
+_EXECUTABLE, _PLAIN = 0o755, 0o644  # modes of files
 _DIGITS: Final = 12  # of a digest, in a tag
 
 
@@ -33,6 +33,7 @@ class Tree:
 
     tar: bytes
     made_by: str
+    """What the history of the image says of the layer."""
 
     @cached_property
     def digest(self) -> str:
@@ -159,10 +160,10 @@ def _copy_base(image: Image, source: Repository, target: Repository) -> None:
     tag = f"base-{image.digest.removeprefix('sha256:')[:_DIGITS]}"
     if target.digest(tag):
         return
-    same = source.connection is target.connection
+    same_registry = source.connection is target.connection
     for layer in image.layers:
         digest = layer["digest"]
-        if target.has(digest) or (same and target.mount(digest, source.name)):
+        if target.has(digest) or (same_registry and target.mount(digest, source.name)):
             continue
         target.push(of_blob(source, layer))
     _push(target, image, tag)

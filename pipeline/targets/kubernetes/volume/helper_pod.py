@@ -36,14 +36,14 @@ from manycpu.pipeline.targets.kubernetes.volume import claims
 from manycpu.pipeline.targets.kubernetes.volume.way_to_pod import CONTAINER, MEMORY, PROGRAM, Answer, WayToPod
 from manycpu.pipeline.transfer import Progress
 
-IDLE: Final = 600  # seconds without a command after which a pod ends by itself
-LIFE: Final = 604_800  # seconds after which Kubernetes ends a pod
-STALL: Final = 300.0  # seconds without progress, from the first break, after which a command fails
+_IDLE_S: Final = 600  # without a command after which a pod ends by itself
+_LIFE_S: Final = 604_800  # after which Kubernetes ends a pod
+STALL_TIMEOUT_S: Final = 300.0  # without progress, since the connection first broke: then a command fails
 _FORBIDDEN_TIMEOUT_S: Final = 15.0  # grace period for RBAC after the API server starts
 _POLL_INTERVAL_S: Final = 0.25  # between two polls of the pod, and before the first retry
 _CHECK_INTERVAL_S: Final = 2.0  # between two checks that the run's ledger and claim exist
 _ASKED: Final = "manycpu/asked"  # annotation: digest of the requested spec
-_SECRET_POLLS: Final = 8  # the node's cache may lack a new secret
+_SECRET_POLLS: Final = 8  # without a secret, after which the wait fails: the node's cache may lack a new one
 
 
 def manifest(
@@ -58,7 +58,7 @@ def manifest(
     container: KubeObject = {
         "name": CONTAINER,
         "image": image,
-        "command": [*PROGRAM, "idle", str(IDLE)],
+        "command": [*PROGRAM, "idle", str(_IDLE_S)],
         "env": env_list(env, secret_name(ctx.name), optional=True),
         "envFrom": [{"secretRef": {"name": secret}} for secret in run.env_from],
         "resources": {
@@ -80,7 +80,7 @@ def manifest(
         "annotations": {_ASKED: digest},
         "ownerReferences": owners,
     }
-    return one_off_pod(named, spec, LIFE)
+    return one_off_pod(named, spec, _LIFE_S)
 
 
 @contextmanager
@@ -123,10 +123,11 @@ class Helper:
         # The final report is written after the ledger was deleted: that pod has no owner.
         owners = ctx.ledger.owner() if ctx.ledger.exists() else []
         self._manifest = manifest(ctx, verb, claim, images.helper(ctx), owners)
-        self._claim, self._owned, self._checked = claim, bool(owners), time.monotonic()
+        self._claim, self._owned = claim, bool(owners)
+        self._last_check = time.monotonic()  # that ledger and claim exist
         self.name = str(self._manifest["metadata"]["name"])
         self._uid: str | None = None
-        """Uid of the pod; a later pod of the same name belongs to others."""
+        """Uid of the pod, so that no later pod of this name is deleted; None: it was not created yet."""
         self._most_done = 0
         """The most bytes that the present command has reported as done."""
         self._progressed = False
@@ -171,14 +172,15 @@ class Helper:
             except (LostError, ClusterError) as error:
                 if not self._progressed:
                     self._way.leave_silent_connection()
-                if broken_since is None or self._progressed:
+                if broken_since is None or self._progressed:  # the first break, or the first since progress
                     broken_since, pause = time.monotonic(), _POLL_INTERVAL_S
                 broken_s = time.monotonic() - broken_since
                 if isinstance(error, ForbiddenError) and broken_s > _FORBIDDEN_TIMEOUT_S:
                     raise
-                if broken_s > STALL:
+                if broken_s > STALL_TIMEOUT_S:
+                    stalled = f"{STALL_TIMEOUT_S:g} s without progress"
                     raise DeadlineError(
-                        f"pod {self.name} was lost again and again; {STALL:g} s without progress: {error}",
+                        f"pod {self.name} was lost again and again; {stalled}: {error}",
                         fix="See that the cluster is well, and run again: the copy resumes",
                     ) from error
             time.sleep(pause)
@@ -211,10 +213,10 @@ class Helper:
 
     def _check_run_exists(self) -> None:
         """Check at intervals that the run still exists: otherwise its pod is useless, or cannot start."""
-        if not self._owned or time.monotonic() - self._checked < _CHECK_INTERVAL_S:
+        if not self._owned or time.monotonic() - self._last_check < _CHECK_INTERVAL_S:
             return
-        self._checked = time.monotonic()
-        self._ctx.ledger.uid()
+        self._last_check = time.monotonic()
+        self._ctx.ledger.uid()  # raises RunGoneError if there is no ledger
         if self._claim is not None:
             claims.check_exists(self._ctx, self._claim)
 
@@ -243,11 +245,11 @@ class Helper:
                     fix=f"Create it: kubectl -n {namespace} create secret generic {secret} "
                     "--from-literal=NAME=value",
                 )
-            hopeless = any(reason.fatal for reason in why)
-            if hopeless or time.monotonic() > deadline:
+            never_starts = any(reason.fatal for reason in why)  # only faults of its image are fatal
+            if never_starts or time.monotonic() > deadline:
                 raise DeadlineError(
                     f"pod {self.name} did not start: {self._describe_reasons(pod, why)}",
-                    field="target.helper_image" if hopeless else "run.start_timeout",
+                    field="target.helper_image" if never_starts else "run.start_timeout",
                     fix=f"kubectl -n {self._ctx.target.namespace} describe pod {self.name}",
                 )
             time.sleep(_POLL_INTERVAL_S)

@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
 CONTAINER: Final = "helper"
 PROGRAM: Final = ("python3", "-m", "manycpu.pipeline.pod")
 MEMORY: Final = "2Gi"
-_KILLED: Final = 137
+_KILLED: Final = 137  # exit code of a program that SIGKILL ended
 _SIGNALS: Final = 128  # a higher exit code: a signal ended the program
 _RETRY: Final = 75  # EX_TEMPFAIL: the connection broke, or another process makes the same copy
 _SILENCE: Final = 69  # EX_UNAVAILABLE: the pod received nothing from the worker
@@ -37,12 +37,12 @@ class WayToPod:
     def __init__(self, cluster: Cluster, pod: str, *, direct: bool) -> None:
         self._cluster, self._pod, self._direct = cluster, pod, direct
         self._logged_way = ""
-        """The way that was logged last."""
+        """The way that was logged last; empty: none was."""
         self._fell_silent = False
-        """Whether nothing came over the last direct connection before it broke."""
+        """Whether the last direct connection broke because nothing came over it any more."""
 
     def talk(self, command: str, talk: Callable[[Channel], Answer], progress: Progress) -> Answer:
-        """Start a command in the pod, and return what ``talk`` returns for the channel to it.
+        """Start a command in the pod, open a channel to it, and return what ``talk`` returns for the channel.
 
         Raises:
             LostError: The connection broke, or the pod's program was killed.
@@ -52,7 +52,8 @@ class WayToPod:
         if not (self._direct or self._logged_way):
             self._log_way("through the API server, since target.direct is false")
         words = [*PROGRAM, command, *(["direct"] if self._direct else [])]
-        address = self._address() if self._direct else ""  # before the pod waits for it
+        # Before the start: the started command does not wait long for a connection.
+        address = self._address() if self._direct else ""
         running = cluster_exec.start(self._cluster, self._pod, CONTAINER, words)
         try:
             streams = self._connect(running, address) if self._direct else None
@@ -68,7 +69,7 @@ class WayToPod:
             running.release()
 
     def leave_silent_connection(self) -> None:
-        """Use the API server from now on if the last direct connection ended in silence.
+        """Use the API server from now on if the last direct connection broke because nothing came over it.
 
         A network may let the handshake pass, and then drop large packets, or all packets after some time.
         """
@@ -80,13 +81,13 @@ class WayToPod:
         self, streams: Streams, running: Exec, talk: Callable[[Channel], Answer], progress: Progress
     ) -> Answer:
         """Talk over a direct connection; the exec only starts the program, and waits for its end."""
-        # Read the output of the pod's program: it would block on a full pipe.
+        # Read the output of the pod's program, which would block on a full pipe.
         reading = threading.Thread(target=_read_all, args=(running,), daemon=True)
         reading.start()
         try:
             return _talk_over(streams, talk, progress)
         except LostError as error:
-            reading.join(_END_TIMEOUT_S)  # the pod's program may be about to end
+            reading.join(_END_TIMEOUT_S)  # the pod's program may be about to end, with an exit code
             self._fell_silent = isinstance(error, SilentError) or running.exit_code == _SILENCE
             raise
         finally:
@@ -100,7 +101,7 @@ class WayToPod:
         return str(pod["status"].get("podIP", ""))
 
     def _connect(self, running: Exec, address: str) -> Streams | None:
-        """Connect to the pod directly; None: it cannot be reached, and both ends use the exec."""
+        """Connect to the pod directly, and tell it so; None: it cannot be reached, and both use the exec."""
         identity = direct.make_identity(self._pod)
         running.limit(direct.ANSWER_TIMEOUT_S)
         try:
@@ -142,7 +143,7 @@ def _read_all(running: Exec) -> None:
 
 
 def _error_of_ended_program(running: Exec, error: LostError) -> Exception:
-    """Choose the error to raise by the exit code of the pod's program: a LostError is worth a retry."""
+    """Choose the error to raise by the exit code of the pod's program: LostError if a retry may succeed."""
     code = running.exit_code
     # Only the program was killed, and the pod still runs: its memory ran out, or an admin ended it.
     if code == _KILLED:
