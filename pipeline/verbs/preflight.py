@@ -22,7 +22,7 @@ from manycpu.pipeline.recipes.hogwild import files
 from manycpu.pipeline.recipes.image_classification import images
 from manycpu.pipeline.recipes.question_answering import squad
 from manycpu.pipeline.spec import cpu_plan, program, recipe_options
-from manycpu.pipeline.spec.credentials import without
+from manycpu.pipeline.spec.credentials import redacted, without
 from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.output import REPORT
@@ -355,9 +355,11 @@ def _logins(ctx: RunContext) -> Findings:
     """Find URLs with the name of a login that pods would have to know."""
     for field in ("data", "model", "output"):
         url = getattr(ctx.run, field)
-        if ctx.target.has_image and url and login_of(url):
+        if not ctx.target.has_image or not url:
+            continue
+        if login_of(url) or (url.startswith(("s3://", "s3a://")) and redacted(url) != url):
             fix = "Leave it out, and name a Secret with the variables of AWS's clients in run.env_from"
-            yield Finding(f"run.{field}", f"{url} names a login, and pods have none", fix)
+            yield Finding(f"run.{field}", f"{redacted(url)} names a login, and pods have none", fix)
 
 
 def _placeholders(ctx: RunContext) -> Findings:

@@ -64,6 +64,11 @@ def test_columns_have_the_names_that_the_options_give(tmp_path: Path) -> None:
     assert found("--prompt_column", "input", "--completion_column=output", data=tmp_path) == []
 
 
+def test_renamed_columns_come_before_others() -> None:
+    present = ["prompt", "completion", "story"]
+    assert (Columns().kind(present), Columns(text="story").kind(present)) == ("completion", "text")
+
+
 def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"text": "a"}\n{"text": \n')
     with pytest.raises(BadInputError, match=r"train\.jsonl, line 2 is not JSON"):

@@ -324,6 +324,15 @@ def test_configuration_and_tokenizer_are_judged_without_weights(
         inputs.check_base(options)
 
 
+def test_secrets_in_the_url_of_an_output_are_refused_for_pods(tmp_path: Path) -> None:
+    output = "s3://KEY:SECRET@bucket/model"
+    found = refused(
+        tmp_path, "causal_lm", "kubernetes", output=output, data="hf://datasets/x/y", model="hf://x/y"
+    )
+    ((field, message),) = [(each.field, each.message) for each in found]
+    assert (field, "SECRET" in message, "names a login" in message) == ("run.output", False, True)
+
+
 def test_a_run_on_other_machines_is_judged_before_it_is_staged(tmp_path: Path) -> None:
     data, model = lines(tmp_path / "data" / "train.jsonl", sums(3)), tiny_checkpoint(tmp_path / "model")
     for length, words in (("1024", "is more than the model's 128 positions"), ("128", None)):

@@ -42,11 +42,11 @@ class Columns(NamedTuple):
     def kind(self, present: Iterable[str]) -> str | None:
         """Return which of ``messages``, ``completion`` and ``text`` a data set has; None: none of them."""
         have = set(present)
-        if self.messages in have:
-            return "messages"
-        if {self.prompt, self.completion} <= have:
-            return "completion"
-        return "text" if self.text in have else None
+        defaults = {"messages": ["messages"], "completion": ["prompt", "completion"], "text": ["text"]}
+        names = {kind: [getattr(self, name) for name in each] for kind, each in defaults.items()}
+        found = [kind for kind, each in names.items() if have.issuperset(each)]
+        # What an option renames comes first.
+        return min(found, key=lambda kind: names[kind] == defaults[kind], default=None)
 
     def fault(self, record: Mapping[str, Any], kind: str) -> str | None:
         """Explain what is wrong with a record; None if it can be trained on."""
