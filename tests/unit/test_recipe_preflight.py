@@ -374,6 +374,8 @@ def test_files_of_images_and_their_models_are_judged(
 ) -> None:
     for name in names:
         written(tmp_path / name, "x")
-    given = {name: tmp_path / name for name in ("data", "model") if (tmp_path / name).is_dir()}
+    given: dict[str, Any] = {
+        name: tmp_path / name for name in ("data", "model") if (tmp_path / name).is_dir()
+    }
     found = refused(tmp_path, program, args=args, **given)
     assert said(found, words), found
