@@ -1,4 +1,4 @@
-"""Check a recipe's options: parse them as its ranks will, and train nothing.
+"""Check a recipe's options and base checkpoint as its ranks will, and train nothing.
 
 Reads a JSON object from stdin: ``recipe``, the module of the recipe; ``argv``, its arguments; ``env``, the
 environment of the run. Writes a line: a JSON list of what is wrong, each the fields of a finding.
@@ -9,12 +9,15 @@ import sys
 from dataclasses import asdict
 from importlib import import_module
 
+from manycpu.pipeline.recipes import causal_lm
 from manycpu.pipeline.spec.errors import BadInputError, Finding
 
 if __name__ == "__main__":
     asked, wrong = json.load(sys.stdin), []
     try:
-        import_module(f"{asked['recipe']}.options").parse(asked["argv"], asked["env"])
+        options = import_module(f"{asked['recipe']}.options").parse(asked["argv"], asked["env"])
+        if asked["recipe"] == causal_lm.__name__:
+            import_module(f"{causal_lm.__name__}.inputs").check_base(options)
     except BadInputError as error:
         wrong = [asdict(Finding.of(error, "run.args"))]
     sys.stdout.write(f"\n{json.dumps(wrong)}\n")

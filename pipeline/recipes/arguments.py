@@ -99,7 +99,7 @@ def check_least(options: Any, least: float, *names: str) -> None:
     """Raise BadInputError if one of the named options is below a value."""
     for name in names:
         value = getattr(options, name)
-        if value is not None and value < least:
+        if value is not None and not value >= least:  # as nan is
             fix = f"Give {least} or more, or leave it out"
             raise BadInputError(f"--{name} {value} is too small", field="run.args", fix=fix)
 

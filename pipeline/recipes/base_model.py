@@ -1,11 +1,15 @@
 """Read the base checkpoint of a training on transformers: what every such recipe asks for and refuses."""
 
+from pickle import UnpicklingError
 from typing import Any, Final, Protocol
 
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
 from manycpu.pipeline.spec.errors import BadInputError
 
+LOAD_ERRORS: Final = (OSError, ValueError, SafetensorError, UnpicklingError)
+"""What transformers raises for a checkpoint that is missing, cut off or damaged."""
 _FIX: Final = "Check the name, the access to the Hub, and HF_TOKEN; or name a folder with config.json"
 
 
@@ -50,7 +54,7 @@ def read_config(
     try:
         config = AutoConfig.from_pretrained(config_name or name, **hub)
         tokenizer = AutoTokenizer.from_pretrained(options.tokenizer_name or name, use_fast=True, **hub)
-    except (OSError, ValueError) as error:
+    except LOAD_ERRORS as error:
         raise unloadable(name, error) from error
     if options.config_overrides:
         try:

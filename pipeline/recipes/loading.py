@@ -35,7 +35,7 @@ def loader(
         **more_fields: Fields of Training that the options do not have, to estimate the memory of a rank.
 
     Raises:
-        BadInputError: The model does not name its blocks, or the options exclude each other.
+        BadInputError: The model does not name its blocks.
     """
     load_whole: Callable[..., PreTrainedModel] = kind.from_pretrained
     ranks = options.world_size
@@ -51,10 +51,6 @@ def loader(
         options.shard = _chosen(config, options, training)
     if options.shard == "no" or ranks == 1:
         return load_whole
-    if reason := _unshardable(options, has_adapters=bool(more_fields.get("adapters"))):
-        raise BadInputError(
-            f"--shard {options.shard} excludes {reason}", field="run.args", fix="Leave one of them out"
-        )
     with torch.device("meta"):
         empty = kind.from_config(config)
     try:
@@ -99,6 +95,14 @@ def loader(
         model = type(model.__name__, (_Tied, model), {})
     shares = DistributedConfig(fsdp_plan=plan, fsdp_mixed_precision=options.bf16, **sizes)
     return partial(model.from_pretrained, distributed_config=shares)
+
+
+def check_shard(options: CpuTrainingOptions, *, has_adapters: bool = False) -> None:
+    """Raise BadInputError if other options exclude the sharding that is asked for."""
+    reason = _unshardable(options, has_adapters=has_adapters)
+    if reason and options.shard in ("full", "hybrid"):
+        message = f"--shard {options.shard} excludes {reason}"
+        raise BadInputError(message, field="run.args", fix="Leave one of them out")
 
 
 def _differ(folder: Path, tied: Mapping[str, str]) -> bool:

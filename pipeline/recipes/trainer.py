@@ -29,12 +29,16 @@ from transformers import (
 
 from manycpu.pipeline.node import sharding
 from manycpu.pipeline.node.metrics import metrics
-from manycpu.pipeline.recipes.arguments import option
+from manycpu.pipeline.recipes.arguments import check_least, option
 from manycpu.pipeline.recipes.checkpoints import SHARDED
 from manycpu.pipeline.recipes.lengths import LengthGroups, token_lengths
 from manycpu.pipeline.recipes.reporting import Pace, say, say_notes
 from manycpu.pipeline.spec.errors import BadInputError
 
+_COUNTS: Final = (
+    *("per_device_train_batch_size", "per_device_eval_batch_size"),
+    *("gradient_accumulation_steps", "dataloader_prefetch_factor"),
+)
 _REPLACED: Final = (
     "torch itself has bf16 autocast, fused AdamW and torch.compile, which are as fast (docs/speed.md)"
 )
@@ -72,8 +76,10 @@ def usable(options: CpuTrainingOptions) -> list[str]:
     """Switch off options that cannot be used here; returns a note for each.
 
     Raises:
-        BadInputError: An option is a secret that would be saved.
+        BadInputError: An option is a secret that would be saved, or a number cannot be used.
     """
+    check_least(options, 1, *_COUNTS)
+    check_least(options, 0, "learning_rate")
     if options.hub_token:
         fix = "Give it as HF_TOKEN, by run.env or target.env_from"
         raise BadInputError("--hub_token is written into each checkpoint", field="run.args", fix=fix)

@@ -73,7 +73,7 @@ def _shapes(folder: Path, *, causal: bool) -> Iterator[tuple[str, int]]:
     files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
     for file in files:
         try:
-            for name, each in _header(file).items():
+            for name, each in header(file).items():
                 is_counted = not name.startswith(_POOLER) and f".{_POOLER}" not in name
                 if name != "__metadata__" and is_counted and (causal or not name.startswith(_HEADS)):
                     yield name, math.prod(each["shape"])
@@ -81,7 +81,8 @@ def _shapes(folder: Path, *, causal: bool) -> Iterator[tuple[str, int]]:
             continue
 
 
-def _header(file: Path) -> dict[str, Any]:
+def header(file: Path) -> dict[str, Any]:
+    """Read the header of a safetensors file; raises ValueError if it is none."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if length > _MAX_HEADER_BYTES:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from manycpu.pipeline.ledger import Entry, Ledger
-from manycpu.pipeline.spec import program
+from manycpu.pipeline.spec import program, recipe_options
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError, RunGoneError, require
 from manycpu.pipeline.spec.naming import run_key, run_name
 from manycpu.pipeline.spec.targets import TargetFields
@@ -128,7 +128,19 @@ def _with_absolute_paths(run: TrainingRun, target: TargetFields, base: Path) -> 
         paths["code"] = absolute(run.code, base)
     if program.parse(run.program).kind == "script":
         paths["program"] = absolute(run.program, base)
-    return run.model_copy(update=paths)
+    return run.model_copy(update={**paths, "args": _words(run, base)})
+
+
+def _words(run: TrainingRun, base: Path) -> tuple[str, ...]:
+    """Read the options of a recipe from the JSON file that has them: its ranks have no such file."""
+    if program.parse(run.program).kind != "recipe":
+        return run.args
+    try:
+        return tuple(recipe_options.words(run.args, base))
+    except BadInputError:
+        if (base / run.args[0]).is_file():
+            raise
+        return run.args  # the nodes may have it
 
 
 def absolute(path: str | None, base: Path) -> str | None:

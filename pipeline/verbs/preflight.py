@@ -16,14 +16,17 @@ from manycpu.pipeline.adapters.listing import OddFileError
 from manycpu.pipeline.adapters.storage import Location, is_remote, login_of, protocols
 from manycpu.pipeline.launchers import device_refusals, refusals
 from manycpu.pipeline.launchers.environment import PLACEHOLDERS
+from manycpu.pipeline.recipes import base_folder
 from manycpu.pipeline.recipes.causal_lm.preflight import findings as language_findings
+from manycpu.pipeline.recipes.hogwild import files
 from manycpu.pipeline.recipes.image_classification import images
 from manycpu.pipeline.recipes.question_answering import squad
 from manycpu.pipeline.spec import cpu_plan, program, recipe_options
-from manycpu.pipeline.spec.credentials import without
+from manycpu.pipeline.spec.credentials import redacted, without
 from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.output import REPORT
+from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import OWN_FOLDERS, RunContext
 from manycpu.pipeline.targets.output import not_empty_finding, occupied
 from manycpu.pipeline.targets.program_code import (
@@ -44,13 +47,7 @@ _LIKE = 0.8  # difflib ratio, at which `dta` and `ouput` are like a placeholder,
 _WORDS_LIKE_PLACEHOLDERS = frozenset({"date", "mode"})
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _OF_THE_HUB = ("datasets/", "spaces/", "buckets/")
-_DATA_OPTIONS = ("dataset_name", "train_file", "validation_file", "test_file")
-_CHECKPOINT = (
-    ("config.json", ("config.json", "adapter_config.json"), "config_name"),
-    ("weights", ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin"), "from_scratch"),
-    ("tokenizer", ("tokenizer*", "vocab*", "*.model"), "tokenizer_name"),
-)
-"""A part of a base checkpoint, patterns of its files (one is enough), and the option that replaces it."""
+_DATA_OPTIONS = ("dataset_name", "train_file", "validation_file", "test_file", "data_dir")
 _WEB_TIMEOUT_S = 5.0  # for a web server; staging asks a slower one again
 _PARSER_TIMEOUT_S = 60.0  # for a recipe's parser
 _READ_ONLY = ["dask", "data", "dvc", "gist", "git", "github", "http", "https", "libarchive", "reference"]
@@ -138,31 +135,57 @@ def _code(ctx: RunContext) -> Findings:
 
 
 def _recipe(ctx: RunContext) -> Findings:
-    """Check data and options of a recipe for faults that are certain; the recipe checks the rest."""
-    run = ctx.run
-    data = Path(run.data) if run.data and Path(run.data).exists() else None
-    if run.program == "question_answering":
-        if data and (problems := squad.problems(data)):
-            yield Finding("run.data", problems[0], "Give files in SQuAD v1.1 format")
+    """Check data and model of a recipe for faults that are certain; the recipe checks the rest."""
+    run, options = ctx.run, _options(ctx)
+    if options is None:
         return
-    if (options := _options(ctx)) is None:
-        return
-    if run.program == "hogwild":
-        averaged = recipe_options.first(options, "mode") == "averaged"
-        if not averaged and (run.nproc_per_node > 1 or run.nodes[1] > 1):
-            fix = "Add --mode averaged to run.args, or set run.nnodes and run.nproc_per_node to 1"
-            ranks = f"{run.nnodes} node(s) with {run.nproc_per_node} process(es) each"
-            message = f"--mode shared has one model in one rank's memory, and there are {ranks}"
-            yield Finding("run.args", message, fix)
-    elif run.program == "causal_lm":
-        yield from language_findings(run.data, run.model, options)
-    elif data:  # image_classification
-        if any(name.startswith(("data", "label")) for name in options):  # they say how to read the data
-            return
-        try:
-            images.read(str(run.data), images.LABEL_PATTERN)
-        except BadInputError as error:
-            yield Finding("run.data", error.message, error.fix or "")
+    # Options that name data or a model come before run.data and run.model.
+    data = None if any(map(options.get, _DATA_OPTIONS)) else _here(run.data)
+    model = None if any(map(options.get, ("model_name_or_path", "model"))) else _here(run.model)
+    try:
+        if run.program == "question_answering":
+            version_2 = recipe_options.is_on(options, "version_2_with_negative")
+            if data and (problems := squad.problems(data, version_2=version_2)):
+                yield Finding("run.data", problems[0], "Give files in SQuAD's format")
+        elif run.program == "hogwild":
+            yield from _hogwild(run, data, options)
+        elif run.program == "causal_lm":
+            yield from language_findings(data, model, options)
+        else:
+            if model and model.is_dir():
+                base_folder.check_timm(model)
+            _check_images(run, data, options)
+    except BadInputError as error:
+        yield Finding.of(error, "run.data")
+
+
+def _hogwild(run: TrainingRun, data: Path | None, options: recipe_options.Options) -> Findings:
+    averaged = recipe_options.first(options, "mode") == "averaged"
+    if not averaged and (run.nproc_per_node > 1 or run.nodes[1] > 1):
+        fix = "Add --mode averaged to run.args, or set run.nnodes and run.nproc_per_node to 1"
+        ranks = f"{run.nnodes} node(s) with {run.nproc_per_node} process(es) each"
+        message = f"--mode shared has one model in one rank's memory, and there are {ranks}"
+        yield Finding("run.args", message, fix)
+    if data:
+        files.find(data)
+
+
+def _check_images(run: TrainingRun, data: Path | None, options: recipe_options.Options) -> None:
+    named = run.data or run.env_from or "MANYCPU_DATA" in run.env or any(map(options.get, _DATA_OPTIONS))
+    if data or not named:
+        found = images.read(data, recipe_options.first(options, "label_pattern") or images.LABEL_PATTERN)
+        batch = recipe_options.first(options, "batch_size") or str(images.BATCH_SIZE)
+        if batch.isdecimal():
+            count = images.train_count(len(found.files))
+            images.check_sizes(count, int(batch), run.nodes[0] * run.processes)
+
+
+def _here(url: str | None) -> Path | None:
+    """Return the path of a source on this machine; None: it is elsewhere, or missing."""
+    with suppress(BadInputError):  # `_data` reports it
+        path = Location.of(url, "run.data").local if url else None
+        return path if path and path.exists() else None
+    return None
 
 
 def _options(ctx: RunContext) -> recipe_options.Options | None:
@@ -170,23 +193,23 @@ def _options(ctx: RunContext) -> recipe_options.Options | None:
     if ctx.run.program not in program.RECIPES:
         return None
     try:
-        return recipe_options.read(ctx.run.args, ctx.base)
+        return recipe_options.read(ctx.run.args)
     except BadInputError:  # a file that the nodes may have
         return None
 
 
 def _recipe_arguments(ctx: RunContext) -> Findings:
-    """Have a recipe's own parser check its options, in another process, because the parser imports torch.
+    """Have a recipe judge its options and base checkpoint, in another process, because it imports torch.
 
     If the ranks run on this machine, that is left to them: they begin as soon.
     """
     run, recipe = ctx.run, program.parse(ctx.run.program)
-    if recipe.kind != "recipe" or not run.args or ctx.target.is_this_machine:
+    if not run.args or _options(ctx) is None or ctx.target.is_this_machine:
         return
-    env = {"MANYCPU_OUTPUT": "output", "MANYCPU_DTYPE": run.dtype or "auto", "MANYCPU_MODEL": run.model or ""}
-    with suppress(BadInputError, LaunchError):  # a file that the nodes may have, or a machine that is busy
-        argv = recipe_options.words(run.args, ctx.base)
-        question = json.dumps({"recipe": recipe.name, "argv": argv, "env": env}).encode()
+    model = str(_here(run.model) or run.model or "")
+    env = {"MANYCPU_OUTPUT": "output", "MANYCPU_DTYPE": run.dtype or "auto", "MANYCPU_MODEL": model}
+    with suppress(LaunchError):  # a machine that is busy
+        question = json.dumps({"recipe": recipe.name, "argv": run.args, "env": env}).encode()
         command = [sys.executable, "-P", "-m", recipes.__name__]
         answered = commands.run(command, timeout=_PARSER_TIMEOUT_S, input=question)
         if answered.code == 0:  # else this machine lacks packages of the recipe
@@ -206,11 +229,9 @@ def _sources(ctx: RunContext) -> Findings:
     if not run.model:
         fix = "Name a folder or a model there, or give --model_name_or_path in run.args"
         yield Finding("run.model", "there is no base checkpoint", fix)
-    elif Path(run.model).is_dir():
-        for part, patterns, option in _CHECKPOINT:
-            if option not in options and not any(any(Path(run.model).glob(name)) for name in patterns):
-                fix = "Give a folder that save_pretrained has written"
-                yield Finding("run.model", f"{run.model} has no {part}", fix)
+    elif (folder := _here(run.model)) and folder.is_dir():
+        for fault in base_folder.faults(folder, options):
+            yield Finding("run.model", fault, "Give a folder that save_pretrained has written, as a whole")
 
 
 def _data(ctx: RunContext) -> Findings:
@@ -337,9 +358,11 @@ def _logins(ctx: RunContext) -> Findings:
     """Find URLs with the name of a login that pods would have to know."""
     for field in ("data", "model", "output"):
         url = getattr(ctx.run, field)
-        if ctx.target.has_image and url and login_of(url):
+        if not ctx.target.has_image or not url:
+            continue
+        if login_of(url) or (url.startswith(("s3://", "s3a://")) and redacted(url) != url):
             fix = "Leave it out, and name a Secret with the variables of AWS's clients in run.env_from"
-            yield Finding(f"run.{field}", f"{url} names a login, and pods have none", fix)
+            yield Finding(f"run.{field}", f"{redacted(url)} names a login, and pods have none", fix)
 
 
 def _placeholders(ctx: RunContext) -> Findings:

@@ -314,13 +314,21 @@ def test_bad_input_is_found_with_its_field_before_the_training(
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("other", ["full", "dora"])
-def test_another_method_does_not_resume(env: dict[str, str], other: str) -> None:
-    steps = ("--max_steps", "2", "--save_steps", "1", "--method")
-    run(env, *steps, "lora")
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (("--method", "full"), "is of a training by --method lora"),
+        (("--method", "dora"), "is of a training by --method lora"),
+        (("--lora_r", "8"), "has adapters of --lora_r 16"),
+        (("--lora_target_modules", "q_proj"), "has adapters of --lora_target_modules down_proj gate_proj"),
+    ],
+)
+def test_other_adapters_do_not_resume(env: dict[str, str], other: tuple[str, ...], message: str) -> None:
+    steps = ("--max_steps", "2", "--save_steps", "1")
+    run(env, *steps)
     shutil.rmtree(Path(env["MANYCPU_CHECKPOINTS"]) / "checkpoint-2")
-    with pytest.raises(BadInputError, match="checkpoint-1 is of a training by --method lora"):
-        run(env, *steps, other)
+    with pytest.raises(BadInputError, match=f"checkpoint-1 {message}"):
+        run(env, *steps, *other)
 
 
 def test_positions_are_stretched_for_longer_documents(env: dict[str, str], tmp_path: Path) -> None:

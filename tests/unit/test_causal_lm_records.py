@@ -29,7 +29,7 @@ def found(
     *args: str, data: Path | None = None, model: Path | None = None
 ) -> list[tuple[str, str, str, bool]]:
     options = recipe_options.read(args)
-    listed = findings(str(data) if data else None, str(model) if model else None, options)
+    listed = findings(data, model, options)
     return [(each.field, each.message, each.fix, each.fatal) for each in listed]
 
 
@@ -62,6 +62,11 @@ def test_columns_have_the_names_that_the_options_give(tmp_path: Path) -> None:
     lines(tmp_path / "train.jsonl", [{"input": "a", "output": "b"}])
     assert [field for field, *_ in found(data=tmp_path)] == ["run.data"]
     assert found("--prompt_column", "input", "--completion_column=output", data=tmp_path) == []
+
+
+def test_renamed_columns_come_before_others() -> None:
+    present = ["prompt", "completion", "story"]
+    assert (Columns().kind(present), Columns(text="story").kind(present)) == ("completion", "text")
 
 
 def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:

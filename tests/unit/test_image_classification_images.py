@@ -89,13 +89,13 @@ def test_every_rank_needs_a_whole_batch(tmp_path: Path) -> None:
     split = images.split(
         images.read(drawn(tmp_path, [f"{i % 2}_{i}.jpg" for i in range(10)]), LABEL_PATTERN), 1
     )
-    images.check_sizes(split, 4, 2)
+    images.check_sizes(len(split.train.files), 4, 2)
     with pytest.raises(
         BadInputError, match=r"8 images to train on are too few.* takes 10.* --batch_size 4 or less"
     ):
-        images.check_sizes(split, 5, 2)
+        images.check_sizes(len(split.train.files), 5, 2)
     with pytest.raises(BadInputError, match="Give more images, or use fewer ranks"):
-        images.check_sizes(split, 1, 9)
+        images.check_sizes(len(split.train.files), 1, 9)
 
 
 def test_an_image_that_is_cut_short_or_none_at_all_is_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a training begins with: tokenizer, documents as tokens with labels, and the model with adapters."""
 
+import glob
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from manycpu.pipeline.recipes import base_model
 from manycpu.pipeline.recipes.causal_lm import records
-from manycpu.pipeline.recipes.causal_lm.options import DataOptions, ModelOptions
+from manycpu.pipeline.recipes.causal_lm.options import DataOptions, ModelOptions, Options
 from manycpu.pipeline.recipes.causal_lm.packing import IGNORED
 from manycpu.pipeline.recipes.causal_lm.records import Columns
 from manycpu.pipeline.recipes.loading import loader
@@ -47,6 +48,29 @@ def read_config(options: ModelOptions) -> tuple[PretrainedConfig, PreTrainedToke
             )
         tokenizer.pad_token = options.pad_token
     return config, tokenizer
+
+
+def check_base(options: Options) -> None:
+    """Raise BadInputError for what the training would refuse of a base checkpoint, whatever its weights.
+
+    It judges folders by configuration and tokenizer; what this transformers cannot read, another one may.
+    """
+    model, data = options.model, options.data
+    if model.trust_remote_code or not Path(str(model.model_name_or_path)).is_dir():
+        return
+    try:
+        config, tokenizer = read_config(model)
+        with torch.device("meta"):
+            empty = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    except (BadInputError, ImportError, ValueError) as error:
+        if isinstance(error, BadInputError) and error.field == "run.args":
+            raise
+        return
+    if not data.packing:
+        check_pad(tokenizer)
+    usable_length(data, config)
+    if model.method != "full":
+        check_targets(empty, model)
 
 
 def check_pad(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -139,17 +163,14 @@ def files_of(data: DataOptions, env: Mapping[str, str]) -> dict[str, list[Path]]
             message = f"there is no file {files[0]}"
             raise BadInputError(message, field="run.args", fix=f"Check --{split}_file")
     if not found and (folder := env.get("MANYCPU_DATA")):
-        found = records.splits(folder)
-    return found
+        return records.splits(folder)
+    return records.of_one_format(found)
 
 
 def _table(files: Sequence[Path], common: dict[str, Any]) -> Dataset:
     """Read the files of a split as one table; ``common`` has arguments of all readers."""
-    if files[0].suffix not in records.SUFFIXES:
-        message = f"{files[0]} is neither JSON lines nor Parquet"
-        raise BadInputError(message, field="run.data", fix="Convert it")
     read = Dataset.from_parquet if files[0].suffix == ".parquet" else Dataset.from_json
-    return read([str(file) for file in files], **common)
+    return read([glob.escape(str(file)) for file in files], **common)
 
 
 class Documents(NamedTuple):
@@ -295,9 +316,6 @@ def load_model(
     model are frozen, and stay bf16 if the checkpoint has them so: half the memory, and no cast in each step.
     """
     if options.from_scratch:
-        if training.shard in ("full", "hybrid"):
-            fix = "Leave one of them out"
-            raise BadInputError("--from_scratch excludes --shard", field="run.args", fix=fix)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.float32
         )
@@ -325,7 +343,7 @@ def load_model(
             dtype=torch.bfloat16 if is_frozen_bf16 else torch.float32,
             **base_model.hub_arguments(options),
         )
-    except (OSError, ValueError) as error:
+    except base_model.LOAD_ERRORS as error:
         raise base_model.unloadable(name, error) from error
 
 
@@ -333,12 +351,9 @@ def with_adapter(model: PreTrainedModel, options: ModelOptions) -> Any:
     """Add adapters to the layers that the options name; only the adapters are trained then.
 
     Raises:
-        BadInputError: peft is not installed, or the model has no such layers.
+        BadInputError: peft is not installed; or as :func:`check_targets`.
     """
-    layers = [name for name, module in model.named_modules() if isinstance(module, (torch.nn.Linear, Conv1D))]
-    if wrong := records.missing_target(options.lora_target_modules, layers):
-        raise BadInputError(wrong[0], field="run.args", fix=wrong[1])
-    _refuse_tied(model, options)
+    check_targets(model, options)
     try:
         from peft import LoraConfig, TaskType, get_peft_model
     except ModuleNotFoundError as error:
@@ -365,8 +380,14 @@ def with_adapter(model: PreTrainedModel, options: ModelOptions) -> Any:
     return adapted
 
 
-def _refuse_tied(model: Any, options: ModelOptions) -> None:
-    """Refuse to merge adapters of a head that shares the weights of the embeddings: both would change."""
+def check_targets(model: Any, options: ModelOptions) -> None:
+    """Raise BadInputError if adapters name no layer, or a head that shares the weights of the embeddings.
+
+    The latter cannot be merged: both would change.
+    """
+    layers = [name for name, module in model.named_modules() if isinstance(module, (torch.nn.Linear, Conv1D))]
+    if wrong := records.missing_target(options.lora_target_modules, layers):
+        raise BadInputError(wrong[0], field="run.args", fix=wrong[1])
     shared = model.get_input_embeddings().weight
     if not options.merge_adapter or getattr(model.get_output_embeddings(), "weight", None) is not shared:
         return

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from manycpu.pipeline.recipes import arguments
 from manycpu.pipeline.recipes.arguments import Parser, option, translate
+from manycpu.pipeline.recipes.loading import check_shard
 from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, usable
 from manycpu.pipeline.spec import recipe_options
 
@@ -108,6 +109,8 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     model, data, training = parser.read(words)
     arguments.check_least(model, 1, "lora_r", "lora_alpha")
     arguments.check_least(data, 1, *(name for name in _COUNTS if not name.startswith("lora")))
+    if not 0 <= model.lora_dropout <= 1:
+        parser.error(f"--lora_dropout {model.lora_dropout:g} is no probability: give 0 to 1")
     arguments.check_least(data, 0, "samples", "sample_tokens", "validation_split_percentage")
     if data.validation_split_percentage >= 100:  # noqa: PLR2004 - per cent
         parser.error("--validation_split_percentage leaves nothing to train on: give less than 100")
@@ -115,6 +118,9 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         if training.shard not in {"no", "auto"}:
             parser.error(f"--method dora excludes --shard {training.shard}: leave one of them out")
         training.shard = "no"
+    if model.from_scratch and training.shard in ("full", "hybrid"):
+        parser.error(f"--from_scratch excludes --shard {training.shard}: leave one of them out")
+    check_shard(training, has_adapters=model.method != "full")
     if model.method != "full" and model.from_scratch and not model.merge_adapter:
         parser.error(
             "--from_scratch needs --merge_adapter: nothing else keeps the random base of the adapter"

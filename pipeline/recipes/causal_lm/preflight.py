@@ -2,34 +2,40 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from manycpu.pipeline.recipes import base_folder
 from manycpu.pipeline.recipes.causal_lm import records
 from manycpu.pipeline.spec.errors import BadInputError, Finding
 from manycpu.pipeline.spec.recipe_options import Options, first, is_on
 
 _HEAD: Final = "lm_head"
+_WITHOUT_TOKENS: Final = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes whose tokenizers have the special tokens that their files name, and no others."""
 
 
-def findings(data: str | None, model: str | None, options: Options) -> Iterator[Finding]:
+def findings(data: Path | None, model: Path | None, options: Options) -> Iterator[Finding]:
     """Find what the recipe would refuse, as far as it can be seen from here: in files, not behind URLs.
 
     Args:
-        data: ``run.data``.
-        model: ``run.model``.
+        data: What the recipe trains on, if it is on this machine.
+        model: The base checkpoint, if it is on this machine.
         options: The recipe's options.
     """
-    folder = Path(model) if model and Path(model).is_dir() and "tokenizer_name" not in options else None
-    settings = records.tokenizer_settings(folder) if folder else {}
-    is_elsewhere = bool({"dataset_name", "train_file"} & set(options))
-    if data and Path(data).exists() and not is_elsewhere:
+    folder = model if model and model.is_dir() else None
+    tokenizer, settings = None if "tokenizer_name" in options else folder, dict[str, Any]()
+    try:
+        settings = base_folder.tokenizer_settings(tokenizer) if tokenizer else {}
+    except BadInputError as error:
+        yield Finding.of(error, "run.model")
+    if data:
         columns = records.Columns(
             *(first(options, f"{name}_column") or name for name in records.Columns._fields)
         )
         try:
-            has_template = not settings or "chat_template" in settings
-            render = records.renderer(settings)
-            for note in records.check(data, columns, render, has_template=has_template):
+            has_template = not settings or bool(settings.get("chat_template"))
+            render, limits = records.renderer(settings), _limits(options)
+            for note in records.check(data, columns, render, has_template=has_template, limits=limits):
                 yield Finding("run.data", note, "The recipe checks it when it starts", fatal=False)
         except BadInputError as error:
             yield Finding.of(error, "run.data")
@@ -39,16 +45,24 @@ def findings(data: str | None, model: str | None, options: Options) -> Iterator[
     if settings and not packing and not settings.get("pad_token") and not first(options, "pad_token"):
         end = _text(settings.get("eos_token")) or "<pad>"
         fix = f"Add --pad_token '{end}' to run.args, or leave --packing on"
-        yield Finding("run.model", "the tokenizer has no pad token, and batches are padded", fix)
+        # Other classes may have one of their own, which the recipe sees.
+        is_known = settings.get("tokenizer_class") in _WITHOUT_TOKENS
+        yield Finding("run.model", "the tokenizer has no pad token, and batches are padded", fix, is_known)
     targets = options.get("lora_target_modules", [])
-    layers = records.layers_of(folder) if folder and targets else []
+    layers = base_folder.layers_of(folder) if folder and targets else []
     # The files hold weights that head and embeddings share only once, as the embeddings'.
-    if folder and layers and _HEAD not in layers and records.has_tied_head(folder):
+    if folder and layers and _HEAD not in layers and base_folder.has_tied_head(folder):
         layers.append(_HEAD)
         if _HEAD in targets and is_on(options, "merge_adapter", default=True):
             yield Finding("run.args", *records.tied_target(_HEAD))
     if layers and (wrong := records.missing_target(targets, layers)):
         yield Finding("run.args", *wrong)
+
+
+def _limits(options: Options) -> dict[str, int]:
+    """Read how many records of each split are used; the parser says what is no number."""
+    given = {"train": first(options, "max_train_samples"), "validation": first(options, "max_eval_samples")}
+    return {split: int(text) for split, text in given.items() if text and text.isdecimal() and int(text)}
 
 
 def _text(token: object) -> str:

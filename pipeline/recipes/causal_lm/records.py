@@ -1,10 +1,11 @@
-"""Check records and model folders by the standard library alone, so that preflight can before a run starts.
+"""Check records by the standard library alone, so that preflight can before a run starts.
 
 The recipe makes the same checks again, of the real objects.
 """
 
 import difflib
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -12,12 +13,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from manycpu.pipeline.recipes.files import below
 from manycpu.pipeline.spec.errors import BadInputError
 
 SPLITS: Final = {"train": ("train",), "validation": ("validation", "valid", "val", "eval", "dev")}
 """Split -> how the names of its files begin."""
 SUFFIXES: Final = (".jsonl", ".json", ".parquet")
 ALL_LINEAR: Final = "all-linear"
+_NAMES: Final = ", ".join(SUFFIXES)
 FIX: Final = "Give a column text, the columns prompt and completion, or a column messages; or name yours"
 _CHECKED: Final = 1000  # records of a file that preflight reads
 _LIKE: Final = 0.6
@@ -39,11 +42,11 @@ class Columns(NamedTuple):
     def kind(self, present: Iterable[str]) -> str | None:
         """Return which of ``messages``, ``completion`` and ``text`` a data set has; None: none of them."""
         have = set(present)
-        if self.messages in have:
-            return "messages"
-        if {self.prompt, self.completion} <= have:
-            return "completion"
-        return "text" if self.text in have else None
+        defaults = {"messages": ["messages"], "completion": ["prompt", "completion"], "text": ["text"]}
+        names = {kind: [getattr(self, name) for name in each] for kind, each in defaults.items()}
+        found = [kind for kind, each in names.items() if have.issuperset(each)]
+        # What an option renames comes first.
+        return min(found, key=lambda kind: names[kind] == defaults[kind], default=None)
 
     def fault(self, record: Mapping[str, Any], kind: str) -> str | None:
         """Explain what is wrong with a record; None if it can be trained on."""
@@ -72,12 +75,16 @@ def _conversation_fault(messages: Any) -> str | None:
 
 
 def splits(path: str | Path) -> dict[str, list[Path]]:
-    """Find the files of each split in a folder, or the split of one file: ``train`` if its name has none."""
+    """Find the files of each split in a folder; a single file is trained on, whatever its name.
+
+    Raises:
+        BadInputError: There is nothing to train on, or the files of a split have no one format.
+    """
     path, fix = Path(path), "Give a file, or a folder with train*.jsonl or train*.parquet"
     if path.is_file():
-        return {_split(path) or "train": [path]}
+        return of_one_format({"train": [path]})
     found: dict[str, list[Path]] = {}
-    files = [file for file in sorted(path.rglob("*")) if file.suffix in SUFFIXES and file.is_file()]
+    files = [file for file in below(path) if file.suffix in SUFFIXES]
     for file in files:
         if split := _split(file):
             found.setdefault(split, []).append(file)
@@ -85,6 +92,22 @@ def splits(path: str | Path) -> dict[str, list[Path]]:
         found = {"train": files}
     if not found:
         raise BadInputError(f"{path} holds no file that could be a data set", field="run.data", fix=fix)
+    if "train" not in found:
+        message = f"{path} holds nothing to train on: by its name, {files[0].name} is to evaluate on"
+        raise BadInputError(message, field="run.data", fix=fix)
+    return of_one_format(found)
+
+
+def of_one_format(found: dict[str, list[Path]]) -> dict[str, list[Path]]:
+    """Return the files of each split; raises BadInputError unless those of a split have one known format."""
+    for split, files in found.items():
+        for file in files:
+            if file.suffix not in SUFFIXES:
+                message = f"{file} is neither JSON lines nor Parquet"
+                raise BadInputError(message, field="run.data", fix=f"Convert it to one of {_NAMES}")
+        if len({file.suffix == ".parquet" for file in files}) > 1:
+            message = f"the {split} split has both JSON lines and Parquet: {files[0]} and {files[-1]}"
+            raise BadInputError(message, field="run.data", fix="Keep one of them, or convert it")
     return found
 
 
@@ -95,24 +118,41 @@ def _split(file: Path) -> str | None:
 
 
 def read(file: Path) -> Iterator[dict[str, Any]]:
-    """Read the records of a file of JSON lines; raises BadInputError naming a line that is no object."""
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                why = f"{file}, line {number} is not JSON: {error}"
-                raise BadInputError(why, field="run.data", fix="Give one record a line") from error
-            if not isinstance(record, dict):
-                why = f"{file}, line {number} is no object"
-                raise BadInputError(why, field="run.data", fix="Give one record a line")
-            yield record
+    """Read the records of JSON lines, of one JSON list or of Parquet.
+
+    Raises:
+        BadInputError: The file cannot be read, or a line of it is no object.
+    """
+    if file.suffix == ".parquet":
+        yield from _rows(file)
+        return
+    number = 1
+    with file.open(encoding="utf-8-sig") as stream:
+        is_list = stream.readline().lstrip().startswith("[")
+        stream.seek(0)
+        try:
+            for number, line in enumerate(json.load(stream) if is_list else stream, 1):
+                record = line if is_list else json.loads(line) if line.strip() else None
+                if isinstance(record, dict):
+                    yield record
+                elif is_list or line.strip():
+                    raise _no_record(file, number, "no object")
+        except ValueError as error:
+            raise _no_record(file, number, f"not JSON: {error}") from error
+
+
+def _no_record(file: Path, number: int, what: str) -> BadInputError:
+    message = f"{file}, line {number} is {what}"
+    return BadInputError(message, field="run.data", fix="Give one record a line")
 
 
 def check(
-    path: str | Path, columns: Columns, render: Render | None = None, *, has_template: bool = True
+    path: str | Path,
+    columns: Columns,
+    render: Render | None = None,
+    *,
+    has_template: bool = True,
+    limits: Mapping[str, int] | None = None,
 ) -> list[str]:
     """Check the first records of each file; returns notes on what could not be checked.
 
@@ -121,32 +161,39 @@ def check(
         columns: The names of its columns.
         render: Writes messages, where a chat template is known.
         has_template: False: the tokenizer is known to have no chat template.
+        limits: Split -> how many of its records are used, where not all are.
 
     Raises:
         BadInputError: A file has no such columns, a record cannot be trained on, or there are messages and
             no chat template.
     """
     notes = []
-    for file in [file for files in splits(path).values() for file in files]:
-        if file.suffix == ".parquet":
-            names = _parquet_columns(file)
-            if names is None:
+    for split, files in splits(path).items():
+        left = (limits or {}).get(split, sys.maxsize)
+        for file in files:
+            if file.suffix == ".parquet" and find_spec("pyarrow") is None:
                 notes.append(f"{file.name} is not checked: pyarrow is not installed here")
-            else:
-                kind_of(columns, names, str(file))
-            continue
-        kind = None
-        for number, record in enumerate(islice(read(file), _CHECKED), 1):
-            kind = kind or kind_of(columns, record, str(file))
-            if why := columns.fault(record, kind):
-                raise BadInputError(f"{file}, record {number}: {why}", field="run.data", fix=FIX)
-            if kind == "messages" and not has_template:
-                raise no_template()
-            if kind == "messages" and render:
-                answer_spans(record[columns.messages], render, f"{file}, record {number}")
-        if kind is None:
-            raise BadInputError(f"{file} holds no record", field="run.data", fix="Give one record a line")
+                left = 0  # where its records end is not known
+            elif left:
+                first = list(islice(read(file), min(_CHECKED, left)))
+                _check_records(file, first, columns, render, has_template)
+                left -= len(first)
     return notes
+
+
+def _check_records(
+    file: Path, found: Sequence[dict[str, Any]], columns: Columns, render: Render | None, has_template: bool
+) -> None:
+    if not found:
+        raise BadInputError(f"{file} holds no record", field="run.data", fix="Give one record a line")
+    kind = kind_of(columns, found[0], str(file))
+    for number, record in enumerate(found, 1):
+        if why := columns.fault(record, kind):
+            raise BadInputError(f"{file}, record {number}: {why}", field="run.data", fix=FIX)
+        if kind == "messages" and not has_template:
+            raise no_template()
+        if kind == "messages" and render:
+            answer_spans(record[columns.messages], render, f"{file}, record {number}")
 
 
 def no_template() -> BadInputError:
@@ -164,14 +211,13 @@ def kind_of(columns: Columns, present: Iterable[str], source: str) -> str:
     raise BadInputError(message, field="run.data", fix=f"{FIX} by --text_column and the like")
 
 
-def _parquet_columns(file: Path) -> list[str] | None:
-    """Read the names of a Parquet file's columns; None: pyarrow is not installed."""
-    if find_spec("pyarrow") is None:
-        return None
+def _rows(file: Path) -> Iterator[dict[str, Any]]:
     from pyarrow import lib, parquet  # type: ignore[import-untyped]
 
     try:
-        return list(parquet.read_schema(file).names)
+        with parquet.ParquetFile(file) as opened:
+            for batch in opened.iter_batches(batch_size=_CHECKED):
+                yield from batch.to_pylist()
     except (lib.ArrowInvalid, OSError) as error:
         why = f"{file} is no Parquet file: {error}"
         raise BadInputError(why, field="run.data", fix="Write it again") from error
@@ -292,41 +338,6 @@ def tied_target(target: str) -> tuple[str, str]:
     return message + "and a merged adapter would change both", "Leave it out, or add --merge_adapter False"
 
 
-def has_tied_head(folder: Path) -> bool:
-    """Whether a folder's configuration says that the head shares the weights of the embeddings."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and config.get("tie_word_embeddings") is True
-
-
-def layers_of(folder: Path) -> list[str]:
-    """List the layers with a matrix, by the headers of a folder's safetensors files."""
-    found: set[str] = set()
-    for file in folder.glob("*.safetensors"):
-        with file.open("rb") as stream:  # it begins with the header's size, and the header, in JSON
-            size = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(size)) if size <= file.stat().st_size else {}
-        for name, tensor in header.items():
-            is_matrix = name.endswith(".weight") and len(tensor.get("shape", ())) > 1
-            if is_matrix and "embed" not in name:
-                found.add(name.removesuffix(".weight"))
-    return sorted(found)
-
-
-def tokenizer_settings(folder: Path) -> dict[str, Any]:
-    """Read a folder's tokenizer_config.json, with the chat template that may be a file beside it."""
-    try:
-        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    template = folder / "chat_template.jinja"
-    if template.is_file():
-        settings["chat_template"] = template.read_text(encoding="utf-8")
-    return settings if isinstance(settings, dict) else {}
-
-
 def _raise(message: str) -> None:
     raise ValueError(message)
 
@@ -336,7 +347,7 @@ def renderer(settings: Mapping[str, Any]) -> Render | None:
     template = settings.get("chat_template")
     if not isinstance(template, str) or find_spec("jinja2") is None:
         return None
-    from jinja2 import TemplateError
+    from jinja2 import TemplateError, meta
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(
@@ -352,6 +363,9 @@ def renderer(settings: Mapping[str, Any]) -> Render | None:
         if name.endswith("_token")
     }
     try:
+        named = meta.find_undeclared_variables(environment.parse(template))
+        if any(name.endswith("_token") and name not in specials for name in named):
+            return None  # a token that the tokenizer's class has, perhaps
         compiled = environment.from_string(template)
         compiled.render(messages=[{"role": "user", "content": "a"}], add_generation_prompt=True, **specials)
     except (TemplateError, TypeError, ValueError):  # it uses what only transformers has

@@ -58,6 +58,8 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     if resume and (other := _method_of(Path(resume))) != options.model.method:
         fix = f"Give --method {other}, or another folder of checkpoints"
         raise BadInputError(f"{resume} is of a training by --method {other}", field="run.args", fix=fix)
+    if resume and options.model.method != "full":
+        _check_adapter(Path(resume), trainer.model)
     trained = trainer.train(resume_from_checkpoint=resume)
     packs: Any = trainer.train_dataset
     # The Trainer reports the loss of rank 0 only.
@@ -79,6 +81,20 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     if dist.is_initialized():
         dist.barrier()
     return results
+
+
+def _check_adapter(checkpoint: Path, model: Any) -> None:
+    """Raise BadInputError if a checkpoint has adapters of another rank, or of layers of other names."""
+    saved = json.loads((checkpoint / "adapter_config.json").read_text(encoding="utf-8"))
+    own = model.peft_config["default"]
+    ends = [
+        " ".join(sorted({name.rpartition(".")[2] for name in names}))
+        for names in (saved["target_modules"], own.target_modules)
+    ]
+    for name, there, here in (("lora_r", saved["r"], own.r), ("lora_target_modules", *ends)):
+        if there != here:
+            fix = f"Give these instead of {here}, or another folder of checkpoints"
+            raise BadInputError(f"{checkpoint} has adapters of --{name} {there}", field="run.args", fix=fix)
 
 
 def _method_of(checkpoint: Path) -> str:

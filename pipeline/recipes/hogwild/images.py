@@ -5,7 +5,6 @@ MNIST's files have the format IDX: a header of big-endian numbers, then one byte
 
 import gzip
 import math
-import re
 import struct
 import zlib
 from collections.abc import Mapping
@@ -15,13 +14,11 @@ from typing import Final, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
 
+from manycpu.pipeline.recipes.hogwild.files import DIMENSIONS, find
 from manycpu.pipeline.spec.errors import BadInputError
 
 _SIZE: Final = 28  # pixels of an image's side, which the network is made for
 _CLASSES: Final = 10
-# As LeCun's page names them, or as some copies do (train-images.idx3-ubyte), also compressed.
-_NAME: Final = re.compile(r"(train|t10k)-(images[-.]idx3|labels[-.]idx1)-ubyte(\.gz)?")
-_DIMENSIONS: Final = {"images": 3, "labels": 1}
 
 
 class Array(NamedTuple):
@@ -63,31 +60,13 @@ def load(env: Mapping[str, str]) -> tuple[Images, Images]:
     return trained, _read_images(files["t10k-images"], files["t10k-labels"])
 
 
-def find(folder: Path) -> dict[str, Path]:
-    """Find the four files in a folder or below it: ``train-images``, ``train-labels``, and so on -> path."""
-    found: dict[str, Path] = {}
-    for path in sorted(folder.rglob("*")):
-        if (match := _NAME.fullmatch(path.name)) and path.is_file():
-            found.setdefault(f"{match[1]}-{match[2][:6]}", path)
-    needed = {f"{part}-{kind}": kind for kind in _DIMENSIONS for part in ("train", "t10k")}
-    if missing := sorted(needed.keys() - found):
-        names = [f"{name}-idx{_DIMENSIONS[needed[name]]}-ubyte" for name in missing]
-        raise BadInputError(
-            f"{folder} has no file {', no '.join(names)}",
-            field="run.data",
-            fix="Give a folder with MNIST's four IDX files, as they are or packed (.gz); without "
-            "run.data the digits of scikit-learn are taken",
-        )
-    return found
-
-
 def read(path: Path) -> Array:
     """Read an IDX file of bytes."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise _unreadable(path, f"cannot be read: {error}") from error
-    dimensions = _DIMENSIONS["images" if "images" in path.name else "labels"]
+    dimensions = DIMENSIONS["images" if "images" in path.name else "labels"]
     head = 4 + 4 * dimensions
     # Two zeros, the type unsigned byte, and the number of dimensions.
     if content[:4] != bytes([0, 0, 8, dimensions]) or len(content) < head:

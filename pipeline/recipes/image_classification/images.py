@@ -8,10 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from manycpu.pipeline.recipes.files import below
 from manycpu.pipeline.spec.errors import BadInputError
 
 LABEL_PATTERN: Final = r"^(.*)_\d+\.jpg$"
 """Finds the class in a file's name, as in Accelerate's tutorial."""
+BATCH_SIZE: Final = 64
 _SUFFIXES: Final = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 
 
@@ -45,7 +47,7 @@ def read(folder: str | Path | None, pattern: str) -> Labelled:
         named = list(_by_name(files, pattern))
     else:
         folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
-        named = [(path, each.name) for each in folders for path in sorted(each.rglob("*")) if _is_image(path)]
+        named = [(path, each.name) for each in folders for path in below(each) if _is_image(path)]
     if not named:
         raise BadInputError(
             f"there is no image in {root}, nor in a folder of it",
@@ -71,7 +73,7 @@ def split(images: Labelled, seed: int) -> Split:
     import numpy as np
 
     order = [int(index) for index in np.random.default_rng(seed).permutation(len(images.files))]
-    cut = int(0.8 * len(order))
+    cut = train_count(len(order))
     train, evaluation = (
         Labelled(tuple(images.files[i] for i in part), tuple(images.labels[i] for i in part), images.classes)
         for part in (order[:cut], order[cut:])
@@ -79,9 +81,14 @@ def split(images: Labelled, seed: int) -> Split:
     return Split(train, evaluation)
 
 
-def check_sizes(split: Split, batch_size: int, ranks: int) -> None:
-    """Raise BadInputError unless every rank has a whole batch to train on."""
-    count, needed = len(split.train.files), batch_size * ranks
+def train_count(images: int) -> int:
+    """Compute how many of some images are trained on."""
+    return int(0.8 * images)
+
+
+def check_sizes(count: int, batch_size: int, ranks: int) -> None:
+    """Raise BadInputError unless every rank has a whole batch, of so many images to train on."""
+    needed = batch_size * ranks
     if count < needed:
         fitting = count // ranks
         raise BadInputError(

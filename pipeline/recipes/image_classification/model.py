@@ -11,6 +11,7 @@ from PIL import Image
 from timm.models import save_for_hf
 from torchvision.transforms import Compose, Resize, ToTensor  # type: ignore[import-untyped]
 
+from manycpu.pipeline.recipes import base_folder
 from manycpu.pipeline.recipes.image_classification.options import ImageOptions
 from manycpu.pipeline.spec.errors import BadInputError
 
@@ -96,12 +97,7 @@ def _source(name: str | None, staged: str | None) -> tuple[str, Path | None]:
     if name is not None:
         folder = name if Path(name).is_dir() else None
     if folder:
-        if not Path(folder, "config.json").is_file():
-            raise BadInputError(
-                f"{Path(folder)} has no config.json that names its model of timm",
-                field="run.model",
-                fix="Name the model of its weights by --model NAME in run.args",
-            )
+        base_folder.check_timm(Path(folder))
         return f"local-dir:{Path(folder)}", None
     if name is None:
         return _DEFAULT, None

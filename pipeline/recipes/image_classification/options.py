@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from manycpu.pipeline.recipes import arguments
 from manycpu.pipeline.recipes.arguments import option
-from manycpu.pipeline.recipes.image_classification.images import LABEL_PATTERN
+from manycpu.pipeline.recipes.image_classification.images import BATCH_SIZE, LABEL_PATTERN
 from manycpu.pipeline.spec import recipe_options
 from manycpu.pipeline.spec.errors import BadInputError
 
@@ -30,7 +30,7 @@ class ImageOptions:
     pretrained: bool = option(True, "Begin with trained weights: those of run.model, else from the Hub.")
     unfreeze: bool = option(False, "Train the whole model, not only its head.")
     image_size: int = option(224, "Height and width that images are brought to.")
-    batch_size: int = option(64, "Images of a step of each rank; twice as many in evaluation.")
+    batch_size: int = option(BATCH_SIZE, "Images of a step of each rank; twice as many in evaluation.")
     lr: float = option(3e-2, "Greatest learning rate of the one cycle, which begins at a 25th of it.")
     num_epochs: int = option(5, "Times that each image is trained on.")
     seed: int = option(42, "Seed of the split, the head's weights, the order and the crops.")

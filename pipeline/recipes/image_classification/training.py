@@ -83,7 +83,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
 def _checked(labelled: Labelled, options: ImageOptions, accelerator: Accelerator) -> Split:
     """Split the images, and check that they can be read, each rank a part of them."""
     split = images.split(labelled, options.seed)
-    images.check_sizes(split, options.batch_size, accelerator.num_processes)
+    images.check_sizes(len(split.train.files), options.batch_size, accelerator.num_processes)
     own_files = labelled.files[accelerator.process_index :: accelerator.num_processes]
     faults = [fault for fault in gather_object([images.broken(own_files)]) if fault]
     if faults:

@@ -3,6 +3,7 @@
 The checkpoint is a folder or a model of the Hub; the data set is files in SQuAD's format or of the Hub.
 """
 
+import glob
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -51,7 +52,7 @@ def load_model(
         load = loader(AutoModelForQuestionAnswering, config, training, length)
         # Weights are fp32 also where the checkpoint has others: bf16 is for the computation (autocast) alone.
         model = load(name, config=config, dtype=torch.float32, **base_model.hub_arguments(options))
-    except (OSError, ValueError) as error:
+    except base_model.LOAD_ERRORS as error:
         raise base_model.unloadable(name, error) from error
     if options.freeze_embeddings:
         model.get_input_embeddings().requires_grad_(requires_grad=False)
@@ -133,7 +134,7 @@ def _table(split: str, files: list[Path], cache: str | None, data: DataOptions) 
         if not file.is_file():
             raise BadInputError(f"there is no file {file}", field="run.args", fix=f"Check --{split}_file")
     if files[0].suffix == ".parquet":
-        return Dataset.from_parquet([str(file) for file in files], cache_dir=cache)
+        return Dataset.from_parquet([glob.escape(str(file)) for file in files], cache_dir=cache)
     if files[0].suffix != ".json":
         raise BadInputError(f"{files[0]} is neither .json nor .parquet", field="run.data", fix="Convert it")
     # The digest is part of the cache's key, so that a changed file is read again.

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from manycpu.pipeline.recipes import arguments
 from manycpu.pipeline.recipes.arguments import Parser, option, translate
+from manycpu.pipeline.recipes.loading import check_shard
 from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, usable
 from manycpu.pipeline.spec import recipe_options
 
@@ -97,6 +98,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     model, data, training = parser.read(words)
     arguments.check_least(data, 1, *_COUNTS)
     arguments.check_least(data, 0, "doc_stride")
+    check_shard(training)
     chosen = bool({"do_train", "do_eval", "do_predict"} & set(given))
     output, training.output_dir, folder_notes = arguments.folders(training.output_dir, env)
     all_notes = (*notes, *bf16_notes, *usable(training), *folder_notes)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from manycpu.pipeline.recipes.files import below
 from manycpu.pipeline.spec.errors import BadInputError
 
 SPLITS = {"train": ("train",), "validation": ("dev", "val", "eval"), "test": ("test",)}
@@ -48,8 +49,8 @@ def splits(path: str | Path) -> dict[str, list[Path]]:
     if not path.is_dir():
         raise BadInputError(f"there is no file or folder {path}", field="run.data", fix=_FIX)
     by_split: dict[str, list[Path]] = {}
-    for file in sorted(path.rglob("*")):
-        if file.suffix in _SUFFIXES and file.is_file() and (split := _split(file)):
+    for file in below(path):
+        if file.suffix in _SUFFIXES and (split := _split(file)):
             by_split.setdefault(split, []).append(file)
     if not by_split:
         raise BadInputError(f"{path} holds no file that could be a data set", field="run.data", fix=_FIX)

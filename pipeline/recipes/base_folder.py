@@ -1,0 +1,112 @@
+"""Check the folder of a base checkpoint by the standard library alone, so that preflight can."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.model_shape import header
+from manycpu.pipeline.spec.recipe_options import Options, first, is_on
+
+_PARTS: Final = (
+    ("config.json", ("config.json",), "config_name"),
+    ("tokenizer", ("tokenizer.*", "vocab*", "tekken.json", "*.model", "*.tiktoken"), "tokenizer_name"),
+)
+"""A part of a base checkpoint, patterns of its files, and the option that makes it needless."""
+_WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")  # the first that is there is loaded
+
+
+def faults(folder: Path, options: Options) -> Iterator[str]:
+    """List what a base checkpoint lacks, as far as the options do not make it needless."""
+    for part, patterns, needless in _PARTS:
+        if not first(options, needless) and not any(any(folder.glob(name)) for name in patterns):
+            yield f"{folder} has no {part}"
+    # transformers loads the base model of an adapter, which is elsewhere.
+    if is_on(options, "from_scratch") or (folder / "adapter_config.json").is_file():
+        return
+    if not (files := _weights(folder)):
+        yield f"{folder} has no weights"
+    for file in files:
+        if fault := _fault(file):
+            yield f"{file} {fault}"
+            return
+
+
+def check_timm(folder: Path) -> None:
+    """Raise BadInputError unless a folder names its model of timm."""
+    if not (folder / "config.json").is_file():
+        message = f"{folder} has no config.json that names its model of timm"
+        fix = "Name the model of its weights by --model NAME in run.args"
+        raise BadInputError(message, field="run.model", fix=fix)
+
+
+def _weights(folder: Path) -> list[Path]:
+    """List the files with weights that transformers loads, also those that an index names in vain."""
+    for name in _WEIGHTS:
+        if (folder / name).is_file():
+            return [folder / name]
+        if (index := folder / f"{name}.index.json").is_file():
+            named = _object(index).get("weight_map")
+            return [folder / file for file in sorted({*named.values()})] if isinstance(named, dict) else []
+    return []
+
+
+def _fault(file: Path) -> str | None:
+    if not file.is_file():
+        return "is missing, and the index names it"
+    if file.suffix != ".safetensors":
+        return None
+    try:
+        found = header(file)
+        ends = [each["data_offsets"][1] for name, each in found.items() if name != "__metadata__"]
+        with file.open("rb") as opened:
+            begin = 8 + int.from_bytes(opened.read(8), "little")
+        whole = file.stat().st_size == begin + max(ends, default=0)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return "is no safetensors file, but a pointer to one perhaps"
+    return None if whole else "is cut off"
+
+
+def has_tied_head(folder: Path) -> bool:
+    """Whether a folder's configuration says that the head shares the weights of the embeddings."""
+    return _object(folder / "config.json").get("tie_word_embeddings") is True
+
+
+def layers_of(folder: Path) -> list[str]:
+    """List the layers with a matrix, by the headers of a folder's safetensors files."""
+    found: set[str] = set()
+    for file in _weights(folder):
+        if file.suffix != ".safetensors" or _fault(file):
+            return []
+        for name, tensor in header(file).items():
+            is_matrix = name.endswith(".weight") and len(tensor.get("shape", ())) > 1
+            if is_matrix and "embed" not in name:
+                found.add(name.removesuffix(".weight"))
+    return sorted(found)
+
+
+def tokenizer_settings(folder: Path) -> dict[str, Any]:
+    """Read tokenizer_config.json, with special tokens and a chat template that may be in files beside it.
+
+    Raises:
+        BadInputError: The template is not UTF-8 text.
+    """
+    settings = _object(folder / "tokenizer_config.json")
+    if not settings:
+        return {}
+    settings = _object(folder / "special_tokens_map.json") | settings
+    template = folder / "chat_template.jinja"
+    try:
+        return settings | ({"chat_template": template.read_text("utf-8")} if template.is_file() else {})
+    except UnicodeDecodeError as error:
+        message = f"{template} is not UTF-8 text: {error}"
+        raise BadInputError(message, field="run.model", fix="Write it as UTF-8") from error
+
+
+def _object(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
