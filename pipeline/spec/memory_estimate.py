@@ -3,10 +3,11 @@
 Reads the run's arguments and the folder of its model on this machine; knows no torch and asks no network.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.spec import memory_plan, model_shape, recipe_options
 from manycpu.pipeline.spec.errors import BadInputError, Finding
@@ -161,12 +162,20 @@ def _integer(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() else None
 
 
-def _overrides(options: Options) -> dict[str, str]:
+def _overrides(options: Options) -> dict[str, Any]:
     """Parse the option config_overrides: ``name=value``, separated by commas."""
-    pairs = (
-        part.partition("=") for part in (first(options, "config_overrides") or "").split(",") if "=" in part
-    )
-    return {name.strip(): value for name, _, value in pairs}
+    parts = (first(options, "config_overrides") or "").split(",")
+    return {
+        name.strip(): _value(text) for name, is_given, text in (p.partition("=") for p in parts) if is_given
+    }
+
+
+def _value(text: str) -> Any:
+    """Read a number or a truth value; another text stays as it is."""
+    try:
+        return json.loads(text.lower())
+    except ValueError:
+        return text
 
 
 def findings(estimate: Estimate, memory: int, field: str, node: str = "a node") -> Iterator[Finding]:

@@ -161,6 +161,28 @@ def test_what_says_nothing_is_not_known(tmp_path: Path) -> None:
     assert model_shape.read(tmp_path, causal=False) is None
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": "abc"},
+        {"vocab_size": [1000]},
+        {"num_attention_heads": None},
+        {"intermediate_size": [256, 128]},
+        {"attention_probs_dropout_prob": "none", "type_vocab_size": "two", "head_dim": {}, "model_type": []},
+    ],
+)
+def test_a_configuration_of_odd_values_counts_as_far_as_it_has_numbers(
+    bert: Path, changes: dict[str, Any]
+) -> None:
+    (bert / "config.json").write_text(json.dumps(BERT | changes))
+    _write_weights(bert / "model.safetensors", {"bert.encoder.layer.0.w": [64, 64]})
+    found = model_shape.read(bert, causal=False)
+    assert found is not None
+    assert found.parameters == 64 * 64
+    usual = model_shape.layout_of(BERT)
+    assert found.layout == (None if {"num_hidden_layers", "num_attention_heads"} & {*changes} else usual)
+
+
 def _run(**fields: Any) -> Any:
     return read_run({"program": "question_answering", "output": None, **fields})
 
@@ -216,12 +238,13 @@ def test_adapters_train_beside_weights_as_they_are_stored(
 
 
 def test_options_in_a_file_and_changes_of_the_configuration_count(bert: Path) -> None:
-    changes = "attention_probs_dropout_prob=0.0"
+    changes = "attention_probs_dropout_prob=0.0,hidden_dropout_prob=none,num_key_value_heads=2,is_decoder=no"
     (bert / "options.json").write_text(json.dumps({"config_overrides": changes, "max_seq_length": 9999}))
     found = memory_estimate.estimate(_run(model=str(bert), args=["options.json"]), bert)
     assert isinstance(found, Estimate)
     assert found.model.layout is not None
     assert not found.model.layout.attention_dropout
+    assert found.model.layout.keys == 2 * 16
     assert found.training.length == 128  # what the model takes
 
 
