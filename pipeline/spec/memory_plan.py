@@ -226,8 +226,13 @@ def _saved_of_token(layout: Layout, training: Training) -> int:
     return FLOAT * (saved.fp32 * layout.hidden + inner) + scores
 
 
-def adapter_parameters(layout: Layout, rank: int) -> int:
-    """Count the parameters of LoRA of a rank at every linear layer: at each, rank x (inputs + outputs)."""
+def adapter_parameters(layout: Layout | None, rank: int) -> int:
+    """Count the parameters of LoRA of a rank at every linear layer: at each, rank x (inputs + outputs).
+
+    0: the model's layout is not known; they are few beside its own.
+    """
+    if layout is None:
+        return 0
     attention = 2 * (layout.hidden + layout.queries) + 2 * (layout.hidden + layout.keys)
     matrices = 3 if layout.family == "gated" else 2
     return layout.layers * rank * (attention + matrices * (layout.hidden + layout.intermediate))
@@ -244,17 +249,24 @@ class Nodes:
     """Bytes of each node."""
 
     @property
+    def ranks(self) -> int:
+        """Ranks of all nodes."""
+        return self.nodes * self.processes
+
+    @property
     def share(self) -> int:
         """Bytes that each rank may plan with."""
         return int(self.memory * (1 - SPARE)) // self.processes
 
 
 def parts(model: Model, training: Training, nodes: Nodes, shard: Shard) -> Parts:
-    """Compute the memory of a rank on some nodes; ``hybrid`` shares the model among a node's ranks."""
-    if shard == "no":
+    """Compute the memory of a rank on some nodes; ``hybrid`` shares the model among a node's ranks.
+
+    A single rank holds a replica.
+    """
+    if shard == "no" or nodes.ranks == 1:
         return replica(model, training)
-    ranks = nodes.processes if shard == "hybrid" else nodes.nodes * nodes.processes
-    return sharded(model, training, ranks)
+    return sharded(model, training, nodes.processes if shard == "hybrid" else nodes.ranks)
 
 
 def fits(model: Model, training: Training, nodes: Nodes, shard: Shard) -> bool:
@@ -264,8 +276,10 @@ def fits(model: Model, training: Training, nodes: Nodes, shard: Shard) -> bool:
 
 def nodes_needed(model: Model, training: Training, nodes: Nodes, shard: Shard) -> int | None:
     """Count the nodes of this kind that the training needs; None: no number of them is enough."""
+    if fits(model, training, replace(nodes, nodes=1), shard):
+        return 1
     if shard != "full":
-        return 1 if fits(model, training, nodes, shard) else None
+        return None
     alone = sharded(model, training, 1)
     # More ranks make only the states of a rank smaller, so all else must leave room for them.
     room = nodes.share - (alone.total - alone.states)

@@ -126,6 +126,15 @@ def test_the_nodes_that_are_needed_are_the_fewest(memory: int, needed: int) -> N
     assert needed == 1 or not memory_plan.fits(LARGE, step, replace(nodes, nodes=needed - 1), "full")
 
 
+@pytest.mark.parametrize("shard", ["full", "hybrid"])
+def test_a_single_rank_holds_a_replica_and_gathers_nothing(shard: memory_plan.Shard) -> None:
+    nodes = Nodes(nodes=1, processes=1, memory=128 * GIB)
+    step, replica = replace(STEP, bf16=True), memory_plan.replica(LARGE, replace(STEP, bf16=True))
+    assert memory_plan.parts(LARGE, step, nodes, shard) == replica
+    exact = replace(nodes, memory=int(replica.total / 0.9) + 1)
+    assert memory_plan.nodes_needed(LARGE, step, exact, shard) == 1
+
+
 def test_no_number_of_nodes_holds_what_a_rank_gathers() -> None:
     assert memory_plan.nodes_needed(LARGE, STEP, Nodes(nodes=1, processes=1, memory=8 * GIB), "full") is None
 
@@ -188,7 +197,8 @@ def _run(**fields: Any) -> Any:
 
 
 def test_the_options_of_a_recipe_count(bert: Path) -> None:
-    words = "--per_device_train_batch_size=16 --max-seq-length 96 --gradient_checkpointing --optim sgd --bf16"
+    words = "--per_device_train_batch_size=16 --max-seq-length 96 --gradient_checkpointing --bf16"
+    words += " --optim sgd"
     found = memory_estimate.estimate(_run(model=str(bert), args=words, nproc_per_node=2), bert)
     assert isinstance(found, Estimate)
     assert found.training == Training(batch=16, length=96, bf16=True, checkpointing=True, optimizer=0)
@@ -248,6 +258,68 @@ def test_options_in_a_file_and_changes_of_the_configuration_count(bert: Path) ->
     assert found.training.length == 128  # what the model takes
 
 
+LLAMA = BERT | {"model_type": "llama"}
+
+
+@pytest.mark.parametrize(
+    ("program", "args", "length"),
+    [
+        ("causal_lm", "--max_seq_length 4096 --rope_scaling yarn", 4096),
+        ("causal_lm", "", 128),
+        ("causal_lm", "--config_overrides max_position_embeddings=2048", 1024),
+        ("question_answering", "", 128),
+        ("question_answering", "--config_overrides max_position_embeddings=2048", 384),
+    ],
+)
+def test_tokens_of_a_step_are_those_that_the_recipe_takes(
+    tmp_path: Path, program: str, args: str, length: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    found = memory_estimate.estimate(_run(program=program, model=str(tmp_path), args=args), tmp_path)
+    assert isinstance(found, Estimate)
+    assert found.training.length == length
+
+
+@pytest.mark.parametrize(
+    ("args", "nodes", "ways", "excluded"),
+    [
+        ("", 4, ("no", "full"), None),
+        ("", 1, ("no",), None),
+        ("--shard full", 1, ("no",), None),
+        ("--shard hybrid", 4, ("hybrid",), None),
+        ("--method dora", 4, ("no",), "--method dora"),
+        ("--from_scratch", 4, ("no",), "--from_scratch"),
+        ("--from_scratch False", 4, ("no", "full"), None),
+        ("--adafactor", 4, ("no",), "--optim adafactor"),
+        ("--adafactor no", 4, ("no", "full"), None),
+        ("--torch_compile_mode default", 4, ("no",), "--torch_compile"),
+        ("--torch_compile False", 4, ("no", "full"), None),
+        ("--gradient_compression bf16", 4, ("no",), "--gradient_compression"),
+        ("--fsdp full_shard", 4, ("no",), "--fsdp"),
+        ("--config_overrides model_type=bloom", 4, ("no",), None),
+        ("--config_overrides model_type=bloom --shard full", 4, ("full",), None),
+    ],
+)
+def test_auto_shards_only_what_the_ranks_would(
+    tmp_path: Path, args: str, nodes: int, ways: tuple[str, ...], excluded: str | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    _write_weights(tmp_path / "model.safetensors", {"model.layers.0.w": [64, 64]})
+    run = _run(program="causal_lm", model=str(tmp_path), args=args, nnodes=nodes)
+    found = memory_estimate.estimate(run, tmp_path)
+    assert isinstance(found, Estimate)
+    assert (found.ways, found.excluded) == (ways, excluded)
+
+
+def test_adapters_leave_a_model_of_unknown_layout_frozen(tmp_path: Path) -> None:
+    config = {"model_type": "mpt", "d_model": 64, "n_layers": 2, "dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    _write_weights(tmp_path / "model.safetensors", {"transformer.blocks.0.w": [64, 64]})
+    found = memory_estimate.estimate(_run(program="causal_lm", model=str(tmp_path), dtype="bf16"), tmp_path)
+    assert isinstance(found, Estimate)
+    assert (found.training.trained, found.training.frozen) == (0, memory_plan.HALF)
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
@@ -276,6 +348,12 @@ def _found(memory: int, **fields: Any) -> list[Finding]:
         (64, {"shard": "no", "nodes": 8}, "run.args", "Add --shard full to run.args"),
         (200, {"shard": "no", "processes": 2}, "run.args", ", or set run.nproc_per_node to 1"),
         (8, {}, "run.resources.memory", "No number of such nodes fits"),
+        (
+            64,
+            {"shard": "no", "nodes": 8, "excluded": "--method dora"},
+            "run.resources.memory",
+            ", or leave out --method dora, which excludes sharding",
+        ),
     ],
 )
 def test_what_cannot_fit_is_refused_with_what_would(
@@ -306,3 +384,6 @@ def test_the_table_has_every_part_and_whether_it_fits() -> None:
     assert rows["parameters"].sharded == "14.9 GiB"
     assert rows["fits"].replica == "no, on no number of nodes"
     assert rows["fits"].sharded == "no: 4 nodes would"
+    rows = {row.name: row for row in memory_estimate.rows(replace(estimate, excluded="--fsdp"), 512 * GIB)}
+    assert rows["fits"].replica == "yes"
+    assert rows["fits"].sharded == "no: --fsdp excludes it"
