@@ -44,6 +44,7 @@ def loader(
     if is_automatic:
         training = Training(
             batch=options.per_device_train_batch_size,
+            evaluated=options.per_device_eval_batch_size,
             length=length,
             bf16=options.bf16,
             checkpointing=bool(options.gradient_checkpointing),

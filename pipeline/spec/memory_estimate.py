@@ -83,7 +83,7 @@ class Estimate:
 
     @property
     def ways(self) -> tuple[Shard, ...]:
-        """What each rank holds: what fits first, else the last."""
+        """How the ranks may hold the model, in the order in which that is tried; the last if none fits."""
         if self.shard == "no" or self.nodes * self.processes == 1:
             return ("no",)
         return ("no", "full") if self.shard == "auto" else (self.sharding,)
@@ -175,6 +175,7 @@ def _training(
     optimizer = first(options, "optim") or "adamw_torch_fused"
     return Training(
         batch=_integer(first(options, "per_device_train_batch_size")) or recipe.batch,
+        evaluated=_integer(first(options, "per_device_eval_batch_size")) or 0,
         length=length,
         bf16=bf16,
         checkpointing=is_on(options, "activation_checkpointing"),
@@ -276,6 +277,7 @@ def _reasons(estimate: Estimate) -> dict[str, str]:
     model, training = estimate.model, estimate.training
     trained = training.adapters + (model.parameters if training.trained is None else training.trained)
     steps = f"{training.batch} x {training.length} tokens"
+    evaluation = f"; of an evaluation {training.evaluated} x" if training.evaluated > training.batch else ""
     again = ", computed again in the backward pass" if training.checkpointing else ""
     width = "fp32" if training.frozen == memory_plan.FLOAT else "bf16, and adapters in fp32"
     copies = "bf16 weights of a step; " if training.bf16 else ""
@@ -283,7 +285,9 @@ def _reasons(estimate: Estimate) -> dict[str, str]:
         "parameters": f"{model.parameters / 1e6:,.1f}M in {width}",
         "gradients": f"{trained / 1e6:,.1f}M in fp32",
         "optimizer": f"{training.optimizer} bytes for each trained parameter",
-        "activations": f"{steps} of each rank{again}" if model.layout else "not known, not counted",
+        "activations": f"{steps} of each rank{again}{evaluation}"
+        if model.layout
+        else "not known, not counted",
         "copies": f"{copies}sharded: gathered blocks, and their gradients"
         if model.block
         else "not known, not counted",

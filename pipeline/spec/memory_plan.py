@@ -26,7 +26,7 @@ _HEAP: Final = 1.4
 _MAPPED: Final = 32 << 20
 """Bytes from which on glibc maps a tensor by itself, and leaves no hole."""
 _MATRICES: Final = 8  # of a block, about: each is gathered into a tensor of its own
-_LOGIT_COPIES: Final = 3  # the logits, their log-softmax, and their gradient
+_LOGIT_COPIES: Final = 3  # the logits, their log-softmax, and their gradient, which an evaluation lacks
 _SCORE_COPIES: Final = 3  # where attention scores are kept: softmax, the mask of dropout, their product
 
 
@@ -88,6 +88,8 @@ class Training:
 
     batch: int = 1
     """Samples of a rank's step, which are computed together."""
+    evaluated: int = 0
+    """Samples of a rank's batch of an evaluation."""
     length: int = 1
     """Tokens of each."""
     bf16: bool = False
@@ -189,7 +191,9 @@ def _in_linear_layers(model: Model, training: Training) -> int:
 
 
 def activations(model: Model, training: Training) -> int:
-    """Compute what a rank keeps of a step for its backward pass; 0: the model's layout is not known.
+    """Compute what a rank keeps of a step for its backward pass, or has at once of an evaluation.
+
+    0: the model's layout is not known.
 
     After Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section
     4.1, for the layers of today and for fp32 too: there a layer keeps s b h (34 + 5 a s / h) bytes in 16
@@ -201,15 +205,24 @@ def activations(model: Model, training: Training) -> int:
     tokens = training.batch * training.length
     of_layer = tokens * _saved_of_token(layout, training)
     # The gradients of the layer in its backward pass: of the widest tensors, and of the residual stream.
-    passing = tokens * (HALF if training.bf16 else FLOAT) * (2 * layout.intermediate + 2 * layout.hidden)
+    of_token = (HALF if training.bf16 else FLOAT) * (2 * layout.intermediate + 2 * layout.hidden)
+    passing = tokens * of_token
     kept = tokens * FLOAT * layout.hidden if training.checkpointing else of_layer
     layers = layout.layers * kept + passing + (of_layer if training.checkpointing else 0)
     ends = tokens * FLOAT * 3 * layout.hidden  # of the embeddings, and of the last norm
     logits = _LOGIT_COPIES * FLOAT * tokens * layout.vocabulary if training.causal else 0
+    evaluation = _evaluation(layout, training, of_token)
     # With checkpointing, the logits are freed before the layers' gradients are made: the larger sum counts.
     if training.checkpointing:
-        return int(_HEAP * (ends + max(layers, layout.layers * kept + logits)))
-    return int(_HEAP * (ends + layers + logits))
+        return int(_HEAP * max(ends + max(layers, layout.layers * kept + logits), evaluation))
+    return int(_HEAP * max(ends + layers + logits, evaluation))
+
+
+def _evaluation(layout: Layout, training: Training, of_token: int) -> int:
+    """Compute what a batch of an evaluation has at once: what a layer makes of it, or the logits."""
+    tokens = training.evaluated * training.length
+    logits = (_LOGIT_COPIES - 1) * FLOAT * layout.vocabulary if training.causal else 0
+    return tokens * (FLOAT * 3 * layout.hidden + max(of_token, logits))
 
 
 def _saved_of_token(layout: Layout, training: Training) -> int:

@@ -96,6 +96,14 @@ def test_checkpointing_keeps_the_input_of_a_layer() -> None:
     assert again < kept / 5
 
 
+def test_an_evaluation_counts_where_its_batch_takes_more_than_a_step() -> None:
+    step = Training(batch=1, length=1024, causal=True)
+    assert memory_plan.activations(LARGE, replace(step, evaluated=1)) == memory_plan.activations(LARGE, step)
+    large = memory_plan.activations(LARGE, replace(step, evaluated=64))
+    # The logits and their log-softmax; embeddings and the last norm.
+    assert large == int(1.4 * 64 * 1024 * 4 * (2 * 128_256 + 3 * 4096))
+
+
 def test_activations_of_a_gpt3_layer_are_those_of_the_paper() -> None:
     """34 bytes for each token and hidden unit: the paper's GELU keeps one tensor, and its masks are bytes."""
     paper = Layout(
@@ -198,10 +206,12 @@ def _run(**fields: Any) -> Any:
 
 def test_the_options_of_a_recipe_count(bert: Path) -> None:
     words = "--per_device_train_batch_size=16 --max-seq-length 96 --gradient_checkpointing --bf16"
-    words += " --optim sgd"
+    words += " --optim sgd --per_gpu_eval_batch_size 64"
     found = memory_estimate.estimate(_run(model=str(bert), args=words, nproc_per_node=2), bert)
     assert isinstance(found, Estimate)
-    assert found.training == Training(batch=16, length=96, bf16=True, checkpointing=True, optimizer=0)
+    assert found.training == Training(
+        batch=16, evaluated=64, length=96, bf16=True, checkpointing=True, optimizer=0
+    )
     assert found.processes == 2
     assert found.model.parameters == 2 * BLOCK + OUTSIDE + 2 * 65
 
