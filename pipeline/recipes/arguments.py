@@ -13,21 +13,6 @@ from manycpu.pipeline.spec import recipe_options
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import has_bf16, processor_flags
 
-_RENAMED: Final = {
-    "adafactor": ("--optim", "adafactor"),
-    "evaluate_during_training": ("--eval_strategy", "steps"),
-    "evaluation_strategy": ("--eval_strategy", None),
-    "group_by_length": ("--train_sampling_strategy", "group_by_length"),
-    "gradient_checkpointing": ("--activation_checkpointing", None),
-    "no_cuda": ("--use_cpu", None),
-    "per_gpu_eval_batch_size": ("--per_device_eval_batch_size", None),
-    "per_gpu_train_batch_size": ("--per_device_train_batch_size", None),
-    "use_auth_token": ("--token", None),
-    "warmup_ratio": ("--warmup_steps", None),
-    "xpu_backend": ("--ddp_backend", None),
-}
-"""Old name -> new option, and its value where the old one was a switch; None: the value that was given."""
-
 _GONE_CHOICES: Final = {("ddp_backend", "ccl"), ("xpu_backend", "ccl")}
 """Old name and value, where the name is still known and the value is not."""
 
@@ -144,9 +129,9 @@ def _replacement(option: str, values: list[str], *, known: bool) -> tuple[list[s
         return [], f"{option} {values[0]} is left out: run.backend decides"
     if not known and name in _NEEDLESS:
         return [], f"{option} is left out: {_NEEDLESS[name]}"
-    if known or name not in _RENAMED:
+    if known or name not in recipe_options.RENAMED:
         return [option, *values], ""
-    new, value = _RENAMED[name]
+    new, value = recipe_options.RENAMED[name]
     if value is not None and values and values[0].lower() in ("0", "f", "false", "n", "no"):
         return [], f"{option} is left out: it is switched off"
     words = [new, *values] if value is None else [new, value]

@@ -18,6 +18,7 @@ from manycpu.pipeline.recipes.trainer import CpuTrainingOptions
 from manycpu.pipeline.spec import memory_plan, model_shape
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import Machine
+from manycpu.pipeline.spec.memory_estimate import unshardable
 from manycpu.pipeline.spec.memory_plan import Nodes, Training, replica
 from manycpu.pipeline.spec.words import format_bytes
 
@@ -43,6 +44,7 @@ def loader(
     if is_automatic:
         training = Training(
             batch=options.per_device_train_batch_size,
+            evaluated=options.per_device_eval_batch_size,
             length=length,
             bf16=options.bf16,
             checkpointing=bool(options.gradient_checkpointing),
@@ -123,16 +125,12 @@ def _differ(folder: Path, tied: Mapping[str, str]) -> bool:
 
 def _unshardable(options: CpuTrainingOptions, *, has_adapters: bool) -> str | None:
     """Name the option that excludes sharding; None: there is none."""
-    excludes = {
-        "--use_ipex": options.use_ipex,
-        "--torch_compile": options.torch_compile,
-        "--gradient_compression": options.gradient_compression != "no",
-        "--fsdp": options.fsdp,
-        "--optim adafactor": options.optim == "adafactor",
+    if has_adapters and options.shard == "hybrid":
         # peft takes the sizes of a share there for those of the layer.
-        "adapters: give --method full, or --shard full": has_adapters and options.shard == "hybrid",
-    }
-    return next((name for name, is_on in excludes.items() if is_on), None)
+        return "adapters: give --method full, or --shard full"
+    values = options.to_dict()  # type: ignore[no-untyped-call]
+    given = {name: [str(value)] for name, value in values.items() if value}
+    return "--use_ipex" if options.use_ipex else unshardable(given)
 
 
 class _Tied:

@@ -67,9 +67,17 @@ class CpuTrainingOptions(TrainingArguments):
         "over the ranks of a node, and a replica on each node; auto: full where a replica does not fit "
         "the node's memory, else no (docs/large_models.md).",
     )
+    per_device_eval_batch_size: int = option(
+        None, "Samples of a rank's batch of an evaluation; default: as many as of a step."
+    )
     use_ipex: bool = option(
         False, "Optimize by Intel's extension, where it is installed: torch 2.8 and earlier."
     )
+
+    def __post_init__(self) -> None:
+        if self.per_device_eval_batch_size is None:
+            self.per_device_eval_batch_size = self.per_device_train_batch_size
+        super().__post_init__()  # type: ignore[no-untyped-call]
 
 
 def usable(options: CpuTrainingOptions) -> list[str]:

@@ -3,10 +3,11 @@
 Reads the run's arguments and the folder of its model on this machine; knows no torch and asks no network.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.spec import memory_plan, model_shape, recipe_options
 from manycpu.pipeline.spec.errors import BadInputError, Finding
@@ -36,9 +37,7 @@ RECIPES: Final[Mapping[str, _Recipe]] = {
 DEFAULT_SHARD: Final = "auto"
 """What recipes do without ``--shard``."""
 _LORA_RANK: Final = 16
-_BATCH: Final = ("per_device_train_batch_size", "per_gpu_train_batch_size")
 _LENGTH: Final = ("max_seq_length", "max_length", "block_size", "sequence_length")
-_CHECKPOINTING: Final = ("activation_checkpointing", "gradient_checkpointing")
 # Bytes for each trained parameter of the optimizers that keep less than AdamW; Adafactor keeps rows and sums.
 _OPTIMIZERS: Final = {"adafactor": 0, "adagrad": 4, "lion_32bit": 4, "rmsprop": 4, "sgd": 0}
 
@@ -63,6 +62,8 @@ class Estimate:
     processes: int
     """Ranks of each node."""
     shard: str = DEFAULT_SHARD
+    excluded: str | None = None
+    """The option that excludes sharding, if there is one."""
 
     def on(self, memory: int) -> Nodes:
         """Describe the run's nodes with some bytes of memory each."""
@@ -79,6 +80,13 @@ class Estimate:
     def sharding(self) -> Shard:
         """How the run is sharded, if it is."""
         return "hybrid" if self.shard == "hybrid" else "full"
+
+    @property
+    def ways(self) -> tuple[Shard, ...]:
+        """How the ranks may hold the model, in the order in which that is tried; the last if none fits."""
+        if self.shard == "no" or self.nodes * self.processes == 1:
+            return ("no",)
+        return ("no", "full") if self.shard == "auto" else (self.sharding,)
 
 
 def estimate(
@@ -105,9 +113,10 @@ def estimate(
     defaults = recipe or _Recipe(1, 1, causal=False)  # a program that is no recipe
     name = first(options, "model_name_or_path") or run.model
     folder = base / name if name else None
-    model = None
+    model, config = None, _overrides(options)
     if folder is not None and folder.is_dir():
-        model = model_shape.read(folder, causal=defaults.causal, overrides=_overrides(options))
+        model = model_shape.read(folder, causal=defaults.causal, overrides=config)
+        config = model_shape.config_of(folder) | config
     if model is None and parameters is None:
         where = f"{name} is not a folder here with config.json or safetensors" if name else "there is none"
         return f"the size of the model is not known ({where}): give --parameters"
@@ -116,38 +125,60 @@ def estimate(
     elif model is not None:
         model = model_shape.with_head(model, defaults.outputs)
     assert model is not None  # noqa: S101 - for mypy: one of the two was given
+    shard, excluded = first(options, "shard") or DEFAULT_SHARD, unshardable(options)
+    # As the ranks choose, who count the parameters by the configuration.
+    if shard == "auto" and (excluded or model_shape.of_config(config, causal=defaults.causal) is None):
+        shard = "no"
     return Estimate(
         model=model,
-        training=_training(run, defaults, options, model, folder),
+        training=_training(run, defaults, options, model, config),
         nodes=run.nodes[0],
         processes=run.processes,
-        shard=first(options, "shard") or DEFAULT_SHARD,
+        shard=shard,
+        excluded=excluded,
     )
 
 
+def unshardable(options: Options) -> str | None:
+    """Name the option of a recipe that excludes sharding; None: there is none."""
+    compiles = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+    excludes = {
+        "--method dora": first(options, "method") == "dora",
+        "--from_scratch": is_on(options, "from_scratch"),
+        "--torch_compile": is_on(options, compiles[0], default=first(options, *compiles[1:]) is not None),
+        "--gradient_compression": (first(options, "gradient_compression") or "no") != "no",
+        "--fsdp": first(options, "fsdp") is not None,
+        "--optim adafactor": first(options, "optim") == "adafactor",
+    }
+    return next((name for name, is_given in excludes.items() if is_given), None)
+
+
 def _training(
-    run: TrainingRun, recipe: _Recipe, options: Options, model: Model, folder: Path | None
+    run: TrainingRun, recipe: _Recipe, options: Options, model: Model, config: model_shape.Config
 ) -> Training:
     """Read from a run's options how the model is trained; the recipe's defaults stand for missing ones."""
-    length = _integer(first(options, *_LENGTH)) or recipe.length
-    config = model_shape.config_of(folder) if folder is not None else {}
-    limit = model_shape.length_limit(config)
+    asked, limit = _integer(first(options, *_LENGTH)), model_shape.length_limit(config)
+    length = min(asked or recipe.length, limit or asked or recipe.length)
+    if recipe.causal and asked:
+        length = asked  # more than the positions of the model stretches them, or is refused
+    has_adapters = (first(options, "method") or recipe.method) != "full"
     trained, adapters = None, 0  # None: all parameters of the model
-    if model.layout and (first(options, "method") or recipe.method) != "full":
+    if has_adapters:
         rank = _integer(first(options, "lora_r")) or _LORA_RANK
         trained, adapters = 0, memory_plan.adapter_parameters(model.layout, rank)
     elif model.layout and is_on(options, "freeze_embeddings"):
         trained = model.parameters - model.layout.vocabulary * model.layout.hidden
     # With adapters, weights that are stored as bf16 stay so if the training computes in bf16; else they are
     # kept in fp32.
-    may_be_half = adapters > 0 and config.get("dtype", config.get("torch_dtype")) == "bfloat16"
+    may_be_half = has_adapters and config.get("dtype", config.get("torch_dtype")) == "bfloat16"
     bf16 = is_on(options, "bf16", default=may_be_half if run.dtype is None else run.dtype == "bf16")
     optimizer = first(options, "optim") or "adamw_torch_fused"
     return Training(
-        batch=_integer(first(options, *_BATCH)) or recipe.batch,
-        length=min(length, limit or length),
+        batch=_integer(first(options, "per_device_train_batch_size")) or recipe.batch,
+        evaluated=_integer(first(options, "per_device_eval_batch_size")) or 0,
+        length=length,
         bf16=bf16,
-        checkpointing=is_on(options, *_CHECKPOINTING),
+        checkpointing=is_on(options, "activation_checkpointing"),
         causal=recipe.causal,
         trained=trained,
         adapters=adapters,
@@ -161,12 +192,20 @@ def _integer(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() else None
 
 
-def _overrides(options: Options) -> dict[str, str]:
+def _overrides(options: Options) -> dict[str, Any]:
     """Parse the option config_overrides: ``name=value``, separated by commas."""
-    pairs = (
-        part.partition("=") for part in (first(options, "config_overrides") or "").split(",") if "=" in part
-    )
-    return {name.strip(): value for name, _, value in pairs}
+    parts = (first(options, "config_overrides") or "").split(",")
+    return {
+        name.strip(): _value(text) for name, is_given, text in (p.partition("=") for p in parts) if is_given
+    }
+
+
+def _value(text: str) -> Any:
+    """Read a number or a truth value; another text stays as it is."""
+    try:
+        return json.loads(text.lower())
+    except ValueError:
+        return text
 
 
 def findings(estimate: Estimate, memory: int, field: str, node: str = "a node") -> Iterator[Finding]:
@@ -179,20 +218,18 @@ def findings(estimate: Estimate, memory: int, field: str, node: str = "a node") 
         node: What the memory is of, for the message.
     """
     model, training, nodes = estimate.model, estimate.training, estimate.on(memory)
-    # `auto` shards only a model that does not fit as a replica.
-    wanted: tuple[Shard, ...] = ("no", "full") if estimate.shard == "auto" else (_shard(estimate.shard),)
-    if any(memory_plan.fits(model, training, nodes, shard) for shard in wanted):
+    if any(memory_plan.fits(model, training, nodes, shard) for shard in estimate.ways):
         return
-    needed = memory_plan.parts(model, training, nodes, wanted[-1]).total * nodes.processes
-    how = "with a replica in each rank" if wanted == ("no",) else f"sharded over {estimate.over}"
+    needed = memory_plan.parts(model, training, nodes, estimate.ways[-1]).total * nodes.processes
+    how = "with a replica in each rank" if estimate.ways == ("no",) else f"sharded over {estimate.over}"
     message = (
         f"the training takes about {format_bytes(needed)} of a node {how}, and {node} has "
         f"{format_bytes(memory)}, of which a tenth is kept free"
     )
     ranks_possible = memory_plan.processes_possible(model, training, nodes)
-    nodes_needed = memory_plan.nodes_needed(model, training, nodes, "full")
+    nodes_needed = None if estimate.excluded else memory_plan.nodes_needed(model, training, nodes, "full")
     fewer = [f"set run.nproc_per_node to {ranks_possible}"] if 0 < ranks_possible < nodes.processes else []
-    option = [] if "full" in wanted else ["add --shard full to run.args"]
+    option = ["add --shard full to run.args"] if estimate.shard in ("no", "hybrid") else []
     more = [f"set run.nnodes to {nodes_needed}"] if nodes_needed and nodes_needed > nodes.nodes else []
     if nodes_needed:
         where = "run.nnodes" if more else "run.args"
@@ -204,13 +241,11 @@ def findings(estimate: Estimate, memory: int, field: str, node: str = "a node") 
             field,
             ["no number of such nodes fits: give them more memory", "compute less at a time"],
         )
+    if estimate.excluded:
+        fixes = [*fixes, f"leave out {estimate.excluded}, which excludes sharding"]
     fix = ", or ".join(fixes)
     # A training that lacks no more than the tenth that is kept free may well work: that is not fatal.
     yield Finding(where, message, fix[0].upper() + fix[1:], fatal=needed > memory)
-
-
-def _shard(option: str) -> Shard:
-    return "no" if option == "no" else "hybrid" if option == "hybrid" else "full"
 
 
 def rows(estimate: Estimate, memory: int | None) -> Iterator[Row]:
@@ -242,6 +277,7 @@ def _reasons(estimate: Estimate) -> dict[str, str]:
     model, training = estimate.model, estimate.training
     trained = training.adapters + (model.parameters if training.trained is None else training.trained)
     steps = f"{training.batch} x {training.length} tokens"
+    evaluation = f"; of an evaluation {training.evaluated} x" if training.evaluated > training.batch else ""
     again = ", computed again in the backward pass" if training.checkpointing else ""
     width = "fp32" if training.frozen == memory_plan.FLOAT else "bf16, and adapters in fp32"
     copies = "bf16 weights of a step; " if training.bf16 else ""
@@ -249,7 +285,9 @@ def _reasons(estimate: Estimate) -> dict[str, str]:
         "parameters": f"{model.parameters / 1e6:,.1f}M in {width}",
         "gradients": f"{trained / 1e6:,.1f}M in fp32",
         "optimizer": f"{training.optimizer} bytes for each trained parameter",
-        "activations": f"{steps} of each rank{again}" if model.layout else "not known, not counted",
+        "activations": f"{steps} of each rank{again}{evaluation}"
+        if model.layout
+        else "not known, not counted",
         "copies": f"{copies}sharded: gathered blocks, and their gradients"
         if model.block
         else "not known, not counted",
@@ -259,6 +297,8 @@ def _reasons(estimate: Estimate) -> dict[str, str]:
 
 def _answer(estimate: Estimate, nodes: Nodes, shard: Shard) -> str:
     """Write whether the training fits; if not, how many nodes would do."""
+    if shard != "no" and estimate.excluded:
+        return f"no: {estimate.excluded} excludes it"
     if memory_plan.fits(estimate.model, estimate.training, nodes, shard):
         return "yes"
     needed = memory_plan.nodes_needed(estimate.model, estimate.training, nodes, shard)

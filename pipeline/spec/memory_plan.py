@@ -26,7 +26,7 @@ _HEAP: Final = 1.4
 _MAPPED: Final = 32 << 20
 """Bytes from which on glibc maps a tensor by itself, and leaves no hole."""
 _MATRICES: Final = 8  # of a block, about: each is gathered into a tensor of its own
-_LOGIT_COPIES: Final = 3  # the logits, their log-softmax, and their gradient
+_LOGIT_COPIES: Final = 3  # the logits, their log-softmax, and their gradient, which an evaluation lacks
 _SCORE_COPIES: Final = 3  # where attention scores are kept: softmax, the mask of dropout, their product
 
 
@@ -88,6 +88,8 @@ class Training:
 
     batch: int = 1
     """Samples of a rank's step, which are computed together."""
+    evaluated: int = 0
+    """Samples of a rank's batch of an evaluation."""
     length: int = 1
     """Tokens of each."""
     bf16: bool = False
@@ -189,7 +191,9 @@ def _in_linear_layers(model: Model, training: Training) -> int:
 
 
 def activations(model: Model, training: Training) -> int:
-    """Compute what a rank keeps of a step for its backward pass; 0: the model's layout is not known.
+    """Compute what a rank keeps of a step for its backward pass, or has at once of an evaluation.
+
+    0: the model's layout is not known.
 
     After Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section
     4.1, for the layers of today and for fp32 too: there a layer keeps s b h (34 + 5 a s / h) bytes in 16
@@ -201,15 +205,24 @@ def activations(model: Model, training: Training) -> int:
     tokens = training.batch * training.length
     of_layer = tokens * _saved_of_token(layout, training)
     # The gradients of the layer in its backward pass: of the widest tensors, and of the residual stream.
-    passing = tokens * (HALF if training.bf16 else FLOAT) * (2 * layout.intermediate + 2 * layout.hidden)
+    of_token = (HALF if training.bf16 else FLOAT) * (2 * layout.intermediate + 2 * layout.hidden)
+    passing = tokens * of_token
     kept = tokens * FLOAT * layout.hidden if training.checkpointing else of_layer
     layers = layout.layers * kept + passing + (of_layer if training.checkpointing else 0)
     ends = tokens * FLOAT * 3 * layout.hidden  # of the embeddings, and of the last norm
     logits = _LOGIT_COPIES * FLOAT * tokens * layout.vocabulary if training.causal else 0
+    evaluation = _evaluation(layout, training, of_token)
     # With checkpointing, the logits are freed before the layers' gradients are made: the larger sum counts.
     if training.checkpointing:
-        return int(_HEAP * (ends + max(layers, layout.layers * kept + logits)))
-    return int(_HEAP * (ends + layers + logits))
+        return int(_HEAP * max(ends + max(layers, layout.layers * kept + logits), evaluation))
+    return int(_HEAP * max(ends + layers + logits, evaluation))
+
+
+def _evaluation(layout: Layout, training: Training, of_token: int) -> int:
+    """Compute what a batch of an evaluation has at once: what a layer makes of it, or the logits."""
+    tokens = training.evaluated * training.length
+    logits = (_LOGIT_COPIES - 1) * FLOAT * layout.vocabulary if training.causal else 0
+    return tokens * (FLOAT * 3 * layout.hidden + max(of_token, logits))
 
 
 def _saved_of_token(layout: Layout, training: Training) -> int:
@@ -226,8 +239,13 @@ def _saved_of_token(layout: Layout, training: Training) -> int:
     return FLOAT * (saved.fp32 * layout.hidden + inner) + scores
 
 
-def adapter_parameters(layout: Layout, rank: int) -> int:
-    """Count the parameters of LoRA of a rank at every linear layer: at each, rank x (inputs + outputs)."""
+def adapter_parameters(layout: Layout | None, rank: int) -> int:
+    """Count the parameters of LoRA of a rank at every linear layer: at each, rank x (inputs + outputs).
+
+    0: the model's layout is not known; they are few beside its own.
+    """
+    if layout is None:
+        return 0
     attention = 2 * (layout.hidden + layout.queries) + 2 * (layout.hidden + layout.keys)
     matrices = 3 if layout.family == "gated" else 2
     return layout.layers * rank * (attention + matrices * (layout.hidden + layout.intermediate))
@@ -244,17 +262,24 @@ class Nodes:
     """Bytes of each node."""
 
     @property
+    def ranks(self) -> int:
+        """Ranks of all nodes."""
+        return self.nodes * self.processes
+
+    @property
     def share(self) -> int:
         """Bytes that each rank may plan with."""
         return int(self.memory * (1 - SPARE)) // self.processes
 
 
 def parts(model: Model, training: Training, nodes: Nodes, shard: Shard) -> Parts:
-    """Compute the memory of a rank on some nodes; ``hybrid`` shares the model among a node's ranks."""
-    if shard == "no":
+    """Compute the memory of a rank on some nodes; ``hybrid`` shares the model among a node's ranks.
+
+    A single rank holds a replica.
+    """
+    if shard == "no" or nodes.ranks == 1:
         return replica(model, training)
-    ranks = nodes.processes if shard == "hybrid" else nodes.nodes * nodes.processes
-    return sharded(model, training, ranks)
+    return sharded(model, training, nodes.processes if shard == "hybrid" else nodes.ranks)
 
 
 def fits(model: Model, training: Training, nodes: Nodes, shard: Shard) -> bool:
@@ -264,8 +289,10 @@ def fits(model: Model, training: Training, nodes: Nodes, shard: Shard) -> bool:
 
 def nodes_needed(model: Model, training: Training, nodes: Nodes, shard: Shard) -> int | None:
     """Count the nodes of this kind that the training needs; None: no number of them is enough."""
+    if fits(model, training, replace(nodes, nodes=1), shard):
+        return 1
     if shard != "full":
-        return 1 if fits(model, training, nodes, shard) else None
+        return None
     alone = sharded(model, training, 1)
     # More ranks make only the states of a rank smaller, so all else must leave room for them.
     room = nodes.share - (alone.total - alone.states)

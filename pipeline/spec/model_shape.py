@@ -25,7 +25,11 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "hidden": ("hidden_size", "n_embd", "dim"),
     "heads": ("num_attention_heads", "n_head", "n_heads"),
     "intermediate": ("intermediate_size", "n_inner", "hidden_dim"),
+    "vocabulary": ("vocab_size",),
+    "head": ("head_dim",),
+    "groups": ("num_key_value_heads",),
     "positions": ("max_position_embeddings", "n_positions"),
+    "types": ("type_vocab_size",),
     "attention_dropout": ("attention_probs_dropout_prob", "attn_pdrop", "attention_dropout"),
     "hidden_dropout": ("hidden_dropout_prob", "resid_pdrop", "dropout"),
 }
@@ -33,7 +37,7 @@ _GATED: Final = {"gemma", "gemma2", "llama", "mistral", "olmo2", "phi3", "qwen2"
 Config = Mapping[str, Any]
 
 
-def read(folder: Path, *, causal: bool, overrides: Mapping[str, str] | None = None) -> Model | None:
+def read(folder: Path, *, causal: bool, overrides: Config | None = None) -> Model | None:
     """Read a model's numbers of parameters, and what its activations depend on.
 
     Args:
@@ -93,13 +97,13 @@ def header(file: Path) -> dict[str, Any]:
 
 def layout_of(config: Config) -> Layout | None:
     """Read what the activations of a transformer depend on; None: its configuration does not say."""
-    layers, hidden, heads = (_number(config, name) for name in ("layers", "hidden", "heads"))
-    vocabulary = config.get("vocab_size")
+    names = ("layers", "hidden", "heads", "vocabulary")
+    layers, hidden, heads, vocabulary = (_number(config, name) for name in names)
     if not (layers and hidden and heads and vocabulary):
         return None
-    kind = config.get("model_type")
+    kind = str(config.get("model_type"))
     intermediate = _number(config, "intermediate") or 4 * hidden  # GPT-2's n_inner is null
-    head = config.get("head_dim") or hidden // heads
+    head = _number(config, "head") or hidden // heads
     return Layout(
         family="gated" if kind in _GATED else "gpt2" if kind == "gpt2" else "encoder",
         layers=layers,
@@ -107,22 +111,26 @@ def layout_of(config: Config) -> Layout | None:
         intermediate=intermediate,
         heads=heads,
         queries=heads * head,
-        keys=(config.get("num_key_value_heads") or heads) * head,
-        vocabulary=int(vocabulary),
+        keys=(_number(config, "groups") or heads) * head,
+        vocabulary=vocabulary,
         attention_dropout=_dropout(config, kind, "attention_dropout") > 0,
         hidden_dropout=_dropout(config, kind, "hidden_dropout") > 0,
     )
 
 
 def _number(config: Config, name: str) -> int | None:
-    value = next((config[each] for each in _NAMES[name] if config.get(each)), None)
-    return None if value is None else int(value)
+    """Read a number above 0, the largest where each layer has its own; None: there is none."""
+    given = (config.get(each) for each in _NAMES[name])
+    lists = (each if isinstance(each, list) else [each] for each in given)
+    numbers = ([each for each in some if isinstance(each, int) and each > 0] for some in lists)
+    return next((max(some) for some in numbers if some), None)
 
 
-def _dropout(config: Config, kind: str | None, name: str) -> float:
+def _dropout(config: Config, kind: str, name: str) -> float:
     """Read a probability of dropout; encoders and GPT-2 have a tenth where the file does not say."""
-    given = next((config[each] for each in _NAMES[name] if config.get(each) is not None), None)
-    return float(given) if given is not None else 0.1 if kind not in _GATED else 0.0
+    given = (config.get(each) for each in _NAMES[name])
+    unsaid = 0.0 if kind in _GATED else 0.1
+    return next((float(each) for each in given if isinstance(each, int | float)), unsaid)
 
 
 def length_limit(config: Config) -> int | None:
@@ -145,7 +153,7 @@ def _encoder(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
     hidden = layout.hidden
     # Four matrices of attention and two of the feed-forward network, with biases; and two norms.
     block = 4 * (hidden + 1) * hidden + 2 * hidden * layout.intermediate + layout.intermediate + 5 * hidden
-    types = 0 if config["model_type"] == "distilbert" else config.get("type_vocab_size", 2)
+    types = 0 if config["model_type"] == "distilbert" else _number(config, "types") or 2
     rows = layout.vocabulary + (_number(config, "positions") or 512) + types
     return block, (rows + 2) * hidden  # the 2: a norm
 

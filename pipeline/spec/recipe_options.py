@@ -14,6 +14,7 @@ False
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.words import is_true
@@ -23,6 +24,21 @@ Options = Mapping[str, Sequence[str]]
 
 ``--no_NAME`` is NAME with the word false.
 """
+
+RENAMED: Final = {
+    "adafactor": ("--optim", "adafactor"),
+    "evaluate_during_training": ("--eval_strategy", "steps"),
+    "evaluation_strategy": ("--eval_strategy", None),
+    "group_by_length": ("--train_sampling_strategy", "group_by_length"),
+    "gradient_checkpointing": ("--activation_checkpointing", None),
+    "no_cuda": ("--use_cpu", None),
+    "per_gpu_eval_batch_size": ("--per_device_eval_batch_size", None),
+    "per_gpu_train_batch_size": ("--per_device_train_batch_size", None),
+    "use_auth_token": ("--token", None),
+    "warmup_ratio": ("--warmup_steps", None),
+    "xpu_backend": ("--ddp_backend", None),
+}
+"""Old name -> new option, and its value where the old one was a switch; None: the value that was given."""
 
 
 def words(args: Sequence[str], base: Path = Path()) -> list[str]:
@@ -52,7 +68,7 @@ def words(args: Sequence[str], base: Path = Path()) -> list[str]:
 
 
 def read(args: Sequence[str], base: Path = Path()) -> dict[str, list[str]]:
-    """Read the options; see :func:`words`."""
+    """Read the options, old names as the new ones; see :func:`words`."""
     options: dict[str, list[str]] = {}
     values: list[str] = []
     for word in words(args, base):
@@ -65,6 +81,10 @@ def read(args: Sequence[str], base: Path = Path()) -> dict[str, list[str]]:
             options[name] = values  # the words that follow are added to this list
         else:
             values.append(word)
+    for old, (new, switched) in RENAMED.items():
+        given = options.pop(old, None)
+        if given is not None and (switched is None or is_true(given[0] if given else "true")):
+            options.setdefault(new.removeprefix("--"), given if switched is None else [switched])
     return options
 
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.recipe_ranks import on_ranks
 from support.tiny_llama import lines, run, sums, tiny_checkpoint, tiny_env
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from manycpu.pipeline.recipes import checkpoints
+from manycpu.pipeline.recipes.causal_lm import training
 from manycpu.pipeline.spec.errors import BadInputError
 
 pytestmark = [
@@ -39,8 +41,6 @@ def env(tmp_path: Path, llama: Path) -> dict[str, str]:
 
 
 def weights(folder: str | Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
     return load_file(Path(folder) / "model.safetensors")
 
 
@@ -106,6 +106,40 @@ def test_bf16_adapters_keep_frozen_weights_as_the_checkpoint_has_them(
     )
     assert found["eval_loss"] < 5.5
     assert {tensor.dtype for tensor in weights(env["MANYCPU_OUTPUT"]).values()} == {torch.bfloat16}
+
+
+def test_merging_takes_no_second_copy_of_the_model(
+    env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_checkpoint(tmp_path / "model", hidden_size=256, intermediate_size=1024, num_hidden_layers=24)
+    half = {name: weight.bfloat16() for name, weight in weights(model).items()}
+    save_file(half, model / "model.safetensors", {"format": "pt"})
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    before = []
+
+    def _no_samples(*_: Any) -> list[Any]:
+        before.append(_memory("VmRSS"))
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+        return []
+
+    monkeypatch.setattr(training, "_samples", _no_samples)  # what comes before the merging
+    settings = {"MANYCPU_MODEL": str(model), "MANYCPU_DTYPE": "bf16"}
+    shutil.rmtree(env["MANYCPU_DATA"])
+    lines(Path(env["MANYCPU_DATA"]) / "train.jsonl", [{"text": "a short text"}])
+    run(env | settings, "--max_steps", "1", "--learning_rate", "1e-2", "--max_seq_length", "32")
+    size = 2 * sum(weight.numel() for weight in half.values())
+    assert _memory("VmHWM") - before[0] < size / 2
+    name = "model.layers.5.mlp.up_proj"
+    adapter = load_file(Path(env["MANYCPU_OUTPUT"]) / "adapter" / "adapter_model.safetensors")
+    lora_a, lora_b = (adapter[f"base_model.model.{name}.lora_{each}.weight"] for each in "AB")
+    expected = half[f"{name}.weight"].float() + 2 * (lora_b @ lora_a)  # alpha 32, rank 16
+    assert torch.equal(weights(env["MANYCPU_OUTPUT"])[f"{name}.weight"], expected.bfloat16())
+
+
+def _memory(name: str) -> int:
+    """Read a number of bytes from the status of this process."""
+    return int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0]) * 1024
 
 
 def test_a_retry_resumes_where_an_unbroken_training_ends_the_same(

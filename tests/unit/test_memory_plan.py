@@ -96,6 +96,14 @@ def test_checkpointing_keeps_the_input_of_a_layer() -> None:
     assert again < kept / 5
 
 
+def test_an_evaluation_counts_where_its_batch_takes_more_than_a_step() -> None:
+    step = Training(batch=1, length=1024, causal=True)
+    assert memory_plan.activations(LARGE, replace(step, evaluated=1)) == memory_plan.activations(LARGE, step)
+    large = memory_plan.activations(LARGE, replace(step, evaluated=64))
+    # The logits and their log-softmax; embeddings and the last norm.
+    assert large == int(1.4 * 64 * 1024 * 4 * (2 * 128_256 + 3 * 4096))
+
+
 def test_activations_of_a_gpt3_layer_are_those_of_the_paper() -> None:
     """34 bytes for each token and hidden unit: the paper's GELU keeps one tensor, and its masks are bytes."""
     paper = Layout(
@@ -124,6 +132,15 @@ def test_the_nodes_that_are_needed_are_the_fewest(memory: int, needed: int) -> N
     assert memory_plan.nodes_needed(LARGE, step, nodes, "full") == needed
     assert memory_plan.fits(LARGE, step, replace(nodes, nodes=needed), "full")
     assert needed == 1 or not memory_plan.fits(LARGE, step, replace(nodes, nodes=needed - 1), "full")
+
+
+@pytest.mark.parametrize("shard", ["full", "hybrid"])
+def test_a_single_rank_holds_a_replica_and_gathers_nothing(shard: memory_plan.Shard) -> None:
+    nodes = Nodes(nodes=1, processes=1, memory=128 * GIB)
+    step, replica = replace(STEP, bf16=True), memory_plan.replica(LARGE, replace(STEP, bf16=True))
+    assert memory_plan.parts(LARGE, step, nodes, shard) == replica
+    exact = replace(nodes, memory=int(replica.total / 0.9) + 1)
+    assert memory_plan.nodes_needed(LARGE, step, exact, shard) == 1
 
 
 def test_no_number_of_nodes_holds_what_a_rank_gathers() -> None:
@@ -161,15 +178,40 @@ def test_what_says_nothing_is_not_known(tmp_path: Path) -> None:
     assert model_shape.read(tmp_path, causal=False) is None
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": "abc"},
+        {"vocab_size": [1000]},
+        {"num_attention_heads": None},
+        {"intermediate_size": [256, 128]},
+        {"attention_probs_dropout_prob": "none", "type_vocab_size": "two", "head_dim": {}, "model_type": []},
+    ],
+)
+def test_a_configuration_of_odd_values_counts_as_far_as_it_has_numbers(
+    bert: Path, changes: dict[str, Any]
+) -> None:
+    (bert / "config.json").write_text(json.dumps(BERT | changes))
+    _write_weights(bert / "model.safetensors", {"bert.encoder.layer.0.w": [64, 64]})
+    found = model_shape.read(bert, causal=False)
+    assert found is not None
+    assert found.parameters == 64 * 64
+    usual = model_shape.layout_of(BERT)
+    assert found.layout == (None if {"num_hidden_layers", "num_attention_heads"} & {*changes} else usual)
+
+
 def _run(**fields: Any) -> Any:
     return read_run({"program": "question_answering", "output": None, **fields})
 
 
 def test_the_options_of_a_recipe_count(bert: Path) -> None:
-    words = "--per_device_train_batch_size=16 --max-seq-length 96 --gradient_checkpointing --optim sgd --bf16"
+    words = "--per_device_train_batch_size=16 --max-seq-length 96 --gradient_checkpointing --bf16"
+    words += " --optim sgd --per_gpu_eval_batch_size 64"
     found = memory_estimate.estimate(_run(model=str(bert), args=words, nproc_per_node=2), bert)
     assert isinstance(found, Estimate)
-    assert found.training == Training(batch=16, length=96, bf16=True, checkpointing=True, optimizer=0)
+    assert found.training == Training(
+        batch=16, evaluated=64, length=96, bf16=True, checkpointing=True, optimizer=0
+    )
     assert found.processes == 2
     assert found.model.parameters == 2 * BLOCK + OUTSIDE + 2 * 65
 
@@ -216,13 +258,76 @@ def test_adapters_train_beside_weights_as_they_are_stored(
 
 
 def test_options_in_a_file_and_changes_of_the_configuration_count(bert: Path) -> None:
-    changes = "attention_probs_dropout_prob=0.0"
+    changes = "attention_probs_dropout_prob=0.0,hidden_dropout_prob=none,num_key_value_heads=2,is_decoder=no"
     (bert / "options.json").write_text(json.dumps({"config_overrides": changes, "max_seq_length": 9999}))
     found = memory_estimate.estimate(_run(model=str(bert), args=["options.json"]), bert)
     assert isinstance(found, Estimate)
     assert found.model.layout is not None
     assert not found.model.layout.attention_dropout
+    assert found.model.layout.keys == 2 * 16
     assert found.training.length == 128  # what the model takes
+
+
+LLAMA = BERT | {"model_type": "llama"}
+
+
+@pytest.mark.parametrize(
+    ("program", "args", "length"),
+    [
+        ("causal_lm", "--max_seq_length 4096 --rope_scaling yarn", 4096),
+        ("causal_lm", "", 128),
+        ("causal_lm", "--config_overrides max_position_embeddings=2048", 1024),
+        ("question_answering", "", 128),
+        ("question_answering", "--config_overrides max_position_embeddings=2048", 384),
+    ],
+)
+def test_tokens_of_a_step_are_those_that_the_recipe_takes(
+    tmp_path: Path, program: str, args: str, length: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    found = memory_estimate.estimate(_run(program=program, model=str(tmp_path), args=args), tmp_path)
+    assert isinstance(found, Estimate)
+    assert found.training.length == length
+
+
+@pytest.mark.parametrize(
+    ("args", "nodes", "ways", "excluded"),
+    [
+        ("", 4, ("no", "full"), None),
+        ("", 1, ("no",), None),
+        ("--shard full", 1, ("no",), None),
+        ("--shard hybrid", 4, ("hybrid",), None),
+        ("--method dora", 4, ("no",), "--method dora"),
+        ("--from_scratch", 4, ("no",), "--from_scratch"),
+        ("--from_scratch False", 4, ("no", "full"), None),
+        ("--adafactor", 4, ("no",), "--optim adafactor"),
+        ("--adafactor no", 4, ("no", "full"), None),
+        ("--torch_compile_mode default", 4, ("no",), "--torch_compile"),
+        ("--torch_compile False", 4, ("no", "full"), None),
+        ("--gradient_compression bf16", 4, ("no",), "--gradient_compression"),
+        ("--fsdp full_shard", 4, ("no",), "--fsdp"),
+        ("--config_overrides model_type=bloom", 4, ("no",), None),
+        ("--config_overrides model_type=bloom --shard full", 4, ("full",), None),
+    ],
+)
+def test_auto_shards_only_what_the_ranks_would(
+    tmp_path: Path, args: str, nodes: int, ways: tuple[str, ...], excluded: str | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    _write_weights(tmp_path / "model.safetensors", {"model.layers.0.w": [64, 64]})
+    run = _run(program="causal_lm", model=str(tmp_path), args=args, nnodes=nodes)
+    found = memory_estimate.estimate(run, tmp_path)
+    assert isinstance(found, Estimate)
+    assert (found.ways, found.excluded) == (ways, excluded)
+
+
+def test_adapters_leave_a_model_of_unknown_layout_frozen(tmp_path: Path) -> None:
+    config = {"model_type": "mpt", "d_model": 64, "n_layers": 2, "dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    _write_weights(tmp_path / "model.safetensors", {"transformer.blocks.0.w": [64, 64]})
+    found = memory_estimate.estimate(_run(program="causal_lm", model=str(tmp_path), dtype="bf16"), tmp_path)
+    assert isinstance(found, Estimate)
+    assert (found.training.trained, found.training.frozen) == (0, memory_plan.HALF)
 
 
 @pytest.mark.parametrize(
@@ -253,6 +358,12 @@ def _found(memory: int, **fields: Any) -> list[Finding]:
         (64, {"shard": "no", "nodes": 8}, "run.args", "Add --shard full to run.args"),
         (200, {"shard": "no", "processes": 2}, "run.args", ", or set run.nproc_per_node to 1"),
         (8, {}, "run.resources.memory", "No number of such nodes fits"),
+        (
+            64,
+            {"shard": "no", "nodes": 8, "excluded": "--method dora"},
+            "run.resources.memory",
+            ", or leave out --method dora, which excludes sharding",
+        ),
     ],
 )
 def test_what_cannot_fit_is_refused_with_what_would(
@@ -283,3 +394,6 @@ def test_the_table_has_every_part_and_whether_it_fits() -> None:
     assert rows["parameters"].sharded == "14.9 GiB"
     assert rows["fits"].replica == "no, on no number of nodes"
     assert rows["fits"].sharded == "no: 4 nodes would"
+    rows = {row.name: row for row in memory_estimate.rows(replace(estimate, excluded="--fsdp"), 512 * GIB)}
+    assert rows["fits"].replica == "yes"
+    assert rows["fits"].sharded == "no: --fsdp excludes it"

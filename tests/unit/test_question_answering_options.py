@@ -92,6 +92,19 @@ def test_a_run_that_names_no_format_trains_in_bf16_where_it_is_fast(
     assert not parsed(*words, dtype="fp32").training.bf16
 
 
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [
+        (["--per_device_train_batch_size", "3"], 3),
+        (["--per_gpu_train_batch_size", "3"], 3),
+        (["--per_device_train_batch_size", "3", "--per_device_eval_batch_size", "5"], 5),
+        ([], 8),
+    ],
+)
+def test_an_evaluation_has_the_batch_of_a_step_unless_told_otherwise(words: list[str], size: int) -> None:
+    assert parsed(*words).training.per_device_eval_batch_size == size
+
+
 def test_the_output_of_a_run_is_where_the_model_goes_and_that_is_said() -> None:
     options = parsed(output="/o")
     assert options.output == "/o"

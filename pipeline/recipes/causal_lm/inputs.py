@@ -324,7 +324,7 @@ def load_model(
     stored = getattr(config, "dtype", None)
     is_frozen_bf16 = options.method != "full" and training.bf16 and stored == torch.bfloat16
     layout = layout_of(config.to_dict())
-    adapters = adapter_parameters(layout, options.lora_r) if layout and options.method != "full" else 0
+    adapters = adapter_parameters(layout, options.lora_r) if options.method != "full" else 0
     name = str(options.model_name_or_path)
     try:
         load = loader(

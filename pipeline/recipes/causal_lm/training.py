@@ -230,9 +230,8 @@ def _export(  # noqa: PLR0913, PLR0917 - what a model card tells
         say(f"the model is sharded: samples of its text are left out{merged}")
     samples = [] if trainer.is_sharded else _samples(options, model, tokenizer, prepared)
     if is_adapter and options.model.merge_adapter and not trainer.is_sharded:
-        stored = model.dtype if not options.model.from_scratch else torch.float32
-        # In fp32: the sum of a weight and its adapter is rounded once.
-        model.float().merge_and_unload().to(stored).save_pretrained(output)
+        # In place, in the dtype of the base: the sum with the adapter, which is fp32, is rounded once.
+        model.merge_and_unload().save_pretrained(output)
     if is_adapter:
         described = kept / "adapter_config.json"
         fields = json.loads(described.read_text())
