@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from support.idx_files import idx, write_bars
 
-from manycpu.pipeline.recipes.hogwild.images import Array, find, read
+from manycpu.pipeline.recipes.hogwild.files import find
+from manycpu.pipeline.recipes.hogwild.images import Array, read
 from manycpu.pipeline.spec.errors import BadInputError
 
 
