@@ -299,7 +299,9 @@ def _answer(estimate: Estimate, nodes: Nodes, shard: Shard) -> str:
     """Write whether the training fits; if not, how many nodes would do."""
     if shard != "no" and estimate.excluded:
         return f"no: {estimate.excluded} excludes it"
+    is_whole = bool(estimate.model.layout and estimate.model.block)
     if memory_plan.fits(estimate.model, estimate.training, nodes, shard):
-        return "yes"
+        return "yes" if is_whole else "yes, without what is not counted"
     needed = memory_plan.nodes_needed(estimate.model, estimate.training, nodes, shard)
-    return f"no: {counted(needed, 'node')} would" if needed else "no, on no number of nodes"
+    least = "" if is_whole else "at least "
+    return f"no: {least}{counted(needed, 'node')} would" if needed else "no, on no number of nodes"

@@ -94,6 +94,8 @@ def _finding(problem: dict[str, Any], prefix: str, model: type[BaseModel]) -> Fi
     else:
         wanted = _IN_YAML.get(problem["type"]) or str(problem["msg"]).removeprefix("Value error, ")
     message = f"{wanted}; given was {given}"
+    if problem["type"] == "string_type" and isinstance(problem["input"], bool):
+        return Finding(field, message, "YAML reads no, off, yes and on as truth values: put it in quotes")
     return Finding(field, message, _choice(problem, prefix, path) or _example(path, model))
 
 

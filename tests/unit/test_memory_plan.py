@@ -394,6 +394,11 @@ def test_the_table_has_every_part_and_whether_it_fits() -> None:
     assert rows["parameters"].sharded == "14.9 GiB"
     assert rows["fits"].replica == "no, on no number of nodes"
     assert rows["fits"].sharded == "no: 4 nodes would"
+    named = replace(estimate, model=replace(LARGE, layout=None, block=0))
+    rows = {row.name: row for row in memory_estimate.rows(named, 64 * GIB)}
+    assert rows["fits"].sharded.startswith("no: at least ")
+    rows = {row.name: row for row in memory_estimate.rows(named, 2048 * GIB)}
+    assert rows["fits"].replica == "yes, without what is not counted"
     rows = {row.name: row for row in memory_estimate.rows(replace(estimate, excluded="--fsdp"), 512 * GIB)}
     assert rows["fits"].replica == "yes"
     assert rows["fits"].sharded == "no: --fsdp excludes it"

@@ -85,6 +85,12 @@ def test_a_wrong_field_is_named_with_what_to_do(fields: dict[str, object], messa
     assert str(caught.value).startswith(message)
 
 
+def test_an_argument_that_yaml_reads_as_a_truth_value_is_to_be_quoted() -> None:
+    fields = {"program": "causal_lm", "output": "./out", "args": ["--shard", False]}
+    with pytest.raises(BadInputError, match=r"run\.args\.1: a text is needed; given was False.*in quotes"):
+        read_run(fields)
+
+
 def test_a_missing_field_is_named_with_an_example() -> None:
     with pytest.raises(BadInputError, match=r"^run\.program: this field is needed\. .*question_answering"):
         read_run({"output": "./out"})

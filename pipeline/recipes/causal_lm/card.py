@@ -45,7 +45,7 @@ def card(
         **({"rope scaling": f"{data.rope_scaling}, to {data.max_seq_length} tokens"} if is_stretched else {}),
         **{name.replace("_", " "): round(results[name], 4) for name in _SHOWN if name in results},
     }
-    lines = ["---", *fields, "---", "", f"# {Path(options.output).name}", ""]
+    lines = ["---", *fields, "---", "", f"# {env.get('MANYCPU_RUN') or Path(options.output).name}", ""]
     lines += ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows.items()), ""]
     lines += ["## Data", "", *_data(options, env, prepared), ""]
     for asked, said in samples:
