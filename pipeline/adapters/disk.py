@@ -32,6 +32,11 @@ def may_hold_files(path: Path) -> bool:
     return os.path.lexists(path) and (bool(unlisted) or not path.is_dir())
 
 
+def holds_only(folder: Path, name: str) -> bool:
+    """Whether a folder holds one file of a name, and nothing else."""
+    return folder.is_dir() and [path.name for path in folder.iterdir()] == [name]
+
+
 def try_out(folder: Path) -> None:
     """Check that a folder and its missing parents can be made, by a trial folder of the same depth.
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from manycpu.pipeline.node.emit import say, warn
+from manycpu.pipeline.spec.output import METRICS
 
 _STEP: Final[list[int | None]] = []
 """The step of the last progress report, as the only element; empty before the first."""
@@ -83,7 +84,7 @@ def metrics(values: Mapping[str, Any], *, step: int | None = None) -> None:
     plain = _report(values, step)
     if not plain or not (output := os.environ.get("MANYCPU_OUTPUT")):
         return
-    path, recorded = Path(output) / "metrics.json", dict[str, Any]()
+    path, recorded = Path(output) / METRICS, dict[str, Any]()
     with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
         recorded = json.loads(path.read_text())
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -27,6 +27,7 @@ from manycpu.pipeline.pod.channel import (
 )
 from manycpu.pipeline.spec import rank_logs
 from manycpu.pipeline.spec.exit_records import finished_round
+from manycpu.pipeline.spec.output import METRICS
 from manycpu.pipeline.transfer import Lock, Manifest, Progress
 
 _PROGRESS_INTERVAL_S: Final = 0.5
@@ -194,6 +195,8 @@ def trim(channel: Channel, folder: str, within: str, checkpoints: bool = True) -
     run = Path(folder)
     candidates = [*([run / "checkpoints"] if checkpoints else []), *sorted(run.glob("attempts/*/output"))]
     results = [path for path in candidates if _has_files(path)]
+    if not checkpoints:  # the report has the metrics
+        results = [path for path in results if not disk.holds_only(path, METRICS)]
     _delete_others(Path(within), results, channel.tick)
     channel.send_message("done", results=[path.relative_to(run).as_posix() for path in results])
 

@@ -15,10 +15,10 @@ def written(root: Path, *paths: str) -> None:
         (root / path).write_text("x")
 
 
-def trimmed(folder: Path, within: Path) -> list[str]:
+def trimmed(folder: Path, within: Path, **asked: bool) -> list[str]:
     said: list[dict[str, Any]] = []
     channel: Any = SimpleNamespace(tick=lambda: None, send_message=lambda _, **fields: said.append(fields))
-    trim(channel, folder=str(folder), within=str(within))
+    trim(channel, folder=str(folder), within=str(within), **asked)
     results: list[str] = said[-1]["results"]
     return results
 
@@ -40,6 +40,13 @@ def test_outputs_and_checkpoints_stay_and_nothing_of_other_runs_is_touched(
     (run / "link").symlink_to(tmp_path / "data")
     assert trimmed(run, tmp_path if own else run) == ["checkpoints", "attempts/2/output"]
     assert files(tmp_path) == sorted([*(f"runs/x/{path}" for path in results), *([] if own else others)])
+
+
+def test_without_checkpoints_an_output_of_metrics_alone_is_no_result(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "x"
+    written(run, "attempts/1/output/metrics.json", "checkpoints/a", "attempts/2/output/model")
+    assert trimmed(run, run, checkpoints=False) == ["attempts/2/output"]
+    assert files(run) == ["attempts/2/output/model"]
 
 
 def test_a_run_whose_training_wrote_nothing_has_no_results(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.naming import labels
-from manycpu.pipeline.spec.output import PAGE, REPORT
+from manycpu.pipeline.spec.output import LOG, PAGE, REPORT
 from manycpu.pipeline.targets.kubernetes.deletion import kinds
 
 Fields = dict[str, Any]
@@ -88,4 +88,4 @@ def _delivered(output: Path) -> None:
     manifest = json.loads((output / transfer.MANIFEST).read_text())
     wanted = {file["path"]: file["sha256"] for file in manifest["files"]}
     assert wanted
-    assert {path: there[path] for path in there.keys() - {transfer.MANIFEST, REPORT, PAGE}} == wanted
+    assert {path: there[path] for path in there.keys() - {transfer.MANIFEST, REPORT, PAGE, LOG}} == wanted

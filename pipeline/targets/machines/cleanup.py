@@ -9,6 +9,7 @@ from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import disk, process
 from manycpu.pipeline.ledger.file import half_removed
 from manycpu.pipeline.spec.errors import Finding, ManycpuError
+from manycpu.pipeline.spec.output import METRICS
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.machines import hosts
 from manycpu.pipeline.targets.machines.context import (
@@ -38,6 +39,9 @@ def keep_results(ctx: MachineContext, seconds: float | None, *, checkpoints: boo
         outputs.insert(0, folder / "checkpoints")
     results = [path for path in outputs if disk.may_hold_files(path)]
     on_hosts = hosts.holding_files(ctx, folder, *(_RESULTS if checkpoints else _OUTPUTS))
+    if not checkpoints:  # the report has the metrics
+        results = [path for path in results if not disk.holds_only(path, METRICS)]
+        on_hosts = on_hosts if results else []
     if not results and not on_hosts:
         return []
     ctx.ledger.keep(seconds)  # first, so that a kill from here on loses no record
