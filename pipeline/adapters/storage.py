@@ -260,25 +260,26 @@ class Location:
         Raises:
             OddFileError: It is no regular file, such as a FIFO, which would block.
         """
-        try:
-            at = self._at(path)
-            if self.local is None or Path(at).is_dir():
-                return cast("bytes", self.fs.cat_file(at)).decode(errors="replace")
-            with open_file(at) as file:
-                return file.read().decode(errors="replace")
-        except (FileNotFoundError, IsADirectoryError):
-            return None
+        content = self._content(path)
+        return None if content is None else content.decode(errors="replace")
 
     def begins(self, path: str, start: bytes) -> bool:
         """Whether a file below exists and begins with ``start``; no more than that is read of it."""
         try:
-            at = self._at(path)
-            if self.local is None:
-                return cast("bytes", self.fs.cat_file(at, start=0, end=len(start))) == start
-            with open_file(at) as file:
-                return file.read(len(start)) == start
-        except (FileNotFoundError, IsADirectoryError, OddFileError):
+            return self._content(path, len(start)) == start
+        except OddFileError:
             return False
+
+    def _content(self, path: str, size: int | None = None) -> bytes | None:
+        """Read a file below, or its first ``size`` bytes; None: there is none."""
+        try:
+            at = self._at(path)
+            if self.local is None or Path(at).is_dir():
+                return cast("bytes", self.fs.cat_file(at, end=size))
+            with open_file(at) as file:
+                return file.read(-1 if size is None else size)
+        except (FileNotFoundError, IsADirectoryError):
+            return None
 
     def remove(self, path: str) -> None:
         """Delete a file below."""

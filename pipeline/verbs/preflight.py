@@ -282,7 +282,10 @@ def _unreadable(field: str, error: Exception, url: str | None = None) -> Finding
 
 
 def _output(ctx: RunContext) -> Findings:
-    """Check that the output is no file, and has no files that this run did not write."""
+    """Check that the output is no file, and has no files that this run did not write; a recipe needs one."""
+    if ctx.run.output is None and ctx.run.program in program.RECIPES and ctx.run.program != "hogwild":
+        message = f"run.output is null, and {ctx.run.program} writes a model"
+        yield Finding("run.output", message, "Give a folder or a URL for it")
     if ctx.output_in_cluster:  # `stage` checks it from inside the cluster
         return
     try:
@@ -370,9 +373,6 @@ def _placeholders(ctx: RunContext) -> Findings:
 
     Other words in braces belong to the program, as in JSON.
     """
-    if ctx.run.output is None and ctx.run.program in program.RECIPES and ctx.run.program != "hogwild":
-        message = f"run.output is null, and {ctx.run.program} writes a model"
-        yield Finding("run.output", message, "Give a folder or a URL for it")
     if ctx.run.output is None and any("{output}" in argument for argument in ctx.run.args):
         message = "{output} is in them, and run.output is null: nothing that is written there is exported"
         yield Finding("run.args", message, "Give a folder in run.output to have it", fatal=False)

@@ -21,25 +21,29 @@ A_QUARTER = {"cpu": 0.4, "memory": "1Gi"}  # space for two workers on each node
 pytestmark = pytest.mark.pod_security("restricted")
 
 
-class Killer(Silent):
-    """Listener that kills a pod when all four ranks have reached step 5."""
+class LosesAtStep5(Silent):
+    """Listener that ends a worker's pod, at once or by eviction, when all ranks have reached step 5."""
 
-    def __init__(self, namespace: Space) -> None:
-        self.namespace, self.there = namespace, 0
+    def __init__(self, namespace: Space, ranks: int, *, by_eviction: bool = False) -> None:
+        self.namespace, self.ranks, self.by_eviction, self.there = namespace, ranks, by_eviction, 0
 
     def line(self, line: RankLine) -> None:
         self.there += line.text == "reached step 5"
-        if self.there == 4:
+        if self.there == self.ranks:
             self.there += 1
             pods = [pod.metadata.name for pod in self.namespace.pods("manycpu/role=rank")]
-            victim = next(name for name in pods if name.endswith("-worker-3"))
-            self.namespace.core.delete_namespaced_pod(victim, self.namespace.name, grace_period_seconds=0)
+            victim = next(name for name in pods if name.endswith(f"-worker-{self.ranks - 1}"))
+            if self.by_eviction:
+                core, body = client.CoreV1Api(self.namespace.admin), {"metadata": {"name": victim}}
+                core.create_namespaced_pod_eviction(victim, self.namespace.name, body)
+            else:
+                self.namespace.core.delete_namespaced_pod(victim, self.namespace.name, grace_period_seconds=0)
 
 
 def test_of_four_workers_one_is_killed_and_the_others_go_on_from_the_checkpoint(
     target: dict[str, Any], a_run: Callable[..., dict[str, Any]], namespace: Space, tmp_path: Path
 ) -> None:
-    killer = Killer(namespace)
+    killer = LosesAtStep5(namespace, ranks=4)
     run = a_run(goes_on(4), nnodes="1:4", max_restarts=3, spread="prefer", resources=A_QUARTER)
     report = train(run, target, run_id="elastic", listener=killer)
     assert killer.there > 4
@@ -52,26 +56,10 @@ def test_of_four_workers_one_is_killed_and_the_others_go_on_from_the_checkpoint(
     assert (tmp_path / "out" / "model.txt").read_text() == "trained"
 
 
-class Evictor(Silent):
-    """Listener that evicts a worker of an MPIJob when both ranks have reached step 5."""
-
-    def __init__(self, namespace: Space) -> None:
-        self.namespace, self.there = namespace, 0
-
-    def line(self, line: RankLine) -> None:
-        self.there += line.text == "reached step 5"
-        if self.there == 2:
-            self.there += 1
-            pods = [pod.metadata.name for pod in self.namespace.pods("manycpu/role=rank")]
-            name = next(name for name in pods if name.endswith("-worker-1"))
-            core = client.CoreV1Api(self.namespace.admin)
-            core.create_namespaced_pod_eviction(name, self.namespace.name, {"metadata": {"name": name}})
-
-
 def test_of_an_mpijob_whose_worker_is_evicted_no_pod_stays(
     target: dict[str, Any], a_run: Callable[..., dict[str, Any]], namespace: Space, tmp_path: Path
 ) -> None:
-    evictor = Evictor(namespace)
+    evictor = LosesAtStep5(namespace, ranks=2, by_eviction=True)
     with pytest.raises(TrainingFailedError):
         train(a_run(goes_on(2)), target | {"launch": "mpijob"}, run_id="evicted", listener=evictor)
     assert evictor.there > 2
