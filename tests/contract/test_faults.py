@@ -5,13 +5,14 @@
 
 import doctest
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from support import fault_judge, fault_scenes
 from support import namespace_hosts as made_hosts
 from support.fault_scenes import Cancels, Cleans, Resumes, Runs, Scene, Server
-from support.fault_trials import ALL, tried
+from support.fault_trials import ALL, AT_ONCE, tried
 
 pytestmark = pytest.mark.timeout(36_000 if ALL else 900)
 SCENES: dict[str, tuple[type[Scene], int]] = {
@@ -26,9 +27,9 @@ ON_HOSTS = ["run", "clean", "cancel"] if ALL else ["run"]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with fault_scenes.server() as started:
-        yield started
+def servers() -> Iterator[list[Server]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(fault_scenes.server()) for _ in range(AT_ONCE)]
 
 
 def test_the_judge() -> None:
@@ -37,20 +38,23 @@ def test_the_judge() -> None:
 
 @pytest.mark.parametrize("crashes", [True, False], ids=["killed", "error"])
 @pytest.mark.parametrize("command", SCENES)
-def test_a_fault(command: str, server: Server, tmp_path: Path, *, crashes: bool) -> None:
+def test_a_fault(command: str, servers: list[Server], tmp_path: Path, *, crashes: bool) -> None:
     scene, few = SCENES[command]
-    assert tried(scene(tmp_path), server, few, crashes=crashes) == []
+    teams = [(scene(tmp_path / f"scene{number}"), server) for number, server in enumerate(servers)]
+    assert tried(teams, few, crashes=crashes) == []
 
 
 @pytest.mark.skipif(bool(made_hosts.reason()), reason=made_hosts.reason() or "")
 @pytest.mark.parametrize("command", ON_HOSTS)
 def test_a_fault_with_hosts(
-    command: str, server: Server, tmp_path: Path, hosts: made_hosts.Hosts, hidden: Path
+    command: str, servers: list[Server], tmp_path: Path, hosts: made_hosts.Hosts, hidden: Path
 ) -> None:
     scene, _ = SCENES[command]
     target = {"kind": "baremetal", "hostfile": str(hosts.hostfile("node-b")), "ssh": list(hosts.ssh)}
     target["directory"] = str(hidden / tmp_path.name)  # which node-b has of its own
     here = scene(tmp_path, target, hosts["node-b"])
     here.where = "baremetal"
-    wrong = [breach for crashes in (True, False) for breach in tried(here, server, 2, crashes=crashes)]
+    wrong = [
+        breach for crashes in (True, False) for breach in tried([(here, servers[0])], 2, crashes=crashes)
+    ]
     assert wrong == []

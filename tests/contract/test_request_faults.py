@@ -5,6 +5,7 @@
 
 import doctest
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from support import cluster_scenes, fault_scenes, fault_trials, request_faults
 from support.cluster_scenes import CancelsThere, CleansThere, Place, Pushes, ResumesThere, RunsThere
 from support.fake_api_server import ApiError, Object
 from support.fault_scenes import Server
-from support.fault_trials import ALL, disturbed, tried
+from support.fault_trials import ALL, AT_ONCE, disturbed, tried
 from support.request_faults import HARMLESS
 from support.simulated_cluster import SimulatedCluster
 
@@ -27,15 +28,20 @@ if ALL:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with fault_scenes.server("kubernetes") as started:
-        yield started
+def places() -> Iterator[list[Place]]:
+    with ExitStack() as stack:
+        servers = [stack.enter_context(fault_scenes.server("kubernetes")) for _ in range(AT_ONCE)]
+        yield [stack.enter_context(cluster_scenes.place(server)) for server in servers]
 
 
-@pytest.fixture(scope="module")
-def place(server: Server) -> Iterator[Place]:
-    with cluster_scenes.place(server) as made:
-        yield made
+@pytest.fixture
+def place(places: list[Place]) -> Place:
+    return places[0]
+
+
+@pytest.fixture
+def server(place: Place) -> Server:
+    return place.server
 
 
 def test_which_faults_fit() -> None:
@@ -49,19 +55,24 @@ def test_a_fault(
     command: str,
     claim: str | None,
     launch: str,
-    server: Server,
-    place: Place,
+    places: list[Place],
     tmp_path: Path,
     *,
     crashes: bool,
 ) -> None:
     made, few = SCENES[command]
-    scene = made(tmp_path, place, claim, launch)
-    assert tried(scene, server, few, crashes=crashes) == []
+    teams = [
+        (made(tmp_path / f"scene{number}", place, claim, launch), place.server)
+        for number, place in enumerate(places)
+    ]
+    assert tried(teams, few, crashes=crashes) == []
 
 
-def test_a_harmless_fault_changes_nothing(server: Server, place: Place, tmp_path: Path) -> None:
-    assert disturbed(RunsThere(tmp_path, place), server, HARMLESS, 3) == []
+def test_a_harmless_fault_changes_nothing(places: list[Place], tmp_path: Path) -> None:
+    teams = [
+        (RunsThere(tmp_path / f"scene{number}", place), place.server) for number, place in enumerate(places)
+    ]
+    assert disturbed(teams, HARMLESS, 3) == []
 
 
 @pytest.mark.parametrize("crashes", [False, True] if ALL else [False])
@@ -69,7 +80,7 @@ def test_a_fault_of_the_registry(server: Server, place: Place, tmp_path: Path, *
     with cluster_scenes.registry(tmp_path / "registry", place) as host:
         scene = Pushes(tmp_path / "scene", place)
         scene.registry = host
-        assert tried(scene, server, 2, crashes=crashes) == []
+        assert tried([(scene, server)], 2, crashes=crashes) == []
 
 
 def test_a_job_that_succeeds_while_its_logs_do_not_answer_is_not_trained_again(

@@ -110,6 +110,8 @@ def run(words):
 
 def serve(target):
     importlib.import_module(f"manycpu.pipeline.targets.{target}.driver")
+    if target == "kubernetes":
+        importlib.import_module("manycpu.pipeline.targets.kubernetes.image.layers").library()
     for line in sys.stdin:
         given = json.loads(line)
         if child := os.fork():

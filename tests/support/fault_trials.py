@@ -3,9 +3,11 @@
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Final
 
 from support.fault_judge import Found, Point, Trial, breaches, drawn, unlike
@@ -16,7 +18,11 @@ REPLAYED: Final = _ASKED.partition(" at ")[::2]
 """The fault and the place of the only trial; without a place, there are others."""
 ALL: Final = _ASKED == "all" or _ASKED.isdecimal()
 """Whether all campaigns run, as in `make faults`: with a trial at every place, or with so many."""
+AT_ONCE: Final = 6 if ALL else 2
+"""How many trials run at the same time: most of the time, a command waits."""
 RESULTS: Final = Path(__file__).parents[1] / "faults" / "results.json"
+Team = tuple[Scene, Server]
+"""A scene, and what runs its commands."""
 
 
 def usual(scene: Scene, server: Server) -> tuple[list[str], Found]:
@@ -41,53 +47,72 @@ def trial(scene: Scene, server: Server, point: Point | None, expected: Found) ->
     return Trial(first.code, struck, breaches(first, again, found, expected, endures=scene.endures))
 
 
-def tried(scene: Scene, server: Server, few: int, *, crashes: bool) -> list[str]:
+def tried(teams: Sequence[Team], few: int, *, crashes: bool) -> list[str]:
     """Try a scene's command with faults; return the breaches, each with its fault and its place.
 
     Args:
-        scene: The scene.
-        server: Runs its commands.
+        teams: The same scene in several folders, each with the server of its commands; they share the trials.
         few: How many trials there are, unless MANYCPU_FAULTS asks for more.
         crashes: Whether the faults are crashes of the command, or else errors.
     """
-    places, expected = usual(scene, server)
-    title = scene.title("crashes" if crashes else "errors")
-    every = scene.points(places, crashes=crashes)
-    chosen = _chosen(every, title, few)
-    failed, struck = list[str](), 0
-    for fault, place in chosen:
-        done = trial(scene, server, (fault, place), expected)
-        wrong = "; ".join(done.breaches)
-        verdict = wrong or (f"well ({done.code})" if done.struck else "it did not come to it")
-        print(f"{fault} at {place}: {verdict}", flush=True)  # noqa: T201
-        struck += done.struck
-        failed += [f"{fault} at {place}: {wrong}"] if wrong else []
-    scene.reset()
-    figures = {"points": len(every), "trials": len(chosen), "struck": struck, "violations": len(failed)}
+    scene, title = teams[0][0], teams[0][0].title("crashes" if crashes else "errors")
+    return _campaign(teams, title, few, lambda places: scene.points(places, crashes=crashes), _breaches)
+
+
+def disturbed(teams: Sequence[Team], faults: Sequence[str], few: int) -> list[str]:
+    """Try a scene's command with harmless faults, at a few places; return what they have changed."""
+    title = teams[0][0].title("harmless")
+    return _campaign(
+        teams, title, few, lambda places: [(fault, place) for fault in faults for place in places], _changes
+    )
+
+
+def _breaches(done: Trial, _said: str, _usual: str) -> list[str]:
+    return done.breaches
+
+
+def _changes(done: Trial, said: str, usual: str) -> list[str]:
+    return [*done.breaches, *unlike(said, usual), *([f"it ended with {done.code}"] if done.code else [])]
+
+
+def _campaign(
+    teams: Sequence[Team],
+    title: str,
+    few: int,
+    points: Callable[[Sequence[str]], Sequence[Point]],
+    judge: Callable[[Trial, str, str], Sequence[str]],
+) -> list[str]:
+    """Make the trials of a campaign; return what is wrong, each with its fault and its place."""
+    idle: SimpleQueue[tuple[Team, Found, str]] = SimpleQueue()
+
+    def one(point: Point) -> tuple[Trial, Sequence[str]]:
+        team, expected, said = waiting = idle.get()
+        try:
+            done = trial(*team, point, expected)
+            return done, judge(done, team[0].said, said)
+        finally:
+            idle.put(waiting)
+
+    with ThreadPoolExecutor(len(teams)) as pool:
+        usuals = list(pool.map(lambda team: usual(*team), teams))
+        for team, (_, expected) in zip(teams, usuals, strict=True):
+            idle.put((team, expected, team[0].said))
+        every = points(usuals[0][0])
+        chosen = _chosen(every, title, few)
+        wrong, struck = list[str](), 0
+        for (fault, place), (done, breached) in zip(chosen, pool.map(one, chosen), strict=True):
+            verdict = "; ".join(breached) or (
+                f"well ({done.code})" if done.struck else "it did not come to it"
+            )
+            print(f"{fault} at {place}: {verdict}", flush=True)  # noqa: T201
+            struck += done.struck
+            wrong += [f"{fault} at {place}: {verdict}"] if breached else []
+    for scene, _ in teams:
+        scene.reset()
+    figures = {"points": len(every), "trials": len(chosen), "struck": struck, "violations": len(wrong)}
     print(figures)  # noqa: T201
     record("campaigns", title, figures)
-    return failed
-
-
-def disturbed(scene: Scene, server: Server, faults: Sequence[str], few: int) -> list[str]:
-    """Try a scene's command with harmless faults, at a few places; return what they have changed."""
-    places, expected = usual(scene, server)
-    said = scene.said
-    every = [(fault, place) for fault in faults for place in places]
-    title = scene.title("harmless")
-    chosen = _chosen(every, title, few)
-    changed, struck = list[str](), 0
-    for point in chosen:
-        done = trial(scene, server, point, expected)
-        wrong = [*done.breaches, *unlike(scene.said, said)]
-        wrong += [f"it ended with {done.code}"] if done.code else []
-        print(" at ".join(point), *(wrong or ["nothing"]), flush=True)  # noqa: T201
-        struck += done.struck
-        changed += [f"{' at '.join(point)}: {what}" for what in wrong]
-    scene.reset()
-    figures = {"points": len(every), "trials": len(chosen), "struck": struck, "violations": len(changed)}
-    record("campaigns", title, figures)
-    return changed
+    return wrong
 
 
 def _chosen(every: Sequence[Point], seed: str, few: int) -> Sequence[Point]:

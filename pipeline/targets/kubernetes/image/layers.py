@@ -10,7 +10,7 @@ import os
 import tarfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Final
 
@@ -56,8 +56,9 @@ def code(source: Location) -> Tree:
     return tree(((f"{CODE}/{path}", root / path) for path in source.chosen or ()), "code", "run.program")
 
 
+@cache
 def library() -> Tree:
-    """Pack this manycpu, which nodes, recipes and helper pods run."""
+    """Pack this manycpu, which nodes, recipes and helper pods run; once in a process."""
     files = [
         (f"{LIB}/manycpu/pipeline/{path.relative_to(_PACKAGE).as_posix()}", path)
         for path in sorted(_PACKAGE.rglob("*"))
