@@ -17,8 +17,8 @@ keeps in `tests/faults/results.json`.
 
 - **Work is done once.** A command that was killed, and typed again with the same `--run-id`, attaches to
   the training that runs, or exports the model of the one that succeeded. It does not train a second time.
-- **A failure is never shown as a success.** A command ends green only with the model that this training
-  wrote, whole. A rank that fails, a time budget that is used up, and a supervisor that is gone are
+- **A failure is never shown as a success.** A command succeeds only if the whole model that this training
+  wrote is there. A rank that fails, a time budget that is used up, and a supervisor that is gone are
   failures.
 - **Every command ends**, with a message that says what to do, and never with a traceback.
 - **Nothing is left.** After a green run, only the output is left, and what later runs reuse.
@@ -29,10 +29,10 @@ keeps in `tests/faults/results.json`.
 
 ## How it is tested
 
-A **trial** is one command that meets one fault. Then the same command, without a fault, must mend all. A
-**judge** (`tests/support/fault_judge.py`) compares what is left with what the command leaves without
-faults: trainings, model, lines shown, report, files, processes, objects of the cluster, objects of
-others. It asks the product nothing.
+A **trial** is one command that meets one fault. Then the same command, without a fault, must put everything
+in order. A **judge** (`tests/support/fault_judge.py`) compares what is left with what the command leaves
+without faults: trainings, model, lines shown, report, files, processes, objects of the cluster, objects of
+others. It reads these itself, and does not ask manycpu for them.
 
 - **Crashes**: SIGKILL before and after each change of a file, and each process that is started; on the
   cluster, before each request that changes something, and after it took effect.
@@ -54,8 +54,8 @@ is cut, or Airflow's own processes are killed. Other tests cover some of that, w
 FIGURES: Final = """
 ## Figures
 
-"Possible" counts every fault at every place where it fits. Fewer trials are drawn from these by seed. A fault
-that did not strike, because the command came to its end before, is no evidence.
+"Possible" counts every fault at every place where it fits. Only some of these are tried, drawn by seed. A
+fault that did not strike, because the command came to its end before, is no evidence.
 
 | command, target, faults | possible | trials | faults struck | violations |
 | --- | ---: | ---: | ---: | ---: |

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic import BaseModel, Field
 
 from manycpu.pipeline.ledger import Entry, VerbRecord
-from manycpu.pipeline.spec.credentials import redacted_description, redacted_fields, without
+from manycpu.pipeline.spec.credentials import redacted_description, redacted_fields, without_secrets
 from manycpu.pipeline.spec.observed import FIRST_METRICS, SERIES_LIMIT, Observed, Progress, Rank, Series
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.tracking import Place
@@ -86,7 +86,7 @@ class Report(BaseModel):
 def draft(entry: Entry, observed: Observed, state: RunState, error: str | None = None) -> Report:
     """Build the report from the ledger and the ranks' events, before the run's folder is deleted."""
     ran = entry.described()
-    hide = partial(without, value=[ran.run, ran.target])  # a message may quote a line of the training
+    hide = partial(without_secrets, value=[ran.run, ran.target])  # a message may quote a line of the training
     verbs = {
         name: record.model_copy(update={"error": record.error and hide(record.error)})
         for name, record in entry.verbs.items()

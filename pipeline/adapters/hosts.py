@@ -100,7 +100,11 @@ class _Inspected(NamedTuple):
 
 
 def chosen(target: BareMetal, run: TrainingRun) -> tuple[Host, ...]:
-    """Read the hostfile, and select as many hosts as the run has nodes: the first ones."""
+    """Return the first hosts of the hostfile: as many as the run may have nodes at most.
+
+    Raises:
+        BadInputError: The hostfile cannot be read, has too few hosts, or gives one of them too few slots.
+    """
     try:
         hosts = parse_hostfile(Path(target.hostfile).read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -110,7 +114,7 @@ def chosen(target: BareMetal, run: TrainingRun) -> tuple[Host, ...]:
             field=_HOSTFILE_FIELD,
             fix="Give a hostfile's path",
         ) from error
-    nodes = run.nodes[1]
+    _, nodes = run.nodes  # the greatest number of nodes
     if nodes > len(hosts):
         raise BadInputError(
             f"{nodes} nodes were asked for, and {target.hostfile} has {len(hosts)} hosts",

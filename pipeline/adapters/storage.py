@@ -28,7 +28,7 @@ from manycpu.pipeline.adapters.listing import (
     leads_out,
     regular,
 )
-from manycpu.pipeline.spec.credentials import redacted, without
+from manycpu.pipeline.spec.credentials import redacted, without_secrets
 from manycpu.pipeline.spec.errors import BadInputError, require
 from manycpu.pipeline.spec.output import claimed_by, partial_name
 
@@ -89,7 +89,7 @@ class Location:
         except Exception as error:
             # Every protocol of fsspec has its own errors.
             fix = "Install the package that fsspec names, mend the URL, or use another protocol"
-            text = without(f"{url!r} cannot be opened: {error}", url)
+            text = without_secrets(f"{url!r} cannot be opened: {error}", url)
             raise BadInputError(text, field=field, fix=_meant(url) or fix) from error
         location = cls(url, fs, root)
         if location._is_s3 and not _BUCKET.match(root):  # a client's error would quote parts of a secret

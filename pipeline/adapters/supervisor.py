@@ -200,7 +200,7 @@ def main(directory: str) -> None:
 
 
 def _run(command: dict[str, Any]) -> tuple[int, str]:
-    """Run the command and end all that it leaves; returns its exit code, and why it was ended early."""
+    """Run the launcher and end all that it leaves; returns its exit code, and why it ended early or ""."""
     source, printed = os.pipe()
     try:
         child = subprocess.Popen(
@@ -217,6 +217,7 @@ def _run(command: dict[str, Any]) -> tuple[int, str]:
         os.close(printed)
     log = LogCopy(source, sys.stdout.fileno())
     code, reason = _wait(child.pid, command, log)
+    # None: the launcher still runs, and must be ended too.
     code = end_tree(child.pid) if code is None else end_tree(code=code)
     log.end()
     child.returncode = code  # reaped here, not by Popen

@@ -256,9 +256,9 @@ def _fields_of_accelerate(config: Path, script: Path | None, options: Options) -
 
 
 def _with_options(parts: dict[str, dict[str, Any]], options: Options) -> dict[str, dict[str, Any]]:
-    """Write the options that were given over the fields of a file."""
+    """Replace the fields of a file by the options that the user gave, such as ``run__nnodes``."""
     for option, value in options.items():
-        if option not in _SCRIPT_PARAMETERS and value not in (None, ()):
+        if option not in _SCRIPT_PARAMETERS and value not in (None, ()):  # None, (): not given
             part, name = option.split("__", 1)
             parts[part][name] = _parse_option(part, name, value, parts[part].get(name))
     return parts

@@ -12,7 +12,7 @@ from manycpu.pipeline import display
 from manycpu.pipeline.adapters.storage import Location, is_remote
 from manycpu.pipeline.page import as_html
 from manycpu.pipeline.run_report import Report
-from manycpu.pipeline.spec.credentials import redacted, without
+from manycpu.pipeline.spec.credentials import redacted, without_secrets
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.output import PAGE, REPORT, fields_of, is_page
 from manycpu.pipeline.verbs.report import newest_report
@@ -74,7 +74,7 @@ def _read(path: str) -> dict[str, Any]:
     except BadInputError:
         raise
     except Exception as error:  # every protocol of fsspec has errors of its own
-        raise BadInputError(without(f"{path} cannot be read: {error}", path)) from error
+        raise BadInputError(without_secrets(f"{path} cannot be read: {error}", path)) from error
     if text is None:
         fix = "Give a report.json, or the folder or URL that a run wrote its model to"
         raise BadInputError(f"there is no {REPORT} at {redacted(path)}", fix=fix)

@@ -127,20 +127,20 @@ def _replace(original: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
 
 
 def _compare_first(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Have the ranks of a subgroup compare their backends first: with different ones they would hang."""
+    """Have the ranks of a subgroup compare backends before torch makes it: different ones would hang."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def make(*args: Any, **kwargs: Any) -> Any:
+    def make_group(*args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs).arguments
-        # The members of a subgroup compare: other processes have no rank in it. torch's mpi has no store for
-        # that, and the default group no list of ranks.
+        # A process outside of the subgroup has no rank in it; torch's mpi has no store to compare over; the
+        # default group has no list of ranks.
         can_compare = arguments["group_rank"] is not None and arguments["store"] is not None
         if can_compare and arguments["global_ranks_in_group"]:
             _compare(arguments)
         return original(*args, **kwargs)
 
-    return make
+    return make_group
 
 
 def _compare(arguments: dict[str, Any]) -> None:

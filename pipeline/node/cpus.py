@@ -105,7 +105,7 @@ def take(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str], folder:
             elif path != own:  # its run has ended
                 path.unlink()
         if not _is_held(own):
-            share = _place_beside(others, plan)
+            share = _choose_free_cores(others, plan)
             own.write_text(json.dumps({"run": environ.get("MANYCPU_RUN", "")} | share._asdict()))
         descriptor = os.open(own, os.O_RDONLY | os.O_CLOEXEC)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -130,8 +130,9 @@ def _is_held(path: Path) -> bool:
     return False
 
 
-def _place_beside(others: list[dict[str, Any]], plan: cpu_plan.CpuPlan) -> Share:
-    """Choose cores for the plan's ranks that no other run has; no core, if too few are free."""
+def _choose_free_cores(others: list[dict[str, Any]], plan: cpu_plan.CpuPlan) -> Share:
+    """Choose cores for the plan's ranks that no other run has; if too few are free, none, and say why."""
+    # Number of a processor -> the run that is pinned to it.
     used = {number: str(other["run"]) for other in others for pin in other["pins"] for number in pin}
     used_cores = {cpu.core for cpu in plan.machine.cpus if cpu.number in used}
     free = [cpu for cpu in plan.machine.cpus if cpu.core not in used_cores]

@@ -317,7 +317,10 @@ def _refuse_unknown(fields: Mapping[str, Any]) -> None:
 
 
 def _refuse_other_nodes(node_rank: int, master_addr: str, num_nodes: int | None, target: AnyTarget) -> None:
-    """Refuse arguments by which Accelerate is called once on each node: one call starts all nodes here."""
+    """Refuse ``node_rank`` and ``master_addr`` of another node, and several nodes without a target.
+
+    Accelerate is called once on each node. Here one call starts all nodes; ``target`` says where they are.
+    """
     one_call = "One call suffices: it starts every node itself. Leave it out, and name the nodes in target="
     if node_rank != 0:
         raise BadInputError(f"this would be node {node_rank}", field="node_rank", fix=one_call)

@@ -78,7 +78,7 @@ def unpad(model: PreTrainedModel) -> str | None:
         block_lists[0][0].register_forward_pre_hook(rows.join),
         block_lists[0][-1].register_forward_hook(rows.part),
     ]
-    why = use_documents(model, lambda: _padded_rows(model), lambda: _rows_alone(model))
+    why = use_documents(model, lambda: _states_of_padded_batch(model), lambda: _states_of_single_rows(model))
     if why:
         for hook in hooks:
             hook.remove()
@@ -135,13 +135,13 @@ def _padding(model: Any) -> int:
     return model.config.pad_token_id or 0
 
 
-def _rows_alone(model: Any) -> torch.Tensor:
-    """Compute the hidden states of the tokens of each row by itself."""
+def _states_of_single_rows(model: Any) -> torch.Tensor:
+    """Compute the hidden states of the probe rows' tokens, each row by itself."""
     return torch.cat([model.base_model(input_ids=torch.tensor([row]))[0][0] for row in _probe_rows(model)])
 
 
-def _padded_rows(model: Any) -> torch.Tensor:
-    """Compute the hidden states of the tokens of all rows in a padded batch."""
+def _states_of_padded_batch(model: Any) -> torch.Tensor:
+    """Compute the hidden states of the probe rows' tokens in one padded batch, without those of padding."""
     first, second = _probe_rows(model)
     batch = torch.tensor([first, second + [_padding(model)] * 2])
     mask = torch.tensor([[1] * 5, [1] * 3 + [0] * 2])

@@ -58,10 +58,10 @@ def redacted(text: str) -> str:
     return _hide_in_urls(_hide_odd_passwords(_hide_in_urls(text)))
 
 
-def without(text: str, value: Any) -> str:
-    """Hide in a text the secrets of a URL or a description, also if the text quotes only a part of it."""
+def without_secrets(text: str, value: Any) -> str:
+    """Hide the secrets of a URL or a description wherever a text has them, also outside of a URL."""
     text = redacted(text)
-    for secret in sorted(secrets_in(value), key=len, reverse=True):
+    for secret in sorted(secrets_in(value), key=len, reverse=True):  # one may be a part of another
         text = text.replace(secret, HIDDEN) if len(secret) >= SHORTEST else text
     return text
 

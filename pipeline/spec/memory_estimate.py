@@ -266,7 +266,7 @@ def rows(estimate: Estimate, memory: int | None) -> Iterator[Row]:
     ranks = counted(nodes.processes, "rank")
     yield row("a node", [each.total * nodes.processes for each in both], ranks)
     if memory:
-        answers = [_answer(estimate, nodes, shard) for shard in ("no", estimate.sharding)]
+        answers = [_whether_it_fits(estimate, nodes, shard) for shard in ("no", estimate.sharding)]
         yield Row(
             "fits", answers[0], answers[1], f"{format_bytes(memory)} of a node, of which a tenth is kept free"
         )
@@ -295,13 +295,13 @@ def _reasons(estimate: Estimate) -> dict[str, str]:
     }
 
 
-def _answer(estimate: Estimate, nodes: Nodes, shard: Shard) -> str:
-    """Write whether the training fits; if not, how many nodes would do."""
+def _whether_it_fits(estimate: Estimate, nodes: Nodes, shard: Shard) -> str:
+    """Write in words whether the training fits the memory; if not, on how many nodes it would."""
     if shard != "no" and estimate.excluded:
         return f"no: {estimate.excluded} excludes it"
-    is_whole = bool(estimate.model.layout and estimate.model.block)
+    counts_all = bool(estimate.model.layout and estimate.model.block)  # activations and blocks are known
     if memory_plan.fits(estimate.model, estimate.training, nodes, shard):
-        return "yes" if is_whole else "yes, without what is not counted"
+        return "yes" if counts_all else "yes, without what is not counted"
     needed = memory_plan.nodes_needed(estimate.model, estimate.training, nodes, shard)
-    least = "" if is_whole else "at least "
+    least = "" if counts_all else "at least "
     return f"no: {least}{counted(needed, 'node')} would" if needed else "no, on no number of nodes"

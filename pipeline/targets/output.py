@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from manycpu.pipeline import run_report, transfer
-from manycpu.pipeline.spec.credentials import without
+from manycpu.pipeline.spec.credentials import without_secrets
 from manycpu.pipeline.spec.errors import BadInputError, Finding, raise_findings
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.output import REPORT, replaceable
@@ -27,7 +27,7 @@ def claim(ctx: RunContext, holder: ProcessHandle | None = None) -> None:
     except Exception as error:
         # Each fsspec protocol raises its own error types.
         raise BadInputError(
-            without(f"{ctx.destination} cannot be written: {error}", ctx.destination),
+            without_secrets(f"{ctx.destination} cannot be written: {error}", ctx.destination),
             field="run.output",
             fix="Give a folder, or a URL of storage, that can be written to from here",
         ) from error
@@ -86,7 +86,13 @@ def occupied(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding
 
 
 def not_empty_finding(ctx: RunContext, name: str, text: str | None) -> Finding:
-    """Make the finding that the output has a file or an empty folder that this run did not write."""
+    """Make the finding that the output has a file or an empty folder that this run did not write.
+
+    Args:
+        ctx: The run.
+        name: Name of the file or folder in the output.
+        text: The content of the output's report.json; None: there is none.
+    """
     before = run_report.parse(text)
     if before is not None and not replaceable(text, ctx.key):
         return Finding(

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from manycpu.pipeline import run_report
 from manycpu.pipeline.ledger import Entry
-from manycpu.pipeline.spec.credentials import redacted, without
+from manycpu.pipeline.spec.credentials import redacted, without_secrets
 from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.output import MANIFEST, manifests
@@ -122,7 +122,7 @@ def unseen(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
     if reason is None:
         return None
     model = ctx.driver.model_of(ctx, handle)
-    return without(
+    return without_secrets(
         f"run.output: the model was exported to {ctx.run.output} and is not to be seen there from "
         f"{socket.gethostname()}: {reason}. It is kept in {model}. Give an output that every worker reaches, "
         "and run again with the same run id.",

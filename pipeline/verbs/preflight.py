@@ -22,7 +22,7 @@ from manycpu.pipeline.recipes.hogwild import files
 from manycpu.pipeline.recipes.image_classification import images
 from manycpu.pipeline.recipes.question_answering import squad
 from manycpu.pipeline.spec import cpu_plan, program, recipe_options
-from manycpu.pipeline.spec.credentials import redacted, without
+from manycpu.pipeline.spec.credentials import redacted, without_secrets
 from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.output import REPORT
@@ -277,7 +277,7 @@ def _source(url: str | None, field: str, base: Path) -> Findings:
 
 
 def _unreadable(field: str, error: Exception, url: str | None = None) -> Finding:
-    reason = without(str(error) or type(error).__name__, url)
+    reason = without_secrets(str(error) or type(error).__name__, url)
     return Finding(field, f"not all of it can be read: {reason}", "See that it can, from here")
 
 

@@ -9,7 +9,7 @@ from manycpu.pipeline.adapters.storage import Location, is_remote
 from manycpu.pipeline.listeners import ReadableLog, tell
 from manycpu.pipeline.page import as_html
 from manycpu.pipeline.run_report import Report
-from manycpu.pipeline.spec.credentials import redacted, without
+from manycpu.pipeline.spec.credentials import redacted, without_secrets
 from manycpu.pipeline.spec.errors import (
     BadInputError,
     CancelledError,
@@ -57,7 +57,7 @@ def write_report(ctx: RunContext, report: Report) -> None:
         # Each fsspec protocol raises its own error types.
         text = f"report.json cannot be written to {ctx.destination}: {error}; {report.error or report.state}"
         raise ExportError(
-            without(text, ctx.destination),
+            without_secrets(text, ctx.destination),
             field="run.output",
             fix="Mend the output, and run again with the same run id",
         ) from error
@@ -88,7 +88,7 @@ def write_log(ctx: RunContext, handle: Handle) -> None:
         if lines:
             ctx.driver.write_beside(ctx, LOG, LOG_BEGINS + "\n".join([*lines, ""]))
     except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types
-        _LOG.warning("%s is not written: %s", LOG, without(str(error), ctx.destination))
+        _LOG.warning("%s is not written: %s", LOG, without_secrets(str(error), ctx.destination))
 
 
 def remember(ctx: RunContext) -> None:
@@ -114,7 +114,7 @@ def read_report(ctx: RunContext) -> Report:
     except Exception as error:
         # Each fsspec protocol raises its own error types.
         raise ExportError(
-            without(f"report.json cannot be read from {ctx.destination}: {error}", ctx.destination),
+            without_secrets(f"report.json cannot be read from {ctx.destination}: {error}", ctx.destination),
             field="run.output",
             fix="See the first step that failed, and whether the output can be reached",
         ) from error

@@ -272,11 +272,11 @@ class _Writer(NamedTuple):
         ids: list[int] = self.tokenizer.encode(text)
         return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], begins: bool) -> str:
-        """Write messages by the chat template; ``begins``: and begin an answer."""
+    def _render(self, messages: Sequence[Mapping[str, Any]], begin_answer: bool) -> str:
+        """Write messages by the chat template; ``begin_answer``: add at the end what begins an answer."""
         return str(
             self.tokenizer.apply_chat_template(
-                [*map(dict, messages)], tokenize=False, add_generation_prompt=begins
+                [*map(dict, messages)], tokenize=False, add_generation_prompt=begin_answer
             )
         )
 

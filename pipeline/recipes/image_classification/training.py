@@ -111,7 +111,10 @@ class _ImageDataset(Dataset[dict[str, Any]]):
 def _loaders(
     split: Split, options: ImageOptions, env: Mapping[str, str]
 ) -> tuple[DataLoader[Any], DataLoader[Any]]:
-    """Make the loaders: for training with random crops, for evaluation with batches twice as large."""
+    """Make the loaders for training and evaluation, and leave torch the threads that they do not take.
+
+    Training has random crops; evaluation has batches twice as large, as it keeps no gradients.
+    """
     threads = int(env.get("MANYCPU_THREADS") or torch.get_num_threads())
     workers = loader_processes(options.num_workers, threads)
     torch.set_num_threads(threads - workers)

@@ -45,10 +45,15 @@ _SCHEMA = datasets.Features(
 def load_model(
     options: ModelOptions, training: CpuTrainingOptions, length: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load model and fast tokenizer from a folder or the Hub; features have ``length`` tokens."""
+    """Load the model and its fast tokenizer from a folder or the Hub.
+
+    If ``training.shard`` is ``auto``, it is replaced by a choice that depends on ``length``, the tokens of a
+    sample.
+    """
     config, tokenizer = base_model.read_config(options, options.config_name)
     name = str(options.model_name_or_path)
     try:
+        # Returns a from_pretrained, by which each rank of a sharded model reads only its own share.
         load = loader(AutoModelForQuestionAnswering, config, training, length)
         # Weights are fp32 also where the checkpoint has others: bf16 is for the computation (autocast) alone.
         model = load(name, config=config, dtype=torch.float32, **base_model.hub_arguments(options))

@@ -8,7 +8,7 @@ from typing import Final
 from manycpu.pipeline.adapters.storage import is_remote
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.spec import rank_logs
-from manycpu.pipeline.spec.credentials import without
+from manycpu.pipeline.spec.credentials import without_secrets
 from manycpu.pipeline.spec.errors import ExportError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.output import RETURNED
@@ -42,7 +42,7 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
     except (TransferError, OSError) as error:
         fix = f"The model is kept in {model_of(ctx, handle)}: mend the output, and run again "
         raise ExportError(
-            without(f"{ctx.destination} was not written: {error}", ctx.destination),
+            without_secrets(f"{ctx.destination} was not written: {error}", ctx.destination),
             field="run.output",
             fix=fix + "with the same run id",
         ) from error

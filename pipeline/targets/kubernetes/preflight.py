@@ -310,8 +310,8 @@ _ADMISSION_FIELDS: Final = {
 
 
 def _check_quota(ctx: ClusterContext) -> Findings:
-    """Compare the demand of all pods with the free part of each quota; the dry run checks one pod only."""
-    resources, pods = ctx.run.resources, ctx.run.nodes[0]
+    """Compare what all pods ask for with what each quota has left: _check_admission tries one pod only."""
+    resources, pods = ctx.run.resources, ctx.run.nodes[0]  # the least number of nodes; each is a pod
     demand = {"cpu": str(resources.cpu or 0), "memory": resources.memory or "0", "pods": "1"}
     for quota in cluster_of(ctx).list("ResourceQuota"):
         used = quota["status"].get("used", {})

@@ -7,7 +7,7 @@ from manycpu.pipeline import run_report
 from manycpu.pipeline.adapters.storage import Location, is_remote
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import RemoteError
-from manycpu.pipeline.spec.credentials import without
+from manycpu.pipeline.spec.credentials import without_secrets
 from manycpu.pipeline.spec.errors import BadInputError, ExportError, RunGoneError, StageError
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState
@@ -51,7 +51,9 @@ def _begin_report(ctx: ClusterContext, pod: Helper) -> None:
             raise
     except TransferError as error:
         raise ExportError(
-            without(f"{ctx.destination} cannot be written from inside the cluster: {error}", ctx.destination),
+            without_secrets(
+                f"{ctx.destination} cannot be written from inside the cluster: {error}", ctx.destination
+            ),
             field="run.output",
             fix=_FIXES["output"],
         ) from error
@@ -77,7 +79,7 @@ def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
         reason = "changed" if isinstance(error, TransferError) else "unreadable"
         if isinstance(error, RemoteError):
             reason = error.reason
-        text = without(f"{url} was not staged: {error}", url)
+        text = without_secrets(f"{url} was not staged: {error}", url)
         raise StageError(text, field=field, fix=_FIXES[reason]) from error
 
 

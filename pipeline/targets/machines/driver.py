@@ -9,7 +9,7 @@ from manycpu.pipeline.adapters.commands import END_TIMEOUT
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.ledger.file import FileLedger, ledgers
 from manycpu.pipeline.spec import rank_logs
-from manycpu.pipeline.spec.credentials import without
+from manycpu.pipeline.spec.credentials import without_secrets
 from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.observed import Observed
@@ -110,7 +110,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         except Exception as error:
             # Each fsspec protocol raises its own error types.
             fix = f"The model is kept in {source}: mend the output, and run again with the same run id"
-            text = without(f"{ctx.destination} was not written: {error}", ctx.destination)
+            text = without_secrets(f"{ctx.destination} was not written: {error}", ctx.destination)
             raise ExportError(text, field="run.output", fix=fix) from error
 
     def read_returned(self, ctx: MachineContext, handle: ProcessHandle, name: str) -> bytes:

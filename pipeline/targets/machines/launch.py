@@ -31,10 +31,11 @@ from manycpu.pipeline.targets.program_code import program_of
 def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHandle, bool]:
     """Start the next attempt, or attach to the present one if it runs or has succeeded; True: attached.
 
-    The attempt is recorded before anything starts. The ledger's lock keeps other processes from launching.
+    The attempt is recorded before anything starts. The ledger's lock keeps other processes from launching;
+    the started process holds it too, until its handle is on disk.
     """
     with ctx.ledger.hold() as (entry, lock):
-        join(ctx, entry, "train")
+        join(ctx, entry, "train")  # refuses another task of the DAG run with other fields
         present = present_handle(ctx, entry)
         if present is not None:
             current = attempt_status(ctx, present, entry)
@@ -57,7 +58,7 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
         hosts.copy_folder(ctx, Path(built.code) if built.code else None, Path(placement.code))
         timeouts = ctx.run.run_timeout, ctx.run.start_timeout, ctx.run.stall_timeout
         job = process.Job(ctx.name, entry.attempt, *timeouts)
-        command = _describe(ctx, placement)[-1]
+        command = _describe(ctx, placement)[-1]  # on machines, there is only one
         handle = process.start(command, Path(placement.attempt_directory), job, lock)
         entry.handle = handle
         return handle, False

@@ -8,7 +8,7 @@ from typing import Final
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
-from manycpu.pipeline.spec.credentials import without
+from manycpu.pipeline.spec.credentials import without_secrets
 from manycpu.pipeline.spec.errors import BadInputError, LaunchError, ManycpuError, RunGoneError, StageError
 from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import Built, Copied, RunContext
@@ -44,7 +44,9 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
         fix = f"See that it can be read and that {home} has room, or set target.directory; then run again"
         if isinstance(error, transfer.TransferError):
             fix = "Stage again when nothing writes to it"
-        raise StageError(without(f"{url} was not staged: {error}", url), field=field, fix=fix) from error
+        raise StageError(
+            without_secrets(f"{url} was not staged: {error}", url), field=field, fix=fix
+        ) from error
     return Copied(str(path), manifest.digest, reused)
 
 

@@ -47,9 +47,10 @@ def are_needed(status: Status, snapshot: JobSnapshot, observed: Observed) -> boo
 
 
 def read(ctx: ClusterContext, attempt: int) -> list[dict[str, Any]]:
-    """Read, with a helper pod, the exit records of the last round that all of its ranks finished.
+    """Read, with a helper pod, the exit records of the last meeting that all of its ranks finished.
 
-    Takes some minutes at most. Returns an empty list if there is no such round.
+    A meeting is one start of all ranks together; if none was finished, the list is empty. Takes some minutes
+    at most.
 
     Raises:
         ManycpuError: The volume cannot be read.
@@ -68,7 +69,7 @@ def judge(
         status: How the job ended.
         snapshot: The job.
         observed: What its ranks have reported; the records are added to it.
-        records: The exit records of a round that all of its ranks finished; may be empty.
+        records: The exit records of a meeting that all of its ranks finished; may be empty.
     """
     believe(observed, records)
     # mpirun may know of a failure that no rank knows: that counts unless pods were lost or time ran out.

@@ -350,20 +350,20 @@ class Follower:
             await deliver(dropped)
 
     async def _conclude(self, status: Status) -> Status:
-        """Complete the final status, record it, and delete the job if it must not continue; return it."""
+        """Complete the final status, record it in the ledger, and delete the job if it must not continue."""
         entry = await self._call_with_retries(self._ctx.ledger.read)
-        if entry is not None:
+        if entry is not None:  # a cancellation or an earlier verdict in the ledger wins
             status = judgement.final_status(entry, self._handle, status)
         if self._recorder.state.paused:  # the suspension ended the ranks, so that is not the cause
             self._recorder.state.observed.forget_failure(until=self._watch.now())
         status = await self._judge_by_exit_records(status)
-        if status.state is RunState.FAILED:
+        if status.state is RunState.FAILED:  # add what failed first, and its last lines
             await self._read_tail()
             status = judgement.with_first_failure(self._snapshot, self._recorder, status)
         state = self._recorder.state
         judgement.record_exit_codes(self._snapshot, state.observed)
         state.ended, state.verdict = judgement.end_time(self._snapshot) or self._watch.now(), status
-        if self._saving is not None:
+        if self._saving is not None:  # a periodic save must not overwrite the final one
             await self._saving
         await self._call_with_retries(self._recorder.write, self._recorder.fields())
         if judgement.must_be_deleted(self._ctx.run, self._snapshot, status):

@@ -247,12 +247,12 @@ class LogReaders:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _update_reader(self, container: Container) -> None:
-        """Give a container's reader its present state; create the reader if the container has started."""
+        """Update a container's reader; create one if the container has started and nothing reads it."""
         started = container.restarts or container.state("running") or container.state("terminated")
         if container.init or not started:
             return
         key = (container.pod["metadata"]["uid"], container.name)
-        if key not in self._readers or self._readers[key][1].done():
+        if key not in self._readers or self._readers[key][1].done():  # done: its pod was presumed gone
             reader = LogReader(self._watch, self._cursor, self._put)
             self._readers[key] = (reader, asyncio.create_task(reader.read(container)))
         self._readers[key][0].update(container)
