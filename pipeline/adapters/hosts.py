@@ -114,7 +114,7 @@ def chosen(target: BareMetal, run: TrainingRun) -> tuple[Host, ...]:
             field=_HOSTFILE_FIELD,
             fix="Give a hostfile's path",
         ) from error
-    _, nodes = run.nodes  # the greatest number of nodes
+    nodes = run.nodes.most
     if nodes > len(hosts):
         raise BadInputError(
             f"{nodes} nodes were asked for, and {target.hostfile} has {len(hosts)} hosts",

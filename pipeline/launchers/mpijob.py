@@ -104,7 +104,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
         BadInputError: A range of nodes.
     """
     job, namespace = placement.job, target.namespace
-    hosts = [f"{job}-worker-{number}.{job}.{namespace}.svc" for number in range(run.nodes[1])]
+    hosts = [f"{job}-worker-{number}.{job}.{namespace}.svc" for number in range(run.nodes.most)]
     mpirun_pod = launcher("launcher", run, target, placement, hosts=hosts)
     return [
         {
@@ -127,7 +127,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
                         "template": mpirun_pod,
                     },
                     "Worker": {
-                        "replicas": run.nodes[1],
+                        "replicas": run.nodes.most,
                         "restartPolicy": pods.restart_policy(run, target),
                         "template": worker("worker", run, target, placement),
                     },
@@ -217,7 +217,7 @@ def _launcher_resources(run: TrainingRun) -> dict[str, Any]:
     if not cpu and run.resources.cpu:
         cpu = _CPU_REQUEST
     if not memory and run.resources.memory:
-        memory = f"{_MEMORY_MIB + _NODE_MEMORY_MIB * run.nodes[1]}Mi"
+        memory = f"{_MEMORY_MIB + _NODE_MEMORY_MIB * run.nodes.most}Mi"
     built = pods.resources(cpu, memory)
     if cpu:
         built["limits"]["cpu"] = format_cores(_BURST_FACTOR * cpu)

@@ -53,7 +53,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
     """
     metadata = pods.metadata(target, placement)
     # Without numProcPerNode Trainer counts CPUs, and torchrun starts a rank for each.
-    trainer: KubeObject = {"numNodes": run.nodes[1], "numProcPerNode": run.processes}
+    trainer: KubeObject = {"numNodes": run.nodes.most, "numProcPerNode": run.processes}
     if target.mpi:
         template = mpijob.worker(NODE, run, target, placement)
     else:
@@ -189,7 +189,7 @@ def _runtime(run: TrainingRun, target: Kubernetes, placement: Placement, templat
     if target.mpi:
         # Trainer knows Open MPI alone, so only its ssh keys are used: the hostfile is manycpu's own.
         policy = {"mpi": {"sshAuthMountPath": mpijob.KEYS, "numProcPerNode": run.processes}}
-        hosts = [_host_name(placement, number, target.namespace) for number in range(run.nodes[1])]
+        hosts = [_host_name(placement, number, target.namespace) for number in range(run.nodes.most)]
         launcher = mpijob.launcher(NODE, run, target, placement, hosts=hosts, hostfile=HOSTFILE)
         # A rank that refused to begin would refuse again: with these exit codes of the launcher, its job
         # fails at once, without the restarts of backoffLimit.
@@ -206,7 +206,7 @@ def _runtime(run: TrainingRun, target: Kubernetes, placement: Placement, templat
         "apiVersion": TRAINING_RUNTIME.api_version,
         "kind": TRAINING_RUNTIME.kind,
         "metadata": pods.metadata(target, placement),
-        "spec": {"mlPolicy": {"numNodes": run.nodes[1], **policy}, "template": {"spec": jobs}},
+        "spec": {"mlPolicy": {"numNodes": run.nodes.most, **policy}, "template": {"spec": jobs}},
     }
 
 

@@ -132,7 +132,7 @@ def estimate(
     return Estimate(
         model=model,
         training=_training(run, defaults, options, model, config),
-        nodes=run.nodes[0],
+        nodes=run.nodes.least,
         processes=run.processes,
         shard=shard,
         excluded=excluded,

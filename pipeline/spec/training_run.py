@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -93,6 +93,13 @@ class Resources(BaseModel):
         "given.",
         examples=["512Mi"],
     )
+
+
+class NodeRange(NamedTuple):
+    """The least and the greatest number of nodes; equal unless the run is elastic."""
+
+    least: int
+    most: int
 
 
 class TrainingRun(BaseModel):
@@ -303,10 +310,10 @@ class TrainingRun(BaseModel):
         return value
 
     @property
-    def nodes(self) -> tuple[int, int]:
-        """Least and greatest number of nodes."""
+    def nodes(self) -> NodeRange:
+        """How many nodes the run may have."""
         low, _, high = str(self.nnodes).partition(":")
-        return int(low), int(high or low)
+        return NodeRange(int(low), int(high or low))
 
     @property
     def elastic(self) -> bool:

@@ -36,7 +36,7 @@ def _lacking_proof(ctx: RunContext, observed: Observed) -> str:
 def _lacking_spread(ctx: RunContext, observed: Observed) -> str:
     """Explain that the ranks ran on fewer nodes or machines than were asked for; empty: they did not."""
     # Each pod has a host name of its own; `observed.hosts` are the machines.
-    nodes, places = ctx.run.nodes[0], sorted({rank.hostname or rank.host for rank in observed.ranks})
+    nodes, places = ctx.run.nodes.least, sorted({rank.hostname or rank.host for rank in observed.ranks})
     if ctx.target.has_host_per_node and len(places) < nodes:
         return f"{nodes} nodes were asked for, and all ranks ran in {', '.join(places)}"
     if ctx.run.spread == "require" and len(observed.hosts) < nodes:

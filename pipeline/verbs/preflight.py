@@ -161,7 +161,7 @@ def _recipe(ctx: RunContext) -> Findings:
 
 def _hogwild(run: TrainingRun, data: Path | None, options: recipe_options.Options) -> Findings:
     averaged = recipe_options.first(options, "mode") == "averaged"
-    if not averaged and (run.nproc_per_node > 1 or run.nodes[1] > 1):
+    if not averaged and (run.nproc_per_node > 1 or run.nodes.most > 1):
         fix = "Add --mode averaged to run.args, or set run.nnodes and run.nproc_per_node to 1"
         ranks = f"{run.nnodes} node(s) with {run.nproc_per_node} process(es) each"
         message = f"--mode shared has one model in one rank's memory, and there are {ranks}"
@@ -177,7 +177,7 @@ def _check_images(run: TrainingRun, data: Path | None, options: recipe_options.O
         batch = recipe_options.first(options, "batch_size") or str(images.BATCH_SIZE)
         if batch.isdecimal():
             count = images.train_count(len(found.files))
-            images.check_sizes(count, int(batch), run.nodes[0] * run.processes)
+            images.check_sizes(count, int(batch), run.nodes.least * run.processes)
 
 
 def _here(url: str | None) -> Path | None:

@@ -207,10 +207,10 @@ def _check_claim(ctx: ClusterContext) -> Findings:
         modes = claim["spec"]["accessModes"]
         if (claim.get("status") or {}).get("phase") == "Lost":
             yield Finding(field, f"claim {claim_of(ctx)!r} has lost its volume", "Name another claim")
-    if ctx.run.nodes[1] > 1 and "ReadWriteMany" not in modes:
+    if ctx.run.nodes.most > 1 and "ReadWriteMany" not in modes:
         yield Finding(
             field,
-            f"{ctx.run.nodes[1]} nodes write to the claim, and it can be mounted by one ({', '.join(modes)})",
+            f"{ctx.run.nodes.most} nodes write to the claim, and it can be mounted by one ({', '.join(modes)})",
             "Take a claim that is ReadWriteMany, or set run.nnodes to 1",
         )
 
@@ -311,7 +311,7 @@ _ADMISSION_FIELDS: Final = {
 
 def _check_quota(ctx: ClusterContext) -> Findings:
     """Compare what all pods ask for with what each quota has left: _check_admission tries one pod only."""
-    resources, pods = ctx.run.resources, ctx.run.nodes[0]  # the least number of nodes; each is a pod
+    resources, pods = ctx.run.resources, ctx.run.nodes.least  # each is a pod
     demand = {"cpu": str(resources.cpu or 0), "memory": resources.memory or "0", "pods": "1"}
     for quota in cluster_of(ctx).list("ResourceQuota"):
         used = quota["status"].get("used", {})

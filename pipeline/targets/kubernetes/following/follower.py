@@ -325,7 +325,7 @@ class Follower:
             had_nodes = self._recorder.state.pause(self._snapshot.suspended_since or now)
             if had_nodes:
                 self._notes.make_reasons_due()
-        elif capacity := self._snapshot.capacity(self._ctx.run.nodes[0]):
+        elif capacity := self._snapshot.capacity(self._ctx.run.nodes.least):
             self._recorder.state.begin(capacity, self._snapshot.last_transition, now)
             self._recorder.last_placed_or_suspended = now
 

@@ -55,7 +55,7 @@ def _present_budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActi
         since = max(_created(snapshot), activity.last_placed_or_suspended)
         yield Budget("acknowledge_timeout", since + run.acknowledge_timeout, message)
         return
-    began = activity.began or snapshot.capacity(run.nodes[0])
+    began = activity.began or snapshot.capacity(run.nodes.least)
     if began and not activity.paused:
         message = f"not done {run.run_timeout} s after its nodes were there"
         yield Budget("run_timeout", began + run.run_timeout, message)
@@ -63,7 +63,7 @@ def _present_budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActi
         message = f"no capacity for it within {run.queue_timeout} s"
         yield Budget("queue_timeout", _queued_since(snapshot, activity) + run.queue_timeout, message)
         return
-    capacity = snapshot.capacity(run.nodes[0]) or began or 0.0
+    capacity = snapshot.capacity(run.nodes.least) or began or 0.0
     if present_phase == "starting":
         message = f"its ranks have not met within {run.start_timeout} s of its nodes being there"
         yield Budget("start_timeout", max(capacity, activity.watched_since) + run.start_timeout, message)
@@ -77,7 +77,7 @@ def phase(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> st
     """Return the phase of a job that has not ended: unacknowledged, queued, starting or running."""
     if not snapshot.acknowledged and not snapshot.suspended:
         return "unacknowledged"
-    if snapshot.suspended or snapshot.capacity(run.nodes[0]) is None or not snapshot.launchers_have_nodes:
+    if snapshot.suspended or snapshot.capacity(run.nodes.least) is None or not snapshot.launchers_have_nodes:
         return "queued"
     return "running" if activity.met else "starting"
 
