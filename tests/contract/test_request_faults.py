@@ -19,7 +19,10 @@ from support.request_faults import HARMLESS
 from support.simulated_cluster import SimulatedCluster
 
 pytestmark = pytest.mark.timeout(36_000 if ALL else 900)
-HOW = [("data", "pytorchjob"), *([(None, "pytorchjob"), (None, "trainjob")] if ALL else [])]
+HOW = [
+    ("data", "pytorchjob"),
+    *([(None, "pytorchjob"), (None, "trainjob"), ("data", "mpijob"), (None, "mpijob")] if ALL else []),
+]
 """The claim of the run (None: one of its own), and what launches it."""
 SCENES = {"run": (RunsThere, 3), "clean": (CleansThere, 2), "cancel": (CancelsThere, 1)}
 """The commands, and how many trials of each there are unless every request is tried."""

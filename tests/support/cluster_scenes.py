@@ -97,8 +97,8 @@ class OnCluster(Scene):
         self.where = f"{launch}, {'a claim that is given' if claim else 'a claim of its own'}"
         kubeconfig = folder / "kubeconfig"
         target: dict[str, Any] = {"kind": "kubernetes", "namespace": "ml", "connection": str(kubeconfig)}
-        target |= {"mount_path": str(self.volume), "direct": False, "pull_policy": "Never"}
-        target |= {"launch": launch, "runtime": "own"} if launch == "trainjob" else {}
+        target |= {"mount_path": str(self.volume), "direct": not claim, "pull_policy": "Never"}
+        target |= {"launch": launch} | ({"runtime": "own"} if launch == "trainjob" else {})
         target |= {"claim": claim} if claim else {}
         super().__init__(folder, target | {"image": "train:1"})
         kubeconfig.write_text(yaml.safe_dump(_kubeconfig(at.url)))

@@ -1,4 +1,4 @@
-"""A cluster for whole runs: the fake API server, the operators of two kinds of job, and a kubelet.
+"""A cluster for whole runs: the fake API server, the operators of all kinds of job, and a kubelet.
 
 A pod is a process of this machine: a rank with the stand-in for torch, or the program of a helper pod, which
 each exec starts. Their volume is a folder, with the same path.
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
@@ -31,11 +31,15 @@ from support.web_server import served
 from websocket import WebSocket
 
 import manycpu
-from manycpu.pipeline.spec.job_kinds import FAILED, JOB_KINDS, PYTORCHJOB, TRAINING_RUNTIME, TRAINJOB
+from manycpu.pipeline.spec.job_kinds import FAILED, JOB_KINDS, MPIJOB, PYTORCHJOB, TRAINING_RUNTIME, TRAINJOB
 from manycpu.pipeline.spec.placement import CODE, LIB
 
 _HERE = str(Path(next(iter(manycpu.__path__))).parent)
-_RANK = str(Path(__file__).parents[1] / "scripts" / "pod_rank.py")
+_RANK, _MPIRUN = (
+    str(Path(__file__).parents[1] / "scripts" / f"pod_{name}.py") for name in ("rank", "mpirun")
+)
+_NODE = "manycpu.pipeline.node"
+_PROGRAM = "manycpu.pipeline.pod"
 _VARYING = re.compile(
     r"(&?(resourceVersion|timeoutSeconds|sinceTime|follow|limit|allowWatchBookmarks)=[^&]*)"
 )
@@ -127,7 +131,7 @@ class SimulatedCluster(ApiServer):
     def _post(self, kind: str, name: str, query: dict[str, str], body: Object) -> Object:
         made = super()._post(kind, name, query, body)
         if "dryRun" not in query and self._named(kind, made["metadata"]["name"]):
-            if kind in (PYTORCHJOB.kind, TRAINJOB.kind):
+            if kind in (each.kind for each in JOB_KINDS.values()):
                 self._operate(made)
             elif kind == "Pod":
                 self._set_state(made)
@@ -154,33 +158,44 @@ class SimulatedCluster(ApiServer):
         """Create the pods of a job, as its operator does; they start at once."""
         self._set_conditions(job, "Created", "Running")
         template, nodes = self._ranks(job)
-        port = str(free_port())
-        for number in range(nodes):
-            meta = template["metadata"]
-            name = f"{job['metadata']['name']}-worker-{number}"
-            labels = meta["labels"] | {"training.kubeflow.org/replica-index": str(number)}
-            owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "uid": job["metadata"]["uid"]}
-            owner["name"] = job["metadata"]["name"]
-            meta = meta | {"name": name, "labels": labels, "ownerReferences": [owner]}
-            pod = self.put("Pod", {"metadata": meta, "spec": template["spec"]})
-            env = {"RANK": number, "WORLD_SIZE": nodes, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-            there = env | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            self._start(pod, job, {key: str(value) for key, value in there.items()})
+        workers = [f"{job['metadata']['name']}-worker-{number}" for number in range(nodes)]
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        if job["kind"] == MPIJOB.kind:
+            for number, name in enumerate(workers):
+                self._set_state(self._create_pod(job, template, name, number))
+            launcher = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]
+            pod = self._create_pod(job, launcher, f"{job['metadata']['name']}-launcher", 0)
+            self._start(pod, job, [_MPIRUN, ",".join(workers)], env)
+            return
+        world = {"WORLD_SIZE": str(nodes), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        for number, name in enumerate(workers):
+            pod = self._create_pod(job, template, name, number)
+            self._start(pod, job, [_RANK, name], env | world | {"RANK": str(number)})
+
+    def _create_pod(self, job: Object, template: Object, name: str, number: int) -> Object:
+        meta = template["metadata"]
+        labels = meta["labels"] | {"training.kubeflow.org/replica-index": str(number)}
+        owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "uid": job["metadata"]["uid"]}
+        owner["name"] = job["metadata"]["name"]
+        meta = meta | {"name": name, "labels": labels, "ownerReferences": [owner]}
+        return self.put("Pod", {"metadata": meta, "spec": template["spec"]})
 
     def _ranks(self, job: Object) -> tuple[Object, int]:
         """Return the template of the pods of a job's ranks, and their number."""
-        if job["kind"] == PYTORCHJOB.kind:
-            worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
-            return worker["template"], worker["replicas"]
+        if job["kind"] != TRAINJOB.kind:
+            worker = job["spec"][
+                "pytorchReplicaSpecs" if job["kind"] == PYTORCHJOB.kind else "mpiReplicaSpecs"
+            ]
+            return worker["Worker"]["template"], worker["Worker"]["replicas"]
         runtime = self._there(TRAINING_RUNTIME.kind, job["metadata"]["name"])["spec"]
         (node,) = runtime["template"]["spec"]["replicatedJobs"]
         return node["template"]["spec"]["template"], runtime["mlPolicy"]["numNodes"]
 
-    def _start(self, pod: Object, job: Object, env: dict[str, str]) -> None:
-        """Start the rank of a pod, without torchrun, which takes seconds."""
+    def _start(self, pod: Object, job: Object, how: Sequence[str], env: dict[str, str]) -> None:
+        """Start the ranks of a pod, without torchrun, which takes seconds, or ssh."""
         (container,) = pod["spec"]["containers"]
         command = [_here(word) for word in container["command"]]
-        argv = [sys.executable, _RANK, pod["metadata"]["name"], *command[command.index("--no-python") + 2 :]]
+        argv = [sys.executable, *how, *command[command.index(_NODE) - 1 :]]
         given = {each["name"]: _here(each["value"]) for each in container["env"] if "value" in each}
         program: Program[bytes] = Program(
             argv,
@@ -213,15 +228,19 @@ class SimulatedCluster(ApiServer):
             self._set_state(there, "Failed" if code else "Succeeded", terminated=ended)
             owners = pod["metadata"]["ownerReferences"]
             owned = [one for one in self.objects["Pod"] if one["metadata"].get("ownerReferences") == owners]
-            phases = {one["status"]["phase"] for one in owned}
+            phases = {one["status"]["phase"] for one in owned if one["metadata"]["uid"] in self._programs}
             if "Failed" in phases:
                 self._set_conditions(job, FAILED)
             elif phases == {"Succeeded"}:
                 self._set_conditions(job, JOB_KINDS[job["kind"].lower()].succeeded)
+            if job["kind"] == MPIJOB.kind:  # its launcher has ended
+                for name in [one["metadata"]["name"] for one in owned if one["status"]["phase"] == "Running"]:
+                    self._remove("Pod", name)
 
     def _set_state(self, pod: Object, phase: str = "Running", **state: Any) -> None:
         """Set the state of a pod's container; without one, it runs."""
         status = up(**state) | {"phase": phase}
+        status["podIP"] = "127.0.0.1"
         status["containerStatuses"][0]["name"] = pod["spec"]["containers"][0]["name"]
         self.put("Pod", self._there("Pod", pod["metadata"]["name"]) | {"status": status})
 
@@ -259,7 +278,7 @@ class SimulatedCluster(ApiServer):
             there = self._there("Pod", pod)
             if there["status"]["phase"] != "Running":
                 raise ApiError(500, "container not found")
-            program = self._forks.start(words[-1])
+            program = self._forks.start(" ".join(words[words.index(_PROGRAM) + 1 :]))
             self._programs[there["metadata"]["uid"]].append(program)
         with program:
             key = handler.headers["Sec-WebSocket-Key"] + _SERVES_WEBSOCKETS
