@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from support import fault_judge, fault_scenes
 from support import namespace_hosts as made_hosts
-from support.fault_scenes import Cancels, Cleans, Resumes, Runs, Scene, Server
+from support.fault_scenes import Cancels, Cleans, Resumes, Runs, RunsWithFaultsInSupervisor, Scene, Server
 from support.fault_trials import ALL, AT_ONCE, tried
 
 pytestmark = pytest.mark.timeout(36_000 if ALL else 900)
 SCENES: dict[str, tuple[type[Scene], int]] = {
     "run": (Runs, 8),
+    "supervisor": (RunsWithFaultsInSupervisor, 2),
     "clean": (Cleans, 4),
     "cancel": (Cancels, 2),
 }

@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 from support import cluster_scenes, fault_scenes, fault_trials, request_faults
-from support.cluster_scenes import CancelsThere, CleansThere, Place, Pushes, ResumesThere, RunsThere
+from support.cluster_scenes import (
+    CancelsThere,
+    CleansThere,
+    Place,
+    Pushes,
+    ResumesThere,
+    RunsThere,
+    RunsWithFaultsInPods,
+)
 from support.fake_api_server import ApiError, Object
 from support.fault_scenes import Server
 from support.fault_trials import ALL, AT_ONCE, disturbed, tried
@@ -24,7 +32,12 @@ HOW = [
     *([(None, "pytorchjob"), (None, "trainjob"), ("data", "mpijob"), (None, "mpijob")] if ALL else []),
 ]
 """The claim of the run (None: one of its own), and what launches it."""
-SCENES = {"run": (RunsThere, 3), "clean": (CleansThere, 2), "cancel": (CancelsThere, 1)}
+SCENES = {
+    "run": (RunsThere, 3),
+    "pods": (RunsWithFaultsInPods, 2),
+    "clean": (CleansThere, 2),
+    "cancel": (CancelsThere, 1),
+}
 """The commands, and how many trials of each there are unless every request is tried."""
 if ALL:
     SCENES["resume"] = ResumesThere, 3

@@ -27,8 +27,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from datetime import datetime
-
-from manycpu.pipeline.cli import main
+from pathlib import Path
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 OF_OS = "rename remove mkdir rmdir link symlink chmod chown utime truncate kill"
@@ -49,11 +48,11 @@ def is_change(event, args):
 
 
 class Fault:
-    """The hook that counts changes, and causes the fault."""
+    """The hook that counts changes, and causes the fault; those that the log has already count too."""
 
     def __init__(self, fault, pattern, count, log=os.devnull):
-        self.fault, self.pattern, self.left = fault, pattern, int(count)
-        self.log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self.fault, self.pattern, self.log = fault, pattern, log
+        self.left = int(count) - (Path(log).read_bytes().count(b"\n") if os.path.isfile(log) else 0)
         self.process, self.starts = os.getpid(), False
         start = subprocess.Popen.__init__
 
@@ -66,11 +65,12 @@ class Fault:
         sys.addaudithook(self.see)
 
     def see(self, event, args):
-        if os.getpid() != self.process or not is_change(event, args):
+        if os.getpid() != self.process or self.log in args or not is_change(event, args):
             return
         line = " ".join(map(str, (event, *args[:2]))).replace("\n", " ")
         if re.search(self.pattern, line):
-            os.write(self.log, f"{line[:300]}\n".encode())
+            with open(self.log, "a") as log:  # each time: a supervisor closes all files
+                log.write(f"{line[:300]}\n")
             self.left -= 1
             if self.left == -1 and self.fault == "short":
                 resource.setrlimit(resource.RLIMIT_FSIZE, UNLIMITED)
@@ -104,11 +104,14 @@ def run(words):
         dag = dag_bag(folder).dags[dag_id]
         dag.test(run_after=when, logical_date=when)
     else:
+        from manycpu.pipeline.cli import main
+
         sys.argv = ["manycpu", *words]
         main()
 
 
 def serve(target):
+    importlib.import_module("manycpu.pipeline.cli")
     importlib.import_module(f"manycpu.pipeline.targets.{target}.driver")
     if target == "kubernetes":
         importlib.import_module("manycpu.pipeline.targets.kubernetes.image.layers").library()
@@ -124,13 +127,17 @@ def serve(target):
         os.chdir(given["folder"])
         os.environ.update(given["env"])
         signal.alarm(given["seconds"])
-        Fault(given["fault"], "", given["count"], given["log"] + ".changes")
+        changes = given["log"] + ".changes"
+        with suppress(FileNotFoundError):
+            os.remove(changes)
+        Fault(given["fault"], "", given["count"], changes)
         run(given["words"])
         return
 
 
-if sys.argv[1] == "serve":
-    serve(sys.argv[2])
-else:
-    Fault(*sys.argv[1:4])
-    run(sys.argv[4:])
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        serve(sys.argv[2])
+    else:
+        Fault(*sys.argv[1:4])
+        run(sys.argv[4:])

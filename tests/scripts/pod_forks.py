@@ -1,21 +1,25 @@
 """Run the program of helper pods in forks of this process, which has imported it: it begins at once.
 
-Each message on the socket that is stdin is a command, with four descriptors: its stdin, stdout and stderr, and
-a pipe for its process id and its exit code, one in a line.
+Each message on the socket that is stdin is a JSON of {words, fault, count, log}, the last three as in
+fault_at.py; all programs share the log. It has four descriptors: stdin, stdout and stderr of the program, and a
+pipe for its process id and its exit code, one in a line.
 """
 
+import json
 import os
 import signal
 import socket
 import sys
+
+from fault_at import Fault
 
 from manycpu.pipeline.pod import __main__ as program
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 asked = socket.socket(fileno=os.dup(0))
 while True:
-    command, descriptors, *_ = socket.recv_fds(asked, 100, 4)
-    if not command:
+    message, descriptors, *_ = socket.recv_fds(asked, 4096, 4)
+    if not message:
         break
     if os.fork() == 0:
         asked.close()
@@ -32,7 +36,9 @@ while True:
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
             os.close(stream)
-        sys.argv[1:] = command.decode().split()
+        given = json.loads(message)
+        sys.argv[1:] = given["words"]
+        Fault(given["fault"], "", given["count"], given["log"])
         sys.exit(program.main(sys.argv[1]))
     for descriptor in descriptors:
         os.close(descriptor)

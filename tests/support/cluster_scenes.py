@@ -190,6 +190,28 @@ class RunsThere(OnCluster, Runs):
     """`manycpu run`, on the cluster."""
 
 
+class RunsWithFaultsInPods(RunsThere):
+    """`manycpu run`, whose helper pods meet the faults: if their program is killed, the command goes on."""
+
+    what = ", with faults in helper pods"
+    changes = "said.pods"
+    places, struck = Scene.places, Scene.struck
+
+    def meet(self, server: Server, point: Point | None) -> Ended:
+        fault, place = point or ("", "0")
+        self.endures = fault.startswith("kill")
+        self.at.forks.plan(fault, int(place.split()[0]), str(self.folder / self.changes))
+        ended = super().meet(server, None)
+        self.at.forks.plan()
+        return ended
+
+    @staticmethod
+    def points(places: Sequence[str], *, crashes: bool) -> list[Point]:
+        every = Scene.points(places, crashes=crashes)
+        # A lock that cannot be deleted stays: the next one who wants it takes it when it is stale.
+        return [one for one in every if crashes or not re.search(r"os\.remove .*\.lock", one[1])]
+
+
 class ResumesThere(OnCluster, Resumes):
     """`manycpu run` after a first try that failed, on the cluster."""
 

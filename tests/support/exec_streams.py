@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol, Self
@@ -36,12 +36,19 @@ class PodForks:
         script = Path(__file__).parents[1] / "scripts" / "pod_forks.py"
         self._server: Program[bytes] = Program([sys.executable, str(script)], stdin=other.fileno())
         other.close()
+        self.plan()
 
-    def start(self, command: str) -> "Fork":
+    def plan(self, fault: str = "", count: int = 0, log: str = os.devnull) -> None:
+        """Plan a fault at the ``count``-th change that programs make from now on; a log keeps all changes."""
+        Path(log).write_text("")
+        self._plan = {"fault": fault, "count": count, "log": log}
+
+    def start(self, words: Sequence[str]) -> "Fork":
         """Start a command."""
         (stdin, our_in), *outs = os.pipe(), os.pipe(), os.pipe(), os.pipe()
         theirs = [stdin, *(out for _, out in outs)]
-        socket.send_fds(self._asks, [command.encode()], theirs)
+        message = json.dumps(self._plan | {"words": words})
+        socket.send_fds(self._asks, [message.encode()], theirs)
         for each in theirs:
             os.close(each)
         return Fork(our_in, *(ours for ours, _ in outs))
@@ -63,7 +70,8 @@ class Fork:
         self._pid = int(self._told.readline())
 
     def wait(self) -> int:
-        return int(self._told.readline())
+        code = int(self._told.readline())
+        return code if code >= 0 else 128 - code  # as container runtimes report a signal
 
     def end(self) -> None:
         """Kill it."""

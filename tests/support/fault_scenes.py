@@ -85,6 +85,8 @@ class Scene(ABC):
     """What the command finds, for people, where it is not the usual thing."""
     fields: ClassVar[dict[str, Any]] = {}
     """More fields of the run."""
+    changes = "said.changes"
+    """The file with the places where the command could meet a fault."""
 
     def __init__(
         self, folder: Path, target: Mapping[str, Any] | None = None, host: Host | None = None
@@ -137,7 +139,7 @@ class Scene(ABC):
 
     def places(self) -> list[str]:
         """List where the command that ended last could meet a fault, in the order in which it came there."""
-        changes = (self.folder / "said.changes").read_text().splitlines()
+        changes = (self.folder / self.changes).read_text().splitlines()
         return [change.replace(f"{self.folder}/", "") for change in changes]
 
     def struck(self, point: Point) -> bool:
@@ -224,6 +226,30 @@ pathlib.Path(os.environ["MANYCPU_OUTPUT"], "model.txt").write_text(f"{token} {re
             "files": self.files(),
             **super().found(),
         }
+
+
+class RunsWithFaultsInSupervisor(Runs):
+    """`manycpu run` whose supervisor meets the faults: the training may begin again, from another command."""
+
+    what = " with faults in its supervisor"
+    changes = "said.supervisor"
+    fields: ClassVar[dict[str, Any]] = {
+        "env": {"PYTHONPATH": f"{SCRIPT.parent / 'faulty_supervisor'}:{LIGHT['PYTHONPATH']}"}
+    }
+
+    def meet(self, server: Server, point: Point | None) -> Ended:
+        fault, place = point or ("", "0")
+        log, usual = self.folder / self.changes, self.env
+        log.write_text("")
+        given = {"fault": fault, "count": place.split()[0], "log": str(log)}
+        self.env = usual | {"SUPERVISOR_FAULT": json.dumps(given)}
+        ended = super().meet(server, None)
+        self.env = usual
+        return ended
+
+    def found(self) -> dict[str, object]:
+        left = super().found()
+        return {name: left[name] for name in left if name not in ("trained", "lines not shown")}
 
 
 class Resumes(Scene):

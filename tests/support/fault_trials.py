@@ -98,6 +98,7 @@ def _campaign(
         for team, (_, expected) in zip(teams, usuals, strict=True):
             idle.put((team, expected, team[0].said))
         every = points(usuals[0][0])
+        assert every, "it came to no place for a fault"
         chosen = _chosen(every, title, few)
         wrong, struck = list[str](), 0
         for (fault, place), (done, breached) in zip(chosen, pool.map(one, chosen), strict=True):

@@ -278,7 +278,7 @@ class SimulatedCluster(ApiServer):
             there = self._there("Pod", pod)
             if there["status"]["phase"] != "Running":
                 raise ApiError(500, "container not found")
-            program = self._forks.start(" ".join(words[words.index(_PROGRAM) + 1 :]))
+            program = self._forks.start(words[words.index(_PROGRAM) + 1 :])
             self._programs[there["metadata"]["uid"]].append(program)
         with program:
             key = handler.headers["Sec-WebSocket-Key"] + _SERVES_WEBSOCKETS
