@@ -47,7 +47,7 @@ LENGTH = 128
     ("config", "ranks", "batch", "dtype", "checkpointing", "shard"),
     [
         (BertConfig(**_BERT), 2, 4, "fp32", False, "no"),  # with dropout, so that attention scores are kept
-        (LlamaConfig(**_LLAMA), 1, 4, "bf16", False, "no"),
+        (LlamaConfig(**_LLAMA), 1, 2, "bf16", False, "no"),
         (LlamaConfig(**_LLAMA), 1, 2, "fp32", True, "no"),
         (LlamaConfig(**_LLAMA), 2, 2, "fp32", True, "full"),
         (LlamaConfig(**_LLAMA), 2, 2, "bf16", True, "full"),

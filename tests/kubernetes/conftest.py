@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import yaml
 from cluster.fixtures import *  # noqa: F403 - fixtures
-from cluster.fixtures import TestCluster
 from cluster.settings import PROJECT
-from cluster.space import Space
 from support.browser import chromium, page  # noqa: F401 - fixtures
-from support.cluster_runs import target_fields
+from support.cluster_runs import *  # noqa: F403 - fixtures
+from support.cluster_runs import TWO_NODES
 from support.deployed_airflow import deployed  # noqa: F401 - fixture
 from support.tiny_bert import tiny_checkpoint, tiny_data
 
@@ -26,20 +25,6 @@ from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_ku
 from manycpu.pipeline.targets.kubernetes.preflight import Right
 from manycpu.pipeline.targets.open_run import open_context
 
-TWO_NODES = {
-    "nnodes": 2,
-    "spread": "require",
-    "resources": {"cpu": 0.9, "memory": "1Gi"},
-    "start_timeout": 900,
-    "acknowledge_timeout": 300,
-}
-
-
-@pytest.fixture
-def target(cluster: TestCluster, namespace: Space) -> dict[str, Any]:
-    """Return the fields of a target: this test's namespace, and the cluster's images."""
-    return target_fields(cluster, namespace)
-
 
 @pytest.fixture
 def connected(target: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -47,17 +32,6 @@ def connected(target: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[s
     extra = {"kube_config_path": target["connection"], "namespace": target["namespace"]}
     monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", json.dumps({"conn_type": "kubernetes", "extra": extra}))
     return target | {"connection": "cluster"}
-
-
-@pytest.fixture
-def a_run(script: Callable[..., str], tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Return a function that gives the fields of a run over both nodes; by default it does an all-reduce."""
-
-    def make(text: str | None = None, **fields: Any) -> dict[str, Any]:
-        program = script(text) if text else script()
-        return TWO_NODES | {"program": program, "output": str(tmp_path / "out")} | fields
-
-    return make
 
 
 @pytest.fixture

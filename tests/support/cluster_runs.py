@@ -1,9 +1,11 @@
 """Whole runs over both nodes: where and how to launch one, and the checks after each."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 from cluster.fixtures import TestCluster
 from cluster.space import Space
 from support.handmade_jobs import open_namespace
@@ -41,6 +43,14 @@ def cluster():
 
 cluster()
 """
+
+TWO_NODES: Final = {
+    "nnodes": 2,
+    "spread": "require",
+    "resources": {"cpu": 0.9, "memory": "1Gi"},
+    "start_timeout": 900,
+    "acknowledge_timeout": 300,
+}
 
 
 def target_fields(cluster: TestCluster, namespace: Space) -> Fields:
@@ -89,3 +99,20 @@ def _delivered(output: Path) -> None:
     wanted = {file["path"]: file["sha256"] for file in manifest["files"]}
     assert wanted
     assert {path: there[path] for path in there.keys() - {transfer.MANIFEST, REPORT, PAGE, LOG}} == wanted
+
+
+@pytest.fixture
+def target(cluster: TestCluster, namespace: Space) -> dict[str, Any]:
+    """Return the fields of a target: this test's namespace, and the cluster's images."""
+    return target_fields(cluster, namespace)
+
+
+@pytest.fixture
+def a_run(script: Callable[..., str], tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Return a function that gives the fields of a run over both nodes; by default it does an all-reduce."""
+
+    def make(text: str | None = None, **fields: Any) -> dict[str, Any]:
+        program = script(text) if text else script()
+        return TWO_NODES | {"program": program, "output": str(tmp_path / "out")} | fields
+
+    return make
