@@ -34,8 +34,9 @@ in order. A **judge** (`tests/support/fault_judge.py`) compares what is left wit
 without faults: trainings, model, lines shown, report, files, processes, objects of the cluster, objects of
 others. It reads these itself, and does not ask manycpu for them.
 
-- **Crashes**: SIGKILL before and after each change of a file, and each process that is started; on the
-  cluster, before each request that changes something, and after it took effect.
+- **Crashes**: SIGKILL before and after each change of a file, and each process that is started, of the
+  command, of its supervisor, and of the programs of helper pods; on the cluster, before each request that
+  changes something, and after it took effect.
 - **Errors**: each change of a file fails once (no space, an input/output error, no permission, a short
   write); each request fails once (the connection is reset before or after the request took effect, or in
   the middle of the answer; the answer is an error; a watch ends; a log is silent; an object is replaced
@@ -44,8 +45,9 @@ others. It reads these itself, and does not ask manycpu for them.
   server is slow. They must change nothing: no second command, no further attempt, no line of output more.
 
 Where the table says local, commands, supervisors and ranks are real processes of one machine. Elsewhere the
-cluster is simulated: the API server and the operator are a test's own, pods are processes, and volumes are
-folders (`tests/support/simulated_cluster.py`). Faults of a real cluster are part of `make test`
+cluster is simulated: the API server and the operators are a test's own, pods are processes, and volumes are
+folders (`tests/support/simulated_cluster.py`). With a claim that is given, data goes through the API server;
+with a claim of its own, straight to the pods. Faults of a real cluster are part of `make test`
 ([tests](testing.md)).
 
 These trials do not show what happens when two faults come together, a clock jumps, the network between nodes

@@ -191,7 +191,7 @@ class RunsThere(OnCluster, Runs):
 
 
 class RunsWithFaultsInPods(RunsThere):
-    """`manycpu run`, whose helper pods meet the faults: if their program is killed, the command goes on."""
+    """`manycpu run`, whose helper pods meet the faults: if their program is killed, the command ends well."""
 
     what = ", with faults in helper pods"
     changes = "said.pods"

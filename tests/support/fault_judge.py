@@ -1,7 +1,7 @@
 """The judge of a trial of a fault, and the choice of trials; all of it is pure.
 
-A command meets one fault, and then the same command, without a fault, must mend all. What they may leave is
-what the command leaves without faults.
+A command meets one fault, and then the same command, without a fault, must put all in order. What they may
+leave is what the command leaves without faults.
 """
 
 import random

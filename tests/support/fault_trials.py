@@ -1,4 +1,4 @@
-"""Trials: a scene's command meets one fault, the same command again must mend all, and a judge looks."""
+"""Trials: a scene's command meets one fault, the same again must put all in order, and a judge looks."""
 
 import json
 import os
