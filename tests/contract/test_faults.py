@@ -1,4 +1,4 @@
-"""A command that is killed, or meets an error, at a change that it makes: the next one puts all in order.
+"""A command that is killed, or meets an error, at a change that it makes: the next puts all in order.
 
 `make faults` tries every change; else there are a few trials of each kind.
 """

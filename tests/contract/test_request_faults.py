@@ -1,4 +1,4 @@
-"""A command that is killed, or meets an error, at a request to the API server: the next one puts all in order.
+"""A command that is killed, or meets an error, at a request to the API server: the next puts all in order.
 
 `make faults` tries every request; else there are a few trials of each kind.
 """
