@@ -69,11 +69,11 @@ class Fault:
             return
         line = " ".join(map(str, (event, *args[:2]))).replace("\n", " ")
         if re.search(self.pattern, line):
-            with open(self.log, "a") as log:  # each time: a supervisor closes all files
-                log.write(f"{line[:300]}\n")
             self.left -= 1
             if self.left == -1 and self.fault == "short":
                 resource.setrlimit(resource.RLIMIT_FSIZE, UNLIMITED)
+            with open(self.log, "a") as log:  # each time: a supervisor closes all files
+                log.write(f"{line[:300]}\n")
             if self.left == 0:
                 self.cause(event, args)
 
