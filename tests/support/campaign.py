@@ -1,0 +1,120 @@
+"""A campaign of faults on the test cluster: what its seed draws, and a round of users at the same time."""
+
+import random
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from cluster.command import ClusterError, wait_for
+from kubernetes.client import ApiException
+from support.campaign_faults import FAULTS
+from support.campaign_users import Command, Round, User
+from support.fault_judge import drawn
+from support.waiting import processes_of
+from urllib3.exceptions import HTTPError
+
+USERS: Final = 3
+"""Users at the same time."""
+_TRIES: Final = 5
+_AGAIN: Final = 0.3
+"""Part of the trials in which the second try meets a fault too."""
+_MOMENTS_S: Final = {"ended": 0, "begun": 15, "start": 5, "end": 4}
+"""Line of the history after which a fault strikes -> by how much later it does at most."""
+_GONE_S: Final = 12  # ten times as long on a slow machine; garbage collection takes its time
+
+
+class Move(NamedTuple):
+    """A fault, the line of the history after which it strikes, and how many seconds after it."""
+
+    fault: str
+    after: str
+    seconds: float
+
+
+class Plan(NamedTuple):
+    """What a trial draws: a user's name, the kind of the run, and the fault that each try meets."""
+
+    name: str
+    kind: str
+    moves: Sequence[Move]
+
+
+def plans(seed: int, numbers: Sequence[int]) -> list[Plan]:
+    """Draw trials: all faults take turns, and all kinds of run with each."""
+    pairs = drawn([(fault, kind) for fault, one in FAULTS.items() for kind in one.kinds], str(seed))
+    return [_plan(seed, number, *pairs[(number - 1) % len(pairs)]) for number in numbers]
+
+
+def _plan(seed: int, number: int, fault: str, kind: str) -> Plan:
+    rng = random.Random(f"{seed}/{number}")  # noqa: S311 - to be repeated
+    after = rng.choice(("begun", "start", "end"))
+    moves = [Move(fault, after, rng.uniform(0, _MOMENTS_S[after]))]
+    if rng.random() < _AGAIN:
+        harmful = [name for name, one in FAULTS.items() if one.scope == "run" and kind in one.kinds]
+        moves.append(Move(rng.choice(harmful), "begun", rng.uniform(0, _MOMENTS_S["begun"])))
+    return Plan(f"c{seed}-{number}", kind, moves)
+
+
+def play(at: Round, seed: int, chosen: Sequence[Plan]) -> None:
+    """Let users live at the same time; what they do, meet and leave is in the history then."""
+    at.history.add("round", seed=seed, commit=_commit())
+    at.history.add("before", objects=at.objects())
+    users = [User(at, plan.name, plan.kind, random.Random(plan.name)) for plan in chosen]  # noqa: S311
+    with ThreadPoolExecutor(len(users)) as pool:
+        list(pool.map(_live, users, [plan.moves for plan in chosen]))
+    at.history.add("after", **_left(at))
+
+
+def _live(user: User, moves: Sequence[Move]) -> None:
+    """Type the command until it is green; the first tries meet the faults."""
+    for number in range(1, _TRIES + 1):
+        command = user.type(str(number))
+        if number == 1 and (run := user.see_name(command)):
+            user.place_decoys(run)
+        for move in islice(moves, number - 1, number):
+            _strike(user, command, move)
+        if command.end() == 0:
+            user.look()
+            return
+
+
+def _strike(user: User, command: Command, move: Move) -> None:
+    while move.after != "begun" and not user.at.history.of(user.name, move.after) and not command.wait(0.05):
+        pass
+    command.wait(move.seconds)
+    begun, fault, struck = user.at.history.now(), FAULTS[move.fault], ""
+    try:
+        struck = "" if command.ended else fault.cause(user, command)
+    except (ApiException, HTTPError, ClusterError) as error:
+        user.at.history.add("not struck", run=user.name, fault=move.fault, why=str(error)[:1000])
+    healed = user.at.history.now()
+    told = {"run": user.name, "fault": move.fault, "scope": fault.scope, "struck": struck}
+    user.at.history.add("fault", begun=begun, healed=healed, **told)
+
+
+def _left(at: Round) -> dict[str, object]:
+    """Look at what is left, as soon as it is as much as others have, or after a time."""
+    others = {name for line in at.history.lines for name in line.get("objects", ())}
+
+    def left() -> dict[str, object]:
+        processes = [" ".join(one.cmdline()) for one in processes_of(at.folder)]
+        return {"objects": at.objects(), "processes": processes}
+
+    found = left()
+
+    def gone() -> bool:
+        found.update(left())
+        return not found["processes"] and set(found["objects"]) <= others
+
+    with suppress(ClusterError):
+        wait_for("what runs leave to be gone", gone, seconds=_GONE_S, every=1)
+    return found
+
+
+def _commit() -> str:
+    root = Path(__file__).parents[2]
+    return subprocess.check_output(["git", "rev-parse", "--short=8", "HEAD"], cwd=root, text=True).strip()
