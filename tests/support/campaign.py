@@ -2,7 +2,7 @@
 
 import random
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
@@ -22,7 +22,7 @@ USERS: Final = 3
 _TRIES: Final = 5
 _AGAIN: Final = 0.3
 """Part of the trials in which the second try meets a fault too."""
-_MOMENTS_S: Final = {"ended": 0, "begun": 15, "start": 5, "end": 4}
+_MOMENTS_S: Final = {"begun": 15, "start": 4, "end": 4}
 """Line of the history after which a fault strikes -> by how much later it does at most."""
 _GONE_S: Final = 12  # ten times as long on a slow machine; garbage collection takes its time
 
@@ -38,6 +38,7 @@ class Move(NamedTuple):
 class Plan(NamedTuple):
     """What a trial draws: a user's name, the kind of the run, and the fault that each try meets."""
 
+    number: int
     name: str
     kind: str
     moves: Sequence[Move]
@@ -51,12 +52,12 @@ def plans(seed: int, numbers: Sequence[int]) -> list[Plan]:
 
 def _plan(seed: int, number: int, fault: str, kind: str) -> Plan:
     rng = random.Random(f"{seed}/{number}")  # noqa: S311 - to be repeated
-    after = rng.choice(("begun", "start", "end"))
+    after = rng.choice(list(_MOMENTS_S))
     moves = [Move(fault, after, rng.uniform(0, _MOMENTS_S[after]))]
     if rng.random() < _AGAIN:
         harmful = [name for name, one in FAULTS.items() if one.scope == "run" and kind in one.kinds]
         moves.append(Move(rng.choice(harmful), "begun", rng.uniform(0, _MOMENTS_S["begun"])))
-    return Plan(f"c{seed}-{number}", kind, moves)
+    return Plan(number, f"c{seed}-{number}", kind, moves)
 
 
 def play(at: Round, seed: int, chosen: Sequence[Plan]) -> None:
@@ -86,21 +87,23 @@ def _strike(user: User, command: Command, move: Move) -> None:
     while move.after != "begun" and not user.at.history.of(user.name, move.after) and not command.wait(0.05):
         pass
     command.wait(move.seconds)
-    begun, fault, struck = user.at.history.now(), FAULTS[move.fault], ""
+    told = {"run": user.name, "fault": move.fault, "scope": FAULTS[move.fault].scope}
+    if command.ended:
+        user.at.history.add("missed", **told)
+        return
+    begun, struck = user.at.history.now(), ""
     try:
-        struck = "" if command.ended else fault.cause(user, command)
+        struck = FAULTS[move.fault].cause(user, command)
     except (ApiException, HTTPError, ClusterError) as error:
-        user.at.history.add("not struck", run=user.name, fault=move.fault, why=str(error)[:1000])
-    healed = user.at.history.now()
-    told = {"run": user.name, "fault": move.fault, "scope": fault.scope, "struck": struck}
-    user.at.history.add("fault", begun=begun, healed=healed, **told)
+        told["error"] = str(error)[:1000]
+    user.at.history.add("fault", begun=begun, healed=user.at.history.now(), struck=struck, **told)
 
 
-def _left(at: Round) -> dict[str, object]:
-    """Look at what is left, as soon as it is as much as others have, or after a time."""
+def _left(at: Round) -> dict[str, Collection[str]]:
+    """Look at what is left, as soon as it is no more than others have, or after a time."""
     others = {name for line in at.history.lines for name in line.get("objects", ())}
 
-    def left() -> dict[str, object]:
+    def left() -> dict[str, Collection[str]]:
         processes = [" ".join(one.cmdline()) for one in processes_of(at.folder)]
         return {"objects": at.objects(), "processes": processes}
 

@@ -1,4 +1,7 @@
-"""The faults of a campaign on the test cluster. Each returns the evidence that it struck, or an empty text."""
+"""The faults of a campaign on the test cluster.
+
+Each returns the evidence that it struck, or an empty text.
+"""
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -205,6 +208,8 @@ def _change_a_config(user: User, command: Command) -> str:
 
 
 _OPERATORS: Final = ("training-operator.v1", "mpi-operator", "trainer-controller-manager", "jobset")
+_SUSPENDED: Final = tuple(kind for kind in THERE if kind != "intel")
+"""Kinds whose job can be suspended at any time: a launcher pod of an MPIJob that has begun cannot."""
 FAULTS: Final[Mapping[str, Fault]] = {
     "command killed": Fault(_signalled(signal.SIGKILL), "run"),
     "command terminated": Fault(_signalled(signal.SIGTERM), "run"),
@@ -219,7 +224,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "pod of the job deleted": Fault(_delete_a_pod("role"), "run", THERE),
     "helper pod deleted": Fault(_delete_a_pod("verb", grace_period_seconds=0), "run", THERE),
     "job deleted": Fault(_at_its_job(_delete_job), "run", THERE),
-    "job suspended": Fault(_at_its_job(_suspend_job), "run", ("static", "elastic", "trainjob")),
+    "job suspended": Fault(_at_its_job(_suspend_job), "run", _SUSPENDED),
     "API server frozen": Fault(_frozen("kube-apiserver", seconds=(5, 20)), "all", THERE),
     "controller manager frozen": Fault(_frozen("kube-controller-manager", seconds=(15,)), "all", THERE),
     "operator frozen": Fault(_frozen(*_OPERATORS, seconds=(8, 20)), "all", THERE),

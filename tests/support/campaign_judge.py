@@ -8,6 +8,7 @@ import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,21 +53,23 @@ def _commands(run: str, of: Mapping[str, Sequence[Line]], history: Sequence[Line
             yield f"{name} ended with a traceback"
         if ended["code"] and ended["code"] > 0 and not ended["last"]:
             yield f"{name} failed without a word"
-        if ended["verb"] == "run" and ended["code"] and not any(_harms(fault, run) for fault in faults):
+        is_try = ended["number"].isdecimal()
+        if is_try and ended["code"] and not any(_harms(fault, run) for fault in faults):
             yield f"{name} ended with {ended['code']}, and no fault struck it: {ended['last']}"
-    began = len({line["attempt"] for line in of["start"]})
+    began = len({line["process"] for line in of["start"] if line["rank"] == 0})
     if began > 1 and not any(_harms(fault, run) for fault in history):
-        yield f"it began {began} attempts, and no fault struck it"
+        yield f"it trained {began} times, and no fault struck it"
 
 
 def _during(fault: Line, ended: Line) -> bool:
     return bool(ended["begun"] <= fault["healed"] and fault["begun"] <= ended["at"])
 
 
-def _harms(fault: Line, run: str) -> bool:
-    return fault["what"] == "fault" and (
-        fault["scope"] == "all" or (fault["scope"] == "run" and fault["run"] == run)
-    )
+def _harms(line: Line, run: str) -> bool:
+    """Return whether a line tells of a fault that may harm a run."""
+    if line["what"] != "fault" or line["scope"] == "nothing":
+        return False
+    return bool(line["scope"] == "all" or line["run"] == run)
 
 
 def _at_once(of: Mapping[str, Sequence[Line]]) -> Iterator[str]:
@@ -77,7 +80,7 @@ def _at_once(of: Mapping[str, Sequence[Line]]) -> Iterator[str]:
         rank[line["process"]] = (rank.get(line["process"], (line["at"],))[0], line["at"])
     for number, processes in spans.items():
         ordered = sorted(processes.values())
-        for (_, last), (first, _) in zip(ordered, ordered[1:], strict=False):
+        for (_, last), (first, _) in pairwise(ordered):
             if first < last - _LATE_S:
                 yield f"two ranks {number} trained at once for {last - first:.1f} s"
 

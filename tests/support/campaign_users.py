@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -21,20 +22,25 @@ from cluster.fixtures import TestCluster
 from cluster.space import Space
 from kubernetes import client
 from support.campaign_judge import BOUND_S
-from support.cluster_runs import LAUNCHES, fields_of, target_fields
+from support.cluster_runs import fields_of, target_fields
 from support.killable_programs import Program
 from support.outside_history import History
+from support.rank_launches import LIGHT, MPIRUNS
 from support.waiting import until
+
+from manycpu.pipeline.spec.placement import CODE
 
 HERE: Final[Mapping[str, Mapping[str, Any]]] = {
     "processes": {"launch": "processes"},
     "torchrun": {"launch": "torchrun"},
-    "mpirun": {"launch": "mpirun", "mpi": "intel"},
+    "mpirun": {"launch": "mpirun", "mpi": MPIRUNS["intel"]},
 }
 """Kinds of run on this machine."""
-THERE: Final = ("static", "elastic", "intel", "trainjob")
+THERE: Final = ("static", "elastic", "intel", "trainjob", "trainjob-intel")
 """Kinds of run on the cluster, of ``LAUNCHES``."""
 _PROGRAM: Final = Path(__file__).parents[1] / "scripts" / "campaign_train.py"
+_LIGHT: Final = ("processes", "mpirun", "intel", "trainjob-intel")
+"""Kinds whose launcher is not torch's own: they have a stand-in for torch, and start at once."""
 _OTHERS_S: Final = 120  # by which the faults of others may put off the end of a command
 _BUDGETS: Final = {"run_timeout": 300, "queue_timeout": 600, "start_timeout": 300}
 
@@ -86,8 +92,11 @@ class User:
         program = self.folder / "code" / "train.py"
         program.write_text(_PROGRAM.read_text())
         (self.folder / "data" / "x").write_bytes(rng.randbytes(rng.choice((1_000, 30_000_000))))
+        if kind in _LIGHT:
+            shutil.copytree(LIGHT["PYTHONPATH"], program.parent / "light")
         run = {"program": str(program), "job_name": name, "args": [name, at.url, str(steps)], **_BUDGETS}
         run |= {"data": str(self.folder / "data"), "output": str(self.out)}
+        run["env"] = {"PYTHONPATH": f"{program.parent if kind in HERE else CODE}/light"}
         target, more = self._target()
         self.file = self.folder / "run.yaml"
         self.file.write_text(yaml.safe_dump({"run": run | more, "target": target}))
@@ -96,8 +105,8 @@ class User:
 
     def _target(self) -> tuple[dict[str, Any], dict[str, Any]]:
         if self.kind in HERE:
-            where = {"kind": "local", "directory": str(self.at.home)}
-            return where | HERE[self.kind], {"nproc_per_node": 2, "oversubscribe": True}
+            where = {"kind": "local", "directory": str(self.at.home), **HERE[self.kind]}
+            return where, {"nproc_per_node": 2, "oversubscribe": True}
         where, how = fields_of(self.kind, self.at.cluster)
         how = {"nnodes": 2, "nproc_per_node": 1, "resources": {"cpu": 0.3, "memory": "1Gi"}} | how
         return target_fields(self.at.cluster, self.at.space) | where, how
