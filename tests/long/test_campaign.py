@@ -30,7 +30,7 @@ def rounds() -> Iterator[Any]:
         yield pytest.param(chosen, marks=[pytest.mark.alone] if of_all else [], id=f"{SEED}-{first}")
 
 
-@pytest.mark.parametrize("chosen", rounds())
+@pytest.mark.parametrize("chosen", list(rounds()))
 def test_all_that_is_promised_holds(
     chosen: Sequence[Plan], cluster: TestCluster, namespace: Space, faults: Faults, tmp_path: Path
 ) -> None:
