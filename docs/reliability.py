@@ -1,6 +1,7 @@
 """Write docs/reliability.md from the results of `make faults`: ``python docs/reliability.py``."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -45,11 +46,17 @@ others. It asks the product nothing.
 
 Where the table says local, commands, supervisors and ranks are real processes of one machine. Elsewhere the
 cluster is simulated: the API server and the operator are a test's own, pods are processes, and volumes are
-folders (`tests/support/simulated_cluster.py`). Faults of a real cluster are part of `make test`
-([tests](testing.md)).
+folders (`tests/support/simulated_cluster.py`).
 
-These trials do not show what happens when two faults come together, a clock jumps, the network between nodes
-is cut, or Airflow's own processes are killed. Other tests cover some of that, without a campaign.
+**On a real cluster** ([test cluster](test-cluster.md)), `make campaign` has five users at once. Each
+types `manycpu run`, meets faults that a seed draws, and types it again until it is green. Ranks tell a server
+outside what they do. A judge (`tests/support/campaign_judge.py`) reads that history alone: one training at a
+time, resumed from the last checkpoint, green only with the model that the last rank 0 wrote and the right sum
+over all steps, objects of similar names untouched, nothing left, every command ended within 600 s after all
+was healed, and no command failed unless a fault struck that may harm it.
+
+These trials do not show what happens when a clock jumps, the network between nodes is cut, or Airflow's own
+processes are killed. Other tests cover some of that, without a campaign.
 """
 FIGURES: Final = """
 ## Figures
@@ -59,6 +66,15 @@ that did not strike, because the command came to its end before, is no evidence.
 
 | command, target, faults | possible | trials | faults struck | violations |
 | --- | ---: | ---: | ---: | ---: |
+"""
+CLUSTER: Final = """
+## On a real cluster
+
+Runs of each kind met these faults, of the seeds {seeds}. A trial counts only with evidence that its fault
+struck. Violations: {violations} in {trials} trials; trials of each kind of run: {runs}.
+
+| fault | struck |
+| --- | ---: |
 """
 PLANTED: Final = """
 ## Planted bugs
@@ -78,9 +94,9 @@ def page() -> str:
     planted = results["planted"]
     found = sum("fault" in figures for figures in planted.values())
     last = f"\nFound: {found} of {len(planted)}.\n"
-    return (
-        HEAD + FIGURES + "".join(_campaigns(results["campaigns"])) + PLANTED + "".join(_bugs(planted)) + last
-    )
+    simulated = FIGURES + "".join(_campaigns(results["campaigns"]))
+    real = "".join(_cluster(results["cluster"]))
+    return HEAD + simulated + real + PLANTED + "".join(_bugs(planted)) + last
 
 
 def _campaigns(results: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
@@ -88,6 +104,22 @@ def _campaigns(results: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     total = {name: sum(figures[name] for figures in results.values()) for name in names}
     for title, figures in [*sorted(results.items()), ("**all**", total)]:
         yield f"| {title} | {' | '.join(f'{figures[name]:,}' for name in names)} |\n"
+
+
+def _cluster(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Add up the campaigns of all seeds."""
+    runs, struck = Counter[str](), Counter[str]()
+    for figures in results.values():
+        runs.update(figures["runs"])
+        struck.update(figures["struck"])
+    yield CLUSTER.format(
+        seeds=", ".join(f"{seed} ({figures['commit']})" for seed, figures in sorted(results.items())),
+        violations=sum(figures["violations"] for figures in results.values()),
+        trials=sum(figures["trials"] for figures in results.values()),
+        runs=", ".join(f"{kind} {number}" for kind, number in sorted(runs.items())),
+    )
+    for fault, number in sorted(struck.items()):
+        yield f"| {fault} | {number} |\n"
 
 
 def _bugs(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

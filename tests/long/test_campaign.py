@@ -1,7 +1,10 @@
-"""A campaign of random faults on the test cluster, in rounds of users at the same time (docs/testing.md)."""
+"""A campaign of random faults on the test cluster, in rounds of users at the same time (docs/testing.md).
+
+Planted bugs show that its judge is not blind.
+"""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,14 +13,15 @@ from cluster.faults import Faults
 from cluster.fixtures import TestCluster
 from cluster.settings import MACHINE_ADDRESS, PROJECT
 from cluster.space import Space
-from support.campaign import USERS, Plan, plans, play
+from support.campaign import USERS, Move, Plan, plans, play
 from support.campaign_faults import FAULTS
 from support.campaign_judge import breaches
 from support.campaign_users import Round
 from support.outside_history import History, reachable
+from support.planted_bugs import plant
 
 SEED: Final = int(os.environ.get("MANYCPU_SEED", "1"))
-_FIRST, _, _LAST = os.environ.get("MANYCPU_TRIALS", "6").rpartition("-")
+_FIRST, _, _LAST = os.environ.get("MANYCPU_TRIALS", "5").rpartition("-")
 TRIALS: Final = range(int(_FIRST or 1), int(_LAST) + 1)
 HISTORIES: Final = PROJECT / ".cache" / "campaign"
 
@@ -40,3 +44,26 @@ def test_all_that_is_promised_holds(
         play(Round(cluster, namespace, faults, tmp_path, history, url), SEED, chosen)
     replay = f"make campaign SEED={SEED} TRIALS={first}-{last}"
     assert breaches(history.lines) == [], f"replay: {replay}; history: {history.file}"
+
+
+BUGS: Final[Mapping[str, tuple[str, Sequence[Move]]]] = {
+    "cleans_similar_names": ("processes", []),
+    "deletes_names_that_begin_so": ("intel", []),
+    "forgets_checkpoints": ("intel", [Move("job deleted", "saved", 0.5)]),
+    "forgets_the_owner": ("intel", []),
+    "ignores_a_rank": ("static", [Move("rank killed", "start", 0.5)]),
+    "never_attaches": ("intel", [Move("command killed", "start", 0.5)]),
+}
+"""Bugs of tests/faults/planted/ that one trial finds: the kind of run, and the faults that it meets."""
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_found(
+    bug: str, cluster: TestCluster, namespace: Space, faults: Faults, tmp_path: Path
+) -> None:
+    env = {"PYTHONPATH": str(plant(bug, tmp_path / "product"))}
+    history = History(tmp_path / "history.jsonl")
+    with reachable(history, MACHINE_ADDRESS) as url:
+        at = Round(cluster, namespace, faults, tmp_path / "round", history, url, env)
+        play(at, 0, [Plan(1, "planted", *BUGS[bug])])
+    assert breaches(history.lines) != []

@@ -17,7 +17,7 @@ from support.fault_judge import drawn
 from support.waiting import processes_of
 from urllib3.exceptions import HTTPError
 
-USERS: Final = 3
+USERS: Final = 5
 """Users at the same time."""
 _TRIES: Final = 5
 _AGAIN: Final = 0.3

@@ -56,10 +56,10 @@ class Round:
     history: History
     url: str
     """Of the server that ranks post to."""
-    one_for_all: threading.Lock = field(default_factory=threading.Lock)
-    """Held by the fault that strikes all: there is one at a time."""
     env: Mapping[str, str] = field(default_factory=dict)
     """More environment of the commands."""
+    one_for_all: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the fault that strikes all: there is one at a time."""
 
     @property
     def home(self) -> Path:
@@ -108,7 +108,7 @@ class User:
             where = {"kind": "local", "directory": str(self.at.home), **HERE[self.kind]}
             return where, {"nproc_per_node": 2, "oversubscribe": True}
         where, how = fields_of(self.kind, self.at.cluster)
-        how = {"nnodes": 2, "nproc_per_node": 1, "resources": {"cpu": 0.3, "memory": "1Gi"}} | how
+        how = {"nnodes": 2, "nproc_per_node": 1, "resources": {"cpu": 0.3, "memory": "700Mi"}} | how
         return target_fields(self.at.cluster, self.at.space) | where, how
 
     @property
