@@ -39,7 +39,7 @@ HERE: Final[Mapping[str, Mapping[str, Any]]] = {
 THERE: Final = ("static", "elastic", "intel", "trainjob", "trainjob-intel")
 """Kinds of run on the cluster, of ``LAUNCHES``."""
 _PROGRAM: Final = Path(__file__).parents[1] / "scripts" / "campaign_train.py"
-_LIGHT: Final = ("processes", "mpirun", "intel", "trainjob-intel")
+LIGHT_KINDS: Final = ("processes", "mpirun", "intel", "trainjob-intel")
 """Kinds whose launcher is not torch's own: they have a stand-in for torch, and start at once."""
 _OTHERS_S: Final = 120  # by which the faults of others may put off the end of a command
 _BUDGETS: Final = {"run_timeout": 300, "queue_timeout": 600, "start_timeout": 300}
@@ -91,8 +91,8 @@ class User:
         (self.folder / "data").mkdir()
         program = self.folder / "code" / "train.py"
         program.write_text(_PROGRAM.read_text())
-        (self.folder / "data" / "x").write_bytes(rng.randbytes(rng.choice((1_000, 30_000_000))))
-        if kind in _LIGHT:
+        (self.folder / "data" / "x").write_bytes(rng.randbytes(rng.choice((1_000, 8_000_000))))
+        if kind in LIGHT_KINDS:
             shutil.copytree(LIGHT["PYTHONPATH"], program.parent / "light")
         run = {"program": str(program), "job_name": name, "args": [name, at.url, str(steps)], **_BUDGETS}
         run |= {"data": str(self.folder / "data"), "output": str(self.out)}
