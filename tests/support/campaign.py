@@ -102,7 +102,7 @@ def _strike(user: User, command: Command, move: Move) -> None:
     begun, struck = user.at.history.now(), ""
     try:
         struck = FAULTS[move.fault].cause(user, command)
-    except (ApiException, HTTPError, ClusterError) as error:
+    except (ApiException, AssertionError, ClusterError, HTTPError) as error:
         told["error"] = str(error)[:1000]
     user.at.history.add("fault", begun=begun, healed=user.at.history.now(), struck=struck, **told)
 

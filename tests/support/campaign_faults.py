@@ -150,8 +150,16 @@ def _delete_job(user: User, _: Command, kind: str, name: str) -> str:
 
 
 def _suspend_job(user: User, command: Command, kind: str, name: str) -> str:
+    """Suspend a job until its pods are gone, and resume it."""
+
+    def active() -> bool:
+        phases = {pod.status.phase for pod in pods_of(user, command.name, "role")}
+        return bool(phases & {"Pending", "Running"})
+
+    if not active():
+        return ""
     _set_suspended(user, kind, name, suspended=True)
-    until(lambda: command.ended or not pods_of(user, command.name, "role"))
+    until(lambda: command.ended or not active())
     struck = "" if command.ended else f"{name} had no pods"
     _set_suspended(user, kind, name, suspended=False)
     return struck
