@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.campaign import plans
+from support.campaign_faults import FAULTS
 from support.campaign_judge import BOUND_S, breaches, figures
 from support.outside_history import History
 
@@ -177,6 +179,13 @@ def test_only_trials_whose_fault_struck_count() -> None:
         "trials": 1,
         "violations": 1,
     }
+
+
+def test_a_round_draws_the_same_when_it_is_replayed_and_all_faults_take_turns() -> None:
+    drawn = plans(7, range(1, len(FAULTS) + 1))
+    assert plans(7, range(6, 11)) == drawn[5:10]
+    assert plans(8, range(6, 11)) != drawn[5:10]
+    assert {plan.moves[0].fault for plan in drawn} == {*FAULTS}
 
 
 def test_a_history_is_kept_as_it_was_written(tmp_path: Path) -> None:
