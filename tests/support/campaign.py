@@ -18,6 +18,8 @@ from urllib3.exceptions import HTTPError
 
 USERS: Final = 5
 """Users at the same time."""
+_ROUNDS: Final = 4
+"""Of so many rounds, one has faults that strike the whole cluster."""
 _TRIES: Final = 5
 _CHEAP: Final = 3
 """How often a kind of run is drawn that has a stand-in for torch, for one of another kind."""
@@ -46,13 +48,15 @@ class Plan(NamedTuple):
 
 
 def plans(seed: int, numbers: Sequence[int]) -> list[Plan]:
-    """Draw trials: all faults take turns."""
+    """Draw trials: all faults take turns. Those that strike the whole cluster have rounds of their own."""
     return [_plan(seed, number) for number in numbers]
 
 
 def _plan(seed: int, number: int) -> Plan:
-    turn, place = divmod(number - 1, len(FAULTS))
-    fault = _rng(seed, f"turn {turn}").sample(list(FAULTS), len(FAULTS))[place]
+    strikes_all = (number - 1) // USERS % _ROUNDS == _ROUNDS - 1
+    fitting = [name for name, one in FAULTS.items() if (one.scope == "all") == strikes_all]
+    turn, place = divmod(number - 1, len(fitting))
+    fault = _rng(seed, turn, strikes_all).sample(fitting, len(fitting))[place]
     rng = _rng(seed, number)
     kinds = FAULTS[fault].kinds
     (kind,) = rng.choices(kinds, [_CHEAP if one in LIGHT_KINDS else 1 for one in kinds])
