@@ -21,7 +21,7 @@ USERS: Final = 5
 _ROUNDS: Final = 4
 """Of so many rounds, one has faults that strike the whole cluster."""
 _TRIES: Final = 5
-_CHEAP: Final = 3
+_CHEAP: Final = 10
 """How often a kind of run is drawn that has a stand-in for torch, for one of another kind."""
 _AGAIN: Final = 0.3
 """Part of the trials in which the second try meets a fault too."""
