@@ -48,7 +48,7 @@ Where the table says local, commands, supervisors and ranks are real processes o
 cluster is simulated: the API server and the operator are a test's own, pods are processes, and volumes are
 folders (`tests/support/simulated_cluster.py`).
 
-**On a real cluster** ([test cluster](test-cluster.md)), `make campaign` has five users at once. Each
+**On a real cluster** ([test cluster](test-cluster.md)), `make campaign` has three users at once. Each
 types `manycpu run`, meets faults that a seed draws, and types it again until it is green. Ranks tell a server
 outside what they do. A judge (`tests/support/campaign_judge.py`) reads that history alone: one training at a
 time, resumed from the last checkpoint, green only with the model that the last rank 0 wrote and the right sum

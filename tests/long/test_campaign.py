@@ -21,7 +21,7 @@ from support.outside_history import History, reachable
 from support.planted_bugs import plant
 
 SEED: Final = int(os.environ.get("MANYCPU_SEED", "1"))
-_FIRST, _, _LAST = os.environ.get("MANYCPU_TRIALS", "5").rpartition("-")
+_FIRST, _, _LAST = os.environ.get("MANYCPU_TRIALS", "3").rpartition("-")
 TRIALS: Final = range(int(_FIRST or 1), int(_LAST) + 1)
 HISTORIES: Final = PROJECT / ".cache" / "campaign"
 

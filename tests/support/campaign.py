@@ -16,7 +16,7 @@ from support.campaign_users import LIGHT_KINDS, Command, Round, User
 from support.waiting import processes_of
 from urllib3.exceptions import HTTPError
 
-USERS: Final = 5
+USERS: Final = 3
 """Users at the same time."""
 _ROUNDS: Final = 4
 """Of so many rounds, one has faults that strike the whole cluster."""
