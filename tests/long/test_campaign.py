@@ -51,7 +51,6 @@ BUGS: Final[Mapping[str, tuple[str, Sequence[Move]]]] = {
     "deletes_names_that_begin_so": ("intel", []),
     "forgets_checkpoints": ("intel", [Move("job deleted", "saved", 0.5)]),
     "forgets_the_owner": ("intel", []),
-    "ignores_a_rank": ("static", [Move("rank killed", "start", 0.5)]),
     "never_attaches": ("intel", [Move("command killed", "start", 0.5)]),
 }
 """Bugs of tests/faults/planted/ that one trial finds: the kind of run, and the faults that it meets."""

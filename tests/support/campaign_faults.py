@@ -94,10 +94,10 @@ def _kill_a_rank(user: User, _: Command) -> str:
 
 
 def _ranks(user: User) -> Iterator[psutil.Process]:
-    """Yield the processes whose arguments are those of a rank: ranks, their parents and their launchers."""
+    """Yield the ranks: of the processes with their arguments, those that have no children."""
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
-            if user.at.url in process.cmdline() and user.name in process.cmdline():
+            if {user.at.url, user.name} <= {*process.cmdline()} and not process.children():
                 yield process
 
 
