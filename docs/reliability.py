@@ -55,8 +55,8 @@ time, resumed from the last checkpoint, green only with the model that the last 
 over all steps, objects of similar names untouched, nothing left, every command ended within 600 s after all
 was healed, and no command failed unless a fault struck that may harm it.
 
-These trials do not show what happens when a clock jumps, the network between nodes is cut, or Airflow's own
-processes are killed. Other tests cover some of that, without a campaign.
+These trials do not show what happens when a clock jumps, the network between nodes is cut, a pod is deleted by
+force, or Airflow's own processes are killed. Other tests cover some of that, without a campaign.
 """
 FIGURES: Final = """
 ## Figures
@@ -70,8 +70,11 @@ that did not strike, because the command came to its end before, is no evidence.
 CLUSTER: Final = """
 ## On a real cluster
 
-Runs of each kind met these faults, of the seeds {seeds}. A trial counts only with evidence that its fault
-struck. Violations: {violations} in {trials} trials; trials of each kind of run: {runs}.
+A trial is a run of one user. It counts only with evidence that a fault struck: {trials} of {all} runs do.
+Violations: {violations}.
+
+- Seeds, each with its commit: {seeds}
+- Runs of each kind: {runs}
 
 | fault | struck |
 | --- | ---: |
@@ -116,6 +119,7 @@ def _cluster(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         seeds=", ".join(f"{seed} ({figures['commit']})" for seed, figures in sorted(results.items())),
         violations=sum(figures["violations"] for figures in results.values()),
         trials=sum(figures["trials"] for figures in results.values()),
+        all=runs.total(),
         runs=", ".join(f"{kind} {number}" for kind, number in sorted(runs.items())),
     )
     for fault, number in sorted(struck.items()):
