@@ -55,8 +55,8 @@ time, resumed from the last checkpoint, green only with the model that the last 
 over all steps, objects of similar names untouched, nothing left, every command ended within 600 s after all
 was healed, and no command failed unless a fault struck that may harm it.
 
-These trials do not show what happens when a clock jumps, the network between nodes is cut, a pod is deleted by
-force, or Airflow's own processes are killed. Other tests cover some of that, without a campaign.
+These trials do not show what happens when a clock jumps, the network between nodes is cut, a pod is deleted
+by force, or Airflow's own processes are killed. Other tests cover some of that, without a campaign.
 """
 FIGURES: Final = """
 ## Figures
