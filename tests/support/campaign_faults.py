@@ -94,10 +94,11 @@ def _kill_a_rank(user: User, _: Command) -> str:
 
 
 def _ranks(user: User) -> Iterator[psutil.Process]:
-    """Yield the ranks: of the processes with their arguments, those that have no children."""
+    """Yield the ranks: of the processes with their arguments, those that have no child, and beat in a thread."""
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
-            if {user.at.url, user.name} <= {*process.cmdline()} and not process.children():
+            is_of_user = {user.at.url, user.name} <= {*process.cmdline()}
+            if is_of_user and not process.children() and process.num_threads() > 1:
                 yield process
 
 
