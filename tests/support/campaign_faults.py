@@ -94,7 +94,7 @@ def _kill_a_rank(user: User, _: Command) -> str:
 
 
 def _ranks(user: User) -> Iterator[psutil.Process]:
-    """Yield the ranks: of the processes with their arguments, those that have no child, and beat in a thread."""
+    """Yield the ranks: of the processes with their words, those without a child that beat in a thread."""
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
             is_of_user = {user.at.url, user.name} <= {*process.cmdline()}
@@ -231,7 +231,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "cancel beside": Fault(_cancel, "run"),
     "rank killed": Fault(_kill_a_rank, "run"),
     "pod of the job deleted": Fault(_delete_a_pod("role"), "run", THERE),
-    "helper pod deleted": Fault(_delete_a_pod("verb", grace_period_seconds=0), "run", THERE),
+    "helper pod deleted": Fault(_delete_a_pod("verb,!manycpu/role", grace_period_seconds=0), "run", THERE),
     "job deleted": Fault(_at_its_job(_delete_job), "run", THERE),
     "job suspended": Fault(_at_its_job(_suspend_job), "run", _SUSPENDED),
     "API server frozen": Fault(_frozen("kube-apiserver", seconds=(5, 20)), "all", THERE),

@@ -222,6 +222,6 @@ class Command:
         return code
 
 
-def pods_of(user: User, run: str, role: str) -> list[client.V1Pod]:
-    """List the pods of a run with this label: ``role`` for those of its job, ``verb`` for helper pods."""
-    return user.at.space.by_admin.pods(f"manycpu/run={run},manycpu/{role}")
+def pods_of(user: User, run: str, label: str) -> list[client.V1Pod]:
+    """List the pods of a run with a label: those of its job have ``role``."""
+    return user.at.space.by_admin.pods(f"manycpu/run={run},manycpu/{label}")
