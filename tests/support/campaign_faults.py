@@ -12,6 +12,7 @@ import psutil
 from cluster.space import JOBS
 from kubernetes import client
 from kubernetes.client import ApiException
+from support.campaign_judge import BOUND_S
 from support.campaign_users import HERE, THERE, Command, User, pods_of
 from support.waiting import until
 
@@ -31,7 +32,7 @@ class Fault(NamedTuple):
 def _signalled(number: signal.Signals) -> Cause:
     def cause(_: User, command: Command) -> str:
         command.program.send_signal(number)
-        command.wait(60)
+        command.wait(BOUND_S)
         code = command.program.returncode
         return f"it ended with {code}" if code else ""
 
