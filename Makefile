@@ -11,11 +11,13 @@ LEGACY := .venv-legacy
 XLA := .venv-xla
 PORT ?= 8000
 TRIALS ?= all
+SEED ?= 1
+HISTORIES := .cache/campaign
 SITE := build/site
 # Warnings are errors: a link or an anchor that leads nowhere ends the build.
 SITE_BUILD = $(BIN)/sphinx-build -q -b html -c docs --fail-on-warning --keep-going -d .cache/site . $(SITE)
 
-.PHONY: help demo ui test faults test-long test-versions test-legacy test-xla lint bench bench-quick scale cluster cluster-down docs docs-serve dist clean requirements
+.PHONY: help demo ui test faults campaign test-long test-versions test-legacy test-xla lint bench bench-quick scale cluster cluster-down docs docs-serve dist clean requirements
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
@@ -32,6 +34,10 @@ test: $(COMPILED)  ## everything that guards main, what takes seconds first; end
 
 faults: $(COMPILED)  ## kill commands, and give them errors, wherever they change something; takes half a day, TRIALS=50 less
 	@MANYCPU_FAULTS=$(TRIALS) $(BIN)/python -m pytest -s tests/contract/test_faults.py tests/contract/test_request_faults.py tests/contract/test_planted_bugs.py
+
+campaign: $(COMPILED)  ## random faults on the test cluster, for users at the same time, by seed: SEED=7 TRIALS=60; TRIALS=4-6 replays
+	@MANYCPU_SEED=$(SEED) MANYCPU_TRIALS=$(TRIALS:all=60) $(BIN)/python -m pytest tests/long/test_campaign.py -k promised; ended=$$?; \
+	  $(BIN)/python tests/support/campaign_judge.py $(HISTORIES)/$(SEED) && exit $$ended
 
 test-long: $(COMPILED)  ## torch's own tests of its backends, Accelerate's, official examples if given, long trainings, an Airflow whose parts are lost; takes 40 minutes
 	@$(BIN)/python -m pytest tests/long

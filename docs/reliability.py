@@ -1,6 +1,7 @@
 """Write docs/reliability.md from the results of `make faults`: ``python docs/reliability.py``."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -47,11 +48,17 @@ others. It reads these itself, and does not ask manycpu for them.
 Where the table says local, commands, supervisors and ranks are real processes of one machine. Elsewhere the
 cluster is simulated: the API server and the operators are a test's own, pods are processes, and volumes are
 folders (`tests/support/simulated_cluster.py`). With a claim that is given, data goes through the API server;
-with a claim of its own, straight to the pods. Faults of a real cluster are part of `make test`
-([tests](testing.md)).
+with a claim of its own, straight to the pods.
 
-These trials do not show what happens when two faults come together, a clock jumps, the network between nodes
-is cut, or Airflow's own processes are killed. Other tests cover some of that, without a campaign.
+**On a real cluster** ([test cluster](test-cluster.md)), `make campaign` has three users at once. Each
+types `manycpu run`, meets faults that a seed draws, and types it again until it is green. Ranks tell a server
+outside what they do. A judge (`tests/support/campaign_judge.py`) reads that history alone: one training at a
+time, resumed from the last checkpoint, green only with the model that the last rank 0 wrote and the right sum
+over all steps, objects of similar names untouched, nothing left, every command ended within 600 s after all
+was healed, and no command failed unless a fault struck that may harm it.
+
+These trials do not show what happens when a clock jumps, the network between nodes is cut, a pod is deleted
+by force, or Airflow's own processes are killed. Other tests cover some of that, without a campaign.
 """
 FIGURES: Final = """
 ## Figures
@@ -61,6 +68,18 @@ fault that did not strike, because the command came to its end before, is no evi
 
 | command, target, faults | possible | trials | faults struck | violations |
 | --- | ---: | ---: | ---: | ---: |
+"""
+CLUSTER: Final = """
+## On a real cluster
+
+A trial is a run of one user. It counts only with evidence that a fault struck: {trials} of {all} runs do.
+Violations: {violations}.
+
+- Seeds, each with its commit: {seeds}
+- Runs of each kind: {runs}
+
+| fault | struck |
+| --- | ---: |
 """
 PLANTED: Final = """
 ## Planted bugs
@@ -80,9 +99,9 @@ def page() -> str:
     planted = results["planted"]
     found = sum("fault" in figures for figures in planted.values())
     last = f"\nFound: {found} of {len(planted)}.\n"
-    return (
-        HEAD + FIGURES + "".join(_campaigns(results["campaigns"])) + PLANTED + "".join(_bugs(planted)) + last
-    )
+    simulated = FIGURES + "".join(_campaigns(results["campaigns"]))
+    real = "".join(_cluster(results["cluster"]))
+    return HEAD + simulated + real + PLANTED + "".join(_bugs(planted)) + last
 
 
 def _campaigns(results: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
@@ -90,6 +109,23 @@ def _campaigns(results: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     total = {name: sum(figures[name] for figures in results.values()) for name in names}
     for title, figures in [*sorted(results.items()), ("**all**", total)]:
         yield f"| {title} | {' | '.join(f'{figures[name]:,}' for name in names)} |\n"
+
+
+def _cluster(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Add up the campaigns of all seeds."""
+    runs, struck = Counter[str](), Counter[str]()
+    for figures in results.values():
+        runs.update(figures["runs"])
+        struck.update(figures["struck"])
+    yield CLUSTER.format(
+        seeds=", ".join(f"{seed} ({figures['commit']})" for seed, figures in sorted(results.items())),
+        violations=sum(figures["violations"] for figures in results.values()),
+        trials=sum(figures["trials"] for figures in results.values()),
+        all=runs.total(),
+        runs=", ".join(f"{kind} {number}" for kind, number in sorted(runs.items())),
+    )
+    for fault, number in sorted(struck.items()):
+        yield f"| {fault} | {number} |\n"
 
 
 def _bugs(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

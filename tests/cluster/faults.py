@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from cluster import control_plane, network, node, operators, services, space
+import psutil
+from cluster import control_plane, namespace, network, node, operators, services, space
 from cluster.cluster import Cluster
 from cluster.command import wait_for
 from cluster.namespace import Namespace
@@ -207,6 +208,22 @@ class Faults:
 
     @_of_all
     @contextmanager
+    def frozen(self, program: str) -> Iterator[list[psutil.Process]]:
+        """Freeze the processes of a program of the control plane, or of an operator; yield them."""
+        found = [one for one in namespace.processes(self._inside) if _program(one) == program]
+        for one in found:
+            one.suspend()
+        try:
+            yield found
+        finally:
+            for one in found:
+                one.resume()
+            wait_for("both nodes to be ready", self._all_ready, seconds=READY_SECONDS)
+            for operator in operators.PLACES:
+                operators.wait_ready(self.cluster.kubectl, operator)
+
+    @_of_all
+    @contextmanager
     def api_away(self) -> Iterator[None]:
         """Kill the API server: it refuses new connections, and open ones break."""
         try:
@@ -263,3 +280,11 @@ class Faults:
             core.delete_namespaced_secret(bound.name, where.name)
 
         return path, expire
+
+
+def _program(process: psutil.Process) -> str:
+    """Return the name of the program that a process runs; empty: it has ended."""
+    try:
+        return Path((process.cmdline() or [""])[0]).name
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""

@@ -1,4 +1,4 @@
-"""A web server for tests, on loopback."""
+"""A web server for tests."""
 
 import threading
 from collections.abc import Iterator
@@ -7,13 +7,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @contextmanager
-def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Run a web server; yield its host and port."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+def served(handler: type[BaseHTTPRequestHandler], address: str = "127.0.0.1") -> Iterator[str]:
+    """Run a web server, on loopback or on another address of this machine; yield its host and port."""
+    server = ThreadingHTTPServer((address, 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield f"127.0.0.1:{server.server_port}"
+        yield f"{address}:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()

@@ -1,0 +1,244 @@
+"""The faults of a campaign on the test cluster.
+
+Each returns the evidence that it struck, or an empty text.
+"""
+
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Final, Literal, NamedTuple
+
+import psutil
+from cluster.space import JOBS
+from kubernetes import client
+from kubernetes.client import ApiException
+from support.campaign_judge import BOUND_S
+from support.campaign_users import HERE, THERE, Command, User, pods_of
+from support.waiting import until
+
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS
+
+Cause = Callable[[User, Command], str]
+
+
+class Fault(NamedTuple):
+    """A fault: how it is caused, what it may harm, and the kinds of run that can meet it."""
+
+    cause: Cause
+    scope: Literal["run", "all", "nothing"]
+    kinds: tuple[str, ...] = (*HERE, *THERE)
+
+
+def _signalled(number: signal.Signals) -> Cause:
+    def cause(_: User, command: Command) -> str:
+        command.program.send_signal(number)
+        command.wait(BOUND_S)
+        code = command.program.returncode
+        return f"it ended with {code}" if code else ""
+
+    return cause
+
+
+def _kill_and_clean(user: User, command: Command) -> str:
+    struck = _signalled(signal.SIGKILL)(user, command)
+    return struck and user.other("clean", "--yes")
+
+
+def _stop(user: User, command: Command) -> str:
+    return _stopped(command, lambda: command.wait(user.rng.choice((4, 15))))
+
+
+def _stop_beside_another(user: User, command: Command) -> str:
+    second = user.type("beside a stopped one")
+    struck = _stopped(command, lambda: second.wait(user.rng.choice((8, 20))))
+    second.end()
+    return struck
+
+
+def _stopped(command: Command, meanwhile: Callable[[], object]) -> str:
+    process = psutil.Process(command.program.pid)
+    process.suspend()
+    try:
+        meanwhile()
+        return f"it was {process.status()}" if process.status() == psutil.STATUS_STOPPED else ""
+    finally:
+        process.resume()
+
+
+def _begin_another(user: User, command: Command) -> str:
+    second = user.type("beside another")
+    user.see_name(second)
+    struck = "" if command.ended or second.ended else "both ran"
+    second.end()
+    return struck
+
+
+def _clean(user: User, command: Command) -> str:
+    said = user.other("clean", "--yes")
+    return "" if command.ended else said
+
+
+def _cancel(user: User, command: Command) -> str:
+    run = user.see_name(command)
+    return user.other("cancel", run) if run and not command.ended else ""
+
+
+def _kill_a_rank(user: User, _: Command) -> str:
+    ranks = list(_ranks(user))
+    if not ranks:
+        return ""
+    rank = user.rng.choice(ranks)
+    with suppress(psutil.NoSuchProcess):
+        rank.kill()
+        return f"process {rank.pid} of {len(ranks)}"
+    return ""
+
+
+def _ranks(user: User) -> Iterator[psutil.Process]:
+    """Yield the ranks: of the processes with their words, those without a child that beat in a thread."""
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
+            is_of_user = {user.at.url, user.name} <= {*process.cmdline()}
+            if is_of_user and not process.children() and process.num_threads() > 1:
+                yield process
+
+
+def _delete_a_pod(role: str, **options: Any) -> Cause:
+    def cause(user: User, command: Command) -> str:
+        run = user.see_name(command)
+        until(lambda: command.ended or pods_of(user, run, role))
+        if not (pods := pods_of(user, run, role)) or command.ended:
+            return ""
+        pod = user.rng.choice(pods).metadata
+        with suppress(ApiException):
+            core = client.CoreV1Api(user.at.space.admin)
+            core.delete_namespaced_pod(
+                pod.name, pod.namespace, body={"preconditions": {"uid": pod.uid}}, **options
+            )
+            return f"{pod.name} was deleted"
+        return ""
+
+    return cause
+
+
+def _jobs_of(user: User, run: str) -> list[tuple[str, str]]:
+    """List kind and name of the jobs of a run."""
+    objects, found = client.CustomObjectsApi(user.at.space.admin), list[tuple[str, str]]()
+    for kind, (group, version, plural) in JOBS.items():
+        where = (group, version, user.at.space.name, plural)
+        items = objects.list_namespaced_custom_object(*where, label_selector=f"manycpu/run={run}")["items"]
+        found += [(kind, item["metadata"]["name"]) for item in items]
+    return found
+
+
+def _at_its_job(act: Callable[[User, Command, str, str], str]) -> Cause:
+    def cause(user: User, command: Command) -> str:
+        run = user.see_name(command)
+        until(lambda: command.ended or _jobs_of(user, run))
+        if not (found := _jobs_of(user, run)) or command.ended:
+            return ""
+        with suppress(ApiException):
+            return act(user, command, *found[0])
+        return ""
+
+    return cause
+
+
+def _delete_job(user: User, _: Command, kind: str, name: str) -> str:
+    group, version, plural = JOBS[kind]
+    objects = client.CustomObjectsApi(user.at.space.admin)
+    objects.delete_namespaced_custom_object(group, version, user.at.space.name, plural, name)
+    return f"{name} was deleted"
+
+
+def _suspend_job(user: User, command: Command, kind: str, name: str) -> str:
+    """Suspend a job until its pods are gone, and resume it."""
+
+    def active() -> bool:
+        phases = {pod.status.phase for pod in pods_of(user, command.name, "role")}
+        return bool(phases & {"Pending", "Running"})
+
+    if not active():
+        return ""
+    _set_suspended(user, kind, name, suspended=True)
+    until(lambda: command.ended or not active())
+    struck = "" if command.ended else f"{name} had no pods"
+    _set_suspended(user, kind, name, suspended=False)
+    return struck
+
+
+def _set_suspended(user: User, kind: str, name: str, *, suspended: bool) -> None:
+    group, version, plural = JOBS[kind]
+    body: Any = suspended
+    for part in reversed(JOB_KINDS[kind.lower()].suspend or ()):
+        body = {part: body}
+    objects = client.CustomObjectsApi(user.at.space.admin)
+    objects.patch_namespaced_custom_object(group, version, user.at.space.name, plural, name, body)
+
+
+def _frozen(*programs: str, seconds: tuple[int, ...]) -> Cause:
+    def cause(user: User, command: Command) -> str:
+        program = user.rng.choice(programs)
+        return _while(user, command, user.at.faults.frozen(program), seconds) and program
+
+    return cause
+
+
+def _kubelet(user: User, command: Command) -> str:
+    return _while(user, command, user.at.faults.kubelet_frozen("node-b"), (8, 20)) and "that of node-b"
+
+
+def _while(user: User, command: Command, fault: AbstractContextManager[Any], seconds: tuple[int, ...]) -> str:
+    """Cause a fault of the whole cluster for some seconds, or until the command has ended."""
+    with user.at.one_for_all:
+        if command.ended:
+            return ""
+        with fault as found:
+            command.wait(user.rng.choice(seconds))
+            frozen = [one.status() for one in found or ()]
+        return "frozen" if set(frozen) <= {psutil.STATUS_STOPPED} else ""
+
+
+def _delete_a_bystander(user: User, command: Command) -> str:
+    if not user.see_name(command) or not user.decoys:
+        return ""
+    name = next(one for one in user.decoys if one.startswith("Pod/"))
+    client.CoreV1Api(user.at.space.admin).delete_namespaced_pod(name.removeprefix("Pod/"), user.at.space.name)
+    user.at.history.add("deleted by a fault", object=name)
+    return "" if command.ended else f"{name} was deleted"
+
+
+def _change_a_config(user: User, command: Command) -> str:
+    if not user.see_name(command) or not user.decoys:
+        return ""
+    name = next(one for one in user.decoys if one.startswith("ConfigMap/")).removeprefix("ConfigMap/")
+    core = client.CoreV1Api(user.at.space.admin)
+    core.patch_namespaced_config_map(name, user.at.space.name, {"data": {"changed": "yes"}})
+    return "" if command.ended else f"{name} was changed"
+
+
+_OPERATORS: Final = ("training-operator.v1", "mpi-operator", "trainer-controller-manager", "jobset")
+_SUSPENDED: Final = tuple(kind for kind in THERE if kind != "intel")
+"""Kinds whose job can be suspended at any time: a launcher pod of an MPIJob that has begun cannot."""
+FAULTS: Final[Mapping[str, Fault]] = {
+    "command killed": Fault(_signalled(signal.SIGKILL), "run"),
+    "command terminated": Fault(_signalled(signal.SIGTERM), "run"),
+    "command interrupted": Fault(_signalled(signal.SIGINT), "run"),
+    "command killed, then clean": Fault(_kill_and_clean, "run"),
+    "command stopped for a while": Fault(_stop, "nothing"),
+    "command stopped beside another": Fault(_stop_beside_another, "nothing"),
+    "another command beside": Fault(_begin_another, "nothing"),
+    "clean beside": Fault(_clean, "nothing"),
+    "cancel beside": Fault(_cancel, "run"),
+    "rank killed": Fault(_kill_a_rank, "run"),
+    "pod of the job deleted": Fault(_delete_a_pod("role"), "run", THERE),
+    "helper pod deleted": Fault(_delete_a_pod("verb,!manycpu/role", grace_period_seconds=0), "run", THERE),
+    "job deleted": Fault(_at_its_job(_delete_job), "run", THERE),
+    "job suspended": Fault(_at_its_job(_suspend_job), "run", _SUSPENDED),
+    "API server frozen": Fault(_frozen("kube-apiserver", seconds=(5, 20)), "all", THERE),
+    "controller manager frozen": Fault(_frozen("kube-controller-manager", seconds=(15,)), "all", THERE),
+    "operator frozen": Fault(_frozen(*_OPERATORS, seconds=(8, 20)), "all", THERE),
+    "kubelet frozen": Fault(_kubelet, "all", THERE),
+    "bystander's pod deleted": Fault(_delete_a_bystander, "nothing", THERE),
+    "unrelated ConfigMap changed": Fault(_change_a_config, "nothing", THERE),
+}
