@@ -96,8 +96,8 @@ def _program() -> Path:
 
 
 @contextmanager
-def running(folder: Path, *, with_tls: bool = False) -> Iterator[Server]:
-    """Run an S3 server with its buckets in a folder.
+def running(folder: Path, *, address: str = "127.0.0.1", with_tls: bool = False) -> Iterator[Server]:
+    """Run an S3 server with its buckets in a folder, at an address of this machine.
 
     Skips the test if it cannot be compiled here.
     """
@@ -108,7 +108,7 @@ def running(folder: Path, *, with_tls: bool = False) -> Iterator[Server]:
     places = {name: folder / name for name in ("buckets", "versions", "users")}
     for place in places.values():
         place.mkdir(parents=True)
-    host, options, authority = f"127.0.0.1:{free_port()}", ["--quiet", "--health", "/health"], None
+    host, options, authority = f"{address}:{free_port()}", ["--quiet", "--health", "/health"], None
     if with_tls:
         settings, authority = tls(folder)
         files = settings["http"]["tls"]
