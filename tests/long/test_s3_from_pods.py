@@ -1,5 +1,6 @@
 """Data, model, checkpoint and output of a run on S3, which pods read and write themselves."""
 
+import base64
 import hashlib
 import json
 import logging
@@ -18,8 +19,7 @@ from support.s3fs_images import with_s3fs
 
 from manycpu.pipeline import train
 from manycpu.pipeline.listeners import Silent
-from manycpu.pipeline.run_report import Report
-from manycpu.pipeline.spec.errors import StageError
+from manycpu.pipeline.spec.errors import ExportError, StageError
 from manycpu.pipeline.spec.events import RankLine
 
 pytestmark = [pytest.mark.pod_security("restricted"), pytest.mark.timeout(1800)]
@@ -57,7 +57,7 @@ def server(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def run(namespace: Space, server: Server, script: Any) -> dict[str, Any]:
-    """Return the fields of a run whose data, model and output are in a bucket, and put its login into a Secret."""
+    """Return the fields of a run on a bucket, whose login is in a Secret."""
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "storage"}}
     namespace.create(secret | {"stringData": server.variables})
     client = server.client()
@@ -98,14 +98,14 @@ def test_pods_read_and_write_all_of_a_run_on_s3(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     caplog.set_level(logging.INFO)
-    images = {name: with_s3fs(cluster.image(base)) for name, base in (("image", "torch"), ("helper_image", "helper"))}
-    target, watching = target_fields(cluster, namespace) | {"launch": "pytorchjob"} | images, Watching(namespace)
+    bases = {"image": "torch", "helper_image": "helper"}
+    images = {field: with_s3fs(cluster.image(base)) for field, base in bases.items()}
+    target = target_fields(cluster, namespace) | {"launch": "pytorchjob"} | images
+    watching = Watching(namespace)
     train(run, target, run_id="whole", listener=watching)
     client = server.client()
     objects = {path.removeprefix("bucket/"): client.cat_file(path) for path in client.find("bucket")}
-    report = objects["out/report.json"].decode()
-    told: Report = succeeded_by(report, namespace)
-    assert told.world_size == 2
+    succeeded_by(objects["out/report.json"].decode(), namespace)
     assert objects["out/deep/large ü.bin"] == objects["set/a b/%41.bin"]
     assert objects["out/words"] == b"weights 14"
     assert "checkpoints/7.pt" in objects
@@ -116,9 +116,21 @@ def test_pods_read_and_write_all_of_a_run_on_s3(
     added = {"report.json", "manifest.json", "run.log", *manifest}
     assert {path.removeprefix("out/") for path in objects if path.startswith("out/")} == added
     assert client.list_multipart_uploads("bucket") == []
-    assert [pod.metadata.name for pod in namespace.pods()] == []
+    assert namespace.pods() == []
     places = {"log": caplog.text, "printed": "".join(capfd.readouterr()), **watching.found}
     places |= {path: content.decode(errors="replace") for path, content in objects.items()}
     assert "steps 14" in places["out/run.log"]
     assert any(place.startswith("PyTorchJob") for place in places)
-    assert [place for place, text in places.items() if s3_server.SECRET in text] == []
+    spelled = s3_server.SECRET, base64.b64encode(s3_server.SECRET.encode()).decode()
+    assert [place for place, text in places.items() if any(each in text for each in spelled)] == []
+
+
+def test_a_helper_image_without_s3fs_is_named_before_the_training(
+    run: dict[str, Any], cluster: TestCluster, namespace: Space
+) -> None:
+    target = target_fields(cluster, namespace)
+    for output in ("s3://bucket/out", None):  # claimed first, or only read from
+        with pytest.raises((ExportError, StageError), match="Install s3fs") as refused:
+            train(run | {"output": output}, target, run_id=f"lacks-{bool(output)}")
+        assert refused.value.field == ("run.output" if output else "run.data")
+        assert "HELPER_REQUIREMENTS in target.build_args" in str(refused.value)
