@@ -1,7 +1,7 @@
 """Read parts of files ahead of their use, several at once: a store answers many requests as fast as one."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
@@ -9,7 +9,7 @@ PART_BYTES: Final = 8 << 20
 _AT_ONCE: Final = 8  # so at most 64 MiB are in memory
 
 
-def in_order(parts: Iterable[Callable[[], bytes]]) -> Iterator[bytes]:
+def in_order(parts: Iterable[Callable[[], bytes]]) -> Generator[bytes]:
     """Call functions that read parts, in threads and ahead of their use; yield the results in order.
 
     After an error, or if the caller stops, no further part is begun.

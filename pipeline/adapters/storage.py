@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
 from io import FileIO
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise, starmap
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 from urllib.parse import urlsplit
@@ -243,22 +243,25 @@ class Location:
             yield Reading(self._from(item, start), str, on_disk)  # str() is an empty text
 
     def _read_ahead(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
-        """Read files of S3 as :meth:`read` does, in parts, of which several are requested at once."""
-        size = min(PART_BYTES, self.fs.default_block_size)
-        blocks = in_order(
-            partial(self._part, item, begin, size)
-            for item, start in zip(items, starts, strict=True)
-            for begin in range(start, item.size, size)
-        )
-        with closing(blocks):
-            for item, start in zip(items, starts, strict=True):
-                yield Reading(islice(blocks, len(range(start, item.size, size))), str)
+        """Read files of S3 as :meth:`read` does, with several requests at once, also for files to come."""
+        pairs = partial(zip, items, starts, strict=True)
+        with closing(in_order(chain.from_iterable(starmap(self._parts, pairs())))) as parts:
+            for item, start in pairs():
+                yield Reading(islice(parts, len(range(start, item.size, self._part_bytes))), str)
 
-    def _part(self, item: Item, begin: int, size: int) -> bytes:
-        """Read a part of a listed file of S3 with one request."""
+    def _parts(self, item: Item, start: int) -> Iterator[Callable[[], bytes]]:
+        """Yield a function for each part of a listed file of S3, which reads the part with one request."""
+        for begin in range(start, item.size, self._part_bytes):
+            yield partial(self._part, item, begin)
+
+    def _part(self, item: Item, begin: int) -> bytes:
         with self._open_listed(item) as file:
             file.seek(begin)
-            return file.read(size)
+            return file.read(self._part_bytes)
+
+    @property
+    def _part_bytes(self) -> int:
+        return min(PART_BYTES, int(self.fs.default_block_size))
 
     def write_text(self, path: str, text: str) -> None:
         """Write a small file below; on disk atomically."""
@@ -341,6 +344,9 @@ class Location:
     def _from(self, item: Item, start: int) -> Iterator[bytes]:
         """Yield the blocks of a file from an offset on; none of an empty folder."""
         if item.is_folder:
+            return
+        if self._is_s3 and item.version:
+            yield from in_order(self._parts(item, start))
             return
         with self.open(item.path) as file:
             file.seek(start)
