@@ -252,12 +252,17 @@ class Location:
     def _parts(self, item: Item, start: int) -> Iterator[Callable[[], bytes]]:
         """Yield a function for each part of a listed file of S3, which reads the part with one request."""
         for begin in range(start, item.size, self._part_bytes):
-            yield partial(self._part, item, begin)
+            yield partial(self._part, self._at(item.path), item, begin)
 
-    def _part(self, item: Item, begin: int) -> bytes:
-        with self._open_listed(item) as file:
+    def _part(self, at: str, item: Item, begin: int) -> bytes:
+        """Read a part with one request: the list has the size and the version, which s3fs would ask for."""
+        with self.fs.open(at, size=item.size, cache_type="none") as file:
+            if item.version:
+                file.details = {"name": at, "size": item.size, "ETag": item.version}
+                # s3fs does this by itself only for files without a size.
+                file.read_kw = {**getattr(file, "read_kw", {}), "IfMatch": item.version}
             file.seek(begin)
-            return file.read(self._part_bytes)
+            return cast("bytes", file.read(self._part_bytes))
 
     @property
     def _part_bytes(self) -> int:
@@ -351,14 +356,6 @@ class Location:
         with self.open(item.path) as file:
             file.seek(start)
             yield from blocks(file)
-
-    def _open_listed(self, item: Item) -> BinaryIO:
-        """Open a listed file of S3 without a request for its size and version, which the list has."""
-        at = self._at(item.path)
-        file = self.fs.open(at, size=item.size, cache_type="none")
-        file.details = {"name": at, "size": item.size, "ETag": item.version}
-        file.read_kw = {**getattr(file, "read_kw", {}), "IfMatch": item.version}  # s3fs: without a size only
-        return cast("BinaryIO", file)
 
     @property
     def _is_s3(self) -> bool:
