@@ -26,6 +26,7 @@ from manycpu.pipeline.pod.channel import (
     send_rows,
 )
 from manycpu.pipeline.spec import rank_logs
+from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.exit_records import finished_round
 from manycpu.pipeline.spec.output import METRICS
 from manycpu.pipeline.transfer import Lock, Manifest, Progress
@@ -258,14 +259,21 @@ def _progress_sender(channel: Channel) -> Progress:
 
 
 def _error_text(error: Exception) -> str:
-    """Describe an error for the other end: the file and the system's reason, or the error's own text."""
+    """Describe an error for the other end: the file and the system's reason, or the error's own text.
+
+    The field and what to do there are the other end's to say.
+    """
+    if isinstance(error, BadInputError):
+        return error.message
     if isinstance(error, OSError) and error.errno and error.filename:
         return f"{error.filename}: {error.strerror or os.strerror(error.errno)}"
     return str(error) or type(error).__name__
 
 
 def _error_reason(error: Exception) -> str:
-    """Classify an error, so that the other end can say what to do: changed, full, forbidden or other."""
+    """Classify an error, so that the other end can say what to do: input, changed, full, forbidden, other."""
+    if isinstance(error, BadInputError):
+        return "input"
     if isinstance(error, transfer.TransferError):
         return "changed"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

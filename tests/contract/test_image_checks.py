@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import registry_server
@@ -37,9 +38,12 @@ def find(tmp_path: Path) -> Find:
     """Check a target."""
 
     def check(
-        access: Access | None = None, needs: dict[str, str] | None = None, **target: object
+        access: Access | None = None,
+        needs: dict[str, str] | None = None,
+        run: dict[str, str] | None = None,
+        **target: object,
     ) -> list[Finding]:
-        run = {"program": "question_answering", "output": str(tmp_path / "out")}
+        run = {"program": "question_answering", "output": str(tmp_path / "out"), **(run or {})}
         ctx = open_context(run, {"kind": "kubernetes", **target}, "test", base=tmp_path, access=access)
         assert is_on_kubernetes(ctx)
         return list(check_images(replace(ctx, needs=needs or {})))
@@ -50,6 +54,27 @@ def find(tmp_path: Path) -> Find:
 def fatal(findings: list[Finding]) -> dict[str, str]:
     """Field -> message of those that are fatal."""
     return {finding.field: finding.message for finding in findings if finding.fatal}
+
+
+@pytest.mark.parametrize(
+    ("target", "lacks"),
+    [
+        ({"build_args": {"HELPER_REQUIREMENTS": "'s3fs>=2024.12' boto3"}}, {"run.output": "gcsfs"}),
+        ({}, {"run.data": "s3fs", "run.output": "gcsfs"}),
+        ({"helper_image": "base:1"}, {}),
+    ],
+)
+def test_a_package_that_a_built_helper_image_will_lack_is_a_warning(
+    locked: str, find: Find, target: dict[str, Any], lacks: dict[str, str]
+) -> None:
+    target = {
+        name: v.replace("LOCKED", locked) if name == "helper_image" else v for name, v in target.items()
+    }
+    run = {"data": "s3://sets/digits", "model": "hf://prajjwal1/bert-tiny", "output": "gs://models/qa"}
+    found = find(KNOWN, run=run, registry=f"http://{locked}/ml", **target)
+    warnings = {each.field: each.message for each in found if each.field.startswith("run.")}
+    assert not fatal([each for each in found if each.field.startswith("run.")])
+    assert warnings == {field: f"the helper image will lack {package}" for field, package in lacks.items()}
 
 
 def test_pods_without_a_login_are_a_warning(locked: str, find: Find) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -416,7 +417,7 @@ def test_a_download_that_fails_leaves_no_file_and_is_resumed(
     def parts() -> int:
         return sum(each.startswith("GET") and "large.bin" in each for each in proxy.requests)
 
-    proxy.rule = lambda request: fault if "large.bin" in request and parts() > 3 else None
+    proxy.rule = lambda request: fault if f"large.bin bytes={2 * PART}-" in request else None
     with pytest.raises(Exception, match=said):
         transfer.fetch(there(f"s3://{name}/set"), tmp_path / "copy")
     assert transfer.staged(tmp_path / "copy") is None
@@ -428,12 +429,30 @@ def test_a_download_that_fails_leaves_no_file_and_is_resumed(
     assert 0 < parts() < 4  # not from the start
 
 
+@pytest.mark.parametrize("files", [{"large.bin": 3}, {"a": 1, "b": 1, "c": 1}], ids=["parts", "files"])
+def test_data_is_asked_for_ahead_of_its_use(
+    proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, int]
+) -> None:
+    small_parts(monkeypatch)
+    content = {file: os.urandom(parts * PART) for file, parts in files.items()}
+    name = bucket(proxy.server, {f"set/{file}": each for file, each in content.items()})
+    all_at_once = threading.Barrier(3)
+
+    def meets(request: str) -> None:
+        if request.startswith("GET") and "bytes=" in request:
+            all_at_once.wait(300)
+
+    proxy.rule = meets
+    transfer.fetch(there(f"s3://{name}/set"), tmp_path / "copy")
+    assert contents(tmp_path / "copy") == content
+
+
 def test_one_broken_answer_is_no_end(proxy: Proxy, tmp_path: Path) -> None:
     name = bucket(proxy.server, {"set/a": b"alpha" * 1000})
     broken: list[str] = []
 
     def once(request: str) -> s3_server.Fault | None:
-        broken.extend([request] if request.endswith("/set/a") and request.startswith("GET") else [])
+        broken.extend([request] if request.startswith(f"GET /{name}/set/a ") else [])
         return "half" if broken == [request] else None
 
     proxy.rule = once
@@ -536,7 +555,7 @@ def test_bytes_that_are_there_only_while_they_are_read_are_not_staged(proxy: Pro
     name = bucket(proxy.server, {"set/a": b"alpha"})
 
     def replaces(request: str) -> None:
-        if request == f"GET /{name}/set/a":
+        if request.startswith(f"GET /{name}/set/a "):
             proxy.server.client().pipe_file(f"{name}/set/a", b"other")
 
     proxy.rule = replaces

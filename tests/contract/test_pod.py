@@ -42,9 +42,18 @@ def test_a_single_file_behind_a_url_keeps_its_name(source: Path, tmp_path: Path)
     assert Path(done["path"]).read_bytes() == b"alpha"
 
 
-def test_a_protocol_that_the_image_lacks_is_named(tmp_path: Path) -> None:
-    with pod("fetch") as (channel, _), pytest.raises(RemoteError, match="'nope://x' cannot be opened"):
-        client.ask(channel, url="nope://x", folder=str(tmp_path), field="run.data")
+@pytest.mark.parametrize(
+    ("url", "said"), [("nope://x", "Protocol not known: nope"), ("s3://bucket/set", "Install s3fs")]
+)
+def test_a_protocol_that_the_image_lacks_is_named(
+    url: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "s3fs.py").write_text("raise ImportError('it is not installed')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    cannot = rf"^{url!r} cannot be opened: {said}"
+    with pod("fetch") as (channel, _), pytest.raises(RemoteError, match=cannot) as refused:
+        client.ask(channel, url=url, folder=str(tmp_path), field="run.data")
+    assert refused.value.reason == "input"
 
 
 def test_small_files_are_read_and_written_at_the_output(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from cluster.space import Space
+from support.cluster_runs import objects_of
 from support.registry_images import files, pull
 
 from manycpu.pipeline.cli import cli
 from manycpu.pipeline.spec.output import REPORT
-from manycpu.pipeline.targets.kubernetes.deletion import kinds
 
 pytestmark = pytest.mark.pod_security("restricted")
 Fields = dict[str, Any]
@@ -80,7 +80,7 @@ def test_no_secret_is_told(
         "what `render` prints": rendered(run, target | kind, tmp_path),
         REPORT: json.dumps(report),
         **dict(of_airflow(ran.run_id)),
-        **dict(of_namespace(namespace, report["name"])),
+        **dict(objects_of(report["name"], namespace)),
         **dict(of_image(report["image"])),
     }
     for what, secret in known.items():
@@ -108,18 +108,6 @@ def of_airflow(run_id: str) -> Iterator[tuple[str, str]]:
         assert {"training.train", "training.build", "training.export"} <= {one.task_id for one in pushed}
         yield from ((f"XCom {one.task_id}/{one.key}", json.dumps(one.value, default=str)) for one in pushed)
         yield from ((f"fields of {one.task_id}", json.dumps(one.rendered_fields)) for one in fields)
-
-
-def of_namespace(namespace: Space, name: str) -> Iterator[tuple[str, str]]:
-    """Yield everything that the run created, including its ledger; the run keeps it all."""
-    from manycpu.pipeline.adapters.cluster import Cluster, connect
-
-    cluster = Cluster(lambda: connect(str(namespace.kubeconfig)), namespace.name)
-    found = [item for kind in kinds() for item in cluster.list(kind, {"manycpu/run": name})]
-    assert {"ConfigMap", "Pod"} < {item["kind"] for item in found}
-    yield from ((f"{item['kind']} {item['metadata']['name']}", json.dumps(item)) for item in found)
-    events = cluster.list("Event")
-    yield "events", json.dumps(events)
 
 
 def of_image(name: str) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """Whole runs over both nodes: where and how to launch one, and the checks after each."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,6 +90,15 @@ def succeeded_by(report_json: str, namespace: Space) -> Report:
     left = open_namespace(namespace)
     assert [item for kind in kinds() for item in left.list(kind, labels(report.name))] == []
     return report
+
+
+def objects_of(name: str, namespace: Space) -> Iterator[tuple[str, str]]:
+    """Yield everything in the cluster that belongs to a run, as JSON, and the events of its namespace."""
+    there = open_namespace(namespace)
+    found = [item for kind in kinds() for item in there.list(kind, labels(name))]
+    assert {"ConfigMap", "Pod"} < {item["kind"] for item in found}
+    yield from ((f"{item['kind']} {item['metadata']['name']}", json.dumps(item)) for item in found)
+    yield "events", json.dumps(there.list("Event"))
 
 
 def _delivered(output: Path) -> None:

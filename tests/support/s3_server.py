@@ -29,7 +29,7 @@ KEY, SECRET = "tester", "not-a-secret"
 Fault = Literal["slow down", "cut", "half"]
 """What the proxy does to a request: answer 503, end the connection, or end it after half of the answer."""
 Rule = Callable[[str], Fault | None]
-"""Takes a request, such as ``GET /bucket/key``."""
+"""Takes a request, such as ``GET /bucket/key`` or ``GET /bucket/key bytes=0-99``."""
 _OF_THE_CONNECTION = ("Connection", "Transfer-Encoding")
 _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 
@@ -96,8 +96,8 @@ def _program() -> Path:
 
 
 @contextmanager
-def running(folder: Path, *, with_tls: bool = False) -> Iterator[Server]:
-    """Run an S3 server with its buckets in a folder.
+def running(folder: Path, *, address: str = "127.0.0.1", with_tls: bool = False) -> Iterator[Server]:
+    """Run an S3 server with its buckets in a folder, at an address of this machine.
 
     Skips the test if it cannot be compiled here.
     """
@@ -108,7 +108,7 @@ def running(folder: Path, *, with_tls: bool = False) -> Iterator[Server]:
     places = {name: folder / name for name in ("buckets", "versions", "users")}
     for place in places.values():
         place.mkdir(parents=True)
-    host, options, authority = f"127.0.0.1:{free_port()}", ["--quiet", "--health", "/health"], None
+    host, options, authority = f"{address}:{free_port()}", ["--quiet", "--health", "/health"], None
     if with_tls:
         settings, authority = tls(folder)
         files = settings["http"]["tls"]
@@ -150,7 +150,7 @@ class _Passing(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        request = f"{self.command} {self.path}"
+        request = f"{self.command} {self.path} {self.headers.get('Range', '')}".rstrip()
         self.proxy.requests.append(request)
         fault = self.proxy.rule(request)
         if fault == "cut":
@@ -200,11 +200,18 @@ def proxy(server: Server) -> Iterator[Proxy]:
 
 @contextmanager
 def listing(keys: Sequence[str], sizes: Callable[[str], int] = lambda _: 1) -> Iterator[Server]:
-    """Run a stand-in that lists keys, also those that no folder can hold, in pages."""
+    """Run a stand-in that lists keys, also those that no folder can hold, in pages; objects have zeros."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             query = dict(parse_qsl(urlsplit(self.path).query))
+            content = self._page(query).encode() if "list-type" in query else bytes(self._size())
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def _page(self, query: dict[str, str]) -> str:
             begin = int(query.get("continuation-token", 0))
             below = [key for key in keys if key.startswith(query.get("prefix", ""))]
             end = begin + 1000
@@ -214,17 +221,17 @@ def listing(keys: Sequence[str], sizes: Callable[[str], int] = lambda _: 1) -> I
                 parts.append(f'<Contents><Key>{escape(key)}</Key><ETag>"{number:032x}"</ETag>')
                 parts.append("<LastModified>2026-01-01T00:00:00.000Z</LastModified>")
                 parts.append(f"<Size>{sizes(key)}</Size><StorageClass>STANDARD</StorageClass></Contents>")
-            text = "".join([*parts, "</ListBucketResult>"]).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
+            return "".join([*parts, "</ListBucketResult>"])
 
         def do_HEAD(self) -> None:
-            found = [key for key in keys if self.path.endswith(f"/{key}")]
-            self.send_response(200 if found else 404)
-            self.send_header("Content-Length", str(sizes(found[0])) if found else "0")
+            size = self._size()
+            self.send_response(200 if size else 404)
+            self.send_header("Content-Length", str(size))
             self.end_headers()
+
+        def _size(self) -> int:
+            """Return the size of the object that a request names; 0: there is none."""
+            return next((sizes(key) for key in keys if self.path.endswith(f"/{key}")), 0)
 
         def log_message(self, *_: object) -> None:
             """Log nothing."""

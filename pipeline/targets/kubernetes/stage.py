@@ -55,7 +55,7 @@ def _begin_report(ctx: ClusterContext, pod: Helper) -> None:
                 f"{ctx.destination} cannot be written from inside the cluster: {error}", ctx.destination
             ),
             field="run.output",
-            fix=_FIXES["output"],
+            fix=_FIXES["input" if isinstance(error, RemoteError) and error.reason == "input" else "output"],
         ) from error
 
 
@@ -84,6 +84,7 @@ def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
 
 
 _FIXES = {  # reason of an error -> fix
+    "input": "Mend the URL, or add the package to the helper image: HELPER_REQUIREMENTS in target.build_args",
     "unreadable": "See that all of it can be read here",
     "changed": "Stage again when nothing writes to it",
     "full": "Make room on the claim, or name a larger one in target.claim or target.claim_size",

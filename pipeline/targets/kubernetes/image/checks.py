@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Final
 
 import yaml
+from fsspec.registry import known_implementations
 
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.adapters.registry import Connection, Repository
 from manycpu.pipeline.adapters.registry_login import from_secret
+from manycpu.pipeline.adapters.storage import protocols
 from manycpu.pipeline.spec.errors import (
     ClusterError,
     Finding,
@@ -38,6 +40,8 @@ RIGHTS: Final = Path(__file__).parents[1] / "build_rights.yaml"
 PYTHON: Final = (3, 11)
 TORCH: Final = (2, 6)
 _DEADLINE_S: Final = 5.0  # short, so that a registry that does not answer is reported soon
+_IN_HELPER: Final = "fsspec huggingface_hub"
+"""Packages of fsspec's protocols that manycpu's helper image has."""
 _DOCKER_CONFIG: Final = "kubernetes.io/dockerconfigjson"
 # Package -> its least version; manycpu's label, and the official images' variable, that state a version.
 _LEAST_VERSIONS: Final = {
@@ -55,7 +59,8 @@ def check_images(ctx: "ClusterContext") -> Iterator[Finding]:
 def _findings(ctx: "ClusterContext") -> Iterator[Finding]:
     """Run all checks; an error of one is a finding."""
     with registries(ctx, _DEADLINE_S) as opened:
-        for check in (_check_pull_secret, _check_finished_images, _check_push, _check_builder):
+        checks = _check_pull_secret, _check_finished_images, _check_push, _check_builder, _check_packages
+        for check in checks:
             try:
                 yield from check(ctx, opened)
             except TransientError as error:  # the registry would not answer the next check either
@@ -137,6 +142,22 @@ def _check_builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
         for stage in STAGES:
             if finished_image(ctx, stage) is None:
                 WORKERS[target.builder].check(recipe(ctx, stage))
+
+
+def _check_packages(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
+    """Check that a helper image that is built has the package of each URL's protocol, such as s3fs."""
+    if finished_image(ctx, "helper"):
+        return
+    for field in ("data", "model", "output"):
+        for protocol in protocols(getattr(ctx.run, field) or ""):
+            package = known_implementations.get(protocol, {}).get("class", "fsspec").partition(".")[0]
+            if package not in f"{_IN_HELPER} {ctx.target.build_args.get('HELPER_REQUIREMENTS', '')}":
+                yield Finding(
+                    f"run.{field}",
+                    f"the helper image will lack {package}",
+                    f"Set HELPER_REQUIREMENTS in target.build_args to {package}",
+                    fatal=False,  # the base image may have it
+                )
 
 
 def _check_pod(ctx: "ClusterContext", ours: Reference) -> Iterator[Finding]:
