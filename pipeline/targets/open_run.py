@@ -12,7 +12,7 @@ from manycpu.pipeline.spec import program, recipe_options
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError, RunGoneError, require
 from manycpu.pipeline.spec.naming import run_key, run_name
 from manycpu.pipeline.spec.targets import TargetFields
-from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.spec.training_run import TrainingRun, passable
 from manycpu.pipeline.spec.validation import read_run, read_target
 from manycpu.pipeline.targets.context import WAY, Access, RunContext
 
@@ -148,6 +148,9 @@ def absolute(path: str | None, base: Path) -> str | None:
     if path is None or "://" in path:
         return path
     try:
-        return os.path.normpath(base.absolute() / Path(path).expanduser())
+        found: str = passable(os.path.normpath(base.absolute() / Path(path).expanduser()))
     except RuntimeError as error:  # ~name, and there is no such user
         raise BadInputError(f"{path}: {error}", fix="Write the path without ~") from error
+    except ValueError as error:
+        raise BadInputError(f"{str(base)!r}: {error}", fix="Start from a folder with another name") from error
+    return found
