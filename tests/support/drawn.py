@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from cluster.settings import PROJECT
-from hypothesis import HealthCheck, configuration, settings
+from hypothesis import HealthCheck, Phase, configuration, settings
 from hypothesis import strategies as st
 
 Test = TypeVar("Test", bound=Callable[..., Any])
@@ -16,9 +16,13 @@ _FACTOR: Final = int(os.environ.get("MANYCPU_DRAWN") or 1)
 """Times as many examples as in `make test`, and other ones in each session."""
 
 
-def drawn(examples: int) -> Callable[[Test], Test]:
-    """Have a test run with so many examples: in `make test` always the same ones."""
+def drawn(examples: int, *, shrink: bool = True) -> Callable[[Test], Test]:
+    """Have a test run with so many examples: in `make test` always the same ones.
+
+    ``shrink``: Whether to look for a smaller example that fails; not where an example takes seconds.
+    """
     return settings(
+        phases=[Phase.generate, *([Phase.shrink] if shrink else [])],
         max_examples=examples * _FACTOR,
         derandomize=_FACTOR == 1,
         database=None,
@@ -30,8 +34,9 @@ def drawn(examples: int) -> Callable[[Test], Test]:
 
 NASTY_TEXTS: Final = (
     "", " ", "-", "--", "-rf", "..", "/", "~", "*", "$HOME", "$(RANK)", "$$", "`id`", "$(id)", ";id", "|id",
-    "&", "a b", "a\nb", "a\r\nb", "'", '"', "\\", "{data}", "{{x}}", "%s", "=", "A=B", "a,b", ":", "a:b", "null",
-    "no", "é", "日本", "\x1b[31m", "\u2028", "\x1f", "\x7f", "\x85", "\ud800", "a/b", "[/b]", "<script>", "#", "x" * 300,
+    "&", "a b", "a\nb", "a\r\nb", "'", '"', "\\", "{data}", "{{x}}", "%s", "=", "A=B", "a,b", ":", "a:b",
+    "null", "no", "é", "日本", "\x1b[31m", "\u2028", "\x1f", "\x7f", "\x85", "\ud800", "a/b", "[/b]",
+    "<script>", "#", "x" * 300,
 )  # fmt: skip
 """Texts that shells, Kubernetes, YAML, templates or terminals read in a way of their own."""
 

@@ -17,9 +17,11 @@ names: Final = st.sampled_from(["a", "a-b", "a.b", "0", "x" * 63, "x" * 250])
 variables: Final = st.sampled_from(["A", "LANG", "HF_TOKEN", "OMP_NUM_THREADS", "_", "a.b", "PYTHONPATH"])
 
 RUN: Final[dict[str, Values]] = {
-    "program": st.sampled_from(["question_answering", "hogwild", "./x.py", "-m pkg.mod", "-m", "a b.py"]) | texts,
+    "program": st.sampled_from(["question_answering", "hogwild", "./x.py", "-m pkg.mod", "-m", "a b.py"])
+    | texts,
     "code": st.none() | st.sampled_from([".", "auto"]) | texts,
-    "args": st.lists(texts | st.integers() | st.floats(), max_size=3) | st.sampled_from(["", "--a 'b c'", "'"]),
+    "args": st.lists(texts | st.integers() | st.floats(), max_size=3)
+    | st.sampled_from(["", "--a 'b c'", "'"]),
     "data": st.none() | plain | texts,
     "model": st.none() | st.sampled_from(["hf://a/b", "s3://b/m"]) | texts,
     "output": st.none() | plain | texts,
@@ -84,7 +86,12 @@ KUBERNETES: Final[dict[str, Values]] = {
     "registry_connection": st.none() | texts,
     "registry_ca": st.none() | texts,
     "node_selector": st.dictionaries(names | texts, names | texts, max_size=2),
-    "tolerations": st.lists(st.dictionaries(st.sampled_from(["key", "operator", "effect"]) | texts, texts | json_values, max_size=3), max_size=2),  # fmt: skip
+    "tolerations": st.lists(
+        st.dictionaries(
+            st.sampled_from(["key", "operator", "effect"]) | texts, texts | json_values, max_size=3
+        ),
+        max_size=2,
+    ),
     "priority_class": st.none() | names | texts,
     "queue": st.none() | names,
     "queue_priority": st.none() | names,
@@ -112,7 +119,9 @@ MACHINES: Final[dict[str, Values]] = {
 def fields(known: dict[str, Values], *needed: str) -> st.SearchStrategy[Fields]:
     """Draw the needed fields and up to five others, each with a value that it may have."""
     others = st.lists(st.sampled_from([*known]), max_size=5, unique=True)
-    return others.flatmap(lambda names: st.fixed_dictionaries({name: known[name] for name in (*needed, *names)}))
+    return others.flatmap(
+        lambda names: st.fixed_dictionaries({name: known[name] for name in (*needed, *names)})
+    )
 
 
 def junk(known: dict[str, Values]) -> st.SearchStrategy[Fields]:

@@ -52,7 +52,9 @@ def test_a_run_is_read_and_kept_or_refused_by_name(given: Fields) -> None:
 
 
 @drawn(300)
-@given(fields(KUBERNETES, "kind") | junk(KUBERNETES) | fields(MACHINES, "kind") | junk(MACHINES) | json_values)
+@given(
+    fields(KUBERNETES, "kind") | junk(KUBERNETES) | fields(MACHINES, "kind") | junk(MACHINES) | json_values
+)
 def test_a_target_is_read_and_kept_or_refused_by_name(given: Any) -> None:
     try:
         target = read_target(given)
