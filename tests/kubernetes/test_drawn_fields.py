@@ -20,6 +20,8 @@ from manycpu.pipeline.targets.open_run import open_context
 OF_THE_CLUSTER = ("kind", "namespace", "connection", "image", "registry", "helper_image")
 OF_A_TARGET = {name: values for name, values in KUBERNETES.items() if name not in OF_THE_CLUSTER}
 
+REFUSALS = range(400, 429)
+
 
 def answers(ctx: ClusterContext) -> list[str]:
     """Create the objects of a run and its pods as a dry run; return why the cluster refuses some."""
@@ -31,6 +33,8 @@ def answers(ctx: ClusterContext) -> list[str]:
         try:
             cluster_of(ctx).create(one, dry_run=True)
         except ClusterError as error:
+            if error.status not in REFUSALS:  # it did not answer
+                raise
             refused.append(error.message)
     return refused
 
