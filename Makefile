@@ -32,6 +32,7 @@ test: $(COMPILED)  ## everything that guards main, what takes seconds first; end
 
 faults: $(COMPILED)  ## kill commands, and give them errors, wherever they change something; takes half a day, TRIALS=50 less
 	@MANYCPU_FAULTS=$(TRIALS) $(BIN)/python -m pytest -s tests/contract/test_faults.py tests/contract/test_request_faults.py tests/contract/test_planted_bugs.py
+	@MANYCPU_DRAWN=20 $(BIN)/python -m pytest tests/unit/test_drawn_*.py tests/contract/test_drawn_*.py tests/kubernetes/test_drawn_*.py
 
 test-long: $(COMPILED)  ## torch's own tests of its backends, Accelerate's, official examples if given, long trainings, an Airflow whose parts are lost; takes 40 minutes
 	@$(BIN)/python -m pytest tests/long
