@@ -64,7 +64,7 @@ def test_a_cluster_accepts_what_preflight_does_not_refuse_by_name(
         refused = answers(ctx)
     except BadInputError as error:
         event("refused before the cluster is asked")
-        assert is_named([error.field] if error.field else str(error).split(), named), error
+        assert is_named([error.field] if error.field else str(error).split(), named), error  # noqa: PT017
         return
     event("refused by the cluster" if refused else "accepted")
     if refused:

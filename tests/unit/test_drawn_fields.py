@@ -1,11 +1,10 @@
-"""Fields of every shape: a run or target that is read can be kept and launched, another one is refused by name."""
+"""Fields of every shape: what is read can be kept and launched, and all else is refused by name."""
 
 import json
 from typing import Any
 
 import yaml
 from hypothesis import given
-from hypothesis import strategies as st
 from support.drawn import drawn, json_values
 from support.drawn_runs import KUBERNETES, MACHINES, RUN, Fields, fields, junk
 from support.job_manifests import place
@@ -16,7 +15,6 @@ from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.targets import KINDS, Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.spec.validation import read_run, read_target
-
 
 NEEDED = ("program", "output", "hostfile", "kind")
 
