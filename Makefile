@@ -34,6 +34,7 @@ test: $(COMPILED)  ## everything that guards main, what takes seconds first; end
 
 faults: $(COMPILED)  ## kill commands, and give them errors, wherever they change something; takes half a day, TRIALS=50 less
 	@MANYCPU_FAULTS=$(TRIALS) $(BIN)/python -m pytest -s tests/contract/test_faults.py tests/contract/test_request_faults.py tests/contract/test_planted_bugs.py
+	@MANYCPU_DRAWN=20 $(BIN)/python -m pytest tests/unit/test_drawn_*.py tests/contract/test_drawn_*.py tests/kubernetes/test_drawn_*.py
 
 campaign: $(COMPILED)  ## random faults on the test cluster, for users at the same time, by seed: SEED=7 TRIALS=60; TRIALS=4-6 replays
 	@MANYCPU_SEED=$(SEED) MANYCPU_TRIALS=$(TRIALS:all=60) $(BIN)/python -m pytest tests/long/test_campaign.py -k promised; ended=$$?; \

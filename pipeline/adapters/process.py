@@ -13,13 +13,14 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import psutil
+from pydantic import BaseModel
 
 from manycpu.pipeline.adapters.commands import END_TIMEOUT, end
 from manycpu.pipeline.spec import kernel
-from manycpu.pipeline.spec.errors import LaunchError, UnseenError
+from manycpu.pipeline.spec.errors import LaunchError, LedgerError, UnseenError
 from manycpu.pipeline.spec.handle import ProcessHandle
 
 LOG, EXIT, HANDLE, COMMAND = "log", "exit.json", "handle.json", "command.json"
@@ -27,6 +28,17 @@ LOG, EXIT, HANDLE, COMMAND = "log", "exit.json", "handle.json", "command.json"
 _PRIVATE_PREFIXES = ("AIRFLOW_", "AIRFLOW__", "_AIRFLOW_")
 _START_TIMEOUT_S = 60
 _TOKEN_DIGITS = 8
+Record = TypeVar("Record", bound=BaseModel)
+
+
+class _Exit(BaseModel):
+    """An exit record."""
+
+    code: int
+    reason: str
+    started: float = 0.0
+    """Seconds since the epoch; so is ``ended``."""
+    ended: float = 0.0
 
 
 class Job(NamedTuple):
@@ -84,9 +96,12 @@ def start(manifest: Mapping[str, Any], directory: Path, job: Job, lock: int) -> 
 
 
 def read_handle(directory: Path) -> ProcessHandle | None:
-    """Read the handle that a supervisor wrote into its attempt's folder; None: none has started."""
-    text = _read(directory / HANDLE)
-    return ProcessHandle.model_validate_json(text) if text else None
+    """Read the handle that a supervisor wrote into its attempt's folder; None: none has started.
+
+    Raises:
+        LedgerError: It cannot be read.
+    """
+    return read_record(ProcessHandle, directory / HANDLE)
 
 
 def observe(handle: ProcessHandle) -> dict[str, Any]:
@@ -95,11 +110,14 @@ def observe(handle: ProcessHandle) -> dict[str, Any]:
     Returns:
         ``exit``: its exit record, which decides if there is one. Without one ``alive`` (None: unknown), and
         ``unseen``: why it is unknown.
+
+    Raises:
+        LedgerError: The exit record cannot be read.
     """
     # Alive first: a process that ends between the two reads has written its record by then.
     alive, unseen = _look(handle)
-    record = _read(Path(handle.directory) / EXIT)
-    return {"alive": alive, "unseen": unseen, "exit": json.loads(record) if record else None}
+    record = read_record(_Exit, Path(handle.directory) / EXIT)
+    return {"alive": alive, "unseen": unseen, "exit": record and record.model_dump()}
 
 
 def cancel(handle: ProcessHandle) -> None:
@@ -320,6 +338,22 @@ def _machine() -> str | None:
     """Return a digest of this machine's id, which is independent of its name; None: it has no id."""
     found = _read(Path("/etc/machine-id")) if sys.platform == "linux" else f"{uuid.getnode():x}"
     return hashlib.sha256(f"manycpu {found.strip()}".encode()).hexdigest()[:32] if found else None
+
+
+def read_record(model: type[Record], path: Path) -> Record | None:
+    """Read a JSON file; None: there is none.
+
+    Raises:
+        LedgerError: It has other content.
+    """
+    try:
+        text = _read(path)
+        return None if text is None else model.model_validate_json(text)
+    except ValueError as error:
+        raise LedgerError(
+            f"{path} cannot be read: {str(error).splitlines()[0]}",
+            fix="Restore it; or delete it, if no process of its run lives",
+        ) from error
 
 
 def _read(path: Path) -> str | None:

@@ -68,10 +68,7 @@ class FileLedger(Ledger):
 
     def lease(self) -> Lease:
         """Read the lease of the run."""
-        try:
-            return Lease.model_validate_json(self._lease.read_text())
-        except FileNotFoundError:  # a run of an earlier version
-            return Lease()
+        return process.read_record(Lease, self._lease) or Lease()  # an earlier version wrote none
 
     def change_lease(self, **fields: Any) -> None:
         """Change fields; raises ForeignRunError if ``holder`` is given and another process holds the run."""

@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +28,15 @@ EXIT_CODES: Final = {
 
 FOLDER: Final = "exits"
 """Name of their folder in an attempt's."""
-_FIELDS: Final = {"meeting", "rank", "host", "world_size", "code", "time", "lines"}
+_FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "meeting": str,
+    "rank": int,
+    "host": str,
+    "world_size": int,
+    "code": int,
+    "time": (int, float),
+    "lines": list,
+}
 
 
 def write(folder: Path, record: Mapping[str, Any]) -> None:
@@ -58,8 +67,9 @@ def finished_round(folder: Path) -> list[dict[str, Any]]:
     """
     finished, last_end = list[dict[str, Any]](), -math.inf
     for meeting in folder.iterdir() if folder.is_dir() else ():
-        records = sorted(_read(meeting), key=lambda record: int(record["rank"])) if meeting.is_dir() else []
-        if not records or [record["rank"] for record in records] != [*range(records[0]["world_size"])]:
+        records = sorted(_read(meeting), key=itemgetter("rank")) if meeting.is_dir() else []
+        size = records[0]["world_size"] if records else 0
+        if not records or size != len(records) or [record["rank"] for record in records] != [*range(size)]:
             continue  # not all ranks have ended
         if all(record["code"] == 0 for record in records):
             end = max(float(record["time"]) for record in records)
@@ -71,7 +81,13 @@ def finished_round(folder: Path) -> list[dict[str, Any]]:
 def _read(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the complete records in the folder of a meeting."""
     for path in folder.glob("*.json"):
-        with suppress(FileNotFoundError, ValueError):  # written to a full disk: not a record
+        with suppress(FileNotFoundError, ValueError, RecursionError):  # written to a full disk: not a record
             record = json.loads(path.read_text())
-            if isinstance(record, dict) and record.keys() >= _FIELDS:
+            if isinstance(record, dict) and _is_record(record):
                 yield record
+
+
+def _is_record(fields: dict[str, Any]) -> bool:
+    """Whether fields are those of a record, with their types."""
+    has_types = all(isinstance(fields.get(name), kind) for name, kind in _FIELDS.items())
+    return has_types and all(isinstance(line, str) for line in fields["lines"])

@@ -11,8 +11,11 @@ _NAME_LENGTH = 40  # leaves room for what operators append, within the 63 charac
 
 def run_key(*identity: object) -> str:
     """Hash what identifies a run: 10 hexadecimal digits."""
-    text = "\x1f".join(str(part) for part in identity)
-    return hashlib.sha256(text.encode()).hexdigest()[:_KEY_LENGTH]
+    # Escaped, so that no part with a separator is taken for two.
+    parts = (str(part).replace("\x1e", "\x1e0").replace("\x1f", "\x1e1") for part in identity)
+    # A command line that is not UTF-8 has halves of surrogate pairs.
+    text = "\x1f".join(parts).encode(errors="surrogatepass")
+    return hashlib.sha256(text).hexdigest()[:_KEY_LENGTH]
 
 
 def run_name(label: str, key: str) -> str:

@@ -10,9 +10,9 @@
 import math
 from collections.abc import Mapping
 from itertools import groupby
-from typing import Any, Final, TypeGuard
+from typing import Annotated, Any, Final, TypeGuard
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from manycpu.pipeline.spec.event_types import Event, MetricsEvent, PaceEvent, ProgressEvent
 from manycpu.pipeline.spec.state import RankFailure
@@ -158,6 +158,17 @@ class Rank(BaseModel):
     """How long its latest steps took; None: it made none."""
 
 
+def _meetings(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return meetings that were read from a file; raises ValueError if one lacks what its readers need."""
+    numbers = (("world_size", 0), ("round", 0), ("began", 0.0))
+    for meeting in rounds:
+        has_lists = all(isinstance(meeting.get(name, []), list) for name in ("ranks", "hosts"))
+        has_numbers = all(is_finite(meeting.get(name, default)) for name, default in numbers)
+        if not (has_lists and has_numbers and {"ranks", "world_size"} <= meeting.keys()):
+            raise ValueError("it is no meeting of ranks")
+    return rounds
+
+
 class Observed(BaseModel):
     """What the ranks of a training reported."""
 
@@ -165,7 +176,7 @@ class Observed(BaseModel):
     ranks: list[Rank] = Field(default_factory=list)
     backend: str | None = None
     backend_reason: str | None = None
-    rounds: list[dict[str, Any]] = Field(default_factory=list)
+    rounds: Annotated[list[dict[str, Any]], AfterValidator(_meetings)] = Field(default_factory=list)
     metrics: dict[str, Any] = Field(default_factory=dict)
     series: dict[str, Series] = Field(default_factory=dict)
     """Name of a metric -> its curve."""

@@ -23,6 +23,7 @@ from manycpu.pipeline.spec.words import AMOUNT_PATTERN, parse_memory
 
 Backend = Literal["ccl", "gloo", "mpi"]
 Seconds = Annotated[int, Field(ge=1, le=10**11)]  # 3,000 years: what times can be computed with
+Cores = Annotated[float, Field(ge=0.001, le=10**6)]  # Kubernetes counts thousandths of a core
 LABEL_PATTERN: Final = r"^[a-z]([a-z0-9-]*[a-z0-9])?$"
 """The beginning of a run's name."""
 _SPARE_S = 3600  # in which a waiting process ends the training itself, and records why
@@ -44,19 +45,22 @@ def _null(value: object) -> object:
 
 
 def passable(value: Any) -> Any:
-    """Return a value unchanged if it can be passed to a process.
+    """Return a value unchanged if it can be passed to a process, and kept in a ledger.
 
     Raises:
-        ValueError: It has a NUL character.
+        ValueError: It has a NUL character, or is no UTF-8.
     """
     parts = [value]
     for part in parts:  # the list grows: its items are added
         if isinstance(part, Mapping):
             parts += [*part, *part.values()]
-        elif isinstance(part, tuple):
+        elif isinstance(part, (tuple, list)):
             parts += part
-        elif isinstance(part, str) and "\0" in part:
-            raise ValueError("a NUL character can stand in no path, no argument and no environment")
+        elif isinstance(part, str):
+            if "\0" in part:
+                raise ValueError("a NUL character can stand in no path, no argument and no environment")
+            if not part.isascii() and any("\ud800" <= character <= "\udfff" for character in part):
+                raise ValueError("it is no UTF-8, which ledgers and reports need")
     return value
 
 
@@ -70,8 +74,8 @@ class Resources(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    cpu: float | None = Field(
-        None, gt=0, description="Cores of each node; default: all that the node grants.", examples=[4]
+    cpu: Cores | None = Field(
+        None, description="Cores of each node; default: all that the node grants.", examples=[4]
     )
     memory: str | None = Field(
         None,
@@ -79,9 +83,8 @@ class Resources(BaseModel):
         description="Memory of each node, as a Kubernetes quantity.",
         examples=["8Gi"],
     )
-    launcher_cpu: float | None = Field(
+    launcher_cpu: Cores | None = Field(
         None,
-        gt=0,
         description="Cores that the pod of mpirun asks for; it may use ten times as many. Default: 0.05, "
         "where `cpu` is given.",
         examples=[0.05],

@@ -18,7 +18,7 @@ from manycpu.pipeline.ledger.base import LEASE_S
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.naming import run_key
 from manycpu.pipeline.spec.targets import TargetFields
-from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.spec.training_run import TrainingRun, passable
 
 if TYPE_CHECKING:
     from manycpu.pipeline.targets import Driver
@@ -152,10 +152,10 @@ def home(directory: str | None = None) -> Path:
     """Return the folder for runs, data and code: ``directory``, else $MANYCPU_HOME, else ~/.manycpu."""
     folder = Path(directory or os.environ.get("MANYCPU_HOME") or "~/.manycpu")
     try:
-        return folder.expanduser().absolute()
-    except RuntimeError as error:  # no $HOME, and no entry in /etc/passwd
+        return Path(passable(str(folder.expanduser().absolute())))
+    except (RuntimeError, ValueError) as error:  # no $HOME, and no entry in /etc/passwd; or no UTF-8
         raise BadInputError(
-            f"{folder} cannot be found: {error}",
+            f"{str(folder)!r} cannot be used: {error}",
             field="target.directory",
             fix="Set it, or $MANYCPU_HOME or $HOME, to a folder",
         ) from error

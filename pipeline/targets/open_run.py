@@ -9,10 +9,10 @@ from typing import Any
 
 from manycpu.pipeline.ledger import Entry, Ledger
 from manycpu.pipeline.spec import program, recipe_options
-from manycpu.pipeline.spec.errors import BadInputError, ManycpuError, RunGoneError, require
+from manycpu.pipeline.spec.errors import BadInputError, LedgerError, ManycpuError, RunGoneError, require
 from manycpu.pipeline.spec.naming import run_key, run_name
 from manycpu.pipeline.spec.targets import TargetFields
-from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.spec.training_run import TrainingRun, passable
 from manycpu.pipeline.spec.validation import read_run, read_target
 from manycpu.pipeline.targets.context import WAY, Access, RunContext
 
@@ -61,11 +61,15 @@ def reopen(
         attempt: The attempt whose description to use; None: the present one.
     """
     described = entry.described(attempt)
-    target = read_target(described.target)
+    try:
+        run, target = read_run(described.run), read_target(described.target)
+    except BadInputError as error:
+        message = f"the ledger of run {entry.name} describes none that this version reads: {error}"
+        raise LedgerError(message, fix="Use the version of manycpu that began it") from error
     if directory is not None:
         target = target.model_copy(update={"directory": directory})
     base = Path(directory or Path.cwd())  # of little use: ledgers record absolute paths
-    return _context(read_run(described.run), target, access, name=entry.name, key=entry.key, base=base)
+    return _context(run, target, access, name=entry.name, key=entry.key, base=base)
 
 
 def reopen_all(
@@ -148,6 +152,9 @@ def absolute(path: str | None, base: Path) -> str | None:
     if path is None or "://" in path:
         return path
     try:
-        return os.path.normpath(base.absolute() / Path(path).expanduser())
+        found: str = passable(os.path.normpath(base.absolute() / Path(path).expanduser()))
     except RuntimeError as error:  # ~name, and there is no such user
         raise BadInputError(f"{path}: {error}", fix="Write the path without ~") from error
+    except ValueError as error:
+        raise BadInputError(f"{str(base)!r}: {error}", fix="Start from a folder with another name") from error
+    return found

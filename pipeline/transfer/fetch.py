@@ -8,7 +8,7 @@ import stat
 import uuid
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -168,7 +168,8 @@ def store(  # noqa: PLR0913 - the last two are seldom given
                 return Stored(candidate, existing, reused=True)
         partial, manifest = copy(source, stem, progress, tick)
         destination = folder / manifest.digest[:DIGITS]
-        with lock(_lock_path(destination)):
+        # Of no files both are the digest of nothing, whose lock is held already.
+        with lock(_lock_path(destination)) if destination != stem else nullcontext():
             existing = _verified(destination, tick)
             if existing:  # another process finished first, and its copy may be in use
                 disk.remove(str(partial), tick)

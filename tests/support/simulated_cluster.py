@@ -197,6 +197,11 @@ class SimulatedCluster(ApiServer):
         command = [_here(word) for word in container["command"]]
         argv = [sys.executable, *how, *command[command.index(_NODE) - 1 :]]
         given = {each["name"]: _here(each["value"]) for each in container["env"] if "value" in each}
+        for each in container["env"]:
+            if key := each.get("valueFrom", {}).get("secretKeyRef"):
+                secret = self.named("Secret", key["name"])
+                assert secret
+                given[each["name"]] = base64.b64decode(secret["data"][key["key"]]).decode()
         program: Program[bytes] = Program(
             argv,
             env=PLAIN | {"TMPDIR": gettempdir()} | given | env,

@@ -139,6 +139,14 @@ def test_empty_folders_and_what_is_executable_are_kept_and_told_apart(source: Pa
         assert (tmp_path / place / "a.txt").stat().st_mode & 0o100
 
 
+def test_a_folder_without_files_is_stored_and_waits_for_no_lock_of_its_own(tmp_path: Path) -> None:
+    """It waited ten minutes for itself: the digests of its list and of its content are the same."""
+    (tmp_path / "source").mkdir()
+    for reused in (False, True):
+        stored = transfer.store(location(tmp_path / "source"), tmp_path / "data", lambda: "")
+        assert (contents(stored.path), stored.reused) == ({}, reused)
+
+
 @pytest.mark.parametrize("text", ["", "{", '{"files": 3}', '{"files": [3]}', '{"files": [\n', "\udcff"])
 def test_a_broken_marker_breaks_nothing_but_is_not_trusted(source: Path, tmp_path: Path, text: str) -> None:
     place = transfer.store(location(source), tmp_path / "data", lambda: "").path
