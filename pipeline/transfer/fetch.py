@@ -153,6 +153,11 @@ def store(  # noqa: PLR0913 - the last two are seldom given
     items = source.items()
     # The digest of the content is unknown before the copy, so copies of the same list of files share a lock.
     stem = folder / items.digest[:DIGITS]
+
+    def held(path: Path) -> AbstractContextManager[int | None]:
+        # Of no files, stem and destination are the digest of nothing, whose lock is held already.
+        return lock(_lock_path(path)) if path != stem else nullcontext()
+
     folder.mkdir(parents=True, exist_ok=True)
     with lock(_lock_path(stem)) as descriptor:
         progress, tick = _with_signs_of_life(descriptor, progress, tick)
@@ -163,13 +168,13 @@ def store(  # noqa: PLR0913 - the last two are seldom given
             recorded = staged(candidate)
             if recorded is None or recorded.digest != expected:
                 continue
-            existing = _verified(candidate, tick)
+            with held(candidate):  # also to take over the lock of a process that was killed
+                existing = _verified(candidate, tick)
             if existing:
                 return Stored(candidate, existing, reused=True)
         partial, manifest = copy(source, stem, progress, tick)
         destination = folder / manifest.digest[:DIGITS]
-        # Of no files both are the digest of nothing, whose lock is held already.
-        with lock(_lock_path(destination)) if destination != stem else nullcontext():
+        with held(destination):
             existing = _verified(destination, tick)
             if existing:  # another process finished first, and its copy may be in use
                 disk.remove(str(partial), tick)

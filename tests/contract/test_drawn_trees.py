@@ -55,7 +55,7 @@ def plant(folder: bytes, tree: object) -> None:
             os.mkfifo(folder)
 
 
-def seen(folder: bytes, above: tuple[str, ...] = ()) -> dict[bytes, tuple[bytes, bool] | None]:
+def seen(folder: bytes, above: tuple[bytes, ...] = ()) -> dict[bytes, tuple[bytes, bool] | None]:
     """Read a tree through its links: path -> content and whether it is executable; None: an empty folder.
 
     Raises:

@@ -195,7 +195,7 @@ class RunsWithFaultsInPods(RunsThere):
 
     what = ", with faults in helper pods"
     changes = "said.pods"
-    places, struck = Scene.places, Scene.struck
+    places, struck, points = Scene.places, Scene.struck, staticmethod(Scene.points)
 
     def meet(self, server: Server, point: Point | None) -> Ended:
         fault, place = point or ("", "0")
@@ -204,12 +204,6 @@ class RunsWithFaultsInPods(RunsThere):
         ended = super().meet(server, None)
         self.at.forks.plan()
         return ended
-
-    @staticmethod
-    def points(places: Sequence[str], *, crashes: bool) -> list[Point]:
-        every = Scene.points(places, crashes=crashes)
-        # A lock that cannot be deleted stays: the next one who wants it takes it when it is stale.
-        return [one for one in every if crashes or not re.search(r"os\.remove .*\.lock", one[1])]
 
 
 class ResumesThere(OnCluster, Resumes):

@@ -34,7 +34,9 @@ class Program(subprocess.Popen[AnyStr]):
     def end(self) -> None:
         """Kill the process and its children, and wait for its end."""
         if self.poll() is None:
-            children = psutil.Process(self.pid).children(recursive=True)
+            children = list[psutil.Process]()
+            with suppress(psutil.NoSuchProcess):  # another thread has just waited for its end
+                children = psutil.Process(self.pid).children(recursive=True)
             self.kill()
             for child in children:
                 with suppress(psutil.NoSuchProcess):

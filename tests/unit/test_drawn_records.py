@@ -109,6 +109,7 @@ def cut(whole: bytes, data: st.DataObject) -> bytes:
 def look(ctx: RunContext) -> str:
     """Have every command look at the run that may delete it: `clean`, and the next run in its folder."""
     folder = ctx.driver.home(ctx)
+    assert folder
     fields = {"program": "y.py", "output": str(folder / "other"), "nproc_per_node": 1}
     other = open_context(fields, {"directory": str(folder)}, "b", base=folder)
     said = run_of(ctx, "status") + run_of(ctx, "status", ctx.name) + run_of(ctx, "clean", "--yes")

@@ -210,7 +210,7 @@ def _check_claim(ctx: ClusterContext) -> Findings:
     if ctx.run.nodes.most > 1 and "ReadWriteMany" not in modes:
         yield Finding(
             field,
-            f"{ctx.run.nodes.most} nodes write to the claim, and it can be mounted by one ({', '.join(modes)})",
+            f"{ctx.run.nodes.most} nodes write to the claim, which one can mount ({', '.join(modes)})",
             "Take a claim that is ReadWriteMany, or set run.nnodes to 1",
         )
 
