@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import psutil
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from manycpu.pipeline.adapters.commands import END_TIMEOUT, end
 from manycpu.pipeline.spec import kernel
@@ -28,11 +28,14 @@ LOG, EXIT, HANDLE, COMMAND = "log", "exit.json", "handle.json", "command.json"
 _PRIVATE_PREFIXES = ("AIRFLOW_", "AIRFLOW__", "_AIRFLOW_")
 _START_TIMEOUT_S = 60
 _TOKEN_DIGITS = 8
+_ERROR_CHARACTERS = 300
 Record = TypeVar("Record", bound=BaseModel)
 
 
 class _Exit(BaseModel):
     """An exit record."""
+
+    model_config = ConfigDict(strict=True)  # a text is no code 0
 
     code: int
     reason: str
@@ -351,7 +354,7 @@ def read_record(model: type[Record], path: Path) -> Record | None:
         return None if text is None else model.model_validate_json(text)
     except ValueError as error:
         raise LedgerError(
-            f"{path} cannot be read: {str(error).splitlines()[0]}",
+            f"{path} cannot be read: {' '.join(str(error).split())[:_ERROR_CHARACTERS]}",
             fix="Restore it; or delete it, if no process of its run lives",
         ) from error
 

@@ -4,12 +4,12 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
 from io import FileIO
-from itertools import chain, islice, pairwise, starmap
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 from urllib.parse import urlsplit
@@ -244,29 +244,34 @@ class Location:
 
     def _read_ahead(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
         """Read files of S3 as :meth:`read` does, with several requests at once, also for files to come."""
-        pairs = partial(zip, items, starts, strict=True)
-        with closing(in_order(chain.from_iterable(starmap(self._parts, pairs())))) as parts:
-            for item, start in pairs():
-                yield Reading(islice(parts, len(range(start, item.size, self._part_bytes))), str)
+        parts = in_order(
+            partial(self._part, self._at(item.path), item, begin)
+            for item, start in zip(items, starts, strict=True)
+            for begin in self._begins(item, start)
+        )
+        for item, start in zip(items, starts, strict=True):
+            yield Reading(islice(parts, len(self._begins(item, start))), str)
 
-    def _parts(self, item: Item, start: int) -> Iterator[Callable[[], bytes]]:
-        """Yield a function for each part of a listed file of S3, which reads the part with one request."""
-        for begin in range(start, item.size, self._part_bytes):
-            yield partial(self._part, self._at(item.path), item, begin)
+    def _begins(self, item: Item, start: int) -> range:
+        """Return where the parts of a file of S3 begin that one request reads each."""
+        return range(start, item.size, min(PART_BYTES, int(self.fs.default_block_size)))
 
     def _part(self, at: str, item: Item, begin: int) -> bytes:
-        """Read a part with one request: the list has the size and the version, which s3fs would ask for."""
+        """Read a part with one request: the list has the size and the version, which s3fs would ask for.
+
+        Raises:
+            OSError: The file is another one by now.
+        """
+        length = min(self._begins(item, begin).step, item.size - begin)
         with self.fs.open(at, size=item.size, cache_type="none") as file:
-            if item.version:
-                file.details = {"name": at, "size": item.size, "ETag": item.version}
-                # s3fs does this by itself only for files without a size.
+            file.details = {"name": at, "size": item.size, "ETag": item.version}
+            if item.version:  # s3fs does this by itself only for files without a size
                 file.read_kw = {**getattr(file, "read_kw", {}), "IfMatch": item.version}
             file.seek(begin)
-            return cast("bytes", file.read(self._part_bytes))
-
-    @property
-    def _part_bytes(self) -> int:
-        return min(PART_BYTES, int(self.fs.default_block_size))
+            part = cast("bytes", file.read(length))
+        if len(part) != length:
+            raise OSError(f"{at}: there are {len(part)} bytes from {begin} on, and {length} should be")
+        return part
 
     def write_text(self, path: str, text: str) -> None:
         """Write a small file below; on disk atomically."""
@@ -349,9 +354,6 @@ class Location:
     def _from(self, item: Item, start: int) -> Iterator[bytes]:
         """Yield the blocks of a file from an offset on; none of an empty folder."""
         if item.is_folder:
-            return
-        if self._is_s3 and item.version:
-            yield from in_order(self._parts(item, start))
             return
         with self.open(item.path) as file:
             file.seek(start)

@@ -26,6 +26,7 @@ EXIT_CODES: Final = {
 }
 """What a rank exits with when manycpu refuses to continue -> the cause."""
 
+_LATEST: Final = 1e12  # seconds since the epoch; what a program writes may be no time
 FOLDER: Final = "exits"
 """Name of their folder in an attempt's."""
 _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
@@ -90,4 +91,6 @@ def _read(folder: Path) -> Iterator[dict[str, Any]]:
 def _is_record(fields: dict[str, Any]) -> bool:
     """Whether fields are those of a record, with their types."""
     has_types = all(isinstance(fields.get(name), kind) for name, kind in _FIELDS.items())
-    return has_types and all(isinstance(line, str) for line in fields["lines"])
+    return (
+        has_types and abs(fields["time"]) < _LATEST and all(isinstance(line, str) for line in fields["lines"])
+    )

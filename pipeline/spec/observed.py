@@ -160,11 +160,12 @@ class Rank(BaseModel):
 
 def _meetings(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return meetings that were read from a file; raises ValueError if one lacks what its readers need."""
-    numbers = (("world_size", 0), ("round", 0), ("began", 0.0))
     for meeting in rounds:
-        has_lists = all(isinstance(meeting.get(name, []), list) for name in ("ranks", "hosts"))
-        has_numbers = all(is_finite(meeting.get(name, default)) for name, default in numbers)
-        if not (has_lists and has_numbers and {"ranks", "world_size"} <= meeting.keys()):
+        meeting.update({"hosts": [], "round": 0} | meeting)  # earlier versions left out what was empty
+        ranks, hosts = meeting.get("ranks"), meeting["hosts"]
+        numbers = [meeting.get("world_size"), meeting["round"], meeting.get("began", 0.0)]
+        has_lists = isinstance(ranks, list) and isinstance(hosts, list)
+        if not (has_lists and all(map(is_finite, [*numbers, *(ranks or ())]))):
             raise ValueError("it is no meeting of ranks")
     return rounds
 

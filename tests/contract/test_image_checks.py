@@ -60,6 +60,8 @@ def fatal(findings: list[Finding]) -> dict[str, str]:
     ("target", "lacks"),
     [
         ({"build_args": {"HELPER_REQUIREMENTS": "'s3fs>=2024.12' boto3"}}, {"run.output": "gcsfs"}),
+        ({"build_args": {"HELPER_REQUIREMENTS": "fsspec[s3,gs]"}}, {}),
+        ({"build_args": {"HELPER_REQUIREMENTS": "-r helper.txt"}}, {}),
         ({}, {"run.data": "s3fs", "run.output": "gcsfs"}),
         ({"helper_image": "base:1"}, {}),
     ],

@@ -84,7 +84,8 @@ def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
 
 
 _FIXES = {  # reason of an error -> fix
-    "input": "Mend the URL, or add the package to the helper image: HELPER_REQUIREMENTS in target.build_args",
+    "input": "Mend the URL, or add the package to the helper image: HELPER_REQUIREMENTS in target.build_args"
+    ", or another target.helper_image",
     "unreadable": "See that all of it can be read here",
     "changed": "Stage again when nothing writes to it",
     "full": "Make room on the claim, or name a larger one in target.claim or target.claim_size",

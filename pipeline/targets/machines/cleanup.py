@@ -8,7 +8,7 @@ from pathlib import Path
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import disk, process
 from manycpu.pipeline.ledger.file import half_removed
-from manycpu.pipeline.spec.errors import Finding, ManycpuError
+from manycpu.pipeline.spec.errors import Finding, ManycpuError, RunGoneError, UnseenError
 from manycpu.pipeline.spec.output import METRICS
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.machines import hosts
@@ -129,9 +129,9 @@ def _remove_if_expired(other: MachineContext, now: float, end: Callable[[RunCont
         if not other.ledger.lease().over(now) or not end(other):
             return []
         return remove(other, only_over=True)
-    except ManycpuError:  # another process removed it, or only another host can see it
+    except (RunGoneError, UnseenError):  # another process removed it, or only another host can see it
         return []
-    except OSError as error:  # such as a run of another user
+    except (ManycpuError, OSError) as error:  # such as a file that is cut, or a run of another user
         return [str(error)]
 
 

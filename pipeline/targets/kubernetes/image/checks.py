@@ -40,8 +40,10 @@ RIGHTS: Final = Path(__file__).parents[1] / "build_rights.yaml"
 PYTHON: Final = (3, 11)
 TORCH: Final = (2, 6)
 _DEADLINE_S: Final = 5.0  # short, so that a registry that does not answer is reported soon
-_IN_HELPER: Final = "fsspec huggingface_hub"
+_IN_HELPER: Final = frozenset({"fsspec", "huggingface_hub"})
 """Packages of fsspec's protocols that manycpu's helper image has."""
+_NEEDED: Final = dict.fromkeys(("http", "https"), "aiohttp") | dict.fromkeys(("sftp", "ssh"), "paramiko")
+"""Protocol of fsspec's own -> the package that it imports."""
 _DOCKER_CONFIG: Final = "kubernetes.io/dockerconfigjson"
 # Package -> its least version; manycpu's label, and the official images' variable, that state a version.
 _LEAST_VERSIONS: Final = {
@@ -146,18 +148,25 @@ def _check_builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
 
 def _check_packages(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
     """Check that a helper image that is built has the package of each URL's protocol, such as s3fs."""
-    if finished_image(ctx, "helper"):
+    requirements = ctx.target.build_args.get("HELPER_REQUIREMENTS", "")
+    if finished_image(ctx, "helper") or "-r" in requirements.split():
         return
+    given = _IN_HELPER | {word.lower().replace("-", "_") for word in re.findall(r"[\w-]+", requirements)}
     for field in ("data", "model", "output"):
         for protocol in protocols(getattr(ctx.run, field) or ""):
-            package = known_implementations.get(protocol, {}).get("class", "fsspec").partition(".")[0]
-            if package not in f"{_IN_HELPER} {ctx.target.build_args.get('HELPER_REQUIREMENTS', '')}":
+            package = _NEEDED.get(protocol) or _module(protocol)
+            if not {package, protocol} & given:
                 yield Finding(
                     f"run.{field}",
                     f"the helper image will lack {package}",
                     f"Set HELPER_REQUIREMENTS in target.build_args to {package}",
                     fatal=False,  # the base image may have it
                 )
+
+
+def _module(protocol: str) -> str:
+    """Return the module of fsspec's file system for a protocol."""
+    return known_implementations.get(protocol, {}).get("class", "fsspec").partition(".")[0]
 
 
 def _check_pod(ctx: "ClusterContext", ours: Reference) -> Iterator[Finding]:
