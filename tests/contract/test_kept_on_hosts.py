@@ -27,15 +27,16 @@ Manycpu = Callable[..., tuple[int, str]]
 
 SAVES = """
 import os, sys
+import torch.distributed as dist
+dist.init_process_group()
 folder, output, rank = (os.environ[name] for name in ("MANYCPU_CHECKPOINTS", "MANYCPU_OUTPUT", "RANK"))
 if os.environ["MANYCPU_ATTEMPT"] == "1":
     open(f"{folder}/checkpoint-{rank}", "w").write("a day of work")
     open(f"{output}/half", "w").write("half a model")
     open("scratch", "w").write("of no use")
+    dist.barrier()  # a rank that fails ends the others, also before they have written
     sys.exit(3)
 assert open(f"{folder}/checkpoint-{rank}").read() == "a day of work"
-import torch.distributed as dist
-dist.init_process_group()
 open(f"{output}/model-{rank}.txt", "w").write("done")
 """
 FORGETS = """
