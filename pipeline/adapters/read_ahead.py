@@ -13,7 +13,7 @@ _AT_ONCE: Final = 8  # with one that the caller has, 72 MiB at most
 def in_order(parts: Iterable[Callable[[], bytes]]) -> Iterator[bytes]:
     """Call functions that read parts, in threads and ahead of their use; yield the results in order.
 
-    After an error, or if the caller stops, no further part is begun, and nobody waits for those under way.
+    After an error, or if the caller stops, no further part is begun, and those under way are not waited for.
     """
     ahead: deque[Future[bytes]] = deque()
     for part in parts:

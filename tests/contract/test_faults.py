@@ -17,7 +17,7 @@ from support.fault_trials import ALL, AT_ONCE, tried
 pytestmark = pytest.mark.timeout(36_000 if ALL else 900)
 SCENES: dict[str, tuple[type[Scene], int]] = {
     "run": (Runs, 8),
-    "supervisor": (RunsWithFaultsInSupervisor, 2),
+    "supervisor": (RunsWithFaultsInSupervisor, 1),
     "clean": (Cleans, 4),
     "cancel": (Cancels, 2),
 }

@@ -34,7 +34,7 @@ HOW = [
 """The claim of the run (None: one of its own), and what launches it."""
 SCENES = {
     "run": (RunsThere, 3),
-    "pods": (RunsWithFaultsInPods, 2),
+    "pods": (RunsWithFaultsInPods, 1),
     "clean": (CleansThere, 2),
     "cancel": (CancelsThere, 1),
 }

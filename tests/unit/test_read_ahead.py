@@ -1,5 +1,6 @@
 """Parts of files that are read ahead of their use."""
 
+from functools import partial
 from threading import Event
 
 import pytest
@@ -38,12 +39,12 @@ def test_an_error_does_not_wait_for_a_server_that_is_silent() -> None:
 
 
 def test_after_an_error_no_further_part_is_begun() -> None:
-    begun = []
+    begun = list[int]()
 
     def note(number: int) -> bytes:
         begun.append(number)
         return refuse()
 
     with pytest.raises(OSError, match="refused"):
-        list(in_order((lambda number=number: note(number)) for number in range(100)))
+        list(in_order(partial(note, number) for number in range(100)))
     assert len(begun) < 100

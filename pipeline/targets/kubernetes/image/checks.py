@@ -166,7 +166,7 @@ def _check_packages(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
 
 def _module(protocol: str) -> str:
     """Return the module of fsspec's file system for a protocol."""
-    return known_implementations.get(protocol, {}).get("class", "fsspec").partition(".")[0]
+    return str(known_implementations.get(protocol, {}).get("class", "fsspec")).partition(".")[0]
 
 
 def _check_pod(ctx: "ClusterContext", ours: Reference) -> Iterator[Finding]:
