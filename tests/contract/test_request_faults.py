@@ -4,7 +4,7 @@
 """
 
 import doctest
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from support.cluster_scenes import (
     RunsWithFaultsInPods,
 )
 from support.fake_api_server import ApiError, Object
-from support.fault_scenes import Server
-from support.fault_trials import ALL, AT_ONCE, disturbed, tried
+from support.fault_scenes import Scene, Server
+from support.fault_trials import ALL, AT_ONCE, Team, disturbed, tried
 from support.request_faults import HARMLESS
 from support.simulated_cluster import SimulatedCluster
 
@@ -60,6 +60,13 @@ def server(place: Place) -> Server:
     return place.server
 
 
+def teams(made: Callable[..., Scene], folder: Path, places: list[Place], *how: str | None) -> list[Team]:
+    """Make the scene once for each place."""
+    return [
+        (made(folder / f"scene{number}", place, *how), place.server) for number, place in enumerate(places)
+    ]
+
+
 def test_which_faults_fit() -> None:
     assert doctest.testmod(request_faults).failed == 0
 
@@ -77,18 +84,11 @@ def test_a_fault(
     crashes: bool,
 ) -> None:
     made, few = SCENES[command]
-    teams = [
-        (made(tmp_path / f"scene{number}", place, claim, launch), place.server)
-        for number, place in enumerate(places)
-    ]
-    assert tried(teams, few, crashes=crashes) == []
+    assert tried(teams(made, tmp_path, places, claim, launch), few, crashes=crashes) == []
 
 
 def test_a_harmless_fault_changes_nothing(places: list[Place], tmp_path: Path) -> None:
-    teams = [
-        (RunsThere(tmp_path / f"scene{number}", place), place.server) for number, place in enumerate(places)
-    ]
-    assert disturbed(teams, HARMLESS, 3) == []
+    assert disturbed(teams(RunsThere, tmp_path, places), HARMLESS, 3) == []
 
 
 @pytest.mark.parametrize("crashes", [False, True] if ALL else [False])

@@ -169,9 +169,7 @@ def _suspend_job(user: User, command: Command, kind: str, name: str) -> str:
 
 def _set_suspended(user: User, kind: str, name: str, *, suspended: bool) -> None:
     group, version, plural = JOBS[kind]
-    body: Any = suspended
-    for part in reversed(JOB_KINDS[kind.lower()].suspend or ()):
-        body = {part: body}
+    body = JOB_KINDS[kind.lower()].with_suspend(suspended)
     objects = client.CustomObjectsApi(user.at.space.admin)
     objects.patch_namespaced_custom_object(group, version, user.at.space.name, plural, name, body)
 
