@@ -773,7 +773,7 @@ def test_one_run_that_cannot_be_judged_hides_no_other(
     manycpu: Type, staging: RunContext, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as one of another host, one with a damaged file, and one that a disk does not give."""
-    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("COLUMNS", "1000")
     handle = process.handle_of_this_process(home / "nowhere", "far-0000000001", 1)
     far = another(staging, "1" * 10, "far-0000000001")
     near = another(staging, "2" * 10, "near-0000000002")

@@ -98,7 +98,7 @@ def is_missing(ctx: ClusterContext, check: Callable[[ClusterContext], Findings],
     [
         ({"namespace": "nowhere"}, "target.connection", "in namespace nowhere"),
         ({"claim": "missing"}, "target.claim", "there is no claim 'missing'"),
-        ({"claim_access": "ReadWriteOnce"}, "target.claim_access", "can be mounted by one"),
+        ({"claim_access": "ReadWriteOnce"}, "target.claim_access", "which one can mount"),
         ({"priority_class": "vip"}, "target.priority_class", "vip"),
         ({"service_account": "ghost"}, "target.service_account", "ghost"),
     ],
