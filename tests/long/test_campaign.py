@@ -30,7 +30,7 @@ def rounds() -> Iterator[Any]:
     """Yield the trials of each round; it has the cluster to itself if a fault for all is among them."""
     for first in TRIALS[::USERS]:
         chosen = plans(SEED, range(first, min(first + USERS, TRIALS.stop)))
-        of_all = any(FAULTS[move.fault].scope == "all" for plan in chosen for move in plan.moves)
+        of_all = any(FAULTS[move.fault].strikes_all for plan in chosen for move in plan.moves)
         yield pytest.param(chosen, marks=[pytest.mark.alone] if of_all else [], id=f"{SEED}-{first}")
 
 

@@ -56,7 +56,7 @@ def _plan(seed: int, number: int) -> Plan:
     before, user = divmod(number - 1, USERS)
     strikes_all = before % _ROUNDS == _ROUNDS - 1
     alike = before // _ROUNDS if strikes_all else before - before // _ROUNDS  # rounds of this sort before
-    fitting = [name for name, one in FAULTS.items() if (one.scope == "all") == strikes_all]
+    fitting = [name for name, one in FAULTS.items() if one.strikes_all == strikes_all]
     turn, place = divmod(alike * USERS + user, len(fitting))
     fault = _rng(seed, turn, strikes_all).sample(fitting, len(fitting))[place]
     rng = _rng(seed, number)

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, Final, Literal, NamedTuple
 
 import psutil
+from cluster.command import ClusterError
+from cluster.faults import Faults
 from cluster.space import JOBS
 from kubernetes import client
 from kubernetes.client import ApiException
@@ -22,11 +24,16 @@ Cause = Callable[[User, Command], str]
 
 
 class Fault(NamedTuple):
-    """A fault: how it is caused, what it may harm, and the kinds of run that can meet it."""
+    """A fault: how it is caused, what it may harm, the kinds of run that can meet it, and whether all do."""
 
     cause: Cause
     scope: Literal["run", "all", "nothing"]
     kinds: tuple[str, ...] = (*HERE, *THERE)
+    strikes_all: bool = False
+
+
+def _for_all(cause: Cause, scope: Literal["all", "nothing"] = "all") -> Fault:
+    return Fault(cause, scope, THERE, strikes_all=True)
 
 
 def _signalled(number: signal.Signals) -> Cause:
@@ -103,22 +110,34 @@ def _ranks(user: User) -> Iterator[psutil.Process]:
                 yield process
 
 
-def _delete_a_pod(role: str, **options: Any) -> Cause:
+def _at_a_pod(role: str, act: Callable[[User, client.V1Pod], str]) -> Cause:
     def cause(user: User, command: Command) -> str:
         run = user.see_name(command)
         until(lambda: command.ended or pods_of(user, run, role))
         if not (pods := pods_of(user, run, role)) or command.ended:
             return ""
-        pod = user.rng.choice(pods).metadata
-        with suppress(ApiException):
-            core = client.CoreV1Api(user.at.space.admin)
-            core.delete_namespaced_pod(
-                pod.name, pod.namespace, body={"preconditions": {"uid": pod.uid}}, **options
-            )
-            return f"{pod.name} was deleted"
+        with suppress(ApiException, ClusterError):
+            return act(user, user.rng.choice(pods))
         return ""
 
     return cause
+
+
+def _delete_a_pod(role: str, **options: Any) -> Cause:
+    def act(user: User, pod: client.V1Pod) -> str:
+        told, core = pod.metadata, client.CoreV1Api(user.at.space.admin)
+        body = {"preconditions": {"uid": told.uid}}
+        core.delete_namespaced_pod(told.name, told.namespace, body=body, **options)
+        return f"{told.name} was deleted"
+
+    return _at_a_pod(role, act)
+
+
+def _kill_a_container(user: User, pod: client.V1Pod) -> str:
+    if pod.status.phase != "Running":
+        return ""
+    user.at.faults.kill_container(user.at.space, pod.metadata.name)
+    return f"that of {pod.metadata.name}"
 
 
 def _jobs_of(user: User, run: str) -> list[tuple[str, str]]:
@@ -182,8 +201,13 @@ def _frozen(*programs: str, seconds: tuple[int, ...]) -> Cause:
     return cause
 
 
-def _kubelet(user: User, command: Command) -> str:
-    return _while(user, command, user.at.faults.kubelet_frozen("node-b"), (8, 20)) and "that of node-b"
+def _of_cluster(
+    evidence: str, seconds: tuple[int, ...], begin: Callable[[Faults], AbstractContextManager[Any]]
+) -> Cause:
+    def cause(user: User, command: Command) -> str:
+        return _while(user, command, begin(user.at.faults), seconds) and evidence
+
+    return cause
 
 
 def _while(user: User, command: Command, fault: AbstractContextManager[Any], seconds: tuple[int, ...]) -> str:
@@ -193,8 +217,8 @@ def _while(user: User, command: Command, fault: AbstractContextManager[Any], sec
             return ""
         with fault as found:
             command.wait(user.rng.choice(seconds))
-            frozen = [one.status() for one in found or ()]
-        return "frozen" if set(frozen) <= {psutil.STATUS_STOPPED} else ""
+            frozen = {one.status() for one in found or ()}
+        return "it was so" if frozen <= {psutil.STATUS_STOPPED} else ""
 
 
 def _delete_a_bystander(user: User, command: Command) -> str:
@@ -230,13 +254,22 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "cancel beside": Fault(_cancel, "run"),
     "rank killed": Fault(_kill_a_rank, "run"),
     "pod of the job deleted": Fault(_delete_a_pod("role"), "run", THERE),
+    "container killed": Fault(_at_a_pod("role", _kill_a_container), "run", THERE),
     "helper pod deleted": Fault(_delete_a_pod("verb,!manycpu/role", grace_period_seconds=0), "run", THERE),
     "job deleted": Fault(_at_its_job(_delete_job), "run", THERE),
     "job suspended": Fault(_at_its_job(_suspend_job), "run", _SUSPENDED),
-    "API server frozen": Fault(_frozen("kube-apiserver", seconds=(5, 20)), "all", THERE),
-    "controller manager frozen": Fault(_frozen("kube-controller-manager", seconds=(15,)), "all", THERE),
-    "operator frozen": Fault(_frozen(*_OPERATORS, seconds=(8, 20)), "all", THERE),
-    "kubelet frozen": Fault(_kubelet, "all", THERE),
+    "API server frozen": _for_all(_frozen("kube-apiserver", seconds=(5, 20))),
+    "API server killed": _for_all(_of_cluster("it was away", (2, 15), Faults.api_away)),
+    "API server slow": _for_all(_of_cluster("it was slow", (20,), lambda of: of.api_slow(2)), "nothing"),
+    "etcd frozen": _for_all(_frozen("server", seconds=(5, 15))),
+    "controller manager frozen": _for_all(_frozen("kube-controller-manager", seconds=(15,))),
+    "operator frozen": _for_all(_frozen(*_OPERATORS, seconds=(8, 20))),
+    "kubelet frozen": _for_all(
+        _of_cluster("that of node-b", (8, 20), lambda of: of.kubelet_frozen("node-b"))
+    ),
+    "node drained": _for_all(_of_cluster("node-b", (2, 15), lambda of: of.drained("node-b"))),
+    "pods cut off": _for_all(_of_cluster("those of node-b", (8, 20), lambda of: of.pods_cut_off("node-b"))),
+    "volumes full": _for_all(_of_cluster("all of them", (8, 20), Faults.volumes_full)),
     "bystander's pod deleted": Fault(_delete_a_bystander, "nothing", THERE),
     "unrelated ConfigMap changed": Fault(_change_a_config, "nothing", THERE),
 }

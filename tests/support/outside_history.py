@@ -42,11 +42,14 @@ class History:
 @contextmanager
 def reachable(history: History, address: str) -> Iterator[str]:
     """Serve a history on an address, which ranks post their lines to; yield its URL."""
+    seen = set[str]()
 
     class Posts(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            history.add(said.pop("what"), **said)
+            if (line := said.pop("line")) not in seen:  # sent again: its answer was lost
+                seen.add(line)
+                history.add(said.pop("what"), **said)
             self.send_response(204)
             self.end_headers()
 

@@ -182,7 +182,7 @@ def test_only_trials_whose_fault_struck_count() -> None:
 
 
 def test_a_round_draws_the_same_when_it_is_replayed_and_all_faults_take_turns() -> None:
-    drawn = plans(7, range(1, 41))
+    drawn = plans(7, range(1, 49))
     assert plans(7, range(4, 7)) == drawn[3:6]
     assert plans(8, range(4, 7)) != drawn[3:6]
     assert {plan.moves[0].fault for plan in drawn} == {*FAULTS}
