@@ -94,8 +94,7 @@ class Faults:
     def _recover(self, name: str) -> None:
         """Wait until a node is ready again, and the operators too: those on it were not ready, or evicted."""
         wait_for(f"{name} to be ready again", lambda: self.node_ready(name), seconds=READY_SECONDS)
-        for operator in operators.PLACES:
-            operators.wait_ready(self.cluster.kubectl, operator)
+        operators.wait_ready_again(self.cluster.kubectl)
 
     def node_ready(self, name: str) -> bool:
         words = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}'
@@ -219,8 +218,7 @@ class Faults:
             for one in found:
                 one.resume()
             wait_for("both nodes to be ready", self._all_ready, seconds=READY_SECONDS)
-            for operator in operators.PLACES:
-                operators.wait_ready(self.cluster.kubectl, operator)
+            operators.wait_ready_again(self.cluster.kubectl)
 
     @_of_all
     @contextmanager
@@ -235,6 +233,7 @@ class Faults:
             # ended.
             control_plane.start_controllers(self._inside, self.cluster.modules["kubernetes"])
             wait_for("both nodes to be ready", self._all_ready, seconds=READY_SECONDS)
+            operators.wait_ready_again(self.cluster.kubectl)
 
     def _all_ready(self) -> bool:
         return all(self.node_ready(each.name) for each in NODES)  # each test handles its own hollow nodes

@@ -6,6 +6,7 @@ Their own manifests are changed: images come from the tests' registry, and the o
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import yaml
@@ -77,6 +78,29 @@ def wait_ready(kubectl: Kubectl, name: str) -> None:
     except ClusterError as error:
         events = kubectl("--namespace", place.namespace, "get", "events")
         raise ClusterError(f"{error}\n{tail(events)}\n{_last_words(kubectl, place)}") from None
+
+
+def wait_ready_again(kubectl: Kubectl) -> None:
+    """Wait until all operators work after a fault.
+
+    One that ended often, as it lost its lease, would wait minutes to start again: its pod is replaced.
+    """
+    for name, place in PLACES.items():
+        ready = partial(_is_ready, kubectl, place)
+        wait_for(f"{name} to be ready again", ready, seconds=READY_SECONDS, every=1)
+
+
+def _is_ready(kubectl: Kubectl, place: Place) -> bool:
+    inside = ("--namespace", place.namespace)
+    pods = json.loads(kubectl(*inside, "get", "pods", "--output", "json"))["items"]
+    own = [pod for pod in pods if pod["metadata"]["name"].startswith(f"{place.deployment}-")]
+    for pod in own:
+        states = [one["state"] for one in pod["status"].get("containerStatuses", ())]
+        if any(state.get("waiting", {}).get("reason") == "CrashLoopBackOff" for state in states):
+            kubectl(*inside, "delete", "pod", pod["metadata"]["name"], "--wait=false")
+    present = [pod for pod in own if "deletionTimestamp" not in pod["metadata"]]
+    conditions = [one for pod in present for one in pod["status"].get("conditions", ())]
+    return any((one["type"], one["status"]) == ("Ready", "True") for one in conditions)
 
 
 def _last_words(kubectl: Kubectl, place: Place) -> str:
