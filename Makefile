@@ -33,7 +33,7 @@ test: $(COMPILED)  ## everything that guards main, what takes seconds first; end
 	@$(BIN)/python -m pytest -n 3 --durations=10 --durations-min=1
 
 faults: $(COMPILED)  ## kill commands, and give them errors, wherever they change something; takes half a day, TRIALS=50 less
-	@MANYCPU_FAULTS=$(TRIALS) $(BIN)/python -m pytest -s tests/contract/test_faults.py tests/contract/test_request_faults.py tests/contract/test_planted_bugs.py
+	@MANYCPU_FAULTS=$(TRIALS) $(BIN)/python -m pytest -s tests/contract/test_faults.py tests/contract/test_request_faults.py tests/dags/test_task_faults.py tests/contract/test_planted_bugs.py
 	@MANYCPU_DRAWN=20 $(BIN)/python -m pytest tests/unit/test_drawn_*.py tests/contract/test_drawn_*.py tests/kubernetes/test_drawn_*.py
 
 campaign: $(COMPILED)  ## random faults on the test cluster, for users at the same time, by seed: SEED=7 TRIALS=60; TRIALS=4-6 replays

@@ -141,10 +141,15 @@ class CleanupOperator(RunOperator):
 
         Raises:
             LaunchError: A process of the run does not end.
+            LeftBehindError: Something was not deleted, and the next try of this task may delete it.
         """
+        from manycpu.pipeline.verbs.report import left_behind_error
+
         with explained():
             ctx = self.open(context)
             report = clean_up_and_log(ctx, self.log, place_of(context))
+        if report and report.left_behind and has_tries_left(context):
+            raise left_behind_error(report.left_behind)
         return report.model_dump(mode="json") if report and ctx.run.output is None else {}
 
 
@@ -293,6 +298,12 @@ def clean_up_and_log(ctx: RunContext, log: Any, place: Mapping[str, Any]) -> Rep
     for path in report.kept:
         log.info("kept: %s", path)
     return report
+
+
+def has_tries_left(context: Context) -> bool:
+    """Whether the task's ``retries`` allow another try after this one."""
+    instance: Any = context["ti"]
+    return bool(instance.try_number <= instance.max_tries)
 
 
 def set_asset_extra(asset: Asset, context: Context, exported: Exported) -> None:

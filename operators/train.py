@@ -30,7 +30,7 @@ from manycpu.operators.following import (
     place_of,
     state_of,
 )
-from manycpu.operators.steps import clean_up_and_log, prepare_run, set_asset_extra
+from manycpu.operators.steps import clean_up_and_log, has_tries_left, prepare_run, set_asset_extra
 from manycpu.pipeline.spec.errors import (
     BadInputError,
     CancelledError,
@@ -281,7 +281,7 @@ class TrainOperator(RunOperator):
         from manycpu.pipeline.verbs.wait import conclude
 
         shown = status  # on the page: an attempt that a retry follows is pending, not failed
-        if status.state is RunState.FAILED and not status.refused and _has_tries_left(context):
+        if status.state is RunState.FAILED and not status.refused and has_tries_left(context):
             reason = f"attempt {handle.attempt} failed, and a retry follows: {status.in_short}"
             shown = status.model_copy(update={"state": RunState.PENDING, "reason": reason})
         try:
@@ -420,12 +420,6 @@ def _was_cancelled_by_earlier_try(ctx: RunContext, handle: Handle, context: Cont
     return is_this_task and canceller != _canceller(context)
 
 
-def _has_tries_left(context: Context) -> bool:
-    """Whether the task's ``retries`` allow another try after this one."""
-    instance: Any = context["ti"]
-    return bool(instance.try_number <= instance.max_tries)
-
-
 def _has_next_try(context: Context, error: BaseException) -> bool:
     """Whether Airflow retries the task after an error; the state that a person gave the task comes first."""
     state = state_of(place_of(context))
@@ -433,4 +427,4 @@ def _has_next_try(context: Context, error: BaseException) -> bool:
         return False
     if state in PRESUMED_DEAD or state == "restarting":
         return True
-    return not isinstance(error, AirflowFailException) and _has_tries_left(context)
+    return not isinstance(error, AirflowFailException) and has_tries_left(context)

@@ -1,14 +1,14 @@
 """Run `manycpu`, or a DAG, and cause a fault where it changes a file, or starts or ends a process.
 
 usage: fault_at.py FAULT PATTERN COUNT WORDS...: at the COUNT-th change that matches. WORDS are those of the
-command, or dag FOLDER DAG_ID WHEN. FAULT is one of:
+command, or dag FOLDER DAG_ID WHEN, or tasks FOLDER, as dag_runs.py has it. FAULT is one of:
 
     kill        SIGKILL before the change
     kill-begun  the same, after the file was opened (and emptied, where it is), or the process was started
     short       the file that is opened takes ten bytes; the error after them is EFBIG, which the kernel gives
     ENOSPC, EIO, EACCES, EAGAIN and so on: the change fails with this error
 
-usage: fault_at.py serve machines|kubernetes: the same for each line of stdin, a JSON of {fault, count, words,
+usage: fault_at.py serve machines|kubernetes|airflow: the same for each line of stdin, a JSON of {fault, count, words,
 env, folder, log, seconds}, in a child that has imported everything for such a target; prints its exit code.
 SIGALRM ends it after so many seconds. What it prints comes to log, and the changes to log.changes, one in a
 line.
@@ -103,6 +103,10 @@ def run(words):
         when = datetime.fromisoformat(moment)
         dag = dag_bag(folder).dags[dag_id]
         dag.test(run_after=when, logical_date=when)
+    elif words[0] in ("begin", "tasks"):
+        import dag_runs
+
+        sys.exit({"begin": dag_runs.begin, "tasks": dag_runs.work}[words[0]](words[1]))
     else:
         from manycpu.pipeline.cli import main
 
@@ -112,7 +116,11 @@ def run(words):
 
 def serve(target):
     importlib.import_module("manycpu.pipeline.cli")
-    importlib.import_module(f"manycpu.pipeline.targets.{target}.driver")
+    if target == "airflow":
+        importlib.import_module("dag_runs").warm_up()
+    importlib.import_module(
+        f"manycpu.pipeline.targets.{'machines' if target == 'airflow' else target}.driver"
+    )
     if target == "kubernetes":
         importlib.import_module("manycpu.pipeline.targets.kubernetes.image.layers").library()
     for line in sys.stdin:

@@ -21,6 +21,7 @@ from support.namespace_hosts import Host
 from support.rank_launches import LIGHT
 from support.waiting import processes_of, until
 
+from manycpu.operators import local_airflow
 from manycpu.pipeline.adapters.commands import end
 from manycpu.pipeline.spec.output import PARTIALS
 
@@ -58,15 +59,19 @@ class Server:
 
 
 @contextmanager
-def server(target: str = "machines", product: Path | None = None) -> Iterator[Server]:
+def server(
+    target: str = "machines", product: Path | None = None, airflow: Path | None = None
+) -> Iterator[Server]:
     """Start a server for a kind of target; it ends with the block.
 
     Args:
-        target: The kind.
+        target: The kind; airflow: tasks that train on this machine.
         product: The folder from which manycpu is imported; None: that of the tests.
+        airflow: The folder of its Airflow.
     """
     path = [str(product), os.environ.get("PYTHONPATH", "")] if product else []
     env = os.environ | ({"PYTHONPATH": ":".join(path)} if path else {})
+    env |= {"AIRFLOW_HOME": str(airflow)} if airflow else {}
     argv = [sys.executable, str(SCRIPT), "serve", target]
     with Program(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as program:
         yield Server(program)
@@ -250,6 +255,46 @@ class RunsWithFaultsInSupervisor(Runs):
     def found(self) -> dict[str, object]:
         left = super().found()
         return {name: left[name] for name in left if name not in ("trained", "lines not shown")}
+
+
+class RunsByTasks(Runs):
+    """A run by Airflow's tasks: their worker and triggerer meet the faults, and then others take over."""
+
+    what = " of a DAG run"
+
+    def __init__(self, folder: Path, airflow: Path, database: Path) -> None:
+        super().__init__(folder)
+        self._begun, self._database = folder.with_suffix(".db"), airflow / "airflow.db"
+        dags = folder / "dags"
+        dags.mkdir()
+        fields = yaml.safe_load(self.file.read_text())
+        (dags / "file.py").write_text(f"""
+from datetime import UTC, datetime
+from airflow.sdk import DAG
+from manycpu.operators import training_pipeline
+
+with DAG("tried", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC)):
+    training_pipeline(**{fields!r}, default_args={{"retry_delay": 0}})
+""")
+        self.env |= local_airflow.settings(airflow, dags={"tests": dags}) | self.env
+        shutil.copy(database, self._database)
+
+    @property
+    def words(self) -> Sequence[str]:
+        return ("tasks", str(self.folder / "dags"))
+
+    def prepare(self, server: Server) -> None:
+        if self._begun.exists():
+            shutil.copy(self._begun, self._database)
+            return
+        begun = server.type(self, ("begin", self.words[1]))
+        assert begun.code == 0, begun.said
+        shutil.copy(self._database, self._begun)
+
+    def meet(self, server: Server, point: Point | None) -> Ended:
+        """Airflow shows the traceback of every task that fails: these are no faults."""
+        ended = super().meet(server, point)
+        return ended._replace(said=ended.said.replace("Traceback (most recent call last)", "Traceback"))
 
 
 class Resumes(Scene):
