@@ -22,7 +22,7 @@ from manycpu.pipeline.recipes.hogwild import files
 from manycpu.pipeline.recipes.image_classification import images
 from manycpu.pipeline.recipes.question_answering import squad
 from manycpu.pipeline.spec import cpu_plan, program, recipe_options
-from manycpu.pipeline.spec.credentials import redacted, without_secrets
+from manycpu.pipeline.spec.credentials import redacted, redacted_options, without_secrets
 from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.output import REPORT
@@ -386,7 +386,18 @@ def _placeholders(ctx: RunContext) -> Findings:
             yield Finding("run.args", message, f"Did you mean {{{near[0]}}}?")
 
 
+def _secret_arguments(ctx: RunContext) -> Findings:
+    """Warn of a secret among the arguments of the program."""
+    shown = redacted_options(ctx.run.args)
+    changed = next((at for at, word in enumerate(shown) if word != ctx.run.args[at]), None)
+    if changed is not None:
+        option = " ".join(shown[max(changed - 1, 0) : changed + 1])
+        message = f"{option} is a secret: `ps` shows it, and on Kubernetes the job and its pods do"
+        fix = "Have the program read it from a variable: put it into run.env or run.env_from"
+        yield Finding("run.args", message, fix, fatal=False)
+
+
 _CHECKS: tuple[Callable[[RunContext], Iterable[Finding]], ...] = (
     *(_program, _main_file, _code, _recipe, _recipe_arguments, _sources, _data),
-    *(_output, _places, _writable, _checkpoints, _logins, _placeholders),
+    *(_output, _places, _writable, _checkpoints, _logins, _placeholders, _secret_arguments),
 )

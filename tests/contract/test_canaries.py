@@ -1,16 +1,25 @@
 """Secrets of a run, searched in all that it writes and shows, here and on a simulated cluster."""
 
 import base64
+import gzip
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from support import cluster_scenes, fault_scenes
-from support.cluster_scenes import OnCluster
+import yaml
+from support import cluster_scenes, fault_scenes, registry_server
+from support.cluster_scenes import OnCluster, Pushes
 from support.fault_scenes import Runs, Scene
 from support.rank_launches import LIGHT
+from support.registry_images import push_base
+from support.registry_server import PASSWORD, USER
+
+from manycpu.pipeline.adapters.registry_login import Login
+
+PAIR = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 
 CANARIES = {"variable": "canary-in-a-variable", "option": "canary-in-an-option", "url": "canary'in;a$(url)"}
 PROGRAM = """
@@ -20,6 +29,9 @@ torch.distributed.init_process_group()
 server = os.environ["SERVER"]
 for said in (os.environ["API_KEY"], sys.argv, json.dumps(sys.argv), server, ascii(server)):
     print("it says", said, flush=True)
+commands = b"".join(path.read_bytes() for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"))
+if any(os.environ[name].encode() in commands for name in ("API_KEY", "SERVER")):
+    print("ps shows a variable", flush=True)
 pathlib.Path(os.environ["MANYCPU_OUTPUT"], "model.txt").write_text("learned")
 if "fails" in sys.argv:
     raise ValueError(os.environ["API_KEY"] + sys.argv[2] + server)
@@ -72,6 +84,8 @@ def places_of_canaries(scene: Scene) -> set[tuple[str, str]]:
     found = dict(written(scene))
     assert "report.json" in " ".join(found)
     assert "it says" in scene.said
+    assert "ps shows a variable" not in scene.said
+    assert "--api-token *** is a secret" in scene.said
     spelled = {
         what: (text, text.replace("$", "$$"), base64.b64encode(text.encode()).decode())
         for what, text in CANARIES.items()
@@ -82,6 +96,17 @@ def places_of_canaries(scene: Scene) -> set[tuple[str, str]]:
         for what, forms in spelled.items()
         if any(form in text or json.dumps(form)[1:-1] in text for form in forms)
     }
+
+
+class PushesWithPassword(Pushes):
+    """`manycpu run` with a registry that requires a password."""
+
+    def reset(self) -> None:
+        super().reset()
+        settings, described = self.folder / "docker.json", yaml.safe_load(self.file.read_text())
+        settings.write_text(json.dumps({"auths": {self.registry: {"auth": PAIR}}}))
+        described["target"]["registry_connection"] = str(settings)
+        self.file.write_text(yaml.safe_dump(described))
 
 
 @pytest.mark.parametrize("kind", [Tells, Fails])
@@ -104,3 +129,25 @@ def test_a_run_on_a_cluster_tells_no_secret(kind: type[OnCluster], tmp_path: Pat
         assert (ended.code == 0) is (kind is TellsThere), ended.said
         in_manifests = {(kind, what) for kind in ("PyTorchJob", "Pod") for what in ("option", "url")}
         assert places_of_canaries(scene) <= in_manifests
+
+
+def test_the_password_of_a_registry_is_told_nowhere(tmp_path: Path) -> None:
+    folder = tmp_path / "registry"
+    with ExitStack() as stack:
+        server = stack.enter_context(fault_scenes.server("kubernetes"))
+        place = stack.enter_context(cluster_scenes.place(server))
+        host = stack.enter_context(registry_server.running(folder, registry_server.basic(folder)))
+        push_base(host, Login(USER, PASSWORD))
+        scene = PushesWithPassword(tmp_path / "scene", place)
+        scene.registry = host
+        scene.reset()
+        ended = scene.meet(server, None)
+        assert ended.code == 0, ended.said
+        blobs = [path.read_bytes() for path in (folder / "images").rglob("data")]
+        images = [
+            (gzip.decompress(blob) if blob[:2] == b"\x1f\x8b" else blob).decode(errors="replace")
+            for blob in blobs
+        ]
+        assert len(images) > 3
+        told = [*written(scene), *(("an image", text) for text in images)]
+        assert [where for where, text in told if PASSWORD in text or PAIR in text] == []

@@ -3,13 +3,15 @@
 `make faults` tries every change; else there are a few trials.
 """
 
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support import fault_scenes
-from support.fault_scenes import RunsByTasks
+from support import cluster_scenes, fault_scenes
+from support.cluster_scenes import RunsByTasksThere
+from support.fault_scenes import RunsByTasks, Server
 from support.fault_trials import ALL, AT_ONCE, Team, trial, tried, usual
 
 from manycpu.operators.airflow_versions import CALLS_ON_KILL
@@ -21,21 +23,39 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def teams(new_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Team]]:
-    folder = tmp_path_factory.mktemp("tasks")
+def servers(new_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
     with ExitStack() as stack:
-        found = list[Team]()
-        for number in range(AT_ONCE if ALL else 1):
-            airflow = folder / f"airflow{number}"
-            airflow.mkdir()
-            scene = RunsByTasks(folder / f"scene{number}", airflow, new_database)
-            found.append((scene, stack.enter_context(fault_scenes.server("airflow", airflow=airflow))))
-        yield found
+        made = []
+        for _ in range(AT_ONCE if ALL else 1):
+            airflow = tmp_path_factory.mktemp("airflow")
+            shutil.copy(new_database, airflow / "new.db")
+            made.append(stack.enter_context(fault_scenes.server("airflow", airflow=airflow)))
+        yield made
+
+
+@pytest.fixture
+def teams(servers: list[Server], tmp_path: Path) -> list[Team]:
+    return [(RunsByTasks(tmp_path / f"scene{number}"), server) for number, server in enumerate(servers)]
+
+
+@pytest.fixture
+def teams_there(servers: list[Server], tmp_path: Path) -> Iterator[list[Team]]:
+    with ExitStack() as stack:
+        places = [stack.enter_context(cluster_scenes.place(server)) for server in servers]
+        yield [
+            (RunsByTasksThere(tmp_path / f"scene{number}", place), place.server)
+            for number, place in enumerate(places)
+        ]
 
 
 @pytest.mark.parametrize("crashes", [True, False] if ALL else [True])
 def test_a_fault(teams: list[Team], *, crashes: bool) -> None:
-    assert tried(teams, 2, crashes=crashes) == []
+    assert tried(teams, 1, crashes=crashes) == []
+
+
+@pytest.mark.parametrize("crashes", [True, False] if ALL else [True])
+def test_a_fault_on_a_cluster(teams_there: list[Team], *, crashes: bool) -> None:
+    assert tried(teams_there, 1, crashes=crashes) == []
 
 
 def test_what_a_clean_up_left_is_deleted_by_its_next_try(teams: list[Team]) -> None:

@@ -118,10 +118,9 @@ def serve(target):
     importlib.import_module("manycpu.pipeline.cli")
     if target == "airflow":
         importlib.import_module("dag_runs").warm_up()
-    importlib.import_module(
-        f"manycpu.pipeline.targets.{'machines' if target == 'airflow' else target}.driver"
-    )
-    if target == "kubernetes":
+    for one in ("machines", "kubernetes") if target == "airflow" else (target,):
+        importlib.import_module(f"manycpu.pipeline.targets.{one}.driver")
+    if target != "machines":
         importlib.import_module("manycpu.pipeline.targets.kubernetes.image.layers").library()
     for line in sys.stdin:
         given = json.loads(line)

@@ -5,6 +5,7 @@ writes their figures to tests/faults/results.json. See docs/testing.md.
 """
 
 import json
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ from typing import Any, Final
 Line = Mapping[str, Any]
 BOUND_S: Final = 600
 """Within which a command ends after its begin and the end of the last fault, on a busy machine."""
+_TRACEBACK: Final = re.compile(r"^Traceback \(most recent call last\)", re.MULTILINE)
+"""Of a command; those of ranks begin with the rank, or are part of the message."""
 _LATE_S: Final = 1.0
 """By which a rank's line may come late."""
 _AT_THE_END_S: Final = 5.0
@@ -49,7 +52,7 @@ def _commands(run: str, of: Mapping[str, Sequence[Line]], history: Sequence[Line
         healed = max([ended["begun"], *(fault["healed"] for fault in faults)])
         if ended["code"] is None or ended["at"] - healed > BOUND_S:
             yield f"{name} had not ended {ended['at'] - healed:.0f} s after all was healed"
-        if "Traceback (most recent call last)" in ended["said"]:
+        if _TRACEBACK.search(ended["said"]) and "\nmanycpu: " not in ended["said"]:
             yield f"{name} ended with a traceback"
         if ended["code"] and ended["code"] > 0 and not ended["last"]:
             yield f"{name} failed without a word"

@@ -14,7 +14,7 @@ from support import registry_server
 from support.exec_streams import PodForks
 from support.fake_api_server import Object
 from support.fault_judge import Ended, Point
-from support.fault_scenes import Cancels, Cleans, Resumes, ResumesLate, Runs, Scene, Server
+from support.fault_scenes import Cancels, Cleans, Resumes, ResumesLate, Runs, RunsByTasks, Scene, Server
 from support.registry_images import push_base
 from support.request_faults import CRASHES, Requests, faults_of, is_change, object_of
 from support.simulated_cluster import SimulatedCluster, serving
@@ -89,6 +89,10 @@ class OnCluster(Scene):
     endures = True
     concerns = ""
     """How the requests begin that meet faults."""
+    identity: tuple[object, ...] = ("cli", "x")
+    """Of the run."""
+    connection = ""
+    """That of Airflow, which leads to the cluster; empty: its kubeconfig does."""
 
     def __init__(
         self, folder: Path, at: Place, claim: str | None = "data", launch: str = "pytorchjob"
@@ -96,14 +100,18 @@ class OnCluster(Scene):
         self.at, self.volume = at, folder / "volume"
         self.where = f"{launch}, {'a claim that is given' if claim else 'a claim of its own'}"
         kubeconfig = folder / "kubeconfig"
-        target: dict[str, Any] = {"kind": "kubernetes", "namespace": "ml", "connection": str(kubeconfig)}
+        target: dict[str, Any] = {"kind": "kubernetes", "namespace": "ml"}
+        target |= {"connection": self.connection or str(kubeconfig)}
         target |= {"mount_path": str(self.volume), "direct": not claim, "pull_policy": "Never"}
         target |= {"launch": launch} | ({"runtime": "own"} if launch == "trainjob" else {})
         target |= {"claim": claim} if claim else {}
         super().__init__(folder, target | {"image": "train:1"})
+        if self.connection:
+            fields = {"conn_type": "kubernetes", "extra": {"kube_config_path": str(kubeconfig)}}
+            self.env[f"AIRFLOW_CONN_{self.connection.upper()}"] = json.dumps(fields)
         kubeconfig.write_text(yaml.safe_dump(_kubeconfig(at.url)))
         described = yaml.safe_load(self.file.read_text())
-        ctx: Any = open_context(described["run"], described["target"], "cli", "x", base=folder)
+        ctx: Any = open_context(described["run"], described["target"], *self.identity, base=folder)
         root, program = program_of(ctx)
         assert root
         digests = [library().digest, code_tree(ctx, root, program).digest]
@@ -188,6 +196,13 @@ class OnCluster(Scene):
 
 class RunsThere(OnCluster, Runs):
     """`manycpu run`, on the cluster."""
+
+
+class RunsByTasksThere(OnCluster, RunsByTasks):
+    """A run by Airflow's tasks, on the cluster: a worker or a triggerer sends the requests."""
+
+    identity = ("tests", "tried", "of-a-trial", "training", -1)
+    connection = "simulated"
 
 
 class RunsWithFaultsInPods(RunsThere):

@@ -34,8 +34,10 @@ _RUN_ID: Final = "x"
 class Server:
     """Runs commands in forks of one process that has imported everything: a command takes half the time."""
 
-    def __init__(self, program: Program[str]) -> None:
+    def __init__(self, program: Program[str], airflow: Path | None = None) -> None:
         self._program = program
+        self.airflow = airflow
+        """The folder of its Airflow, which has an unused database, new.db."""
 
     def kill(self) -> None:
         """Kill the command that runs."""
@@ -65,16 +67,16 @@ def server(
     """Start a server for a kind of target; it ends with the block.
 
     Args:
-        target: The kind; airflow: tasks that train on this machine.
+        target: The kind; airflow: tasks that train here or on Kubernetes.
         product: The folder from which manycpu is imported; None: that of the tests.
-        airflow: The folder of its Airflow.
+        airflow: The folder of its Airflow, with an unused database, new.db.
     """
     path = [str(product), os.environ.get("PYTHONPATH", "")] if product else []
     env = os.environ | ({"PYTHONPATH": ":".join(path)} if path else {})
     env |= {"AIRFLOW_HOME": str(airflow)} if airflow else {}
     argv = [sys.executable, str(SCRIPT), "serve", target]
     with Program(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as program:
-        yield Server(program)
+        yield Server(program, airflow)
 
 
 class Scene(ABC):
@@ -262,34 +264,32 @@ class RunsByTasks(Runs):
 
     what = " of a DAG run"
 
-    def __init__(self, folder: Path, airflow: Path, database: Path) -> None:
-        super().__init__(folder)
-        self._begun, self._database = folder.with_suffix(".db"), airflow / "airflow.db"
-        dags = folder / "dags"
+    @property
+    def words(self) -> Sequence[str]:
+        return ("tasks", str(self.folder / "dags"))
+
+    def prepare(self, server: Server) -> None:
+        """Bring about a database of Airflow with the DAG run, once; then copy it."""
+        assert server.airflow is not None
+        begun, database = self.folder.with_suffix(".db"), server.airflow / "airflow.db"
+        if begun.exists():
+            shutil.copy(begun, database)
+            return
+        dags = self.folder / "dags"
         dags.mkdir()
-        fields = yaml.safe_load(self.file.read_text())
         (dags / "file.py").write_text(f"""
 from datetime import UTC, datetime
 from airflow.sdk import DAG
 from manycpu.operators import training_pipeline
 
 with DAG("tried", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC)):
-    training_pipeline(**{fields!r}, default_args={{"retry_delay": 0}})
+    training_pipeline(**{yaml.safe_load(self.file.read_text())!r}, default_args={{"retry_delay": 0}})
 """)
-        self.env |= local_airflow.settings(airflow, dags={"tests": dags}) | self.env
-        shutil.copy(database, self._database)
-
-    @property
-    def words(self) -> Sequence[str]:
-        return ("tasks", str(self.folder / "dags"))
-
-    def prepare(self, server: Server) -> None:
-        if self._begun.exists():
-            shutil.copy(self._begun, self._database)
-            return
-        begun = server.type(self, ("begin", self.words[1]))
-        assert begun.code == 0, begun.said
-        shutil.copy(self._database, self._begun)
+        self.env |= local_airflow.settings(server.airflow, dags={"tests": dags}) | self.env
+        shutil.copy(server.airflow / "new.db", database)
+        made = server.type(self, ("begin", str(dags)))
+        assert made.code == 0, made.said
+        shutil.copy(database, begun)
 
     def meet(self, server: Server, point: Point | None) -> Ended:
         """Airflow shows the traceback of every task that fails: these are no faults."""

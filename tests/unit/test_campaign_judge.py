@@ -60,6 +60,13 @@ def test_a_run_that_went_well_broke_nothing() -> None:
     assert breaches(GREEN) == []
 
 
+def test_the_traceback_of_a_rank_is_none_of_the_command() -> None:
+    shown = "  [rank 0 a] Traceback (most recent call last):"
+    quoted = "manycpu: rank 0 failed; its last lines:\nTraceback (most recent call last):\nOSError: full"
+    failed = ended(20, 1, 1, said=f"{shown}\n{quoted}")
+    assert breaches(round_of(failed, fault(2, 3), ended(30, 20), found())) == []
+
+
 @pytest.mark.parametrize(
     ("history", "wrong"),
     [
