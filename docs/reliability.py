@@ -45,6 +45,10 @@ others. It reads these itself, and does not ask manycpu for them.
 - **Harmless faults**: a pod of another user is deleted, a ConfigMap of another user is changed, the API
   server is slow. They must change nothing: no second command, no further attempt, no line of output more.
 
+**Under Airflow** ("tasks of a DAG run" in the table), a worker or a triggerer meets the fault, and then the
+scheduler tries the task again, or another triggerer takes over. States, tries, XComs and triggers are
+Airflow's own, in a database (`tests/scripts/dag_runs.py`). If the DAG run failed, it is cleared once.
+
 Where the table says local, commands, supervisors and ranks are real processes of one machine. Elsewhere the
 cluster is simulated: the API server and the operators are a test's own, pods are processes, and volumes are
 folders (`tests/support/simulated_cluster.py`). With a claim that is given, data goes through the API server;
@@ -55,10 +59,11 @@ types `manycpu run`, meets faults that a seed draws, and types it again until it
 outside what they do. A judge (`tests/support/campaign_judge.py`) reads that history alone: one training at a
 time, resumed from the last checkpoint, green only with the model that the last rank 0 wrote and the right sum
 over all steps, objects of similar names untouched, nothing left, every command ended within 600 s after all
-was healed, and no command failed unless a fault struck that may harm it.
+was healed, and no command failed unless a fault struck that may harm it. Among the faults, nodes are drained,
+their pods are cut off from the network, volumes fill, and API server, etcd and operators stop for a time.
 
-These trials do not show what happens when a clock jumps, the network between nodes is cut, a pod is deleted
-by force, or Airflow's own processes are killed. Other tests cover some of that, without a campaign.
+These trials do not show what happens when a clock jumps, or an Airflow with several schedulers loses them.
+Other tests cover some of that, without a campaign.
 """
 FIGURES: Final = """
 ## Figures
