@@ -14,6 +14,7 @@ import sys
 from fault_at import Fault
 
 from manycpu.pipeline.pod import __main__ as program
+from manycpu.pipeline.pod import commands, direct  # noqa: F401 - imported once, before the forks
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 asked = socket.socket(fileno=os.dup(0))
