@@ -136,8 +136,8 @@ class CleanupOperator(RunOperator):
         """Clean up; harmless when there is nothing to clean.
 
         Returns:
-            The report where ``run.output`` is null, because then no folder that every worker sees holds it.
-            Otherwise an empty mapping: the task that takes it would log a missing XCom as an error.
+            The report if ``run.output`` is null: no folder that every worker sees holds report.json then.
+            Otherwise an empty mapping: without an XCom, the task that reads it would log an error.
 
         Raises:
             LaunchError: A process of the run does not end.

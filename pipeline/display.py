@@ -263,10 +263,13 @@ def _escaped(text: str) -> str:
 
 
 def draw(series: Series, width: int, height: int) -> list[str]:
-    """Draw a curve in Braille dots over its steps, or over the order of its values if it has no steps."""
+    """Draw a curve in Braille dots over its steps, or over the order of its values if it has no steps.
+
+    ``width`` and ``height`` are in characters. Returns the lines, none for fewer than two finite points.
+    """
     steps = [step for step in series.steps if step is not None]
-    ordinates = steps if len(steps) == len(series.steps) else series.index
-    points = [point for point in zip(ordinates, series.values, strict=True) if _is_finite(*point)]
+    abscissas = steps if len(steps) == len(series.steps) else series.index
+    points = [point for point in zip(abscissas, series.values, strict=True) if _is_finite(*point)]
     if len(points) < 2:  # noqa: PLR2004 - a line has two ends
         return []
     # A character has two columns and four rows of dots; y counts from the top.
@@ -275,10 +278,10 @@ def draw(series: Series, width: int, height: int) -> list[str]:
     ys = [round((1 - y) * last_row) for y in _scaled([y for _, y in points])]
     cells = [[0] * width for _ in range(height)]
     for (x0, y0), (x1, y1) in pairwise(zip(xs, ys, strict=True)):
-        dots = max(abs(x1 - x0), abs(y1 - y0), 1)  # of the line between two points
-        for dot in range(dots + 1):
-            x = x0 + round((x1 - x0) * dot / dots)
-            y = y0 + round((y1 - y0) * dot / dots)
+        length = max(abs(x1 - x0), abs(y1 - y0), 1)  # of the line between two points, in dots
+        for dot in range(length + 1):
+            x = x0 + round((x1 - x0) * dot / length)
+            y = y0 + round((y1 - y0) * dot / length)
             cells[y // 4][x // 2] |= _DOTS[y % 4][x % 2]
     return ["".join(chr(_BRAILLE + cell) for cell in row) for row in cells]
 
@@ -291,6 +294,7 @@ def spark(series: Series, width: int) -> str:
     """
     values = [value for value in series.thinned(max(width, 4)).values if _is_finite(value)]
     heights = _scaled(values)[-width:]
+    # Slightly less than the number of bars, so that height 1 is the last bar.
     return "".join(_BARS[int(height * (len(_BARS) - 0.01))] for height in heights)
 
 

@@ -46,7 +46,7 @@ def begin(
     events: list[Any] = []
     for events_of_asset in (triggering_asset_events or {}).values():
         events += events_of_asset
-    extra = events[-1].extra if events else {}  # what `new_version` put into the event, or a person
+    extra = events[-1].extra if events else {}  # what `new_version` or a person put into the event
     fields = json.loads(extra) if isinstance(extra, str) else extra or {}
     path = fields.get("path")
     with explained():
@@ -76,7 +76,8 @@ def rates(params: Any = None) -> list[float]:
 def describe(rate: float, output: str, training: str, ti: Any = None) -> Fields:
     """Describe the result of a candidate; a failure is described too, since other candidates may succeed.
 
-    Returns rate, training, and either ``error``, or ``path``, ``sha256``, ``accuracy`` and ``metrics``.
+    Returns rate, training and map_index; and either ``error``, or ``path``, ``sha256``, ``key``, ``accuracy``
+    and ``metrics``.
     """
     from manycpu.pipeline.adapters.storage import Location
     from manycpu.pipeline.run_report import parse
@@ -258,7 +259,11 @@ def promote(
 
 
 def tidy(run: str, models: str, params: Any = None) -> list[str]:
-    """Delete the models of this DAG run's candidates except the promoted one; returns the deleted names."""
+    """Delete the models of this DAG run's candidates except the promoted one; returns the deleted names.
+
+    ``models`` is the folder with the outputs of the trainings. ``run`` is the DAG run's name, with which the
+    names of the copies for a promotion begin.
+    """
     deleted = discard(_champion_folder(params), run)
     if Path(models).exists():
         deleted += [path.name for path in sorted(Path(models).iterdir())]

@@ -27,6 +27,7 @@ _HOSTFILE_LINE = re.compile(
     r"(?::(?P<count>\S*)|(?P<words>(?:\s+\S+=\S*)*))"
 )
 _TIMEOUT_S: Final = 60.0
+_SHOWN_CHARACTERS: Final = 500  # at the end of a host's output, in an error
 # Runs on the host, by its own Python, from stdin: so it works on hosts without manycpu, and reports that.
 _PROBE: Final = """
 import importlib.metadata, json, os, pathlib, socket, sys
@@ -95,12 +96,14 @@ def _parse_host(words: str, number: int) -> Host:
 
 
 class _Inspected(NamedTuple):
+    """A host, and what `_PROBE` printed there."""
+
     host: Host
     facts: dict[str, Any]
 
 
 def chosen(target: BareMetal, run: TrainingRun) -> tuple[Host, ...]:
-    """Return the first hosts of the hostfile: as many as the run may have nodes at most.
+    """Return the first hosts of the hostfile, one for each node up to the run's maximum.
 
     Raises:
         BadInputError: The hostfile cannot be read, has too few hosts, or gives one of them too few slots.
@@ -145,7 +148,7 @@ def check(
         run: The run.
         mpi: The MPI that every host must have.
         needs: Package -> version that every host must have.
-        estimated: What the run's ranks take of the memory, if it is known.
+        estimated: The memory of the run's ranks; a text: why it is not known.
     """
     try:
         hosts = chosen(target, run)
@@ -163,13 +166,13 @@ def check(
     inspected = [result for result in results if isinstance(result, _Inspected)]
     problems += [finding for each in inspected for finding in _check_host(target, run, each)]
     # Each rank takes as much as the others: the host with the least memory decides.
-    known = [(each.facts["memory"], each.host.name) for each in inspected if each.facts.get("memory")]
-    of_memory: Iterator[Finding] = iter(())
-    if known and not isinstance(estimated, str):
-        memory, name = min(known)
-        of_memory = memory_findings(estimated, memory, _HOSTFILE_FIELD, f"host {name}")
+    memories = [(each.facts["memory"], each.host.name) for each in inspected if each.facts.get("memory")]
+    memory_problems: Iterator[Finding] = iter(())
+    if memories and not isinstance(estimated, str):
+        memory, name = min(memories)
+        memory_problems = memory_findings(estimated, memory, _HOSTFILE_FIELD, f"host {name}")
     compared = problems or [*_compare_hosts(inspected), *_compare_with_needs(inspected, needs or {})]
-    return [*compared, *of_memory]
+    return [*compared, *memory_problems]
 
 
 def placement(target: BareMetal, run: TrainingRun) -> dict[str, Any]:
@@ -210,7 +213,7 @@ def _probe(target: BareMetal, host: Host, files: Sequence[str]) -> dict[str, Any
     answer = next((line for line in done.out.splitlines() if line.startswith("::probe::")), None)
     if answer is None:
         raise LaunchError(
-            f"host {host.name} cannot run {python}; it said: {done.out.strip()[-500:]}",
+            f"host {host.name} cannot run {python}; it said: {done.out.strip()[-_SHOWN_CHARACTERS:]}",
             field="target.python",
             fix="Install Python with manycpu and torch there, at the same path on every host",
         )

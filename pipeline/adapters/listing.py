@@ -121,21 +121,29 @@ def below(folder: str, left_out: LeftOut | None = None, *, follow: bool = True) 
 
 
 class _Walk(NamedTuple):
+    """A search through folders; ``left_out`` is called with what is neither file nor folder, and why."""
+
     left_out: LeftOut
     follow: bool
 
     def below(self, folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[Item]:
-        """List a folder: ``prefix`` is its path in the list, ``above`` identifies the folders around it."""
+        """List the files below a folder.
+
+        Args:
+            folder: Its path on the disk.
+            prefix: Its path in the list: empty, or with a slash at the end.
+            above: Device and inode of each folder around it, by which a link back to one is recognised.
+        """
         status = os.stat(folder)  # noqa: PTH116 - here and below: faster, for many files
         identity = status.st_dev, status.st_ino
         if identity in above:
             self.left_out(prefix.rstrip("/"), "is a link to a folder that it is in itself")
             return
-        names = []
+        names = []  # those of folders with a slash
         with os.scandir(folder) as entries:
             for entry in entries:
                 is_folder = False
-                with suppress(OSError):  # a link that leads to itself, over others
+                with suppress(OSError):  # a link that leads back to itself
                     is_folder = entry.is_dir(follow_symlinks=self.follow)
                 names.append(f"{entry.name}/" if is_folder else entry.name)
         names.sort()  # in the order of whole paths: "a.txt" comes before the files in the folder "a"

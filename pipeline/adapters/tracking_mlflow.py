@@ -24,7 +24,7 @@ _QUIET: Final = {
 """How MLflow's client behaves, unless its user says otherwise."""
 _UNNAMEABLE: Final = re.compile(r"[^\w\-. /]")
 _LONGEST_NAME, _LONGEST_PARAM, _LONGEST_TAG = 250, 6000, 5000  # characters
-_DIGEST: Final = 8  # characters of one
+_DIGEST_CHARACTERS: Final = 8  # of one in a name
 _STATUS: Final = {"succeeded": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 _EXISTS: Final = "RESOURCE_ALREADY_EXISTS"
 _CHAMPION: Final = "champion"  # alias of the model in use
@@ -103,22 +103,27 @@ class MlflowTracker:
         if why := silence(self._address):
             raise ConnectionError(why)
         metrics = [
-            Metric(_named(name), value, round(time * 1000), step) for name, step, time, value in points
+            Metric(_named(name), value, _milliseconds(time), step) for name, step, time, value in points
         ]
         self._client.log_batch(self._run_of(tracked), metrics=metrics)
 
     def end(self, tracked: Tracked, ending: Ending) -> None:
-        """Log the missed points, the last tags and the status, and register the model."""
+        """Log the missed points, the last tags and the status, and register the model.
+
+        Raises:
+            ConnectionError: The server does not answer.
+            MlflowException: It refuses.
+        """
         from mlflow.entities import RunTag
 
         self.send(tracked, ending.points)
-        own = self._found[_identity(tracked)].id
+        run = self._found[_identity(tracked)].id  # `send` has found or created it
         tags = [RunTag(name, value[:_LONGEST_TAG]) for name, value in ending.tags.items()]
-        self._client.log_batch(own, tags=tags)
-        self._client.set_terminated(own, _STATUS[ending.state], round(ending.time * 1000))
-        self._end_others(tracked, own)
+        self._client.log_batch(run, tags=tags)
+        self._client.set_terminated(run, _STATUS[ending.state], _milliseconds(ending.time))
+        self._end_others(tracked, own=run)
         if ending.model and ending.path:
-            self._register(ending.model, ending.path, own)
+            self._register(ending.model, ending.path, run)
 
     def place_of(self, tracked: Tracked) -> Place:
         """Return the server, the experiment and, once it is known, the run."""
@@ -138,11 +143,13 @@ class MlflowTracker:
         """
         experiments = [experiment.experiment_id for experiment in self._client.search_experiments()]
         runs = self._client.search_runs(experiments, f"tags.`manycpu.key` = '{key}'")
-        own = [run.info.run_id for run in runs if run.data.tags.get(_EXPORT, sha256) == sha256]
-        versions = [each for run in own for each in self._client.search_model_versions(f"run_id = '{run}'")]
+        run_ids = [run.info.run_id for run in runs if run.data.tags.get(_EXPORT, sha256) == sha256]
+        versions = [
+            each for run_id in run_ids for each in self._client.search_model_versions(f"run_id = '{run_id}'")
+        ]
         if not versions:
             return None
-        newest = max(versions, key=lambda one: (one.creation_timestamp, int(one.version)))
+        newest = max(versions, key=lambda each: (each.creation_timestamp, int(each.version)))
         self._client.set_registered_model_alias(newest.name, alias, str(newest.version))
         return f"{newest.name} {newest.version}"
 
@@ -154,7 +161,7 @@ class MlflowTracker:
                 tags = {**tracked.tags, **_tags(tracked)}
                 cut = {name: value[:_LONGEST_TAG] for name, value in tags.items()}
                 name = f"{tracked.name}, attempt {tracked.attempt}" if tracked.attempt > 1 else tracked.name
-                started = round(tracked.started * 1000)
+                started = _milliseconds(tracked.started)
                 self._client.create_run(self._experiment_id(tracked.group), started, cut, name)
                 # Another process may have created one at the same time: all processes use the first by id.
                 found = self._search(tracked)
@@ -223,6 +230,11 @@ def _create_if_missing(create: Callable[[str], object], name: str) -> None:
             raise
 
 
+def _milliseconds(seconds: float) -> int:
+    """Convert a time since the epoch to MLflow's unit."""
+    return round(seconds * 1000)
+
+
 def _experiment_name(group: str) -> str:
     return os.environ.get("MLFLOW_EXPERIMENT_NAME") or group
 
@@ -250,5 +262,5 @@ def _named(name: str) -> str:
     parts = [part if part.strip(".") else part.replace(".", "_") or "_" for part in text.split("/")]
     if (named := "/".join(parts)) == name:
         return name
-    digest = sha256(name.encode(errors="surrogatepass")).hexdigest()[:_DIGEST]
-    return f"{named[: _LONGEST_NAME - _DIGEST - 1]}_{digest}"
+    digest = sha256(name.encode(errors="surrogatepass")).hexdigest()[:_DIGEST_CHARACTERS]
+    return f"{named[: _LONGEST_NAME - _DIGEST_CHARACTERS - 1]}_{digest}"

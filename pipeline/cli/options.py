@@ -40,6 +40,7 @@ _SHAPES: Final[dict[Shape, tuple[str, str]]] = {
     "list": ("VALUE", " May be repeated."),
     "words": ("VALUE", " May be repeated."),
 }
+"""How the help shows a value, and what it adds if the option may be repeated."""
 _MODELS: Final[dict[str, tuple[type[BaseModel], ...]]] = {
     "run": (TrainingRun,),
     "target": tuple(KINDS.values()),
@@ -121,17 +122,21 @@ def command(*args: Any, kind: str = "local", **attributes: Any) -> Callable[[Com
 
 
 def fields(command: Command) -> Command:
-    """Add to a command: an option for every field, FILE, and for a config of Accelerate, SCRIPT and ARGS."""
+    """Add to a command an option for every field, and the argument FILE.
+
+    With a config of Accelerate, the arguments are SCRIPT and its ARGS instead.
+    """
+    # Here and below from last to first: click shows first what is added last.
     for (part, name), (_, field) in reversed(_FIELDS.items()):
-        metavar, repeated = _SHAPES[_shape(field)]
+        metavar, repetition = _SHAPES[_shape(field)]
         command = click.option(
             _option_name(part, name),
             f"{part}__{name}",
             cls=_PanelOption,
             panel=_panel(part, name),
             metavar="|".join(_choices(part, name)) or metavar,
-            multiple=bool(repeated),
-            help=(field.description or f"{' or '.join(KINDS)}.") + repeated,
+            multiple=bool(repetition),
+            help=(field.description or f"{' or '.join(KINDS)}.") + repetition,
         )(command)
     for add_parameter in (
         click.option("-m", "module", is_flag=True, help=f"With {_CONFIG}: SCRIPT is the name of a module."),
@@ -153,7 +158,7 @@ def _panel(part: str, name: str) -> str:
     """Return the title of a field's panel: its section in the trigger form, or its target."""
     model, field = _FIELDS[part, name]
     if part == "target":
-        if model is _MODELS[part][0]:
+        if model is _MODELS[part][0]:  # the target `local` has the field
             return "Target"
         return _TARGET_PANEL.format(model.model_fields["kind"].default)
     extra = field.json_schema_extra

@@ -53,7 +53,7 @@ BACKENDS: Final[dict[str, Callable[[], None]]] = {"gloo": _gloo, "mpi": _mpi, "c
 
 
 def require(backend: str) -> None:
-    """Make a backend available, or end the rank with 88 and the reason."""
+    """Make a backend available, or end the rank with exit code 88 and the reason."""
     if why := lacking(backend):
         raise NodeExit(EXIT_BACKEND, f"run.backend: {backend!r} is not available: {why}.")
 
@@ -103,8 +103,8 @@ def wrap(backend: str | None, world_size: int) -> None:
         bound = signature.bind(*args, **kwargs)
         if backend is not None:
             requested = bound.arguments.get("backend")
-            caller = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001 - no other way
-            if caller == "accelerate.state":  # its own default, not the user's choice
+            caller = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001 - nothing else names it
+            if caller == "accelerate.state":  # it asks for its own default, which the user did not choose
                 accelerate_world.set_backend(backend)
             elif requested is not None and _on_cpu(str(requested)) != backend:
                 why = "as run.backend or the ranks chose"

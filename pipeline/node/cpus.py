@@ -37,16 +37,16 @@ class Share(NamedTuple):
 
 
 def plan(rank: Rank, environ: Mapping[str, str]) -> cpu_plan.CpuPlan:
-    """Plan for this node and its ranks, from the run's variables."""
+    """Make the CPU plan of this node's ranks, from the run's variables in ``environ``."""
     cpus = environ.get("MANYCPU_CPUS")
-    named = environ.get("MANYCPU_USER_ENV", "").split(",")
+    user_names = environ.get("MANYCPU_USER_ENV", "").split(",")  # of the variables in run.env
     request = CpuRequest(
         processes=rank.local_world_size,
         subprocesses=int(environ.get("MANYCPU_SUBPROCESSES") or 1),
         cpus=float(cpus) if cpus else None,
         dtype=environ.get("MANYCPU_DTYPE") or "fp32",
         backend=environ.get("MANYCPU_BACKEND"),
-        env={name: environ[name] for name in named if name in environ},
+        env={name: environ[name] for name in user_names if name in environ},
     )
     return cpu_plan.plan(Machine.observe(), request)
 
@@ -89,8 +89,9 @@ def take(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str], folder:
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     for made in (folder.parent, folder):
-        seen = made.lstat()
-        if seen.st_uid != os.getuid() or seen.st_mode & 0o022 or made.is_symlink():
+        status = made.lstat()
+        # 0o022: its group or others may write to it.
+        if status.st_uid != os.getuid() or status.st_mode & 0o022 or made.is_symlink():
             raise PermissionError(f"{made} is not this user's alone")
     # What the ranks of this run on this host have in common, and no other running process has.
     names = ("MANYCPU_RUN", "MANYCPU_ATTEMPT", "MASTER_ADDR", "MASTER_PORT", "MANYCPU_HOST")

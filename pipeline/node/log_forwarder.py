@@ -35,6 +35,7 @@ _FORWARDED: Final = (
 _PARENT_CHECK_INTERVAL_S: Final = 1.0  # between checks that the launcher still runs
 _ORPHAN_GRACE_S: Final = 3.0  # that a rank has to end by itself once its launcher is gone
 _HELPER_GRACE_S: Final = 2.0  # that processes of a script that has ended have to end by themselves
+_POLL_INTERVAL_S: Final = 0.05  # between two looks at processes that are to end
 _MAX_NAMED: Final = 10  # processes that are named in a warning
 _MAX_BAR_INTERVAL_S: Final = 30.0  # between states of a progress bar that does not end its line
 _BLOCK_BYTES: Final = 1 << 16
@@ -85,7 +86,7 @@ def forward_logs(child: int, stream: int, signature: str, of: Rank, host: str) -
     writer.record.write(code, rank=rank, **where)  # before the last lines, which may wait for a reader
     with suppress(OrphanedError):
         writer.finish(*warnings, events.encode("exit", code=code, rank=rank, **where))
-    exit_code = code if code >= 0 else 128 - code
+    exit_code = code if code >= 0 else 128 - code  # for a signal, as shells report it
     if code:
         # Hydra (Intel MPI, MPICH) ends the other ranks of MPI programs only: ask for it, by a line of the PMI
         # protocol to the descriptor that it gives to every rank.
@@ -208,18 +209,18 @@ def _end(child: int) -> int:
     while (status := _reap(child)) is None:
         if time.monotonic() > deadline:
             _kill(child, signal.SIGKILL)
-        time.sleep(0.05)
+        time.sleep(_POLL_INTERVAL_S)
     return status
 
 
 def _reap(child: int) -> int | None:
-    """Reap what has ended, also adopted orphans; returns the wait status of the rank once it has ended."""
+    """Reap children that have ended, also adopted orphans; returns the rank's wait status, None: it runs."""
     with suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == child:
                 return status
-            if pid == 0:
+            if pid == 0:  # no other child has ended
                 return None
     return None
 
@@ -231,7 +232,7 @@ def _warn_of_leftovers(stream: int, writer: _Writer, killer: int) -> list[str]:
     """
     deadline = time.monotonic() + _HELPER_GRACE_S
     while (left := _names_of_leftovers(but=killer)) and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(_POLL_INTERVAL_S)
         with suppress(OrphanedError):
             writer.read(stream)  # so that none of them hangs because the pipe is full
     if not left:

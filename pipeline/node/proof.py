@@ -22,7 +22,8 @@ from manycpu.pipeline.spec.kernel import address_towards, interface_of
 # Rank 0 serves the store. It is kept until the process ends, because the script meets there too (env://).
 _STORES: list[Store] = []
 _READ_TIMEOUT: Final = timedelta(seconds=10)  # for the other ranks to read the records: it takes milliseconds
-_ANY_PORT: Final = 9
+_OTHER_SERVER_TIMEOUT: Final = timedelta(seconds=10)  # to meet at a server that another process started
+_ANY_PORT: Final = 9  # only the route matters: no packet is sent
 
 
 class Meeting(NamedTuple):
@@ -45,7 +46,7 @@ def meet(
 ) -> Meeting:
     """Exchange records with all ranks, check them, and choose the backend from them.
 
-    The rank ends with 87 if a rank does not come in time, or the ranks that come are not those asked for.
+    The rank ends with exit code 87 if a rank does not come in time, or other ranks come than were asked for.
 
     Args:
         rank: This rank.
@@ -106,14 +107,14 @@ def _own_address_towards(address: str, port: int) -> str:
 def _own_record(rank: Rank, requested: RequestedWorld, plan: CpuPlan) -> dict[str, Any]:
     """Build the record of this rank, which all other ranks read."""
     host = os.environ.get("MANYCPU_HOST") or socket.gethostname()
-    finished: list[dict[str, Any]] = []  # records of a round of this attempt that all ranks have finished
+    finished: list[dict[str, Any]] = []  # records of this attempt's last round that all ranks finished
     with contextlib.suppress(OSError, KeyError):
         finished = exit_records.finished_round(Path(os.environ["MANYCPU_EXITS"]))
     return {
         "rank": rank.rank,
         "world_size": rank.world_size,
         "host": host,
-        "hostname": socket.gethostname(),
+        "hostname": socket.gethostname(),  # in a pod its name, where host is the node's
         "machine": os.environ.get("MANYCPU_MACHINE") or host,
         "address": _own_address_towards(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])),
         "cpus": plan.cores,
@@ -121,7 +122,7 @@ def _own_record(rank: Rank, requested: RequestedWorld, plan: CpuPlan) -> dict[st
         "backend": requested.backend,
         "devices": requested.devices,
         "round": _restart_count(),
-        "meeting": secrets.token_hex(4),
+        "meeting": secrets.token_hex(4),  # a proposal: all ranks take that of rank 0
         "finished": str(finished[0]["meeting"]) if finished else "",
     }
 
@@ -175,7 +176,7 @@ def _connect(rank: Rank, limit: timedelta, listener: socket.socket | None) -> St
             return TCPStore(address, port, None, is_master=True, timeout=limit, multi_tenant=True)
         except DistError:
             # Something serves at that port already. Only a meeting there shows whether it is another rank 0.
-            limit = min(limit, timedelta(seconds=10))
+            limit = min(limit, _OTHER_SERVER_TIMEOUT)
     return TCPStore(address, port, None, is_master=False, timeout=limit)
 
 

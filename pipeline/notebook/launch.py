@@ -350,11 +350,11 @@ def _dtype(mixed_precision: str | None) -> dict[str, str]:
 
 
 def _connect_ranks_once(target: AnyTarget, run: Mapping[str, Any]) -> None:
-    """Connect all ranks once before the training, as Accelerate's debug mode does; raise why they cannot."""
+    """Connect all ranks once before the training, as Accelerate's debug mode does; raise if they cannot."""
     _say(f"{_DEBUG_VARIABLE}: all ranks meet once before the training")
     try:
         seen = launch(meet, target=target, **run)
-    except BadInputError:
+    except BadInputError:  # of a field: it says nothing about the environment
         raise
     except ManycpuError as error:
         raise ManycpuError(

@@ -39,6 +39,7 @@ _SIZE: Final = struct.Struct(">I")
 _ACCEPTED: Final = b"k"
 _TO_POD, _FROM_POD = b"w", b"r"  # first byte on a connection: its direction
 _DIRECT, _EXEC = b"D", b"E"  # the worker's choice
+_POLL_INTERVAL_S: Final = 0.05  # between two looks whether the server shall stop
 _RECORD_BYTES: Final = 1 << 14  # smaller parts are sent in one TLS record
 
 
@@ -74,7 +75,7 @@ class Streams:
         """Do nothing: writes are not buffered."""
 
     def close(self) -> None:
-        """End both, also under threads that read and write."""
+        """End both connections, also while other threads read and write."""
         for connection in (self._reading, self._writing):
             with suppress(OSError):  # SSLSocket's own shutdown would end TLS while these threads use it
                 socket.socket.shutdown(connection, socket.SHUT_RDWR)
@@ -133,8 +134,13 @@ def offer(running: _Exec, identity: bytes) -> int:
 def connect(host: str, port: int, identity: bytes) -> Streams:
     """Open both connections to a pod that listens.
 
+    Args:
+        host: The pod's IP address.
+        port: The port that :func:`offer` returned.
+        identity: The key and the certificate that :func:`offer` sent, in PEM.
+
     Raises:
-        OSError: It cannot be reached in time, or is another pod; also errors of TLS.
+        OSError: The pod cannot be reached in time, or another process listens there; also errors of TLS.
     """
     reading = _open_connection(host, port, identity, _FROM_POD)
     try:
@@ -218,7 +224,7 @@ class _Server:
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             while not self._ended.is_set():
-                if selector.select(timeout=0.05) and self._room.acquire(timeout=0.05):
+                if selector.select(timeout=_POLL_INTERVAL_S) and self._room.acquire(timeout=_POLL_INTERVAL_S):
                     plain, _ = self._listener.accept()
                     threading.Thread(target=self._handshake, args=(plain,), daemon=True).start()
 

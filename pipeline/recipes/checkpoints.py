@@ -56,6 +56,7 @@ def newest(folder: str | Path, *, since: float | None = None) -> tuple[Path | No
         Its folder, or None; and what is wrong with each later one, and each without a readable state.
     """
     skipped: list[str] = []
+    # Those without a readable state first: so each of them is reported.
     for checkpoint in sorted(latest_first(Path(folder)), key=lambda path: step(path) is not None):
         # Not the folder's time: a step that is trained again is saved into the same, older folder.
         state = checkpoint / "trainer_state.json"
@@ -69,9 +70,10 @@ def newest(folder: str | Path, *, since: float | None = None) -> tuple[Path | No
 
 
 def latest_first(folder: Path) -> list[Path]:
-    """List the checkpoints of a folder, complete or not, by epoch: with other ranks, steps are others.
+    """List the checkpoints of a folder, complete or not, the latest epoch first.
 
-    Of one epoch, or without epochs, the greatest step comes first; without a readable state, they come last.
+    Steps compare only within an epoch: with other ranks, an epoch has other steps. Within one, and without
+    epochs, the greatest step comes first. Checkpoints without a readable state come last.
     """
     found = {path: _NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*")}
     steps = {path: int(match[1]) for path, match in found.items() if match}
@@ -89,8 +91,8 @@ def latest_first(folder: Path) -> list[Path]:
 
 
 def of_others(folder: Path, run: str) -> int:
-    """Count the checkpoints beside a run's own folder: of other runs, or of earlier versions of manycpu."""
-    if folder.name != run:
+    """Count the checkpoints of other runs, and of earlier versions of manycpu, beside a run's own folder."""
+    if folder.name != run:  # the folder is not below run.checkpoints, which runs share
         return 0
     folders = (folder.parent, *folder.parent.glob("*/"))
     return sum(len(latest_first(other)) for other in folders if other != folder)

@@ -37,9 +37,9 @@ RECIPES: Final[Mapping[str, _Recipe]] = {
 DEFAULT_SHARD: Final = "auto"
 """What recipes do without ``--shard``."""
 _LORA_RANK: Final = 16
-_LENGTH: Final = ("max_seq_length", "max_length", "block_size", "sequence_length")
+_LENGTH_OPTIONS: Final = ("max_seq_length", "max_length", "block_size", "sequence_length")
 # Bytes for each trained parameter of the optimizers that keep less than AdamW; Adafactor keeps rows and sums.
-_OPTIMIZERS: Final = {"adafactor": 0, "adagrad": 4, "lion_32bit": 4, "rmsprop": 4, "sgd": 0}
+_OPTIMIZER_BYTES: Final = {"adafactor": 0, "adagrad": 4, "lion_32bit": 4, "rmsprop": 4, "sgd": 0}
 
 
 class Row(NamedTuple):
@@ -58,7 +58,7 @@ class Estimate:
     model: Model
     training: Training
     nodes: int
-    """At least so many nodes train."""
+    """The least number of nodes that train."""
     processes: int
     """Ranks of each node."""
     shard: str = DEFAULT_SHARD
@@ -126,7 +126,7 @@ def estimate(
         model = model_shape.with_head(model, defaults.outputs)
     assert model is not None  # noqa: S101 - for mypy: one of the two was given
     shard, excluded = first(options, "shard") or DEFAULT_SHARD, unshardable(options)
-    # As the ranks choose, who count the parameters by the configuration.
+    # The ranks choose in the same way: they count the parameters by the configuration.
     if shard == "auto" and (excluded or model_shape.of_config(config, causal=defaults.causal) is None):
         shard = "no"
     return Estimate(
@@ -140,12 +140,13 @@ def estimate(
 
 
 def unshardable(options: Options) -> str | None:
-    """Name the option of a recipe that excludes sharding; None: there is none."""
-    compiles = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+    """Return the first of a recipe's options that excludes sharding, as written; None: none does."""
+    # Without the switch --torch_compile, its backend or mode turns it on.
+    compiles = first(options, "torch_compile_backend", "torch_compile_mode") is not None
     excludes = {
         "--method dora": first(options, "method") == "dora",
         "--from_scratch": is_on(options, "from_scratch"),
-        "--torch_compile": is_on(options, compiles[0], default=first(options, *compiles[1:]) is not None),
+        "--torch_compile": is_on(options, "torch_compile", default=compiles),
         "--gradient_compression": (first(options, "gradient_compression") or "no") != "no",
         "--fsdp": first(options, "fsdp") is not None,
         "--optim adafactor": first(options, "optim") == "adafactor",
@@ -157,8 +158,9 @@ def _training(
     run: TrainingRun, recipe: _Recipe, options: Options, model: Model, config: model_shape.Config
 ) -> Training:
     """Read from a run's options how the model is trained; the recipe's defaults stand for missing ones."""
-    asked, limit = _integer(first(options, *_LENGTH)), model_shape.length_limit(config)
-    length = min(asked or recipe.length, limit or asked or recipe.length)
+    asked, limit = _integer(first(options, *_LENGTH_OPTIONS)), model_shape.length_limit(config)
+    wanted = asked or recipe.length
+    length = min(wanted, limit or wanted)
     if recipe.causal and asked:
         length = asked  # more than the positions of the model stretches them, or is refused
     has_adapters = (first(options, "method") or recipe.method) != "full"
@@ -183,7 +185,7 @@ def _training(
         trained=trained,
         adapters=adapters,
         frozen=memory_plan.HALF if may_be_half and bf16 else memory_plan.FLOAT,
-        optimizer=_OPTIMIZERS.get(optimizer, memory_plan.ADAMW),
+        optimizer=_OPTIMIZER_BYTES.get(optimizer, memory_plan.ADAMW),
     )
 
 

@@ -46,13 +46,16 @@ def claim_name(key: str) -> str:
 
 
 def claimed_by(name: str) -> str | None:
-    """Return the key of the run whose claim a file is; None: it is no claim.
+    """Return the key of the run that made a claim; None: the file is no claim.
+
+    ``name`` is the file's path below the output; claims are at its top.
 
     >>> claimed_by(claim_name("1a2b3c4d5e")), claimed_by("model/.manycpu-claim-1.json")
     ('1a2b3c4d5e', None)
     """
     key = name.removeprefix(_CLAIM).removesuffix(".json")
-    return key if key and "/" not in name and name == claim_name(key) else None
+    is_claim = bool(key) and "/" not in name and name == claim_name(key)
+    return key if is_claim else None
 
 
 def manifest_name(taken: Collection[str]) -> str:

@@ -68,7 +68,7 @@ def reopen(
         raise LedgerError(message, fix="Use the version of manycpu that began it") from error
     if directory is not None:
         target = target.model_copy(update={"directory": directory})
-    base = Path(directory or Path.cwd())  # of little use: ledgers record absolute paths
+    base = Path(directory or Path.cwd())  # hardly used: ledgers record absolute paths
     return _context(run, target, access, name=entry.name, key=entry.key, base=base)
 
 
@@ -116,7 +116,7 @@ def as_started(ctx: RunContext, entry: Entry, attempt: int) -> RunContext:
 
 
 def _context(run: TrainingRun, target: TargetFields, access: Access | None, **identity: Any) -> RunContext:
-    """Make the context, if this environment has the packages that the target needs; raises if not."""
+    """Make the context; raise an error if this environment lacks packages that the target needs."""
     if target.extra:
         require(*target.extra)
     return RunContext(run, target, access=access or Access(), **identity)
@@ -132,19 +132,19 @@ def _with_absolute_paths(run: TrainingRun, target: TargetFields, base: Path) -> 
         paths["code"] = absolute(run.code, base)
     if program.parse(run.program).kind == "script":
         paths["program"] = absolute(run.program, base)
-    return run.model_copy(update={**paths, "args": _words(run, base)})
+    return run.model_copy(update={**paths, "args": _resolved_args(run, base)})
 
 
-def _words(run: TrainingRun, base: Path) -> tuple[str, ...]:
-    """Read the options of a recipe from the JSON file that has them: its ranks have no such file."""
+def _resolved_args(run: TrainingRun, base: Path) -> tuple[str, ...]:
+    """Return a run's arguments; a recipe's JSON file is replaced by its options: ranks have no such file."""
     if program.parse(run.program).kind != "recipe":
         return run.args
     try:
         return tuple(recipe_options.words(run.args, base))
     except BadInputError:
-        if (base / run.args[0]).is_file():
+        if (base / run.args[0]).is_file():  # here, and wrong
             raise
-        return run.args  # the nodes may have it
+        return run.args  # only the nodes may have the file
 
 
 def absolute(path: str | None, base: Path) -> str | None:

@@ -124,6 +124,7 @@ def _main_file(ctx: RunContext) -> Findings:
 
 def _code(ctx: RunContext) -> Findings:
     """Check that the files of the program's folder can be read, and are not too many or too large."""
+    # Only for its errors. `_program` reports a script that does not exist.
     try:
         root, arguments = program_of(ctx)
         if root and root.is_dir() and (arguments[0] == "-m" or (root / arguments[0]).is_file()):

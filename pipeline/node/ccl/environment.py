@@ -1,4 +1,4 @@
-"""Set oneCCL's environment variables, so that nothing has to be sourced."""
+"""Set oneCCL's environment variables, so that no script of oneAPI has to be sourced."""
 
 import os
 import socket
@@ -30,9 +30,9 @@ def apply() -> None:
     """Set the variables that are not set yet; those that the user has set stay."""
     rank = read_rank(os.environ)
     fabric, mpi = build.find_library("libfabric.so.1"), build.find_library("libmpi.so.12")
-    system_has_fabric = find_library("fabric") is not None
-    own = settings(rank, os.environ, fabric, mpi, interface(), system_has_fabric=system_has_fabric)
-    for name, value in own.items():
+    system_has_fabric = find_library("fabric") is not None  # not in impi-rt, where `build` looks
+    variables = settings(rank, os.environ, fabric, mpi, interface(), system_has_fabric=system_has_fabric)
+    for name, value in variables.items():
         os.environ.setdefault(name, value)
 
 
@@ -55,7 +55,7 @@ def settings(  # noqa: PLR0913 - everything that they depend on
         interface: The network interface to use.
         system_has_fabric: Whether the system has a libfabric, which Intel MPI then uses.
     """
-    # If the launcher is of an installation of Intel MPI, the library of that installation.
+    # If the launcher belongs to an installation of Intel MPI, use the library of that installation.
     of_launcher = Path(environ.get("I_MPI_ROOT", "")) / "lib" / mpi.name
     used = of_launcher if environ.get("I_MPI_ROOT") and of_launcher.exists() else mpi
     variables = _FIXED | {
@@ -65,7 +65,7 @@ def settings(  # noqa: PLR0913 - everything that they depend on
         "CCL_KVS_IFACE": interface,
         "FI_TCP_IFACE": interface,
     }
-    # Started by Intel's mpirun. That of MPICH sets the same variables, but none with I_MPI_.
+    # Intel's mpirun has started the rank: that of MPICH is a hydra too, but sets no variable with I_MPI_.
     if rank.launcher == "hydra" and any(name.startswith("I_MPI_") for name in environ):
         # Intel MPI looks for libfabric among the system's libraries, but impi-rt has it beside MPI's library.
         beside = used.with_name(fabric.name)

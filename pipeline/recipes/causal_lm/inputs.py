@@ -29,8 +29,8 @@ from manycpu.pipeline.spec.errors import BadInputError, install
 from manycpu.pipeline.spec.memory_plan import FLOAT, HALF, adapter_parameters
 from manycpu.pipeline.spec.model_shape import layout_of
 
-_LENGTH: Final = 1024
-_SAMPLE_PROMPT: Final = 32  # tokens of a text that a sample begins with
+_DEFAULT_LENGTH: Final = 1024  # tokens of a document without --max_seq_length
+_SAMPLE_PROMPT_TOKENS: Final = 32  # of a text that a sample begins with
 
 
 def read_config(options: ModelOptions) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
@@ -51,9 +51,9 @@ def read_config(options: ModelOptions) -> tuple[PretrainedConfig, PreTrainedToke
 
 
 def check_base(options: Options) -> None:
-    """Raise BadInputError for what the training would refuse of a base checkpoint, whatever its weights.
+    """Raise BadInputError if the training would refuse a base checkpoint for its configuration or tokenizer.
 
-    It judges folders by configuration and tokenizer; what this transformers cannot read, another one may.
+    Only a folder is checked. One that this transformers cannot read passes: the ranks may have another one.
     """
     model, data = options.model, options.data
     if model.trust_remote_code or not Path(str(model.model_name_or_path)).is_dir():
@@ -92,9 +92,9 @@ def usable_length(data: DataOptions, config: PretrainedConfig) -> int:
     positions = getattr(config, "max_position_embeddings", None)
     asked = data.max_seq_length
     if not isinstance(positions, int) or positions <= 0:
-        return asked or _LENGTH
+        return asked or _DEFAULT_LENGTH
     if asked is None or asked <= positions:
-        return asked or min(_LENGTH, positions)
+        return asked or min(_DEFAULT_LENGTH, positions)
     rope = getattr(config, "rope_parameters", None) or {}
     if data.rope_scaling is None or "rope_theta" not in rope:
         fix = "Give less, or add --rope_scaling yarn (or linear)" if "rope_theta" in rope else "Give less"
@@ -207,12 +207,13 @@ def prepare(
             desc=f"{split} documents",
         )
         if not len(documents):
-            what = "text has two tokens" if kind == "text" else f"answer begins within {length} tokens"
-            message = f"no {what} in the {split} split"
+            missing = "text has two tokens" if kind == "text" else f"answer begins within {length} tokens"
+            message = f"no {missing} in the {split} split"
             raise BadInputError(
                 message, field="run.data", fix="Give other data, or a greater --max_seq_length"
             )
         cut = sum(documents["cut"][:])
+        # A text may become several documents: then the counts cannot be compared.
         dropped = 0 if kind == "text" else len(table) - len(documents)
         if cut or dropped:
             say(
@@ -243,7 +244,7 @@ class _Writer(NamedTuple):
             record = dict(zip(names, values, strict=True))
             if why := self.columns.fault(record, self.kind):
                 raise BadInputError(f"record {row + 1}: {why}", field="run.data", fix=records.FIX)
-            for ids, labels in self._written(record, row):
+            for ids, labels in self._tokenized(record, row):
                 kept = labels[: self.length]
                 if any(label != IGNORED for label in kept[1:]):  # no token predicts the first one
                     found["input_ids"].append(ids[: self.length])
@@ -252,23 +253,23 @@ class _Writer(NamedTuple):
                     found["cut"].append(len(ids) > self.length)
         return found
 
-    def _written(self, record: Mapping[str, Any], row: int) -> list[tuple[list[int], list[int]]]:
+    def _tokenized(self, record: Mapping[str, Any], row: int) -> list[tuple[list[int], list[int]]]:
         """Return the token ids and the labels of each document that a record becomes."""
         if self.kind == "messages":
             return [self._conversation(record[self.columns.messages], f"record {row + 1}")]
         end = [self.tokenizer.eos_token_id] if self.tokenizer.eos_token_id is not None else []
         if self.kind == "text":
-            ids = self._begun(record[self.columns.text]) + end
+            ids = self._encode_without_end(record[self.columns.text]) + end
             return [
                 (ids[at : at + self.length], ids[at : at + self.length])
                 for at in range(0, len(ids), self.length)
             ]
-        prompt = self._begun(record[self.columns.prompt])
+        prompt = self._encode_without_end(record[self.columns.prompt])
         answer = [*self.tokenizer.encode(record[self.columns.completion], add_special_tokens=False), *end]
         return [(prompt + answer, [IGNORED] * len(prompt) + answer)]
 
-    def _begun(self, text: str) -> list[int]:
-        """Encode a text; the tokenizer's special token at its begin stays, the one at its end does not."""
+    def _encode_without_end(self, text: str) -> list[int]:
+        """Encode a text with the tokenizer's special token at its beginning, without the one at its end."""
         ids: list[int] = self.tokenizer.encode(text)
         return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
 
@@ -289,9 +290,9 @@ class _Writer(NamedTuple):
         ids: list[int] = encoded["input_ids"]
         labels, specials = [IGNORED] * len(ids), set(self.tokenizer.all_special_ids)
         for token, (begin, end) in enumerate(encoded["offset_mapping"]):
-            if any(begin < until and end > since for since, until in spans):
+            if any(begin < stop and end > start for start, stop in spans):  # it overlaps an answer
                 labels[token] = ids[token]
-            elif token and ids[token] in specials and any(begin == until for _, until in spans):
+            elif token and ids[token] in specials and any(begin == stop for _, stop in spans):
                 labels[token] = ids[token]  # the token that ends the turn
         return ids, labels
 
@@ -301,7 +302,7 @@ class _Writer(NamedTuple):
             return str(record[self.columns.prompt])
         if self.kind == "text":
             ids = self.tokenizer.encode(record[self.columns.text], add_special_tokens=False)
-            return str(self.tokenizer.decode(ids[: min(_SAMPLE_PROMPT, 1 + len(ids) // 2)]))
+            return str(self.tokenizer.decode(ids[: min(_SAMPLE_PROMPT_TOKENS, 1 + len(ids) // 2)]))
         messages = record[self.columns.messages]
         text, spans = records.answer_spans(messages, self._render, "a sample")
         return text[: spans[-1][0]] or text

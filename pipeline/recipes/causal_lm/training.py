@@ -238,7 +238,7 @@ def _export(  # noqa: PLR0913, PLR0917 - what a model card tells
         fields["base_model_name_or_path"], _ = base_of(options, env)  # and not where it was staged
         described.write_text(json.dumps(fields, indent=2, sort_keys=True))
         if options.data.rope_scaling or options.model.config_overrides:
-            # Which the base needs, and the adapter does not record.
+            # The base needs these, and the adapter does not record them.
             trained_config(model).save_pretrained(kept)
         (kept / "README.md").unlink(missing_ok=True)  # peft's form, with nothing filled in
         tokenizer.save_pretrained(output)
@@ -256,22 +256,26 @@ def _export(  # noqa: PLR0913, PLR0917 - what a model card tells
 def _samples(
     options: Options, model: Any, tokenizer: PreTrainedTokenizerBase, prepared: Mapping[str, Documents]
 ) -> list[tuple[str, str]]:
-    """Have the model continue prompts of the validation split, always by the likeliest token."""
+    """Have the model continue prompts, always by the likeliest token.
+
+    Returns each prompt with its continuation. Without a validation split, the prompts are of train.
+    """
     split = prepared.get("validation") or prepared["train"]
-    found = []
+    samples = []
     model.eval()
     for prompt in split.prompts if options.data.sample_tokens else ():
-        asked: Any = tokenizer(prompt, return_tensors="pt", add_special_tokens=True)
-        ids = asked["input_ids"]
-        if ids[0, -1] == tokenizer.eos_token_id and ids.shape[1] > 1:  # the prompt is to be continued
+        encoded: Any = tokenizer(prompt, return_tensors="pt", add_special_tokens=True)
+        ids = encoded["input_ids"]
+        if ids[0, -1] == tokenizer.eos_token_id and ids.shape[1] > 1:  # after it, a new text would begin
             ids = ids[:, :-1]
         with torch.inference_mode():
-            whole = model.generate(
+            generated = model.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=options.data.sample_tokens,
                 do_sample=False,
                 pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
             )
-        found.append((prompt, str(tokenizer.decode(whole[0, ids.shape[1] :], skip_special_tokens=True))))
-    return found
+        continuation = tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True)
+        samples.append((prompt, str(continuation)))
+    return samples

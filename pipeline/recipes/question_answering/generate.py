@@ -23,7 +23,7 @@ SPLITS = {"train": 720, "validation": 75}
 QUESTIONS_PER_CONTEXT = 4
 _FACTS_OF_ONE, _FACTS_OF_TWO = (3, 4, 5), (2,)  # numbers of facts of each thing
 _TWO_THINGS_CHANCE, _AGAIN_CHANCE = 0.3, 0.5
-_VALIDATION_YEARS = 200
+_VALIDATION_YEARS = 200  # years that only validation contexts have
 # fmt: off
 _ONSETS = ("b", "br", "c", "d", "dr", "f", "g", "gr", "h", "j", "k", "l", "m", "n", "p", "qu", "r", "s", "sh",
            "st", "t", "th", "tr", "v", "w", "y", "z")
@@ -61,7 +61,7 @@ class Names:
 
     def __init__(self, rng: random.Random, used: set[str], years: Sequence[int]) -> None:
         self._rng, self._used, self._years = rng, used, years
-        self._deck: list[int] = []
+        self._undrawn_years: list[int] = []
 
     def draw(self, kind: str) -> str:
         """Draw a name, person, place, company, year or count.
@@ -77,19 +77,21 @@ class Names:
             case "company":
                 return _pick(self._rng, _COMPANIES).format(self._word())
             case "year":
-                self._deck = self._deck or _shuffle(self._rng, self._years)
-                return str(self._deck.pop())
+                self._undrawn_years = self._undrawn_years or _shuffle(self._rng, self._years)
+                return str(self._undrawn_years.pop())
             case "count":
                 rng = self._rng
-                # With a comma, so that no amount looks like a year.
+                # From 2,000 to 98,999; the comma, so that no amount looks like a year.
                 return self._unused(lambda: f"{2 + int(rng.random() * 97)},{int(rng.random() * 1000):03d}")
         raise ValueError(kind)
 
     def _word(self) -> str:
+        """Invent a capitalised word of two syllables."""
         parts = (_ONSETS, _VOWELS, _ONSETS, _VOWELS, _CODAS)
         return self._unused(lambda: "".join(_pick(self._rng, part) for part in parts).capitalize())
 
     def _unused(self, draw: Callable[[], str]) -> str:
+        """Draw until the result is new, and note it as used."""
         while (name := draw()) in self._used:
             pass
         self._used.add(name)
@@ -188,7 +190,7 @@ def _context(things: list[Thing], rng: random.Random) -> str:
 
 
 def _braces(text: str) -> set[str]:
-    """Return the names in braces that a text has: of the facts that fill it in."""
+    """Return the names in a text's braces: of the facts that fill it in."""
     return {name for _, name, _, _ in string.Formatter().parse(text) if name}
 
 

@@ -45,6 +45,7 @@ from manycpu.pipeline.targets.program_code import program_of
 _LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
 _COMPANION_TIMEOUT_S = 60.0  # an operator that has just started knows new objects by then
+_CONFLICT_TRIES = 10  # of an update, each of which another process may overtake
 _ENDED_TIMEOUT_S = 120.0  # within which the pods of an earlier attempt must be gone
 
 
@@ -273,11 +274,15 @@ def _judge_by_exit_records(ctx: ClusterContext) -> None:
 
 
 def _retry_conflicts(act: Callable[..., Result], *arguments: object) -> Result:
-    """Retry an update of the ledger if another process changed it at the same time."""
+    """Update the ledger; retry if another process changed it at the same time.
+
+    Raises:
+        ConflictError: Others did so at each of the tries.
+    """
     retrying = Retrying(
         retry=retry_if_exception_type(ConflictError),
-        stop=stop_after_attempt(10),
-        wait=wait_random(0.05, 0.5),
+        stop=stop_after_attempt(_CONFLICT_TRIES),
+        wait=wait_random(0.05, 0.5),  # at random, so that the same processes do not meet again
         reraise=True,
     )
     return retrying(act, *arguments)
@@ -306,22 +311,22 @@ def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle 
 def _end_earlier_attempts(ctx: ClusterContext, attempt: int) -> None:
     """Delete the jobs of all earlier attempts, and wait until these and their pods are gone.
 
-    They would write to the same checkpoints. Jobs of older attempts may exist too: the launch of the attempt
-    before may have ended while it waited here.
+    They would write to the same checkpoints. Several earlier attempts may have a job: the previous launch may
+    have been killed while it waited here.
     """
     entry = ctx.ledger.read()
-    launches = sorted({entry.described(number).target["launch"] for number in range(1, attempt + 1)})
+    launch_kinds = sorted({entry.described(number).target["launch"] for number in range(1, attempt + 1)})
     jobs = [
-        job for launch in launches for job in cluster_of(ctx).list(JOB_KINDS[launch].kind, labels(ctx.name))
+        job for kind in launch_kinds for job in cluster_of(ctx).list(JOB_KINDS[kind].kind, labels(ctx.name))
     ]
     for job in jobs:
         if int(label(job, "attempt")) < attempt:  # another launch may have created a later attempt
             cluster_of(ctx).delete(job["kind"], job["metadata"]["name"], uid=job["metadata"]["uid"])
-    if attempt == 1:
+    if attempt == 1:  # there is no earlier one
         return
 
     def stays(item: KubeObject) -> bool:
-        # Companions, such as a runtime, stay until the run is deleted; its claim is of no attempt.
+        # Companions, such as a runtime, stay until the run is deleted. The run's claim has no attempt.
         return is_companion(item) or int(label(item, "attempt") or attempt) >= attempt
 
     undeleted = wait_until_gone(ctx, labels(ctx.name), _ENDED_TIMEOUT_S, but=stays)

@@ -10,6 +10,7 @@ from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
 _FATAL: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 """Reasons why a container waits that never pass by themselves."""
 _IMAGE: Final = frozenset({*_FATAL, "ErrImagePull", "ImagePullBackOff", "ImageInspectError"})
+"""Reasons why a container waits for its image."""
 _STUCK: Final = frozenset({*_IMAGE, "CreateContainerConfigError", "CreateContainerError"})
 """Reasons why a container waits that seldom pass by themselves."""
 _VOLUME: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})

@@ -34,6 +34,7 @@ Right = tuple[str, str, str]
 RIGHTS: Final = Path(__file__).with_name("rights.yaml")
 _MAY_NOT: Final = "this account may not"
 _BATCH: Final = "batch"
+_DEADLINE_S: Final = 15  # for an answer of the API server, with retries
 # Messages of every call if the namespace or a right is missing.
 _NO_NAMESPACE: Final = re.compile(r'namespaces "\S+" not found$')
 _NO_RIGHT: Final = re.compile(r'User ".+" cannot \w+ resource ')
@@ -45,7 +46,7 @@ _COMPANION_VERBS: Final = ("create", "delete", "get", "list")
 def findings(ctx: ClusterContext) -> Findings:
     """Run all checks; if the cluster does not answer, only those that do not need it."""
     try:
-        cluster_of(ctx).call("GET", "/version", deadline=15)
+        cluster_of(ctx).call("GET", "/version", deadline=_DEADLINE_S)
     except ClusterError as error:
         yield Finding("target.connection", error.message, error.fix or "See target.connection")
         yield from _run_check(_check_manifests, ctx)
@@ -140,7 +141,7 @@ def _check_operator(ctx: ClusterContext) -> Findings:
 def _check_manifests(ctx: ClusterContext) -> Findings:
     """Describe the run's objects, which raises an error if its fields do not fit together."""
     objects(ctx)
-    yield from ()
+    yield from ()  # makes it a generator, as the other checks are
 
 
 def _check_runtime(ctx: ClusterContext) -> Findings:
@@ -257,7 +258,7 @@ def _check_allocatable(ctx: ClusterContext) -> Findings:
     selector = ",".join(f"{key}={value}" for key, value in ctx.target.node_selector.items())
     try:
         query = {"labelSelector": selector} if selector else {}
-        nodes = cluster_of(ctx).call("GET", "/api/v1/nodes", query=query, deadline=15)["items"]
+        nodes = cluster_of(ctx).call("GET", "/api/v1/nodes", query=query, deadline=_DEADLINE_S)["items"]
     except ClusterError:
         return
     requests = {"cpu": str(ctx.run.resources.cpu or 0), "memory": ctx.run.resources.memory or "0"}
@@ -335,7 +336,8 @@ def check_queue(ctx: ClusterContext) -> Findings:
             yield Finding("target.queue_priority", "it is of a queue, and target.queue is left out", fix)
         return
     try:
-        path = cluster_of(ctx).path(LOCAL_QUEUE.kind)
+        # /apis/GROUP/VERSION, the common part for objects of a namespace and of the cluster.
+        group_path = cluster_of(ctx).path(LOCAL_QUEUE.kind).partition("/namespaces/")[0]
     except NotFoundError:
         yield Finding("target.queue", "the cluster has no Kueue", "Install it, or leave target.queue out")
         return
@@ -351,15 +353,15 @@ def check_queue(ctx: ClusterContext) -> Findings:
                 text = f"LocalQueue {name!r} admits nothing at present: {why}"
                 fix = "The run waits until it admits jobs again: ask who looks after the queue"
                 yield Finding("target.queue", text, fix, fatal=False)
-    yield from _check_queue_priority(ctx, path.partition("/namespaces/")[0])
+    yield from _check_queue_priority(ctx, group_path)
 
 
-def _check_queue_priority(ctx: ClusterContext, group: str) -> Findings:
-    """Check that the queue's priority exists; ``group`` is the URL path of Kueue's API group."""
+def _check_queue_priority(ctx: ClusterContext, group_path: str) -> Findings:
+    """Check that the queue's priority exists; ``group_path`` is the URL path of Kueue's API group."""
     if (name := ctx.target.queue_priority) is None:
         return
     try:
-        cluster_of(ctx).call("GET", f"{group}/workloadpriorityclasses/{name}")
+        cluster_of(ctx).call("GET", f"{group_path}/workloadpriorityclasses/{name}")
     except NotFoundError:
         fix = "Name one that `kubectl get workloadpriorityclasses` lists"
         yield Finding("target.queue_priority", f"there is no WorkloadPriorityClass {name!r}", fix)

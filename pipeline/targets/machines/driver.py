@@ -95,7 +95,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
 
     def declare_gone(self, ctx: MachineContext, entry: Entry) -> bool:
         handle = launch.present_handle(ctx, entry)
-        if handle is None or process.observe(handle)["exit"] is not None:
+        if handle is None or process.observe(handle)["exit"] is not None:  # no attempt, or its end is known
             return False
         process.declare_gone(handle)
         return True

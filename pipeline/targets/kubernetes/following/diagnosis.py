@@ -21,7 +21,7 @@ _PODS_REFUSED: Final = frozenset(
     }
 )
 """Reasons of the events with which operators report that the API server refuses their pods."""
-_SIGNALS: Final = 128  # a container that a signal ended has this plus the signal's number as exit code
+_SIGNAL_BASE: Final = 128  # a container that a signal ended has this plus the signal's number as exit code
 
 
 class Reason(NamedTuple):
@@ -99,13 +99,13 @@ def _job_reasons(snapshot: JobSnapshot) -> Iterator[Reason]:
         return
     for event in _latest_warnings(snapshot, {"ValidationError"}, snapshot.job_kind.resource.kind):
         yield Reason(f"the operator refuses the job: {event['message']}", fatal=True)
-    if snapshot.given_back:
+    if snapshot.given_back:  # its pods, so that others have room (turns.py)
         yield Reason("it holds nothing until there is room for all of its ranks")
         messages = [event["message"] for event in _latest_warnings(snapshot, {"FailedScheduling"}, "Pod")]
         # A pod that was deleted while the scheduler bound it says nothing about the nodes.
-        of_nodes = [message for message in messages if "is being deleted" not in message]
-        if of_nodes:
-            yield Reason(f"no node when it last tried: {of_nodes[-1]}")
+        about_nodes = [message for message in messages if "is being deleted" not in message]
+        if about_nodes:
+            yield Reason(f"no node when it last tried: {about_nodes[-1]}")
         return
     if snapshot.suspended:
         queue = job["metadata"].get("labels", {}).get(QUEUE_LABEL)
@@ -115,7 +115,7 @@ def _job_reasons(snapshot: JobSnapshot) -> Iterator[Reason]:
     refused = _latest_warnings(snapshot, _PODS_REFUSED)
     for event in refused:
         yield Reason(f"pods are refused: {event['message']}")
-    if snapshot.pods or refused:
+    if snapshot.pods or refused:  # the pods have their own reasons
         return
     if not snapshot.acknowledged:
         yield Reason(f"no operator has acknowledged {snapshot.kind} {snapshot.name}")
@@ -166,7 +166,7 @@ def restarts(snapshot: JobSnapshot) -> int:
 
 
 def _restarts_of_pod(pod: KubeObject, _: list[KubeObject]) -> int:
-    """Return the restarts of the pod's container that was restarted most often; 0: no end of one is known."""
+    """Return the most restarts of one container of a pod, without init containers and unknown ends."""
     return max(
         (container.restarts for container in containers(pod) if not container.init and container.last),
         default=0,
@@ -217,7 +217,7 @@ def _ending(container: Container) -> Ending:
 def exit_code(terminated: KubeObject) -> int:
     """Return a container's exit code, negative for a signal."""
     code = int(terminated.get("exitCode", 0))
-    return _SIGNALS - code if code > _SIGNALS else code
+    return _SIGNAL_BASE - code if code > _SIGNAL_BASE else code
 
 
 def _latest_warnings(

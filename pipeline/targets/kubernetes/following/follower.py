@@ -219,7 +219,10 @@ class Follower:
         )
 
     async def _wait_until_due(self, feeding: "asyncio.Task[None]") -> None:
-        """Wait for a change, or until a budget, a note or the next check is due."""
+        """Wait until an object changes, lines are read, or a budget, a note or the next check is due.
+
+        ``feeding``: the task that applies the changes; if it fails, its error is raised here.
+        """
         now = self._watch.now()
         activity = self._recorder.activity
         due = [now + (_WAITING_TICK_S if self._turn.waits else _TICK_S)]
@@ -234,7 +237,7 @@ class Follower:
         waking.cancel()
         self._wake.clear()
         if feeding.done():
-            feeding.result()
+            feeding.result()  # raises the task's error, if it has one
             raise RuntimeError("the stream of changes ended, which none should")
 
     async def _deliver_read_lines(self, deliver: Deliver) -> None:
@@ -284,7 +287,7 @@ class Follower:
         return self._derive_status()
 
     async def _unconfirmed_status(self, status: Status, error: BaseException) -> Status:
-        """Return the status to have while the API server cannot confirm an end: the one before.
+        """Return the status while the API server cannot confirm an end: the previous one.
 
         After some minutes, a used-up budget needs no confirmation. After an hour, raises the error.
         """
@@ -306,7 +309,8 @@ class Follower:
         self._record_nodes(now)
         status = judgement.judge(self._ctx.run, self._snapshot, self._recorder.activity, now)
         if not status.state.terminal:
-            had_nodes = bool(self._recorder.state.began or self._snapshot.note)  # a note: it gave them back
+            # With a note, the job had nodes and gave them back.
+            had_nodes = bool(self._recorder.state.began or self._snapshot.note)
             self._launcher.release_after_change(began=had_nodes)
             waits_for = self._turn.take_turn(met=self._recorder.activity.met, now=now)
             waits_for = waits_for or self._queue.waiting_reason(now)

@@ -120,10 +120,10 @@ def _push_builder_image(ctx: "ClusterContext", image_build: Build, opened: Regis
     builder = Reference.parse(
         ctx.target.builder_image or PODS[ctx.target.builder].image, "target.builder_image"
     )
-    ours = own_repository(ctx)
-    if ours is None:
+    repository = own_repository(ctx)
+    if repository is None:
         raise BadInputError("a builder pod needs a registry", field="target.registry")
-    name, _ = append(builder, ours, [context], lambda: Change([context.layer], {}, {}), opened)
+    name, _ = append(builder, repository, [context], lambda: Change([context.layer], {}, {}), opened)
     return name
 
 
@@ -131,17 +131,22 @@ def _push_builder_image(ctx: "ClusterContext", image_build: Build, opened: Regis
 def _temporary_objects(
     ctx: "ClusterContext", cluster: Cluster, manifests: list[KubeObject]
 ) -> Iterator[None]:
-    """Create objects, and delete them at the end; the ledger records them, so that cleanup finds the rest."""
-    names = {f"{cluster.namespace}/{item['kind']}/{item['metadata']['name']}": item for item in manifests}
+    """Create objects, and delete them at the end.
+
+    The ledger records them first, so that the run's cleanup deletes those that remain.
+    """
+    items_by_name = {
+        f"{cluster.namespace}/{item['kind']}/{item['metadata']['name']}": item for item in manifests
+    }
     try:
         with ctx.ledger.update() as entry:
-            entry.elsewhere |= dict.fromkeys(names, "build")
+            entry.elsewhere |= dict.fromkeys(items_by_name, "build")
         for item in manifests:
             _delete(cluster, item)  # an object of the same name, from an earlier try
             cluster.create(item)
         yield
     finally:
-        deleted = [name for name, item in reversed(names.items()) if _delete(cluster, item)]
+        deleted = [name for name, item in reversed(items_by_name.items()) if _delete(cluster, item)]
         with suppress(ClusterError, FileNotFoundError), ctx.ledger.update() as entry:
             for name in deleted:
                 entry.elsewhere.pop(name, None)

@@ -41,8 +41,9 @@ _LIFE_S: Final = 604_800  # after which Kubernetes ends a pod
 STALL_TIMEOUT_S: Final = 300.0  # without progress, since the connection first broke: then a command fails
 _FORBIDDEN_TIMEOUT_S: Final = 15.0  # grace period for RBAC after the API server starts
 _POLL_INTERVAL_S: Final = 0.25  # between two polls of the pod, and before the first retry
+_MAX_PAUSE_S: Final = 10.0  # between two tries of a command
 _CHECK_INTERVAL_S: Final = 2.0  # between two checks that the run's ledger and claim exist
-_ASKED: Final = "manycpu/asked"  # annotation: digest of the requested spec
+_SPEC_DIGEST: Final = "manycpu/asked"  # annotation: digest of the requested spec
 _SECRET_POLLS: Final = 8  # without a secret, after which the wait fails: the node's cache may lack a new one
 
 
@@ -77,7 +78,7 @@ def manifest(
     named = {
         "name": f"{ctx.name}-{verb}",
         "labels": labels(ctx.name, verb=verb),
-        "annotations": {_ASKED: digest},
+        "annotations": {_SPEC_DIGEST: digest},
         "ownerReferences": owners,
     }
     return one_off_pod(named, spec, _LIFE_S)
@@ -184,15 +185,20 @@ class Helper:
                         fix="See that the cluster is well, and run again: the copy resumes",
                     ) from error
             time.sleep(pause)
-            pause = min(2 * pause, 10.0)
+            pause = min(2 * pause, _MAX_PAUSE_S)
 
     def ask(self, command: str, **request: Any) -> Message:
-        """Run a command in the pod that needs only a request, and return its answer.
+        """Run a command that needs only a request in the pod, and return its answer.
+
+        Args:
+            command: The command.
+            request: The fields of the request.
 
         Raises:
             RemoteError: The pod's program failed.
             DeadlineError: The connection broke repeatedly without progress, or the pod did not start.
             ClusterError: The cluster refuses the call.
+            RunGoneError: The run was deleted meanwhile.
         """
         return self.run(command, lambda channel: client.ask(channel, **request))
 
@@ -276,8 +282,8 @@ class Helper:
 
     def _has_requested_spec(self, pod: KubeObject) -> bool:
         """Whether a pod has the requested spec; an earlier pod may have another claim or other secrets."""
-        asked = self._manifest["metadata"]["annotations"][_ASKED]
-        return bool(pod["metadata"].get("annotations", {}).get(_ASKED) == asked)
+        requested = self._manifest["metadata"]["annotations"][_SPEC_DIGEST]
+        return bool(pod["metadata"].get("annotations", {}).get(_SPEC_DIGEST) == requested)
 
     def _describe_reasons(self, pod: KubeObject, why: list[PodReason]) -> str:
         """Describe why the pod does not run, with its last warnings."""
