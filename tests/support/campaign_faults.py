@@ -90,8 +90,9 @@ def _cancel(user: User, command: Command) -> str:
     return user.other("cancel", run) if run and not command.ended else ""
 
 
-def _kill_a_rank(user: User, _: Command) -> str:
-    ranks = list(_ranks(user))
+def _kill_a_rank(user: User, command: Command) -> str:
+    while not (ranks := list(_ranks(user))) and not command.wait(0.5):
+        pass
     if not ranks:
         return ""
     rank = user.rng.choice(ranks)
@@ -110,14 +111,18 @@ def _ranks(user: User) -> Iterator[psutil.Process]:
                 yield process
 
 
-def _at_a_pod(role: str, act: Callable[[User, client.V1Pod], str]) -> Cause:
+def _at_a_pod(role: str, act: Callable[[User, client.V1Pod], str], phase: str = "") -> Cause:
     def cause(user: User, command: Command) -> str:
         run = user.see_name(command)
-        until(lambda: command.ended or pods_of(user, run, role))
-        if not (pods := pods_of(user, run, role)) or command.ended:
+
+        def pods() -> list[client.V1Pod]:
+            return [pod for pod in pods_of(user, run, role) if phase in ("", pod.status.phase)]
+
+        until(lambda: command.ended or pods())
+        if not (found := pods()) or command.ended:
             return ""
         with suppress(ApiException, ClusterError):
-            return act(user, user.rng.choice(pods))
+            return act(user, user.rng.choice(found))
         return ""
 
     return cause
@@ -134,8 +139,6 @@ def _delete_a_pod(role: str, **options: Any) -> Cause:
 
 
 def _kill_a_container(user: User, pod: client.V1Pod) -> str:
-    if pod.status.phase != "Running":
-        return ""
     user.at.faults.kill_container(user.at.space, pod.metadata.name)
     return f"that of {pod.metadata.name}"
 
@@ -254,7 +257,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "cancel beside": Fault(_cancel, "run"),
     "rank killed": Fault(_kill_a_rank, "run"),
     "pod of the job deleted": Fault(_delete_a_pod("role"), "run", THERE),
-    "container killed": Fault(_at_a_pod("role", _kill_a_container), "run", THERE),
+    "container killed": Fault(_at_a_pod("role", _kill_a_container, "Running"), "run", THERE),
     "helper pod deleted": Fault(_delete_a_pod("verb,!manycpu/role", grace_period_seconds=0), "run", THERE),
     "job deleted": Fault(_at_its_job(_delete_job), "run", THERE),
     "job suspended": Fault(_at_its_job(_suspend_job), "run", _SUSPENDED),
