@@ -115,7 +115,6 @@ def _own_record(rank: Rank, requested: RequestedWorld, plan: CpuPlan) -> dict[st
         "world_size": rank.world_size,
         "host": host,
         "hostname": socket.gethostname(),  # in a pod its name, where host is the node's
-        "machine": os.environ.get("MANYCPU_MACHINE") or host,
         "address": _own_address_towards(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])),
         "cpus": plan.cores,
         "threads": plan.threads,

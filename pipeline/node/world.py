@@ -120,7 +120,7 @@ class RequestedWorld(NamedTuple):
         backends = sorted({str(record["backend"]) for record in records})
         if len(backends) > 1:
             faults.append(f"the ranks ask for different backends, {' and '.join(backends)} (run.backend)")
-        hosts = sorted({record["machine"] for record in records})
+        hosts = sorted({record["host"] for record in records})
         least = self.nodes[0] if self.nodes else 1
         if self.spread and len(hosts) < least:
             faults.append(f"they run on {', '.join(hosts)} alone, where run.spread requires {least} machines")

@@ -19,7 +19,7 @@ def world(size: int) -> Rank:
 
 def records(*ranks: int, size: int | None = None, **fields: Any) -> list[dict[str, Any]]:
     common = {"world_size": size or len(ranks), "backend": "gloo"} | fields
-    return [{"rank": rank, "machine": f"host-{rank % 2}"} | common for rank in ranks]
+    return [{"rank": rank, "host": f"host-{rank % 2}"} | common for rank in ranks]
 
 
 @pytest.mark.parametrize(("nodes", "sizes"), [("2", [4]), ("1:3", [2, 4, 6])])
@@ -56,7 +56,7 @@ def test_a_meeting_as_asked() -> None:
         (records(0, 1, size=4), "worlds of [4], and 2 of them met"),
         (records(0) + records(1, size=1), "worlds of [1], and 2"),
         (records(0, 1, backend="gloo") + records(2, 3, backend="mpi"), "gloo and mpi (run.backend)"),
-        (records(0, 1, machine="same"), "they run on same alone, where run.spread requires 2 machines"),
+        (records(0, 1, host="same"), "they run on same alone, where run.spread requires 2 machines"),
     ],
 )
 def test_meetings_that_fail(met: list[dict[str, Any]], message: str) -> None:
@@ -98,7 +98,7 @@ def test_outside_of_a_run_the_script_chooses_its_backend() -> None:
 
 
 def test_one_machine_is_enough_where_spread_is_only_preferred() -> None:
-    want(MANYCPU_SPREAD="prefer").check_meeting(records(0, 1, machine="same"))
+    want(MANYCPU_SPREAD="prefer").check_meeting(records(0, 1, host="same"))
 
 
 def test_no_except_exception_swallows_a_refusal() -> None:
