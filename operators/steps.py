@@ -13,6 +13,7 @@ from manycpu.operators.base import RunOperator, explained, require_begun
 from manycpu.operators.following import keep_refusal, keep_report, place_of
 from manycpu.pipeline.spec.errors import Finding, ManycpuError, raise_findings
 from manycpu.pipeline.spec.handle import read_handle
+from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.tracking import place_in_words
 
 if TYPE_CHECKING:
@@ -148,7 +149,9 @@ class CleanupOperator(RunOperator):
         with explained():
             ctx = self.open(context)
             report = clean_up_and_log(ctx, self.log, place_of(context))
-        if report and report.left_behind and has_tries_left(context):
+        # A retry finds the rest of a run without a ledger by its report, if that says that it succeeded.
+        is_found_again = report and report.state is RunState.SUCCEEDED and ctx.run.output is not None
+        if report and report.left_behind and is_found_again and has_tries_left(context):
             raise left_behind_error(report.left_behind)
         return report.model_dump(mode="json") if report and ctx.run.output is None else {}
 
@@ -278,16 +281,20 @@ def worker_disk_findings(ctx: RunContext, executor: str | None) -> Iterator[Find
             )
 
 
-def clean_up_and_log(ctx: RunContext, log: Any, place: Mapping[str, Any]) -> Report | None:
+def clean_up_and_log(
+    ctx: RunContext, log: Any, place: Mapping[str, Any], attempt: int | None = None
+) -> Report | None:
     """Run the verb cleanup, keep the report for the page of the task at ``place``, and log what stays behind.
 
+    ``attempt`` is the latest one that the clean-up may delete; None: any.
+
     Returns:
-        The report; None where the run never began or is cleaned up already.
+        The report; None where the run never began, is cleaned up already, or a later attempt needs it.
     """
     from manycpu.pipeline.verbs.cleanup import cleanup
     from manycpu.pipeline.verbs.report import read_report
 
-    report = cleanup(ctx, tell=partial(keep_report, place=place, log=log))
+    report = cleanup(ctx, attempt=attempt, tell=partial(keep_report, place=place, log=log))
     if report is None:
         log.info("nothing to clean up")
         with suppress(ManycpuError):  # an earlier try cleaned up, and Airflow deleted the XComs of that try

@@ -34,6 +34,7 @@ from manycpu.operators.steps import clean_up_and_log, has_tries_left, prepare_ru
 from manycpu.pipeline.spec.errors import (
     BadInputError,
     CancelledError,
+    ClusterError,
     ForeignRunError,
     ManycpuError,
     TrainingFailedError,
@@ -326,10 +327,13 @@ class WholeRunOperator(TrainOperator):
             return super().resume_execution(next_method, next_kwargs, context)
 
     def _train(self, context: Context, ctx: RunContext) -> Any:
-        """Train, unless an earlier try exported the model and was killed during its clean-up."""
+        """Train, unless an earlier try exported the model and was killed during its clean-up, or after it."""
         from manycpu.pipeline.verbs.cleanup import only_cleanup_is_left
 
-        if only_cleanup_is_left(ctx):
+        instance: Any = context["ti"]
+        # Airflow adds tries when a person clears the task, which then trains again.
+        is_retry = instance.try_number > 1 and instance.max_tries == self.retries
+        if only_cleanup_is_left(ctx, or_nothing=is_retry):
             return self._conclude_run(context, ctx).returned
         return super()._train(context, ctx)
 
@@ -357,6 +361,9 @@ class WholeRunOperator(TrainOperator):
         """Clean up, and describe the model to the outlets.
 
         Fails without retry if the report has an error: a retry would only train again.
+
+        Raises:
+            ClusterError: The cluster does not answer; the next try only cleans up.
         """
         from manycpu.pipeline.verbs.export import Exported
         from manycpu.pipeline.verbs.report import conclude, read_report, report_path
@@ -365,6 +372,8 @@ class WholeRunOperator(TrainOperator):
             report = clean_up_and_log(ctx, self.log, place_of(context)) or read_report(ctx)
             for name, value in conclude(report).metrics.items():
                 self.log.info("%s: %s", name, value)
+        except ClusterError:
+            raise
         except ManycpuError as error:
             raise AirflowFailException(str(error)) from error
         self.log.info("report: %s", report_path(ctx))

@@ -52,6 +52,7 @@ def cleanup(
     *,
     keep: bool = True,
     delete_model: bool = False,
+    attempt: int | None = None,
     tell: Callable[[Report], object] = lambda _: None,
 ) -> Report | None:
     """Delete everything that the run owns, except its output and files that later runs reuse.
@@ -63,10 +64,12 @@ def cleanup(
         ctx: The run.
         keep: Whether to obey a ``run.keep`` that keeps the whole run, not only output and checkpoints.
         delete_model: Whether a person allowed to delete the model and the checkpoints.
+        attempt: Delete nothing if a later attempt than this one needs the run; None: whatever runs.
         tell: Called with the report twice: before anything is deleted, and at the end.
 
     Returns:
-        The report as it was written to the output; None: the run never began, or is already cleaned up.
+        The report as it was written to the output; None: the run never began, is already cleaned up, or is
+        needed by a later attempt.
 
     Raises:
         ExportError: The report cannot be written to the output.
@@ -77,7 +80,9 @@ def cleanup(
     if not ctx.ledger.exists():
         return _finish_half_done_cleanup(ctx, tell)
     started = time.monotonic()
-    cancel(ctx, by=CLEANUP)
+    cancel(ctx, by=CLEANUP, attempt=attempt)
+    if _is_superseded(ctx, attempt):
+        return None
     left = Remains.NOTHING if delete_model else remains(ctx)
     report = _draft_report(ctx)
     with suppress(ExportError):  # raised at the end, by the last write
@@ -86,6 +91,8 @@ def cleanup(
     entry = ctx.ledger.read()
     if handle := ctx.driver.present_handle(ctx, entry):
         write_log(ctx, handle)
+    if _is_superseded(ctx, attempt):  # asked again: the log may have taken minutes
+        return None
     has_failed = report.state is not RunState.SUCCEEDED
     keeps_all = keep and (ctx.run.keep == "always" or (ctx.run.keep == "on_failure" and has_failed))
     kept = [] if delete_model else _keep_results(ctx, left, keeps_all=keeps_all)
@@ -101,14 +108,23 @@ def cleanup(
     return report
 
 
-def only_cleanup_is_left(ctx: RunContext) -> bool:
+def _is_superseded(ctx: RunContext, attempt: int | None) -> bool:
+    """Whether a later attempt than the given one began; None: it does not matter."""
+    return attempt is not None and ctx.ledger.read().attempt > attempt
+
+
+def only_cleanup_is_left(ctx: RunContext, *, or_nothing: bool = False) -> bool:
     """Whether the run is exported, the model can be seen in the output, and only the clean-up is missing.
 
     This is so if an earlier process was killed during the clean-up: the run must not train again.
+
+    Args:
+        ctx: The run.
+        or_nothing: Whether a run that is cleaned up counts as well.
     """
     if ctx.ledger.exists():
         return _is_exported(ctx, ctx.ledger.read())
-    return _report_without_ledger(ctx) is not None
+    return _report_without_ledger(ctx, finished=or_nothing) is not None
 
 
 def _is_exported(ctx: RunContext, entry: Entry) -> bool:
@@ -121,17 +137,17 @@ def _is_exported(ctx: RunContext, entry: Entry) -> bool:
     return done and seen(ctx, entry.export)
 
 
-def _report_without_ledger(ctx: RunContext) -> Report | None:
+def _report_without_ledger(ctx: RunContext, *, finished: bool = False) -> Report | None:
     """Read the report of a run that is exported and has no ledger any more, but an unfinished clean-up.
 
-    None: this is no such run.
+    With ``finished``, the clean-up may be finished too. None: this is no such run.
     """
     try:
         report = read_report(ctx)
     except ManycpuError:
         return None
     record = report.verbs.get(CLEANUP)
-    is_unfinished = record is None or record.result == "failed"
+    is_unfinished = finished or record is None or record.result == "failed"
     # The name becomes part of a path that is deleted: an edited report must not choose another path.
     is_name_valid = report.name == run_name(report.name.removesuffix(ctx.key), ctx.key)
     if not is_name_valid or not is_unfinished or report.state is not RunState.SUCCEEDED:

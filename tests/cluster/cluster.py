@@ -135,7 +135,7 @@ def _start_with(modules: dict[str, Module]) -> Cluster:
         images.ensure(inside)
     with _step("control plane"):
         control_plane.start(inside, modules["kubernetes"])
-        cluster.kubectl("apply", "--filename", str(HERE / "manifests"))
+        cluster.kubectl("apply", "--validate=false", "--filename", str(HERE / "manifests"))
         services.start_proxy(inside, modules["kubernetes"])
         services.start_dns(inside, modules["coredns"])
     with _step("nodes"):

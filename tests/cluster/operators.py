@@ -44,6 +44,8 @@ READY_SECONDS = 120
 NOBODY = 65534
 RUNTIME = "torch-distributed"  # the name of Trainer's own runtime
 Kubectl = Callable[..., str]
+# The server validates: kubectl would ask for all schemas, which a new API server takes long to make.
+_APPLY = ("apply", "--server-side", "--validate=false", "--filename", "-")
 
 
 def install(kubectl: Kubectl, modules: dict[str, Module]) -> None:
@@ -51,7 +53,7 @@ def install(kubectl: Kubectl, modules: dict[str, Module]) -> None:
     for name in MANIFESTS:
         documents = [_adapt(document) for document in _documents(name, modules[name])]
         everything = {"apiVersion": "v1", "kind": "List", "items": documents}
-        kubectl("apply", "--server-side", "--filename", "-", stdin=json.dumps(everything))
+        kubectl(*_APPLY, stdin=json.dumps(everything))
     for name in PLACES:
         wait_ready(kubectl, name)
     wait_for(f"the runtime {RUNTIME} to be accepted", lambda: _add_runtime(kubectl), seconds=READY_SECONDS)
@@ -63,7 +65,7 @@ def _add_runtime(kubectl: Kubectl) -> str:
     A webhook becomes reachable a moment after its operator is ready.
     """
     try:
-        return kubectl("apply", "--server-side", "--filename", "-", stdin=json.dumps(_runtime()))
+        return kubectl(*_APPLY, stdin=json.dumps(_runtime()))
     except ClusterError as error:
         if "failed to call webhook" in str(error):
             return ""

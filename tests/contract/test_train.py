@@ -396,6 +396,28 @@ def test_cleanup_ends_what_still_runs_and_says_so(script: Script, tmp_path: Path
 
 
 @light
+def test_a_cleanup_of_an_earlier_attempt_deletes_nothing_of_a_later_one(
+    script: Script, tmp_path: Path
+) -> None:
+    """Such as that of a triggerer, which takes a minute, while a person clears the task."""
+    ctx, built = begin(tmp_path, script(WAITS))
+    launch(ctx, *built)
+    launched = []
+
+    def clear_the_task(_: object) -> None:
+        if not launched:
+            launched.append(launch(ctx, *built)[0])
+
+    assert cleanup(ctx, attempt=1, tell=clear_the_task) is None
+    assert cleanup(ctx, attempt=1) is None
+    assert launched[0].attempt == 2
+    (tmp_path / "gate").touch()
+    assert wait(ctx, launched[0]).state == "succeeded"
+    cleanup(ctx, delete_model=True)
+    assert not Path(ctx.where).exists()
+
+
+@light
 @pytest.mark.parametrize(("keep", "kept"), [("never", False), ("on_failure", True), ("always", True)])
 def test_a_failed_run_is_kept_where_it_was_asked_for(
     script: Script, tmp_path: Path, keep: str, *, kept: bool

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support import cluster_scenes, fault_scenes
 from support.cluster_scenes import RunsByTasksThere
-from support.fault_scenes import RunsByTasks, Server
+from support.fault_scenes import RunsAsTask, RunsByTasks, Server
 from support.fault_trials import ALL, AT_ONCE, Team, trial, tried, usual
 
 from manycpu.operators.airflow_versions import CALLS_ON_KILL
@@ -62,3 +62,17 @@ def test_what_a_clean_up_left_is_deleted_by_its_next_try(teams: list[Team]) -> N
     places, expected = usual(*teams[0])
     removal = next(f"{number} {place}" for number, place in enumerate(places, 1) if "os.remove log" in place)
     assert trial(*teams[0], ("EIO", removal), expected) == (0, True, [])
+
+
+def test_a_whole_run_is_not_trained_again_after_a_kill_before_its_success_is_recorded(
+    servers: list[Server], tmp_path: Path
+) -> None:
+    scene, server = RunsAsTask(tmp_path / "scene"), servers[0]
+    _, expected = usual(scene, server)
+    scene.reset()
+    scene.prepare(server)
+    scene.env["KILLED"] = str(tmp_path / "killed")
+    assert scene.meet(server, None).killed
+    again = scene.repeat(server)
+    assert again.code == 0, again.said
+    assert scene.found() == expected

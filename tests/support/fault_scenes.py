@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from textwrap import indent
 from typing import Any, ClassVar, Final
 
 import psutil
@@ -268,6 +269,18 @@ class RunsByTasks(Runs):
     def words(self) -> Sequence[str]:
         return ("tasks", str(self.folder / "dags"))
 
+    @staticmethod
+    def dag(fields: Mapping[str, Any]) -> str:
+        """The DAG file, given run and target."""
+        return f"""
+from datetime import UTC, datetime
+from airflow.sdk import DAG
+from manycpu.operators import training_pipeline
+
+with DAG("tried", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC)):
+    training_pipeline(**{fields!r}, default_args={{"retry_delay": 0}})
+"""
+
     def prepare(self, server: Server) -> None:
         """Bring about a database of Airflow with the DAG run, once; then copy it."""
         assert server.airflow is not None
@@ -277,14 +290,7 @@ class RunsByTasks(Runs):
             return
         dags = self.folder / "dags"
         dags.mkdir()
-        (dags / "file.py").write_text(f"""
-from datetime import UTC, datetime
-from airflow.sdk import DAG
-from manycpu.operators import training_pipeline
-
-with DAG("tried", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC)):
-    training_pipeline(**{yaml.safe_load(self.file.read_text())!r}, default_args={{"retry_delay": 0}})
-""")
+        (dags / "file.py").write_text(self.dag(yaml.safe_load(self.file.read_text())))
         self.env |= local_airflow.settings(server.airflow, dags={"tests": dags}) | self.env
         shutil.copy(server.airflow / "new.db", database)
         made = server.type(self, ("begin", str(dags)))
@@ -295,6 +301,41 @@ with DAG("tried", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC)):
         """Airflow shows the traceback of every task that fails: these are no faults."""
         ended = super().meet(server, point)
         return ended._replace(said=ended.said.replace("Traceback (most recent call last)", "Traceback"))
+
+
+class RunsAsTask(RunsByTasks):
+    """A function that is trained by one task, which does all steps of the run."""
+
+    what = " of a DAG run with one task"
+
+    @staticmethod
+    def dag(fields: Mapping[str, Any]) -> str:
+        """The task's process is killed after its end, if KILLED names a file that does not exist yet."""
+        run = {name: value for name, value in fields["run"].items() if name not in ("program", "args")}
+        more = {"target": fields["target"], "retries": 2, "retry_delay": 0}
+        body = indent(Runs.program.replace("folder, data = map(pathlib.Path, sys.argv[1:])", ""), " " * 8)
+        return f"""
+import os, signal
+from datetime import UTC, datetime
+from pathlib import Path
+from airflow.sdk import DAG, task
+
+def kill(context, result=None):
+    file = Path(os.environ.get("KILLED", "/"))
+    if not file.exists():
+        file.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+with DAG("tried", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC)):
+    @task.manycpu(post_execute=kill, **{run | more!r})
+    def fit(data, folder):
+        from pathlib import Path
+        data, folder = Path(data), Path(folder)
+{body}
+        return 7
+
+    fit(folder={str(Path(fields["run"]["output"]).parent)!r})
+"""
 
 
 class Resumes(Scene):
