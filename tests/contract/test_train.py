@@ -402,7 +402,7 @@ def test_a_cleanup_of_an_earlier_attempt_deletes_nothing_of_a_later_one(
     """Such as that of a triggerer, which takes a minute, while a person clears the task."""
     ctx, built = begin(tmp_path, script(WAITS))
     launch(ctx, *built)
-    launched = []
+    launched = list[Any]()
 
     def clear_the_task(_: object) -> None:
         if not launched:
