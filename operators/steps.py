@@ -13,7 +13,6 @@ from manycpu.operators.base import RunOperator, explained, require_begun
 from manycpu.operators.following import keep_refusal, keep_report, place_of
 from manycpu.pipeline.spec.errors import Finding, ManycpuError, raise_findings
 from manycpu.pipeline.spec.handle import read_handle
-from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.tracking import place_in_words
 
 if TYPE_CHECKING:
@@ -144,14 +143,15 @@ class CleanupOperator(RunOperator):
             LaunchError: A process of the run does not end.
             LeftBehindError: Something was not deleted, and the next try of this task may delete it.
         """
+        from manycpu.pipeline.verbs.cleanup import only_cleanup_is_left
         from manycpu.pipeline.verbs.report import left_behind_error
 
         with explained():
             ctx = self.open(context)
             report = clean_up_and_log(ctx, self.log, place_of(context))
-        # A retry finds the rest of a run without a ledger by its report, if that says that it succeeded.
-        is_found_again = report and report.state is RunState.SUCCEEDED and ctx.run.output is not None
-        if report and report.left_behind and is_found_again and has_tries_left(context):
+        # The next try, perhaps on another machine, finds what is left by the report in the output.
+        may_try_again = ctx.run.output is not None and has_tries_left(context)
+        if report and report.left_behind and may_try_again and only_cleanup_is_left(ctx):
             raise left_behind_error(report.left_behind)
         return report.model_dump(mode="json") if report and ctx.run.output is None else {}
 
