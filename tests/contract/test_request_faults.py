@@ -4,7 +4,7 @@
 """
 
 import doctest
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ from support.cluster_scenes import (
     ResumesThere,
     RunsThere,
     RunsWithFaultsInPods,
+    teams,
 )
 from support.fake_api_server import ApiError, Object
-from support.fault_scenes import Scene, Server
-from support.fault_trials import ALL, AT_ONCE, Team, disturbed, tried
+from support.fault_scenes import Server
+from support.fault_trials import ALL, AT_ONCE, disturbed, tried
 from support.request_faults import HARMLESS
 from support.simulated_cluster import SimulatedCluster
 
@@ -58,13 +59,6 @@ def place(places: list[Place]) -> Place:
 @pytest.fixture
 def server(place: Place) -> Server:
     return place.server
-
-
-def teams(made: Callable[..., Scene], folder: Path, places: list[Place], *how: str | None) -> list[Team]:
-    """Make the scene once for each place."""
-    return [
-        (made(folder / f"scene{number}", place, *how), place.server) for number, place in enumerate(places)
-    ]
 
 
 def test_which_faults_fit() -> None:

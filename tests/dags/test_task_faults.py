@@ -29,7 +29,7 @@ def servers(new_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         for _ in range(AT_ONCE if ALL else 1):
             airflow = tmp_path_factory.mktemp("airflow")
             shutil.copy(new_database, airflow / "new.db")
-            made.append(stack.enter_context(fault_scenes.server("airflow", airflow=airflow)))
+            made.append(stack.enter_context(fault_scenes.server(airflow=airflow)))
         yield made
 
 
@@ -42,10 +42,7 @@ def teams(servers: list[Server], tmp_path: Path) -> list[Team]:
 def teams_there(servers: list[Server], tmp_path: Path) -> Iterator[list[Team]]:
     with ExitStack() as stack:
         places = [stack.enter_context(cluster_scenes.place(server)) for server in servers]
-        yield [
-            (RunsByTasksThere(tmp_path / f"scene{number}", place), place.server)
-            for number, place in enumerate(places)
-        ]
+        yield cluster_scenes.teams(RunsByTasksThere, tmp_path, places)
 
 
 @pytest.mark.parametrize("crashes", [True, False] if ALL else [True])

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -15,6 +15,7 @@ from support.exec_streams import PodForks
 from support.fake_api_server import Object
 from support.fault_judge import Ended, Point
 from support.fault_scenes import Cancels, Cleans, Resumes, ResumesLate, Runs, RunsByTasks, Scene, Server
+from support.fault_trials import Team
 from support.registry_images import push_base
 from support.request_faults import CRASHES, Requests, faults_of, is_change, object_of
 from support.simulated_cluster import SimulatedCluster, serving
@@ -81,6 +82,13 @@ def place(server: Server) -> Iterator[Place]:
             for cluster in made.current.values():
                 cluster.end()
             made.forks.end()
+
+
+def teams(made: Callable[..., Scene], folder: Path, places: Sequence[Place], *how: str | None) -> list[Team]:
+    """Make the same scene once for each place."""
+    return [
+        (made(folder / f"scene{number}", place, *how), place.server) for number, place in enumerate(places)
+    ]
 
 
 class OnCluster(Scene):

@@ -68,14 +68,14 @@ def server(
     """Start a server for a kind of target; it ends with the block.
 
     Args:
-        target: The kind; airflow: tasks that train here or on Kubernetes.
+        target: The kind.
         product: The folder from which manycpu is imported; None: that of the tests.
-        airflow: The folder of its Airflow, with an unused database, new.db.
+        airflow: The folder of an Airflow with an unused database, new.db: its tasks train on any target.
     """
     path = [str(product), os.environ.get("PYTHONPATH", "")] if product else []
     env = os.environ | ({"PYTHONPATH": ":".join(path)} if path else {})
     env |= {"AIRFLOW_HOME": str(airflow)} if airflow else {}
-    argv = [sys.executable, str(SCRIPT), "serve", target]
+    argv = [sys.executable, str(SCRIPT), "serve", "airflow" if airflow else target]
     with Program(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as program:
         yield Server(program, airflow)
 
