@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
+
 from manycpu.pipeline.adapters.cluster import DEADLINE, Cluster, poll
 from manycpu.pipeline.ledger import base
 from manycpu.pipeline.ledger.base import LEASE_S, Entry, Lease, from_annotations, to_annotations
@@ -167,15 +169,30 @@ class ConfigMapLedger(base.Ledger):
             self._cluster.delete("ConfigMap", self.name, uid=self._meta.get("uid") or self.uid())
 
     def _change(self, body: KubeObject, deadline: float = DEADLINE) -> None:
-        """Patch the ledger that was read, and no later one of the same name."""
+        """Patch the ledger that was read, and no later one of the same name.
+
+        Raises:
+            ConflictError: A resourceVersion in the body is not current. Without one, the patch is repeated.
+        """
         meta = {"uid": self._meta["uid"]} if self._meta else {}
         body = body | {"metadata": meta | body["metadata"]}
-        try:
-            configmap = self._cluster.patch("ConfigMap", self.name, body, deadline=deadline)
-        except (NotFoundError, ConflictError, errors.InvalidError):  # InvalidError: another uid, among others
-            self._configmap()  # raises RunGoneError if that is the reason
-            raise
-        self._remember(configmap)
+
+        def patch() -> KubeObject:
+            try:
+                return self._cluster.patch("ConfigMap", self.name, body, deadline=deadline)
+            except (NotFoundError, ConflictError, errors.InvalidError):  # the last: another uid, among others
+                self._configmap()  # raises RunGoneError if that is the reason
+                raise
+
+        # The API server gives up after a few conflicts, when many processes write at once.
+        repeated = () if "resourceVersion" in body["metadata"] else ConflictError
+        retrying = Retrying(
+            retry=retry_if_exception_type(repeated),
+            stop=stop_after_delay(deadline),
+            wait=wait_random(max=1.0),
+            reraise=True,
+        )
+        self._remember(retrying(patch))
 
     def _configmap(self) -> KubeObject:
         """Read the run's ConfigMap; raises RunGoneError if it is gone."""
