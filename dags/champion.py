@@ -128,8 +128,9 @@ def champion() -> None:
     concluded: Any = task(trigger_rule="none_failed")(steps.conclude)()
 
     road >> [approve, promoted]  # it chooses one of them, or none
-    approve >> promoted >> tidied.as_teardown(setups=started)
-    [compared, promoted, predicted, tidied] >> concluded
+    approve >> promoted
+    [compared, promoted, predicted] >> concluded
+    concluded >> tidied.as_teardown(setups=started, on_failure_fail_dagrun=True)
 
 
 digits_dataset()

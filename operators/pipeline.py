@@ -33,7 +33,7 @@ class TrainingPipeline(TaskGroup):
     output: XComArg = attrs.field(init=False)
     """Where the model is: ``path``, ``files``, ``bytes``, ``sha256`` and ``metrics``."""
     report: XComArg = attrs.field(init=False)
-    """Path or URL of report.json; its task is the group's last, and fails if anything failed."""
+    """Path or URL of report.json; its task fails if anything failed. A task that takes it runs after it."""
 
 
 def training_pipeline(
@@ -47,7 +47,7 @@ def training_pipeline(
 ) -> TrainingPipeline:
     """Wire the steps: prepare, then stage and build, train, export; cleanup and report run in any case.
 
-    Returns a task group: ``fetch >> training_pipeline(...) >> notify``.
+    Returns a task group: ``fetch >> training_pipeline(...) >> notify``. ``notify`` waits for ``export``.
 
     Args:
         run: What to train; None: the parameters of the DAG run (:func:`training_params`).
@@ -73,9 +73,9 @@ def training_pipeline(
         cleanup = CleanupOperator(task_id="cleanup", **shared)
         report = ReportOperator(task_id="report", **shared, written=cleanup.output)
         prepare >> [stage, build]
-        # on_failure_fail_dagrun is False: with True, a successful clean-up would turn a failed run green.
-        # Only prepare is a setup: a setup that fails keeps its teardown from running.
-        [stage, build, train, export] >> cleanup.as_teardown(setups=prepare, on_failure_fail_dagrun=False)
-        [export, cleanup] >> report
+        # Only prepare is a setup: a setup that fails keeps its teardowns from running.
+        [stage, build, train, export] >> cleanup.as_teardown(setups=prepare)
+        # It alone decides over the DAG run: Airflow ignores the tasks before such a teardown.
+        [export, cleanup] >> report.as_teardown(setups=prepare, on_failure_fail_dagrun=True)
         group.output, group.report = export.output, report.output
     return group

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manycpu.operators.airflow_versions import AirflowFailException, AirflowSkipException, conf
+from manycpu.operators.airflow_versions import AirflowFailException, conf
 from manycpu.operators.base import RunOperator, explained, require_begun
 from manycpu.operators.following import keep_refusal, keep_report, place_of
 from manycpu.pipeline.spec.errors import Finding, ManycpuError, raise_findings
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from manycpu.pipeline.targets.context import RunContext
     from manycpu.pipeline.verbs.export import Exported
 
-_FAILED_STATES = frozenset({"failed", "upstream_failed"})
 _POD_PER_TASK = "KubernetesExecutor"  # the pod's disk is deleted with it
 _IN_POD = "AIRFLOW_IS_K8S_EXECUTOR_POD"  # the environment variable that KubernetesExecutor gives its pods
 _MANY_MACHINES = ("CeleryExecutor", "EdgeExecutor")
@@ -159,9 +158,12 @@ class CleanupOperator(RunOperator):
 class ReportOperator(RunOperator):
     """Read report.json, and fail the DAG run if a step failed or left something behind.
 
+    A teardown of ``prepare`` with ``on_failure_fail_dagrun``: when a person marks the DAG run failed, Airflow
+    skips every other task, and then takes the DAG run for a success.
+
     Args:
         written: What ``cleanup`` returned: the report of a run whose ``output`` is null.
-        trigger_rule: When the task runs: by default also after tasks that failed.
+        trigger_rule: When the task runs, if it is no teardown: by default also after tasks that failed.
         kwargs: ``run``, ``target``, and what every operator of Airflow takes.
     """
 
@@ -182,19 +184,10 @@ class ReportOperator(RunOperator):
 
         Raises:
             AirflowFailException: The run failed, was cancelled, or left something behind; with its error.
-            AirflowSkipException: The training was skipped.
         """
         from manycpu.pipeline.run_report import Report
         from manycpu.pipeline.verbs.report import conclude, read_report, report_path
 
-        states = self._upstream_states(context)
-        failed = [task for task, state in states if state in _FAILED_STATES]
-        prepare_states = {state for task, state in states if _is_of_class(task, PrepareOperator)}
-        if "skipped" in prepare_states:
-            raise AirflowSkipException("the training was skipped: a branch before it chose another path")
-        if prepare_states & _FAILED_STATES:
-            # A report may exist, from before the DAG run was cleared: it is not of this try.
-            raise AirflowFailException("the run has no report: its step prepare failed")
         with explained():
             ctx = self.open(context)
         try:
@@ -208,28 +201,32 @@ class ReportOperator(RunOperator):
         for name, place in report.trackers.items():
             self.log.info("%s", place_in_words(name, place))
         path = report_path(ctx)
-        if failed:
-            names = ", ".join(sorted(task.task_id for task in failed))
-            raise AirflowFailException(f"{path} records no failure, but {names} failed")
+        # A step that Airflow ended has recorded nothing; and the report may be of an earlier try.
+        others = [
+            f"{task} is {state}" for task, state in self._upstream_states(context) if state != "success"
+        ]
+        if others:
+            raise AirflowFailException(f"{path} records no failure, but {', '.join(others)}")
         self.log.info("report: %s", path)
         return path
 
-    def _upstream_states(self, context: Context) -> list[tuple[Any, str | None]]:
-        """List the upstream tasks of this training, each with its state in this DAG run."""
-        own_tasks: dict[str, Any] = {}
+    def _upstream_states(self, context: Context) -> list[tuple[str, str]]:
+        """List the upstream tasks of this training by id, each with its state in this DAG run."""
+        own_tasks = list[str]()
         relatives: Any = self.get_flat_relatives(upstream=True) if self.training is not None else ()
         for task in relatives:
             fields = getattr(task, "partial_kwargs", None) or vars(task)  # the former of an expanded task
-            if _is_of_class(task, RunOperator) and fields.get("training") == self.training:
-                own_tasks[task.task_id] = task
+            kind = getattr(task, "operator_class", type(task))
+            if issubclass(kind, RunOperator) and fields.get("training") == self.training:
+                own_tasks.append(task.task_id)
         if not own_tasks:
             return []
         instance: Any = context["ti"]
         run = {"dag_id": instance.dag_id, "run_ids": [instance.run_id]}
-        by_run = instance.get_task_states(**run, map_index=instance.map_index, task_ids=[*own_tasks])
+        by_run = instance.get_task_states(**run, map_index=instance.map_index, task_ids=own_tasks)
         states = by_run.get(instance.run_id, {})
         suffix = "" if instance.map_index < 0 else f"_{instance.map_index}"  # as Airflow's answer names tasks
-        return [(task, states.get(name + suffix)) for name, task in own_tasks.items()]
+        return [(name, state) for name in sorted(own_tasks) if (state := states.get(name + suffix))]
 
 
 def prepare_run(ctx: RunContext, executor: str | None, log: Any) -> None:
@@ -317,8 +314,3 @@ def set_asset_extra(asset: Asset, context: Context, exported: Exported) -> None:
     """Set the extra of an asset's event to the path, the digest and the metrics of the model."""
     fields = exported.model_dump(mode="json")
     context["outlet_events"][asset].extra = {name: fields[name] for name in ("path", "sha256", "metrics")}
-
-
-def _is_of_class(task: Any, kind: type) -> bool:
-    """Whether a task, expanded or not, is of an operator's class."""
-    return issubclass(getattr(task, "operator_class", type(task)), kind)

@@ -1,6 +1,7 @@
 """Whole DAG runs in this process, with real trainings: what ends well, and what ends badly and says why."""
 
 import json
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.event_collector import EventCollector
+from support.waiting import until
 
 from manycpu.operators import following, train
 from manycpu.pipeline.listeners import Silent
@@ -149,7 +151,41 @@ def test_a_cleared_run_that_fails_is_no_success_by_the_report_of_its_first_time(
     data.unlink()
     ran = run_dag("cleared", text, when=when)
     assert ran.run_id == first.run_id
-    assert (ran.tasks["prepare"], ran.tasks["report"], ran.state) == ("failed", "failed", "failed")
+    assert (ran.tasks["prepare"], ran.tasks["report"], ran.state) == ("failed", "upstream_failed", "failed")
+
+
+@pytest.mark.parametrize("state", ["failed", "success"])
+def test_a_dag_run_that_a_person_marks_while_it_trains_is_failed_after_the_clean_up(
+    run_dag: RunDag, script: Callable[..., str], tmp_path: Path, home: Path, state: str
+) -> None:
+    """There is no model. Airflow would take the DAG run for a success, since it skips what has not begun."""
+    seen = tmp_path / "seen"
+    program = script(f"open({str(seen)!r}, 'w').close()\nimport time\ntime.sleep(3600)")
+    text = own(program=program, nproc_per_node=1, output=str(tmp_path / "out"))
+    marking = threading.Thread(target=mark, args=("own", state, seen))
+    marking.start()
+    ran = run_dag("own", text)
+    marking.join()
+    expected = {"export": "skipped", "cleanup": "success", "report": "failed"}
+    assert (ran.tasks | expected, ran.state) == (ran.tasks, "failed")
+    assert report(tmp_path / "out")["state"] == "cancelled"
+    assert list((home / "runs").iterdir()) == []
+
+
+def mark(dag_id: str, state: str, when: Path) -> None:
+    """Mark the DAG run that runs, as a person does, once there is a file."""
+    from airflow.api.common import mark_tasks
+    from airflow.models.dagbag import DBDagBag
+    from airflow.models.dagrun import DagRun
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    until(when.exists)
+    with create_session() as session:
+        run = session.scalars(select(DagRun).where(DagRun.dag_id == dag_id, DagRun.state == "running")).one()
+        dag = DBDagBag().get_latest_version_of_dag(dag_id, session=session)
+        change = getattr(mark_tasks, f"set_dag_run_state_to_{state}")
+        change(dag=dag, run_id=run.run_id, commit=True, session=session)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_a_training_stands_between_tasks(dag: DAG) -> None:
     assert isinstance(training, TaskGroup)
     assert isinstance(training, TrainingPipeline)
     assert upstream(dag, "training.prepare") == {"before"}
-    assert upstream(dag, "after") == {"training.report", "training.export"}
+    assert upstream(dag, "after") == {"training.export"}
     assert dag.edge_info["before"]["training.upstream_join_id"] == {"label": "good data"}
     assert dag.edge_info["training.downstream_join_id"]["after"] == {"label": "trained"}
 
@@ -93,9 +93,9 @@ def test_trainings_follow_each_other_in_a_chain_and_within_a_group(dag: DAG) -> 
             first >> second
         chain(before(), outer, [training_pipeline(run=RUN, group_id=name) for name in ("a", "b")], after())
     assert upstream(dag, "outer.first.prepare") == {"before"}
-    assert upstream(dag, "outer.second.prepare") == {"outer.first.report"}
-    assert upstream(dag, "a.prepare") == upstream(dag, "b.prepare") == {"outer.second.report"}
-    assert upstream(dag, "after") == {"a.report", "b.report"}
+    assert upstream(dag, "outer.second.prepare") == {"outer.first.export"}
+    assert upstream(dag, "a.prepare") == upstream(dag, "b.prepare") == {"outer.second.export"}
+    assert upstream(dag, "after") == {"a.export", "b.export"}
     train: Any = dag.get_task("outer.first.train")
     assert train.training == "outer.first"
 
