@@ -8,7 +8,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from manycpu.operators.airflow_versions import calling_airflow, conf
+from manycpu.operators.airflow_versions import AirflowException, calling_airflow, conf
 from manycpu.pipeline.spec.credentials import HIDDEN
 
 if TYPE_CHECKING:
@@ -48,8 +48,14 @@ def place_of(context: Context) -> dict[str, Any]:
     return {name: getattr(instance, name) for name in ("dag_id", "run_id", "task_id", "map_index")}
 
 
-def state_of(place: dict[str, Any], *, unknown: str | None = None) -> str | None:
-    """Ask Airflow for a task's state; None: it has none; ``unknown``: Airflow does not answer."""
+def state_of(place: Mapping[str, Any]) -> str | None:
+    """Ask Airflow for a task's state; None: it has none, such as after it was cleared.
+
+    A task that is no longer there, such as one of a deleted DAG run, is ``removed``.
+
+    Raises:
+        AirflowException: Airflow does not answer.
+    """
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
     run_id, task_id = place["run_id"], place["task_id"]
@@ -58,9 +64,9 @@ def state_of(place: dict[str, Any], *, unknown: str | None = None) -> str | None
             states = RuntimeTaskInstance.get_task_states(
                 dag_id=place["dag_id"], map_index=place["map_index"], task_ids=[task_id], run_ids=[run_id]
             )
-    except Exception:  # noqa: BLE001 - Airflow's supervisor process is gone, which shows as any error
-        return unknown
-    return next(iter(states.get(run_id, {}).values()), None)
+    except Exception as error:  # Airflow's supervisor process is gone, which shows as any error
+        raise AirflowException(f"Airflow does not tell the state of task {task_id}: {error}") from error
+    return next(iter(states.get(run_id, {}).values()), "removed")
 
 
 def listeners(

@@ -13,7 +13,7 @@ from airflow.triggers.base import BaseEventTrigger
 
 from manycpu.operators import base
 from manycpu.operators.triggers import FollowingTrigger
-from manycpu.pipeline.spec.errors import ClusterError, LaunchError
+from manycpu.pipeline.spec.errors import LaunchError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.targets.outcome import outcome
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from manycpu.pipeline.targets.kubernetes.following.follower import Follower
     from manycpu.pipeline.targets.kubernetes.following.shared_view import ObjectStore
 
-_RETRY_INTERVAL_S = 5.0  # between tries to reach a cluster that does not answer
-_RETRY_TIMEOUT_S = 3600.0
 _PAGE_CHECK_INTERVAL_S = 1.0
 _SAVE_TIMEOUT_S = 10.0  # to record how far the logs were printed when the triggerer stops
 _JOB_LABELS = {"app.kubernetes.io/managed-by": "manycpu"}
@@ -84,7 +82,10 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
                 timeout = None if self.deadline is None else max(0.0, self.deadline - time.time())
                 await asyncio.wait([following], timeout=timeout)
                 if timed_out := not following.done():
-                    await self._retry_on_thread(self._cancel, "execution_timeout")
+                    try:
+                        await self._retry_on_thread(self._cancel, "execution_timeout")
+                    except LaunchError as error:  # the job is being ended, which takes time
+                        self.log.warning("%s", error)
                 status = await following
             except asyncio.CancelledError:
                 following.cancel()
@@ -153,27 +154,6 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
             self.log.exception("the shared watch failed; this trigger continues with a watch of its own")
         async for changes in self._watch_jobs(keep=False):
             yield changes
-
-    async def _retry_on_thread(self, act: Callable[..., Any], *args: Any) -> Any:
-        """Call a function on a thread; retry for an hour while the cluster does not answer.
-
-        Returns its result; None after LaunchError: the job is being ended, which takes time.
-
-        Raises:
-            ClusterError: The cluster has not answered for an hour; the job is left as it is.
-        """
-        give_up_at = time.monotonic() + _RETRY_TIMEOUT_S
-        while True:
-            try:
-                return await asyncio.to_thread(act, *args)
-            except LaunchError as error:
-                self.log.warning("%s", error)
-                return None
-            except ClusterError as error:
-                if time.monotonic() > give_up_at:
-                    raise
-                self.log.warning("%s", error)
-                await asyncio.sleep(_RETRY_INTERVAL_S)
 
     def _open_attempt(self) -> tuple[JobHandle, ClusterContext, AttemptRecorder]:
         """Open the run and the recorder of its attempt, and make the listeners."""

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from manycpu.operators.triggers import FollowingTrigger
     from manycpu.pipeline import TrainingRun
     from manycpu.pipeline.listeners import RankListener
-    from manycpu.pipeline.run_report import Report
     from manycpu.pipeline.spec.targets import TargetFields
     from manycpu.pipeline.targets import Watch
     from manycpu.pipeline.targets.context import RunContext
@@ -233,7 +232,7 @@ class TrainOperator(RunOperator):
         from manycpu.pipeline.listeners import tell
         from manycpu.pipeline.verbs.cancel import cancel
 
-        state = state_of(place_of(context))
+        state = _known_state(context)
         if state in ENDED_BY_A_PERSON:
             cancel(watch.ctx, by=_canceller(context), attempt=watch.handle.attempt)
             tell(watch.look()[0], *listeners)
@@ -334,7 +333,7 @@ class WholeRunOperator(TrainOperator):
         # Airflow adds tries when a person clears the task, which then trains again.
         is_retry = instance.try_number > 1 and instance.max_tries == self.retries
         if only_cleanup_is_left(ctx, or_nothing=is_retry):
-            return self._conclude_run(context, ctx).returned
+            return self._conclude_run(context, ctx)
         return super()._train(context, ctx)
 
     def staged_and_built(self, ctx: RunContext) -> tuple[Any, Any]:
@@ -348,21 +347,15 @@ class WholeRunOperator(TrainOperator):
         from manycpu.pipeline.verbs.export import export
 
         export(ctx, handle, self.transfer_logger())
-        observed = ctx.driver.observed_of(ctx, handle)
-        self._conclude_run(context, ctx)
-        if not observed.has_returned:
-            raise AirflowFailException(
-                "the training succeeded, but rank 0 returned nothing: the function ended its process itself. "
-                "Let it return instead"
-            )
-        return observed.returned
+        return self._conclude_run(context, ctx)
 
-    def _conclude_run(self, context: Context, ctx: RunContext) -> Report:
-        """Clean up, and describe the model to the outlets.
+    def _conclude_run(self, context: Context, ctx: RunContext) -> Any:
+        """Clean up, describe the model to the outlets, and return what rank 0 returned.
 
         Fails without retry if the report has an error: a retry would only train again.
 
         Raises:
+            AirflowFailException: The report has an error, or rank 0 returned nothing.
             ClusterError: The cluster does not answer; the next try only cleans up.
         """
         from manycpu.pipeline.verbs.export import Exported
@@ -382,7 +375,12 @@ class WholeRunOperator(TrainOperator):
             for asset in self.outlets:
                 if isinstance(asset, Asset):
                     set_asset_extra(asset, context, exported)
-        return report
+        if report.has_returned is False:
+            raise AirflowFailException(
+                "the training succeeded, but rank 0 returned nothing: the function ended its process itself. "
+                "Let it return instead"
+            )
+        return report.returned
 
     @contextmanager
     def _cleaning_up_after_last_try(self, context: Context) -> Iterator[None]:
@@ -431,9 +429,25 @@ def _was_cancelled_by_earlier_try(ctx: RunContext, handle: Handle, context: Cont
 
 def _has_next_try(context: Context, error: BaseException) -> bool:
     """Whether Airflow retries the task after an error; the state that a person gave the task comes first."""
-    state = state_of(place_of(context))
+    state = _known_state(context)
     if state in ENDED_FOR_GOOD:
         return False
     if state in PRESUMED_DEAD or state == "restarting":
         return True
-    return not isinstance(error, AirflowFailException) and has_tries_left(context)
+    if isinstance(error, AirflowFailException) or not has_tries_left(context):
+        return False
+    instance: Any = context["ti"]
+    policy = getattr(context["task"], "retry_policy", None)  # before Airflow 3.3 there is none
+    with suppress(Exception):  # Airflow ignores a policy that raises
+        if policy is not None:
+            decision = policy.evaluate(error, instance.try_number, instance.max_tries, context)
+            return bool(decision.action.value != "fail")
+    return True
+
+
+def _known_state(context: Context) -> str | None:
+    """Ask Airflow for the task's state; None: it has none, or Airflow does not answer."""
+    try:
+        return state_of(place_of(context))
+    except AirflowException:
+        return None

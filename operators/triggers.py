@@ -5,22 +5,23 @@ A trigger follows an attempt to its end, and cancels it when a person ends the t
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from manycpu.operators import following
-from manycpu.operators.airflow_versions import CALLS_ON_KILL
+from manycpu.operators.airflow_versions import CALLS_ON_KILL, AirflowException
 from manycpu.operators.following import ENDED_FOR_GOOD, Live, state_of
 from manycpu.operators.steps import clean_up_and_log
 from manycpu.pipeline.ledger import base as ledgers
 from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.listeners import Guarded, RankListener, flush, tell
-from manycpu.pipeline.spec.errors import ManycpuError
+from manycpu.pipeline.spec.errors import ClusterError, LaunchError, ManycpuError
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import Handle, read_handle
 from manycpu.pipeline.spec.naming import run_key
@@ -35,6 +36,11 @@ from manycpu.pipeline.verbs.wait import POLL, watch
 
 _RENEWALS = ThreadPoolExecutor(2, thread_name_prefix="renew")
 """Threads for lease renewals only: they block while an API server is away, and must not block the rest."""
+_ENDINGS = set[asyncio.Task[None]]()
+"""Tasks that end a training: asyncio itself keeps no reference to them."""
+_RETRY_INTERVAL_S = 5.0  # between tries to reach a cluster that does not answer
+_RETRY_TIMEOUT_S = 3600.0
+T = TypeVar("T")
 
 
 class FollowingTrigger(BaseTrigger):
@@ -83,7 +89,7 @@ class FollowingTrigger(BaseTrigger):
         except asyncio.CancelledError as error:
             # A cancellation with a message means that the triggerer stops, and another one continues.
             if not CALLS_ON_KILL and not error.args:
-                await asyncio.to_thread(self._end_with_task)
+                await self.on_kill()
             raise
 
     def _follow(self) -> AsyncIterator[TriggerEvent]:
@@ -94,12 +100,40 @@ class FollowingTrigger(BaseTrigger):
 
         Airflow also calls this when another triggerer has taken over the trigger, because this one was late.
         """
-        # On one thread, which runs to its end: Airflow cancels this coroutine a second later.
-        await asyncio.to_thread(self._end_with_task)
+        # A task that goes on to its end: Airflow cancels this coroutine a second later.
+        ending = asyncio.create_task(self._retry_ending())
+        _ENDINGS.add(ending)
+        ending.add_done_callback(_ENDINGS.discard)
+        await asyncio.shield(ending)
+
+    async def _retry_ending(self) -> None:
+        """End the training; retry while Airflow or the cluster does not answer, or the job does not end."""
+        try:
+            retried = (AirflowException, ClusterError, LaunchError)
+            await self._retry_on_thread(self._end_with_task, retried=retried)
+        except Exception:
+            self.log.exception("the training was not ended; `manycpu cancel` ends it")
+
+    async def _retry_on_thread(
+        self, act: Callable[..., T], *args: Any, retried: tuple[type[Exception], ...] = (ClusterError,)
+    ) -> T:
+        """Call a function on a thread, and return its result; after an error, retry for an hour.
+
+        Raises:
+            ClusterError: The cluster has not answered for an hour; the job is left as it is.
+        """
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(retried),
+            stop=stop_after_delay(_RETRY_TIMEOUT_S),
+            wait=wait_fixed(_RETRY_INTERVAL_S),
+            before_sleep=lambda state: self.log.warning("%s", state.outcome and state.outcome.exception()),
+            reraise=True,
+        )
+        return await retrying(asyncio.to_thread, act, *args)
 
     def _end_with_task(self) -> None:
         """End the training, unless the task is still deferred: then another triggerer continues."""
-        if self.place is None or state_of(self.place, unknown="deferred") != "deferred":
+        if self.place is None or state_of(self.place) != "deferred":
             self._cancel_and_clean_up()
         else:
             self.log.info("another triggerer follows the training: the task is still deferred")

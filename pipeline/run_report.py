@@ -17,7 +17,7 @@ from manycpu.pipeline.spec.tracking import Place
 COMPACT: Final = 64_000
 """Largest size of a compact report, in bytes of JSON."""
 _NOT_REPORTED: Final = {
-    *("failure", "failed_at", "has_returned", "introduced", "finished_meeting"),
+    *("failure", "failed_at", "introduced", "finished_meeting"),
     *("parts", "events", "start", "warnings"),
 }
 _FIELDS_SHARE: Final = 0.75  # of a compact report; the curves take the rest
@@ -62,6 +62,8 @@ class Report(BaseModel):
     warnings: list[str] = Field(default_factory=list)
     returned: Any = None
     """What rank 0 returned, if the program was the function of a task."""
+    has_returned: bool | None = None
+    """Whether it returned: None is a return value too. None: an older version wrote the report."""
     verbs: dict[str, VerbRecord] = Field(default_factory=dict)
     image: str | None = None
     """Digest of the attempt's image; for local targets, of the code's snapshot."""

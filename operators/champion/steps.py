@@ -16,6 +16,7 @@ from manycpu.operators.base import explained, tab_of
 from manycpu.operators.champion.promotions import Candidate, champion, discard
 from manycpu.operators.champion.promotions import promote as make_champion
 from manycpu.operators.champion.versions import PARTS, newest, read_version, write_version
+from manycpu.operators.following import place_of, state_of
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
 
 _LOG: Final = logging.getLogger(__name__)
@@ -76,6 +77,8 @@ def rates(params: Any = None) -> list[float]:
 def describe(rate: float, output: str, training: str, ti: Any = None) -> Fields:
     """Describe the result of a candidate; a failure is described too, since other candidates may succeed.
 
+    A candidate that was cleared and then failed may still have the report of its earlier try.
+
     Returns rate, training and map_index; and either ``error``, or ``path``, ``sha256``, ``key``, ``accuracy``
     and ``metrics``.
     """
@@ -85,7 +88,8 @@ def describe(rate: float, output: str, training: str, ti: Any = None) -> Fields:
 
     about = {"rate": rate, "training": training, "map_index": ti.map_index}
     report = parse(Location.of(output, "run.output").read_text(REPORT))
-    if report is None or report.state != "succeeded" or not report.export:
+    state = state_of(place_of({"ti": ti}) | {"task_id": training})
+    if state != "success" or report is None or report.state != "succeeded" or not report.export:
         error = (report and report.error) or "it ended without a report; the log of its task says why"
         return {**about, "error": error}
     returned = report.returned if isinstance(report.returned, dict) else {}
@@ -258,8 +262,11 @@ def promote(
     return fields
 
 
-def tidy(run: str, models: str, params: Any = None) -> list[str]:
+def tidy(run: str, models: str, params: Any = None, ti: Any = None) -> list[str]:
     """Delete the models of this DAG run's candidates except the promoted one; returns the deleted names.
+
+    Then fail the DAG run if it has no conclusion. Airflow would take it for a success if a person marked it
+    failed, because it skips what has not begun, and counts skipped tasks as no failure.
 
     ``models`` is the folder with the outputs of the trainings. ``run`` is the DAG run's name, with which the
     names of the copies for a promotion begin.
@@ -269,6 +276,9 @@ def tidy(run: str, models: str, params: Any = None) -> list[str]:
         deleted += [path.name for path in sorted(Path(models).iterdir())]
         shutil.rmtree(models)
     _LOG.info("removed: %s", ", ".join(deleted) or "nothing")
+    state = state_of(place_of({"ti": ti}) | {"task_id": "conclude"})
+    if state != "success":
+        raise AirflowFailException(f"the DAG run has no conclusion: task conclude is {state}")
     return deleted
 
 

@@ -120,6 +120,11 @@ class Entry(BaseModel):
         """Whether a person or a task cancelled an attempt, not the clean-up, which ends what still runs."""
         return self.cancelled.get(attempt, CLEANUP) != CLEANUP
 
+    def record_canceller(self, by: str) -> None:
+        """Record who cancels the present attempt: the first, but a person rather than the clean-up."""
+        if not self.cancelled_by_person(self.attempt):
+            self.cancelled[self.attempt] = by
+
     def described(self, attempt: int | None = None) -> Attempt:
         """Return what an attempt was started with; if that is not recorded, the run's latest description.
 

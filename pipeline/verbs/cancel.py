@@ -36,7 +36,7 @@ def declare_gone(ctx: RunContext, by: str) -> bool:
     recorded = False
     with ctx.ledger.update() as entry:
         if ctx.driver.declare_gone(ctx, entry):
-            entry.cancelled.setdefault(entry.attempt, by)
+            entry.record_canceller(by)
             recorded = True
     lease = ctx.ledger.lease()
     if lease.holder is not None and process.is_alive(lease.holder) is not True:  # dead, or not to be seen

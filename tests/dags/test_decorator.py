@@ -12,6 +12,7 @@ import pytest
 from airflow.sdk import DAG, task
 
 from manycpu.operators import following, train
+from manycpu.operators.airflow_versions import CALLS_ON_KILL
 from manycpu.operators.decorator import _OPERATOR_OPTIONS, FunctionOperator
 from manycpu.operators.train import RETRY_DELAY
 from manycpu.pipeline.spec.errors import BadInputError
@@ -146,21 +147,35 @@ def test_a_function_whose_result_would_be_another_one_fails(
     assert list((home / "runs").iterdir()) == []
 
 
+POLICY = """
+    retry_policy=__import__("airflow.sdk", fromlist=["sdk"]).ExceptionRetryPolicy(
+        rules=[], default=__import__("airflow.sdk", fromlist=["sdk"]).RetryAction.FAIL
+    )
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "tries"),
+    [
+        ("", 2),
+        pytest.param(POLICY, 1, marks=pytest.mark.skipif(not CALLS_ON_KILL, reason="new in Airflow 3.3")),
+    ],
+)
 def test_a_failed_try_leaves_its_checkpoints_to_the_next_and_the_last_one_keeps_them_alone(
-    run_dag: RunDag, tmp_path: Path, home: Path
+    run_dag: RunDag, tmp_path: Path, home: Path, options: str, tries: int
 ) -> None:
     body = """
     with pathlib.Path(checkpoints, "steps").open("a") as steps:
         steps.write("x")
     raise SystemExit("after " + pathlib.Path(checkpoints, "steps").read_text())
 """
-    ran = run_dag("one", one(tmp_path, body.strip(), "retries=1, retry_delay=0"))
+    ran = run_dag("one", one(tmp_path, body.strip(), f"retries=1, retry_delay=0, {options.strip()}"))
     assert ran.state == "failed"
-    assert "after xx" in ran.said
+    assert f"after {tries * 'x'}" in ran.said
     (run,) = (path for path in (home / "runs").iterdir() if path.is_dir())
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["steps"]
     (written,) = (home / "reports").iterdir()
-    assert (report(written)["attempts"], report(written)["left_behind"]) == (2, [])
+    assert (report(written)["attempts"], report(written)["left_behind"]) == (tries, [])
 
 
 def test_the_next_try_attaches_where_the_worker_went_away(

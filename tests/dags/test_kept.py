@@ -20,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("home", "light_torch", "no_process_left")
 FAULT_AT = Path(__file__).parents[1] / "scripts" / "fault_at.py"
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 
+RETURNS = 'return {"accuracy": 0.5}'
 WHOLE = """
 from airflow.sdk import dag, task
 
@@ -63,17 +64,21 @@ def report(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "pattern"),
+    ("name", "pattern", "end"),
     [
-        ("deletes_files", r"os.remove (ledger|lease)\.json"),
-        ("writes_the_report", r"open \S*/out/\.?report\.json"),
+        ("deletes_files", r"os.remove (ledger|lease)\.json", RETURNS),
+        ("writes_the_report", r"open \S*/out/\.?report\.json", RETURNS),
+        ("ends_itself", r"os.remove (ledger|lease)\.json", "import os; os._exit(0)"),
     ],
 )
 def test_killed_while_it_cleans_up_the_task_only_finishes_that(
-    run_dag: RunDag, tmp_path: Path, home: Path, name: str, pattern: str
+    run_dag: RunDag, tmp_path: Path, home: Path, name: str, pattern: str, end: str
 ) -> None:
-    """The model is exported and verified: the next try trains no second time, and has the result."""
-    text = WHOLE.replace("NAME", name).replace("FOLDER", str(tmp_path))
+    """The model is exported and verified: the next try trains no second time, and has the result.
+
+    A function that ended its process itself has none, and fails its task.
+    """
+    text = WHOLE.replace("NAME", name).replace("FOLDER", str(tmp_path)).replace(RETURNS, end)
     folder = tmp_path / "dags"
     folder.mkdir()
     (folder / "file.py").write_text(text)
@@ -86,11 +91,13 @@ def test_killed_while_it_cleans_up_the_task_only_finishes_that(
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     assert (tmp_path / "out" / "model.txt").read_text() == "the model"
 
-    ran = run_dag(name, text, when=WHEN)
-    assert ran.state == "success", ran.said
+    ran, returns = run_dag(name, text, when=WHEN), end == RETURNS
+    assert ran.state == ("success" if returns else "failed"), ran.said
+    assert ("rank 0 returned nothing" in ran.said) is not returns
     assert (tmp_path / "history").read_text() == "trained\n"
     written = report(tmp_path / "out")
-    assert (written["state"], written["returned"], written["attempts"]) == ("succeeded", {"accuracy": 0.5}, 1)
+    assert (written["state"], written["attempts"]) == ("succeeded", 1)
+    assert written["returned"] == ({"accuracy": 0.5} if returns else None)
     assert list((home / "runs").iterdir()) == []
 
 

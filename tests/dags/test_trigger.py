@@ -14,7 +14,8 @@ from support.event_collector import EventCollector
 from support.nasty_lines import NASTY
 from support.waiting import until
 
-from manycpu.operators import following, job_trigger, triggers
+from manycpu.operators import following, triggers
+from manycpu.operators.airflow_versions import AirflowException
 from manycpu.operators.following import DeferralTimer
 from manycpu.operators.job_trigger import JobTrigger
 from manycpu.operators.train import _deferral_timeout
@@ -170,7 +171,7 @@ def test_a_triggerer_that_lost_its_trigger_to_another_one_leaves_the_training(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctx, handle, _ = training
-    monkeypatch.setattr(triggers, "state_of", lambda _place, **_: "deferred")
+    monkeypatch.setattr(triggers, "state_of", lambda _place: "deferred")
     asyncio.run(trigger(handle, place={"task_id": "t"}).on_kill())
     assert ctx.ledger.read().cancelled == {}
 
@@ -197,6 +198,40 @@ def test_a_run_that_is_its_tasks_own_goes_with_it_unless_the_task_was_cleared(
 
 
 @pytest.mark.parametrize(
+    ("states", "state"), [({}, "removed"), ({"r": {"t": None}}, None), ({"r": {"t": "failed"}}, "failed")]
+)
+def test_a_task_that_is_gone_with_its_dag_run_is_no_task_that_was_cleared(
+    monkeypatch: pytest.MonkeyPatch, states: dict[str, dict[str, str | None]], state: str | None
+) -> None:
+    asked = "airflow.sdk.execution_time.task_runner.RuntimeTaskInstance.get_task_states"
+    monkeypatch.setattr(asked, lambda **_: states)
+    assert following.state_of({"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": -1}) == state
+
+
+def test_the_training_is_ended_once_airflow_answers_though_airflow_waits_only_a_second(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx, handle, _ = training
+    answers = iter(["", "failed"])
+
+    def state_of(_place: dict[str, Any]) -> str:
+        if not (answer := next(answers)):
+            raise AirflowException("no answer")
+        return answer
+
+    monkeypatch.setattr(triggers, "state_of", state_of)
+    monkeypatch.setattr(triggers, "_RETRY_INTERVAL_S", 1.0)
+
+    async def kill() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(trigger(handle, place={"task_id": "t"}).on_kill(), timeout=0.1)
+        await asyncio.gather(*triggers._ENDINGS)  # noqa: SLF001 - Airflow's event loop goes on as well
+
+    asyncio.run(kill())
+    assert ctx.ledger.read().cancelled == {1: "task train, try 1 (id)"}
+
+
+@pytest.mark.parametrize(
     ("message", "state", "ends"),
     [
         ((), "failed", True),
@@ -215,7 +250,7 @@ def test_before_airflow_3_3_the_trigger_finds_out_that_a_person_ended_its_task(
 ) -> None:
     ctx, handle, _ = training
     monkeypatch.setattr(triggers, "CALLS_ON_KILL", False)
-    monkeypatch.setattr(triggers, "state_of", lambda _place, **_: state)
+    monkeypatch.setattr(triggers, "state_of", lambda _place: state)
 
     async def cancel() -> None:
         task = asyncio.create_task(event(trigger(handle, place={"task_id": "t"})))
@@ -256,8 +291,8 @@ def test_no_line_that_only_looks_like_progress_sends_the_task_away() -> None:
 
 
 def test_a_cluster_that_never_answers_ends_the_trigger_with_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_trigger, "_RETRY_INTERVAL_S", 0.05)
-    monkeypatch.setattr(job_trigger, "_RETRY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(triggers, "_RETRY_INTERVAL_S", 0.05)
+    monkeypatch.setattr(triggers, "_RETRY_TIMEOUT_S", 0.2)
     tries = []
 
     def away() -> None:

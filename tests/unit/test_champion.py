@@ -114,13 +114,34 @@ def test_a_candidate_whose_accuracy_is_no_finite_number_counts_as_failed(
 
 @pytest.mark.parametrize("returned", [None, {}, {"accuracy": None}, [0.9]])
 def test_a_training_that_returns_no_accuracy_is_a_candidate_that_failed(
-    tmp_path: Path, returned: object
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returned: object
 ) -> None:
+    monkeypatch.setattr(steps, "state_of", lambda _place: "success")
+    described = described_by(tmp_path, returned)
+    assert described == {"rate": 0.5, "error": "its accuracy is no finite number: None", **FIT}
+
+
+def test_a_candidate_whose_task_failed_is_not_judged_by_the_report_of_an_earlier_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[dict[str, Any]]()
+
+    def state_of(place: dict[str, Any]) -> str:
+        asked.append(place)
+        return "failed"
+
+    monkeypatch.setattr(steps, "state_of", state_of)
+    assert "error" in described_by(tmp_path, {"accuracy": 0.9})
+    assert asked == [{"dag_id": "champion", "run_id": "now", "task_id": "candidate.fit", "map_index": 0}]
+
+
+def described_by(folder: Path, returned: object) -> dict[str, Any]:
+    """Describe a candidate whose training succeeded by its report."""
     report = Report(key="k", name="n", state=RunState.SUCCEEDED, attempts=1, run={}, target={})
     whole = report.model_copy(update={"returned": returned, "export": {"sha256": "ab"}})
-    (tmp_path / "report.json").write_text(whole.model_dump_json())
-    described = steps.describe(0.5, str(tmp_path), "candidate.fit", SimpleNamespace(map_index=0))
-    assert described == {"rate": 0.5, "error": "its accuracy is no finite number: None", **FIT}
+    (folder / "report.json").write_text(whole.model_dump_json())
+    ti = SimpleNamespace(dag_id="champion", run_id="now", task_id="candidate.describe", map_index=0)
+    return steps.describe(0.5, str(folder), "candidate.fit", ti)
 
 
 @pytest.mark.parametrize(

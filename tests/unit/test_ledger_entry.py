@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from manycpu.pipeline.ledger import Attempt, Entry
+from manycpu.pipeline.ledger import CLEANUP, Attempt, Entry
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import as_started, open_context
 
@@ -24,3 +24,12 @@ def test_an_attempt_recorded_when_gloo_was_the_default_is_judged_by_gloo(tmp_pat
     entry = ctx.new_entry(0.0)
     entry.attempts[1] = Attempt.model_validate({"run": older, "target": ctx.target_fields})
     assert as_started(ctx, entry, 1).run.backend == "gloo"
+
+
+def test_a_person_who_cancels_is_recorded_rather_than_the_clean_up_that_was_faster(tmp_path: Path) -> None:
+    entry = run(tmp_path).new_entry(0.0)
+    entry.record_canceller(CLEANUP)
+    assert not entry.cancelled_by_person(entry.attempt)
+    entry.record_canceller("task train, try 1")
+    entry.record_canceller(CLEANUP)
+    assert entry.cancelled == {entry.attempt: "task train, try 1"}

@@ -59,7 +59,7 @@ def cancel(ctx: ClusterContext, by: str, attempt: int | None) -> bool:
         handle = present_handle(ctx, entry)
         if handle is None or attempt_state(entry, handle).succeeded or has_ended(ctx, handle):
             return False
-        entry.cancelled.setdefault(entry.attempt, by)
+        entry.record_canceller(by)
     cluster_of(ctx).delete(JOB_KINDS[handle.launch].kind, handle.name, uid=handle.uid)
     attempt_labels = labels(ctx.name, attempt=str(handle.attempt))
     undeleted = wait_until_gone(ctx, attempt_labels, _CANCEL_TIMEOUT_S, but=is_companion)

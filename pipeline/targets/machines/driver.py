@@ -86,7 +86,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
                     raise process.unseen_error(handle, observed["unseen"])
                 if not observed["alive"]:  # it died for an unknown reason, which was not this cancellation
                     return False
-                entry.cancelled.setdefault(entry.attempt, by)
+                entry.record_canceller(by)
                 running = handle
         finally:
             if running is not None:  # also if the record could not be written, because the disk is full
