@@ -1,5 +1,6 @@
 """cleanup: end the training, write the report, delete what the run owns, and check that it is gone."""
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,8 +23,9 @@ from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.tracking.ending import tell_end
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.export import seen, unseen
-from manycpu.pipeline.verbs.report import read_report, report_path, write_log, write_report
+from manycpu.pipeline.verbs.report import log_of, read_report, report_path, write_log, write_report
 
+_LOG = logging.getLogger(__name__)
 _VERBS = ("prepare", "stage", "build", "launch", "wait", "export")
 
 
@@ -89,8 +91,9 @@ def cleanup(
         write_report(ctx, report)
     tell(report)
     entry = ctx.ledger.read()
-    if handle := ctx.driver.present_handle(ctx, entry):
-        write_log(ctx, handle)
+    handle = ctx.driver.present_handle(ctx, entry)
+    log = log_of(ctx, handle) if handle else ""
+    log_failed = write_log(ctx, log)
     if _is_superseded(ctx, attempt):  # asked again: the log may have taken minutes
         return None
     has_failed = report.state is not RunState.SUCCEEDED
@@ -104,6 +107,8 @@ def cleanup(
         result = _remove(ctx, report)
     _complete(ctx, entry, report, started, result)
     tell(report)
+    if log_failed and (failed_again := write_log(ctx, log)):  # a full disk may have room by now
+        _LOG.warning("%s", failed_again)
     write_report(ctx, report)
     return report
 

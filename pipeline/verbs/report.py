@@ -75,20 +75,29 @@ def _write_page(ctx: RunContext, report: Report) -> None:
         _LOG.warning("report.html cannot be written to %s: %s", ctx.destination, error)
 
 
-def write_log(ctx: RunContext, handle: Handle) -> None:
-    """Write run.log beside the report: the last few MiB of the ranks' lines, as a terminal shows them.
+def log_of(ctx: RunContext, handle: Handle) -> str:
+    """Return the content of run.log: the last few MiB of the ranks' lines, as a terminal shows them.
 
-    A failure is only logged.
+    Empty if there are none, or if they cannot be read, which is logged.
     """
     lines = list[str]()
     log = ReadableLog(lines.append)
     try:
         tell(map(split, ctx.driver.read_log(ctx, handle)), log)
         log.flush()
-        if lines:
-            ctx.driver.write_beside(ctx, LOG, LOG_BEGINS + "\n".join([*lines, ""]))
     except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types
         _LOG.warning("%s is not written: %s", LOG, without_secrets(str(error), ctx.destination))
+    return LOG_BEGINS + "\n".join([*lines, ""]) if lines else ""
+
+
+def write_log(ctx: RunContext, text: str) -> str | None:
+    """Write run.log beside the report, unless it is empty; returns what went wrong."""
+    try:
+        if text:
+            ctx.driver.write_beside(ctx, LOG, text)
+    except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types
+        return f"{LOG} is not written: {without_secrets(str(error), ctx.destination)}"
+    return None
 
 
 def remember(ctx: RunContext) -> None:

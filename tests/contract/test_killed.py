@@ -144,8 +144,9 @@ def test_an_error_of_the_system_is_a_message_and_the_same_run_continues(
         (r"open \S*/out/\.report\.json", 1, "report.json cannot be written"),
         (r"os.rename .*/ledger\.json", 14, "has succeeded in spite of this error"),
         (r"os.rename \S*/reports/", 1, ""),
+        (r"open \S*/out/\.run\.log", 1, ""),
     ],
-    ids=["its first report", "its record", "the path of the report"],
+    ids=["its first report", "its record", "the path of the report", "its log"],
 )
 def test_an_error_after_the_model_is_exported_changes_no_run(
     command: Command, home: Path, tmp_path: Path, pattern: str, count: int, word: str
