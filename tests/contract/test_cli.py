@@ -501,6 +501,15 @@ def test_an_unknown_command_or_option_is_an_error_of_the_users(manycpu: Type) ->
     assert "No such option" in printed
 
 
+def test_a_command_that_is_interrupted_says_so(manycpu: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("manycpu.pipeline.cli.report_command.newest_report", interrupt)
+    code, printed = manycpu("report")
+    assert (code, printed.strip()) == (130, "manycpu: interrupted")
+
+
 def test_a_run_that_is_not_there_is_named_with_those_that_are(manycpu: Type) -> None:
     code, printed = manycpu("logs", "nothing")
     assert code == 2
