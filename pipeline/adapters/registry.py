@@ -13,7 +13,14 @@ from urllib.parse import urljoin, urlsplit
 import requests
 import urllib3
 from requests.auth import AuthBase
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from tenacity import (
+    Retrying,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_after_delay,
+    stop_all,
+    wait_random_exponential,
+)
 
 from manycpu.pipeline.adapters.registry_login import Login
 from manycpu.pipeline.spec.errors import RegistryError, TransientError
@@ -281,10 +288,14 @@ class Repository:
         return answer.status_code == _CREATED
 
     def push(self, content: Content) -> None:
-        """Push a blob, unless the repository has it; a broken upload starts again."""
+        """Push a blob, unless the repository has it; a broken upload starts again.
+
+        A large blob may break after the deadline: it is tried three times at least.
+        """
         if self.has(content.digest):
             return
-        self.connection.retrying(self.connection.deadline)(self._send, content)
+        stop = stop_all(stop_after_delay(self.connection.deadline), stop_after_attempt(3))
+        self.connection.retrying(self.connection.deadline).copy(stop=stop)(self._send, content)
 
     def push_image(self, image: Image, tag: str) -> str:
         """Push a manifest, after the blobs that it names; returns the digest."""

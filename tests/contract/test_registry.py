@@ -230,6 +230,23 @@ def test_whether_pushing_is_allowed_can_be_seen_without_a_trace(tmp_path: Path, 
         assert not begun & {"data", "startedat"}
 
 
+@pytest.mark.parametrize("deadline", [10, 0], ids=["soon", "after the deadline"])
+def test_an_upload_that_breaks_is_tried_again(public: str, repository: Open, deadline: float) -> None:
+    broken = set[str]()
+
+    def first_time(method: str, _path: str) -> bool:
+        new = method == "PUT" and method not in broken
+        broken.update([method] if new else [])
+        return new
+
+    with registry_server.flaky(public, first_time) as front:
+        to = repository(front, "ml/breaks", deadline=deadline)
+        one = layer(b"%d" % deadline)
+        to.push(of_bytes(one.content, one.digest))
+        assert to.has(one.digest)
+    assert broken == {"PUT"}
+
+
 def test_a_connection_that_breaks_is_tried_again(public: str, repository: Open) -> None:
     broken: set[tuple[str, str]] = set()
 

@@ -5,7 +5,6 @@ import random
 import threading
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import cast
 
 from manycpu.pipeline.ledger import CLEANUP
@@ -27,6 +26,7 @@ from manycpu.pipeline.targets.kubernetes.deletion import is_companion, present, 
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import attempt_state
 from manycpu.pipeline.targets.kubernetes.launch import has_ended, present_handle
 from manycpu.pipeline.targets.kubernetes.output_report import remove_forgotten
+from manycpu.pipeline.targets.kubernetes.volume.claims import with_each_volume
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import helper
 from manycpu.pipeline.targets.open_run import reopen
 from manycpu.pipeline.transfer import TransferError
@@ -57,9 +57,13 @@ def cancel(ctx: ClusterContext, by: str, attempt: int | None) -> bool:
         if attempt is not None and entry.attempt != attempt:
             return False
         handle = present_handle(ctx, entry)
-        if handle is None or attempt_state(entry, handle).succeeded or has_ended(ctx, handle):
+        if handle is None:
             return False
-        entry.record_canceller(by)
+        recorded = attempt_state(entry, handle)
+        if recorded.succeeded or has_ended(ctx, handle):
+            return False
+        if recorded.verdict is None:  # else it has failed already, and only its job is not gone yet
+            entry.record_canceller(by)
     cluster_of(ctx).delete(JOB_KINDS[handle.launch].kind, handle.name, uid=handle.uid)
     attempt_labels = labels(ctx.name, attempt=str(handle.attempt))
     undeleted = wait_until_gone(ctx, attempt_labels, _CANCEL_TIMEOUT_S, but=is_companion)
@@ -84,8 +88,8 @@ def keep_results(ctx: ClusterContext, seconds: float | None, *, checkpoints: boo
     Returns:
         The results with their claim, for people; empty if the training wrote neither output nor checkpoints.
     """
-    folder, results = _delete_all_but_results(ctx, checkpoints)
-    if not results:
+    kept = [name for each in with_each_volume(ctx) for name in _delete_all_but_results(each, checkpoints)]
+    if not kept:
         return []
     ctx.ledger.keep(seconds)
     run_secret.remove(ctx)
@@ -94,34 +98,33 @@ def keep_results(ctx: ClusterContext, seconds: float | None, *, checkpoints: boo
     undeleted += wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S, but=partial(_stays, uid))
     for name in undeleted:
         _LOG.warning("%s is not deleted: it goes with what is kept of the run", name)
-    where = f"claim {ctx.target.namespace}/{claim_of(ctx)}"
-    return [f"{folder}/{result} of {where}" for result in results]
+    return kept
 
 
-def _delete_all_but_results(ctx: ClusterContext, checkpoints: bool) -> tuple[str, list[str]]:
-    """Delete the run's files on the volume, except output and checkpoints; if that fails, all are kept.
+def _delete_all_but_results(ctx: ClusterContext, checkpoints: bool) -> list[str]:
+    """Delete the run's files on a volume, except output and checkpoints; if that fails, all are kept.
 
     Args:
-        ctx: The run.
+        ctx: The run, with the volume.
         checkpoints: Whether the checkpoints are kept too.
 
     Returns:
-        A folder, and the paths below it that are kept.
+        What is kept, with its claim, for people.
     """
-    folder = directory_of(ctx)
+    folder, where = directory_of(ctx), f"claim {ctx.target.namespace}/{claim_of(ctx)}"
     if not is_bound(ctx):
-        return folder, []
+        return []
     # On a claim that was made for the run, all files are the run's; on a user's claim, one folder is.
     within = ctx.target.home if ctx.target.makes_claim else folder
     asked = {"folder": folder, "within": within, "checkpoints": checkpoints}
     try:
         with helper(ctx, "cleanup", claim_of(ctx), lambda *_: None) as pod:
-            return folder, list(pod.ask("trim", **asked)["results"])
+            return [f"{folder}/{result} of {where}" for result in pod.ask("trim", **asked)["results"]]
     except RunGoneError:
         raise
     except (TransferError, ManycpuError) as error:
         _LOG.warning("%s on claim %s is kept as a whole: %s", folder, claim_of(ctx), error)
-        return str(Path(folder).parent), [ctx.name]  # the run's whole folder
+        return [f"{folder} of {where}"]
 
 
 def remove(ctx: ClusterContext) -> list[str]:
@@ -147,16 +150,18 @@ def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
     """
     undeleted = _remove_objects(ctx, uid)
     # A claim that was made for the run is deleted with its ledger; the user's claim has a folder of the run.
-    claim = claim_of(ctx)
-    has_folder = not ctx.target.makes_claim and ctx.ledger.read().attempt > 0
-    if has_folder and cluster_of(ctx).get("PersistentVolumeClaim", claim) is not None:
+    volumes = with_each_volume(ctx) if ctx.ledger.read().attempt > 0 else []
+    for each in volumes:
+        claim = claim_of(each)
+        if each.target.makes_claim or cluster_of(ctx).get("PersistentVolumeClaim", claim) is None:
+            continue
         try:
-            with helper(ctx, "cleanup", claim, lambda *_: None) as pod:
-                pod.ask("remove", folder=directory_of(ctx))
+            with helper(each, "cleanup", claim, lambda *_: None) as pod:
+                pod.ask("remove", folder=directory_of(each))
         except RunGoneError:
             raise
         except (TransferError, ManycpuError) as error:
-            undeleted.append(f"{directory_of(ctx)} on claim {ctx.target.namespace}/{claim}: {error}")
+            undeleted.append(f"{directory_of(each)} on claim {ctx.target.namespace}/{claim}: {error}")
     if not undeleted:
         ctx.ledger.remove()
     return undeleted
@@ -241,6 +246,9 @@ def _remove_all_expired(
         undeleted = []
         try:
             other = cast("ClusterContext", reopen(ledger.read(), access=ctx.access))
+            # A run before it may have taken minutes, and a person may have resumed this one since the list.
+            if not other.ledger.lease().over(other.ledger.now()):
+                continue
             cancel(other, CLEANUP, None)  # it has no follower, so no time budget ends it
             # take() returns false if another process has renewed the lease since the list.
             if end(other) and ledger.take(now):

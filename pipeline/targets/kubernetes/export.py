@@ -1,6 +1,5 @@
 """Export the model from the claim: over a stream to this machine, or by a pod with the volume to a URL."""
 
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -12,10 +11,9 @@ from manycpu.pipeline.spec.credentials import without_secrets
 from manycpu.pipeline.spec.errors import ExportError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.output import RETURNED
-from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, attempt_directory, claim_of, is_bound
+from manycpu.pipeline.targets.kubernetes.volume.claims import with_volume_of
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper, helper
-from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.transfer import Manifest, Progress, TransferError
 
 _LOG_START_TIMEOUT_S: Final = 60  # for the pod that reads logs: a report without them is no failure
@@ -29,7 +27,7 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
         ClusterError: The cluster refuses the pod.
         DeadlineError: The pod did not start, or was lost repeatedly.
     """
-    ctx = _with_volume_of(ctx, handle)
+    ctx = with_volume_of(ctx, ctx.ledger.read(), handle.attempt)
     source = f"{attempt_directory(ctx, handle.attempt)}/output"
     try:
         with helper(ctx, "export", claim_of(ctx), progress) as pod:
@@ -48,15 +46,6 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
         ) from error
 
 
-def _with_volume_of(ctx: ClusterContext, handle: JobHandle) -> ClusterContext:
-    """Return the run with the volume that the attempt wrote to; other fields keep their present values."""
-    target = as_started(ctx, ctx.ledger.read(), handle.attempt).target
-    if not isinstance(target, Kubernetes) or target == ctx.target:
-        return ctx
-    volume = {"claim": target.claim, "mount_path": target.mount_path}
-    return replace(ctx, target=ctx.target.model_copy(update=volume))
-
-
 def _pull(ctx: ClusterContext, pod: Helper, source: str) -> Manifest:
     """Copy a folder of the volume to the output, a folder of this machine."""
     output = ctx.output.local
@@ -73,7 +62,7 @@ def read_returned(ctx: ClusterContext, handle: JobHandle, name: str) -> bytes:
         DeadlineError: The pod did not start, or was lost repeatedly.
         OSError: The file does not exist.
     """
-    ctx = _with_volume_of(ctx, handle)
+    ctx = with_volume_of(ctx, ctx.ledger.read(), handle.attempt)
     source = f"{attempt_directory(ctx, handle.attempt)}/{RETURNED}"
     with (
         TemporaryDirectory(prefix="manycpu-returned-") as folder,
@@ -92,7 +81,7 @@ def read_log(ctx: ClusterContext, handle: JobHandle) -> list[str]:
         DeadlineError: The pod did not start within a minute, or was lost repeatedly.
         TransferError: The volume cannot be read.
     """
-    ctx = _with_volume_of(ctx, handle)
+    ctx = with_volume_of(ctx, ctx.ledger.read(), handle.attempt)
     if not is_bound(ctx):
         return []
     folder = f"{attempt_directory(ctx, handle.attempt)}/{rank_logs.FOLDER}"

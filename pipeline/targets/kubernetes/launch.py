@@ -232,7 +232,10 @@ def _record_handle_or_delete(ctx: ClusterContext, handle: JobHandle) -> bool:
 def _record_handle(ctx: ClusterContext, handle: JobHandle) -> bool:
     """Record the handle in the ledger; false: another attempt has begun, and nothing was changed."""
     with ctx.ledger.claim() as entry:
-        if entry.attempt != handle.attempt:
+        other = entry.handle if isinstance(entry.handle, JobHandle) else None
+        # This launch was suspended, and another has completed its attempt, and perhaps deleted the job.
+        is_completed = other is not None and other.attempt == handle.attempt and other.uid != handle.uid
+        if entry.attempt != handle.attempt or is_completed:
             return False
         entry.handle, entry.observed = handle, None
         return True

@@ -12,6 +12,7 @@ from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.spec.errors import raise_findings
 from manycpu.pipeline.spec.output import REPORT
 from manycpu.pipeline.targets import output
+from manycpu.pipeline.targets.kubernetes import run_secret
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper, helper
 
@@ -34,6 +35,8 @@ def write_report(ctx: ClusterContext, text: str) -> None:
         written = run_report.parse(text)
         if written is not None and written.state.terminal:
             release(ctx, pod)
+    if ctx.ledger.exists() and ctx.ledger.lease().kept:
+        run_secret.remove(ctx)  # which this pod needed once more: of a kept run, no secret stays
 
 
 def write_beside(ctx: ClusterContext, name: str, text: str) -> None:

@@ -1,14 +1,17 @@
 """The claim of a run: the user's, or one that the run creates and owns."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from manycpu.pipeline.adapters.cluster import poll
+from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec.errors import ClusterError, RunGoneError
 from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of
+from manycpu.pipeline.targets.open_run import as_started
 
 _DELETION_TIMEOUT_S: Final = 60.0  # of an earlier run's claim
 
@@ -48,6 +51,22 @@ def ensure_claim(ctx: ClusterContext) -> str:
         )
     _check_usable(ctx, created)
     return name
+
+
+def with_volume_of(ctx: ClusterContext, entry: Entry, attempt: int) -> ClusterContext:
+    """Return the run with the volume that an attempt wrote to; other fields keep their present values."""
+    target = as_started(ctx, entry, attempt).target
+    if not isinstance(target, Kubernetes) or target == ctx.target:
+        return ctx
+    volume = {"claim": target.claim, "mount_path": target.mount_path}
+    return replace(ctx, target=ctx.target.model_copy(update=volume))
+
+
+def with_each_volume(ctx: ClusterContext) -> list[ClusterContext]:
+    """Return the run once with each volume that it used: the target may have been edited between attempts."""
+    entry = ctx.ledger.read()
+    used = [ctx, *(with_volume_of(ctx, entry, attempt) for attempt in entry.attempts)]
+    return list({(each.target.claim, each.target.mount_path): each for each in used}.values())
 
 
 def check_exists(ctx: ClusterContext, name: str) -> None:

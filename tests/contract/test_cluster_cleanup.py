@@ -1,0 +1,163 @@
+"""What a clean-up on Kubernetes keeps and records, where a run was edited, judged or resumed meanwhile."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.fake_api_server import ApiServer
+
+from manycpu.pipeline import run_report
+from manycpu.pipeline.ledger import CLEANUP
+from manycpu.pipeline.ledger.configmap import ConfigMapLedger
+from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.observed import Observed
+from manycpu.pipeline.spec.state import RunState, Status
+from manycpu.pipeline.targets.attempt import attempt_of
+from manycpu.pipeline.targets.context import Access, Built, Staged
+from manycpu.pipeline.targets.kubernetes import cleanup, launch, output_report, preflight, run_secret
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptState
+from manycpu.pipeline.targets.open_run import open_context
+
+DAY_S = 86_400
+BUILT = Built(code=None, program=[], digest="")
+
+
+def opened(
+    server: ApiServer, folder: Path, run: dict[str, Any] | None = None, **target: Any
+) -> ClusterContext:
+    fields: dict[str, Any] = {"program": "question_answering", "output": str(folder / "out")} | (run or {})
+    where = {"kind": "kubernetes", "namespace": "ml", "helper_image": "r/helper:1", **target}
+    ctx = open_context(fields, where, "a", base=folder, access=Access(connect=server.connect))
+    assert is_on_kubernetes(ctx)
+    return ctx
+
+
+def handle_of(ctx: ClusterContext, uid: str) -> JobHandle:
+    names = {"run": ctx.name, "name": f"{ctx.name}-1", "namespace": "ml", "launch": "pytorchjob"}
+    return JobHandle(attempt=1, uid=uid, created=0, **names)
+
+
+def trains(server: ApiServer, ctx: ClusterContext) -> JobHandle:
+    """Begin a run whose first attempt has a job that has not ended."""
+    ctx.ledger.open(ctx.new_entry(0))
+    job = server.put(
+        "PyTorchJob", {"metadata": {"name": f"{ctx.name}-1"}, "spec": {"pytorchReplicaSpecs": {}}}
+    )
+    handle = handle_of(ctx, job["metadata"]["uid"])
+    with ctx.ledger.update() as entry:
+        entry.attempt, entry.handle = 1, handle
+        entry.attempts[1] = attempt_of(ctx, Staged(), BUILT)
+    return handle
+
+
+@pytest.fixture
+def volumes(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Stand for helper pods: claim -> the results on it; a removed folder has none."""
+    results: dict[str, list[str]] = {}
+
+    @contextmanager
+    def helper(_ctx: ClusterContext, _verb: str, claim: str, *_: Any) -> Iterator[Any]:
+        def ask(command: str, **_: Any) -> dict[str, list[str]]:
+            return {"results": results.pop(claim, []) if command == "remove" else results.get(claim, [])}
+
+        yield SimpleNamespace(ask=ask)
+
+    monkeypatch.setattr(cleanup, "helper", helper)
+    return results
+
+
+def put_claim(server: ApiServer, name: str, phase: str = "Bound", owners: Any = ()) -> None:
+    meta = {"name": name, "ownerReferences": list(owners)}
+    server.put("PersistentVolumeClaim", {"metadata": meta, "spec": {}, "status": {"phase": phase}})
+
+
+def test_results_stay_on_the_claim_of_an_earlier_attempt_when_the_target_names_another(
+    server: ApiServer, tmp_path: Path, volumes: dict[str, list[str]]
+) -> None:
+    ctx = opened(server, tmp_path)
+    trains(server, ctx)
+    put_claim(server, f"{ctx.name}-data", owners=ctx.ledger.owner())
+    put_claim(server, "big", "Pending")
+    volumes[f"{ctx.name}-data"] = ["checkpoints"]
+    kept = cleanup.keep_results(opened(server, tmp_path, claim="big"), None)
+    assert [name.rpartition(" ")[2] for name in kept] == [f"ml/{ctx.name}-data"]
+
+
+def test_the_folders_on_all_claims_that_a_run_has_used_are_removed(
+    server: ApiServer, tmp_path: Path, volumes: dict[str, list[str]]
+) -> None:
+    trains(server, opened(server, tmp_path, claim="first"))
+    volumes |= {"first": ["checkpoints"], "second": ["checkpoints"], "of others": ["checkpoints"]}
+    for name in volumes:
+        put_claim(server, name)
+    assert cleanup.remove(opened(server, tmp_path, claim="second")) == []
+    assert [*volumes] == ["of others"]
+
+
+@pytest.mark.parametrize("verdict", [None, Status(state=RunState.FAILED, reason="the time is used up")])
+def test_a_clean_up_that_ends_the_job_of_a_failed_attempt_does_not_cancel_the_attempt(
+    server: ApiServer, tmp_path: Path, verdict: Status | None
+) -> None:
+    ctx = opened(server, tmp_path)
+    handle = trains(server, ctx)
+    with ctx.ledger.update() as entry:
+        entry.observed = AttemptState(attempt=1, verdict=verdict).model_dump(mode="json")
+    assert cleanup.cancel(ctx, CLEANUP, None)
+    assert ctx.ledger.read().cancelled == ({} if verdict else {1: CLEANUP})
+    assert handle.name not in [job["metadata"]["name"] for job in server.objects["PyTorchJob"]]
+
+
+def test_a_run_that_was_resumed_since_the_list_of_expired_ones_trains_on(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumed = opened(server, tmp_path)
+    trains(server, resumed)
+    resumed.ledger.change_lease(until=1.0)
+    stale = ConfigMapLedger(cleanup.cluster_of(resumed), resumed.name, server.objects["ConfigMap"][0])
+    monkeypatch.setattr(cleanup, "expired", lambda *_: [stale])
+    resumed.ledger.renew(DAY_S)
+    other = opened(server, tmp_path, {"job_name": "other"})
+    ends: Callable[[Any], bool] = lambda _: pytest.fail("it was asked whether it may be deleted")  # noqa: E731
+    assert cleanup.remove_expired(other, resumed.ledger.now(), ends) == []
+    assert resumed.ledger.read().cancelled == {}
+    assert len(server.objects["PyTorchJob"]) == 1
+
+
+def test_a_launch_that_wakes_up_after_another_completed_its_attempt_deletes_its_job(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    ctx = opened(server, tmp_path)
+    completed = trains(server, ctx)
+    assert launch._record_handle(ctx, completed)  # noqa: SLF001 - two launches that made one job
+    assert not launch._record_handle(ctx, handle_of(ctx, "of a later job"))  # noqa: SLF001
+    assert ctx.ledger.read().handle == completed
+
+
+def test_the_secret_of_a_kept_run_is_deleted_again_after_its_last_report(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx = opened(server, tmp_path, {"output": "s3://bucket/out", "env": {"HF_TOKEN": "hunter2"}})
+    ctx.ledger.open(ctx.new_entry(0))
+    ctx.ledger.keep(DAY_S)
+
+    @contextmanager
+    def pod(of: ClusterContext) -> Iterator[Any]:
+        run_secret.provide(of)
+        yield SimpleNamespace(ask=lambda *_, **__: {"names": [], "text": None})
+
+    monkeypatch.setattr(output_report, "_report_pod", pod)
+    report = run_report.draft(ctx.ledger.read(), Observed(), RunState.FAILED, "no room")
+    output_report.write_report(ctx, run_report.as_json(report))
+    assert server.objects["Secret"] == []
+
+
+def test_checkpoints_that_shall_outlive_the_run_need_a_claim_that_does(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    ctx = opened(server, tmp_path, {"checkpoints": "./checkpoints"})
+    fields = [finding.field for finding in preflight._check_claim(ctx)]  # noqa: SLF001 - one of many checks
+    assert "run.checkpoints" in fields
