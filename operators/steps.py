@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manycpu.operators.airflow_versions import AirflowFailException, conf
+from manycpu.operators.airflow_versions import AirflowFailException, AirflowSkipException, conf
 from manycpu.operators.base import RunOperator, explained, require_begun
 from manycpu.operators.following import keep_refusal, keep_report, place_of
-from manycpu.pipeline.spec.errors import Finding, ManycpuError, raise_findings
+from manycpu.pipeline.spec.errors import Finding, ManycpuError, NoReportError, raise_findings
 from manycpu.pipeline.spec.handle import read_handle
 from manycpu.pipeline.spec.tracking import place_in_words
 
@@ -158,8 +158,8 @@ class CleanupOperator(RunOperator):
 class ReportOperator(RunOperator):
     """Read report.json, and fail the DAG run if a step failed or left something behind.
 
-    A teardown of ``prepare`` with ``on_failure_fail_dagrun``: when a person marks the DAG run failed, Airflow
-    skips every other task, and then takes the DAG run for a success.
+    A teardown of ``prepare`` with ``on_failure_fail_dagrun``: when a person marks the DAG run failed while it
+    trains, Airflow skips every other task, and would take the DAG run for a success.
 
     Args:
         written: What ``cleanup`` returned: the report of a run whose ``output`` is null.
@@ -184,14 +184,21 @@ class ReportOperator(RunOperator):
 
         Raises:
             AirflowFailException: The run failed, was cancelled, or left something behind; with its error.
+            AirflowSkipException: No step has run, and none has failed.
         """
         from manycpu.pipeline.run_report import Report
         from manycpu.pipeline.verbs.report import conclude, read_report, report_path
 
         with explained():
             ctx = self.open(context)
+        states = self._upstream_states(context)
         try:
             report = conclude(Report.model_validate(self.written) if self.written else read_report(ctx))
+        except NoReportError as error:
+            # A person has marked the tasks successful before they ran, or a branch chose another path.
+            if states and all(state in ("success", "skipped") for _, state in states):
+                raise AirflowSkipException("nothing was trained") from error
+            raise AirflowFailException(str(error)) from error
         except ManycpuError as error:  # a retry would read the same report
             raise AirflowFailException(str(error)) from error
         for verb, record in report.verbs.items():
@@ -202,10 +209,7 @@ class ReportOperator(RunOperator):
             self.log.info("%s", place_in_words(name, place))
         path = report_path(ctx)
         # A step that Airflow ended has recorded nothing; and the report may be of an earlier try.
-        others = [
-            f"{task} is {state}" for task, state in self._upstream_states(context) if state != "success"
-        ]
-        if others:
+        if others := [f"{task} is {state}" for task, state in states if state != "success"]:
             raise AirflowFailException(f"{path} records no failure, but {', '.join(others)}")
         self.log.info("report: %s", path)
         return path

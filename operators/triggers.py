@@ -21,7 +21,7 @@ from manycpu.operators.steps import clean_up_and_log
 from manycpu.pipeline.ledger import base as ledgers
 from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.listeners import Guarded, RankListener, flush, tell
-from manycpu.pipeline.spec.errors import ClusterError, LaunchError, ManycpuError
+from manycpu.pipeline.spec.errors import ClusterError, LaunchError, ManycpuError, RunGoneError
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import Handle, read_handle
 from manycpu.pipeline.spec.naming import run_key
@@ -38,6 +38,7 @@ _RENEWALS = ThreadPoolExecutor(2, thread_name_prefix="renew")
 """Threads for lease renewals only: they block while an API server is away, and must not block the rest."""
 _ENDINGS = set[asyncio.Task[None]]()
 """Tasks that end a training: asyncio itself keeps no reference to them."""
+_ON_KILL_TIMEOUT_S = 60.0  # Airflow 3.3 waits a second; before, a runner that stops waits for this
 _RETRY_INTERVAL_S = 5.0  # between tries to reach a cluster that does not answer
 _RETRY_TIMEOUT_S = 3600.0
 T = TypeVar("T")
@@ -100,17 +101,22 @@ class FollowingTrigger(BaseTrigger):
 
         Airflow also calls this when another triggerer has taken over the trigger, because this one was late.
         """
-        # A task that goes on to its end: Airflow cancels this coroutine a second later.
+        # A task that runs to its end: Airflow cancels this coroutine a second later.
         ending = asyncio.create_task(self._retry_ending())
         _ENDINGS.add(ending)
         ending.add_done_callback(_ENDINGS.discard)
-        await asyncio.shield(ending)
+        await asyncio.wait({ending}, timeout=_ON_KILL_TIMEOUT_S)
 
     async def _retry_ending(self) -> None:
-        """End the training; retry while Airflow or the cluster does not answer, or the job does not end."""
+        """End the training; retry while Airflow or the cluster does not answer, or the job does not end.
+
+        After ``on_kill``, Airflow closes the task's log: what is logged then is in the triggerer's log.
+        """
         try:
             retried = (AirflowException, ClusterError, LaunchError)
             await self._retry_on_thread(self._end_with_task, retried=retried)
+        except RunGoneError:
+            self.log.info("the run is cleaned up")
         except Exception:
             self.log.exception("the training was not ended; `manycpu cancel` ends it")
 

@@ -81,7 +81,7 @@ def main() -> None:
         click.echo(f"manycpu: {_with_notes(error, message)}", err=True)
         sys.exit(1)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("manycpu: interrupted", err=True)
+        click.echo("manycpu: aborted", err=True)
         sys.exit(_EXIT_INTERRUPTED)
     except click.ClickException as error:
         error.show()

@@ -170,8 +170,9 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
     if not lines:
         click.echo("nothing to remove")
         return
-    if not yes:
-        click.confirm("remove these?", abort=True)
+    if not yes and not click.confirm("remove these?"):
+        click.echo("nothing was removed")
+        return
     left = [*_finish_removals(rest), *_remove(ended, delete_model=delete_model)]
     for folder in folders:
         # A run may have begun meanwhile: it keeps all folders, and then the list is empty.

@@ -140,6 +140,10 @@ class TrainingFailedError(ManycpuError):
     """The training ended badly; the message has the first rank that failed and its last lines."""
 
 
+class NoReportError(TrainingFailedError):
+    """The run has no report."""
+
+
 class CancelledError(ManycpuError):
     """A person ended the training."""
 

@@ -93,7 +93,8 @@ def cleanup(
     entry = ctx.ledger.read()
     handle = ctx.driver.present_handle(ctx, entry)
     log = log_of(ctx, handle) if handle else ""
-    log_failed = write_log(ctx, log)
+    if log_failed := write_log(ctx, log):
+        _LOG.info("%s", log_failed)
     if _is_superseded(ctx, attempt):  # asked again: the log may have taken minutes
         return None
     has_failed = report.state is not RunState.SUCCEEDED

@@ -16,6 +16,7 @@ from manycpu.pipeline.spec.errors import (
     ExportError,
     LeftBehindError,
     ManycpuError,
+    NoReportError,
     TrainingFailedError,
 )
 from manycpu.pipeline.spec.events import split
@@ -116,7 +117,7 @@ def read_report(ctx: RunContext) -> Report:
 
     Raises:
         ExportError: It cannot be read.
-        TrainingFailedError: This run has no report there.
+        NoReportError: This run has no report there.
     """
     try:
         text = ctx.driver.read_report(ctx)
@@ -129,7 +130,7 @@ def read_report(ctx: RunContext) -> Report:
         ) from error
     written = run_report.parse(text)
     if written is None or written.key != ctx.key:
-        raise TrainingFailedError(
+        raise NoReportError(
             "the run ended without a report: it never got past prepare", fix="See the first step that failed"
         )
     return written

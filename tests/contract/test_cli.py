@@ -507,7 +507,7 @@ def test_a_command_that_is_interrupted_says_so(manycpu: Type, monkeypatch: pytes
 
     monkeypatch.setattr("manycpu.pipeline.cli.report_command.newest_report", interrupt)
     code, printed = manycpu("report")
-    assert (code, printed.strip()) == (130, "manycpu: interrupted")
+    assert (code, printed.strip()) == (130, "manycpu: aborted")
 
 
 def test_a_run_that_is_not_there_is_named_with_those_that_are(manycpu: Type) -> None:

@@ -221,11 +221,11 @@ def test_the_training_is_ended_once_airflow_answers_though_airflow_waits_only_a_
 
     monkeypatch.setattr(triggers, "state_of", state_of)
     monkeypatch.setattr(triggers, "_RETRY_INTERVAL_S", 1.0)
+    monkeypatch.setattr(triggers, "_ON_KILL_TIMEOUT_S", 0.1)
 
     async def kill() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(trigger(handle, place={"task_id": "t"}).on_kill(), timeout=0.1)
-        await asyncio.gather(*triggers._ENDINGS)  # noqa: SLF001 - Airflow's event loop goes on as well
+        await trigger(handle, place={"task_id": "t"}).on_kill()
+        await asyncio.gather(*triggers._ENDINGS)  # noqa: SLF001 - Airflow's event loop keeps running too
 
     asyncio.run(kill())
     assert ctx.ledger.read().cancelled == {1: "task train, try 1 (id)"}
