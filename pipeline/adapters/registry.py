@@ -179,8 +179,14 @@ class Connection:
             raise self._no_answer(error) from error
         if not response.ok:
             raise self._refusal(response, "token")
-        body = response.json()
-        return str(body.get("token") or body.get("access_token"))
+        try:
+            body = response.json()
+            return str(body.get("token") or body["access_token"])
+        except (ValueError, AttributeError, KeyError):
+            raise RegistryError(
+                f"registry {self.host}: the service at {realm} answers without a token",
+                field="target.registry",
+            ) from None
 
     def _refusal(self, response: requests.Response, method: str) -> RegistryError:
         """Build the error for an answer whose status is an error, with the registry's own reasons."""

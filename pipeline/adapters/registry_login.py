@@ -125,10 +125,17 @@ def _from_helper(helper: str, key: str) -> Login | None:
         ) from error
     if done.code:  # it has no login for this registry
         return None
-    credentials = json.loads(done.out)
-    if credentials["Username"] == "<token>":
-        return Login("", identity_token=credentials["Secret"])
-    return Login(credentials["Username"], credentials["Secret"])
+    try:
+        # The helper may have printed warnings before its answer.
+        credentials = json.loads(done.out[max(0, done.out.find("{")) :])
+        username, secret = credentials["Username"], credentials["Secret"]
+    except (ValueError, KeyError):
+        raise BadInputError(
+            f"docker's credential helper for {key} gives no login: its answer is not the usual JSON",
+            field="target.registry_connection",
+            fix=f"See what `{' '.join(command)}` answers, or give a login in target.registry_connection",
+        ) from None
+    return Login("", identity_token=secret) if username == "<token>" else Login(username, secret)
 
 
 def has_buildkit() -> bool:

@@ -158,9 +158,9 @@ class Driver(ABC, Generic[Ctx, H]):
     def strays(self, ctx: Ctx, entry: Entry, handle: H) -> list[str]:
         """Name the files that the program wrote outside its output."""
 
-    def read_report(self, ctx: Ctx) -> str | None:
-        """Read the output's report.json; None: there is none."""
-        return output.read_report(ctx)
+    def read_beside(self, ctx: Ctx, name: str) -> str | None:
+        """Read report.json or the manifest of the output; None: there is none."""
+        return output.read_beside(ctx, name)
 
     def write_report(self, ctx: Ctx, text: str) -> None:
         """Write the output's report.json."""

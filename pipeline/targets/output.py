@@ -44,9 +44,9 @@ def taken(ctx: RunContext, other: str, fix: str) -> Finding:
     return Finding("run.output", f"{ctx.destination} is in use: {other}", fix)
 
 
-def read_report(ctx: RunContext) -> str | None:
-    """Read the output's report.json; None: there is none."""
-    return ctx.output.read_text(REPORT)
+def read_beside(ctx: RunContext, name: str) -> str | None:
+    """Read report.json or the manifest of the output; None: there is none."""
+    return ctx.output.read_text(name)
 
 
 def write_report(ctx: RunContext, text: str) -> None:

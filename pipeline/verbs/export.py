@@ -106,9 +106,7 @@ def seen(ctx: RunContext, exported: Mapping[str, Any] | None) -> bool:
     """
     if exported is None or exported["path"] != (ctx.run.output and redacted(ctx.run.output)):
         return False
-    return (
-        ctx.run.output is None or ctx.output_in_cluster or _why_not_visible(ctx, exported["sha256"]) is None
-    )
+    return ctx.run.output is None or _why_not_visible(ctx, exported["sha256"]) is None
 
 
 def unseen(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
@@ -116,9 +114,13 @@ def unseen(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
 
     Tasks of a DAG may run on several workers. A model on the disk of one worker is invisible to the others.
     """
-    if entry.export is None or ctx.run.output is None or ctx.output_in_cluster:  # all pods reach the same URL
+    if entry.export is None or ctx.run.output is None:
         return None
-    reason = _why_not_visible(ctx, entry.export["sha256"])
+    if ctx.output_in_cluster:  # all pods reach the same URL, but it may have been edited since
+        is_there = entry.export["path"] == redacted(ctx.run.output)
+        reason = None if is_there else f"that was {entry.export['path']}"
+    else:
+        reason = _why_not_visible(ctx, entry.export["sha256"])
     if reason is None:
         return None
     model = ctx.driver.model_of(ctx, handle)
@@ -133,8 +135,9 @@ def unseen(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
 def _why_not_visible(ctx: RunContext, digest: str) -> str | None:
     """Explain why the exported model of a digest cannot be seen in the output; None: it can."""
     try:
-        names = manifests(ctx.output.has)
-        texts = [text for name in names if (text := ctx.output.read_text(name)) is not None]
+        # In the cluster, a pod reads each file: a third name, of a program with two such files, is not tried.
+        names = manifests((lambda _: False) if ctx.output_in_cluster else ctx.output.has)
+        texts = [text for name in names if (text := ctx.driver.read_beside(ctx, name)) is not None]
     except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types
         return str(error) or type(error).__name__
     for text in texts:

@@ -120,7 +120,7 @@ def read_report(ctx: RunContext) -> Report:
         NoReportError: This run has no report there.
     """
     try:
-        text = ctx.driver.read_report(ctx)
+        text = ctx.driver.read_beside(ctx, REPORT)
     except Exception as error:
         # Each fsspec protocol raises its own error types.
         raise ExportError(

@@ -14,13 +14,16 @@ from manycpu.pipeline.ledger import CLEANUP
 from manycpu.pipeline.ledger.configmap import ConfigMapLedger
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.observed import Observed
+from manycpu.pipeline.spec.output import MANIFEST
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.attempt import attempt_of
 from manycpu.pipeline.targets.context import Access, Built, Staged
 from manycpu.pipeline.targets.kubernetes import cleanup, launch, output_report, preflight, run_secret
-from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptState
 from manycpu.pipeline.targets.open_run import open_context
+from manycpu.pipeline.transfer import Manifest
+from manycpu.pipeline.verbs.export import seen, unseen
 
 DAY_S = 86_400
 BUILT = Built(code=None, program=[], digest="")
@@ -117,7 +120,7 @@ def test_a_run_that_was_resumed_since_the_list_of_expired_ones_trains_on(
     resumed = opened(server, tmp_path)
     trains(server, resumed)
     resumed.ledger.change_lease(until=1.0)
-    stale = ConfigMapLedger(cleanup.cluster_of(resumed), resumed.name, server.objects["ConfigMap"][0])
+    stale = ConfigMapLedger(cluster_of(resumed), resumed.name, server.objects["ConfigMap"][0])
     monkeypatch.setattr(cleanup, "expired", lambda *_: [stale])
     resumed.ledger.renew(DAY_S)
     other = opened(server, tmp_path, {"job_name": "other"})
@@ -153,6 +156,39 @@ def test_the_secret_of_a_kept_run_is_deleted_again_after_its_last_report(
     report = run_report.draft(ctx.ledger.read(), Observed(), RunState.FAILED, "no room")
     output_report.write_report(ctx, run_report.as_json(report))
     assert server.objects["Secret"] == []
+
+
+def test_credentials_of_the_output_are_no_variables_of_the_run(server: ApiServer, tmp_path: Path) -> None:
+    """Its Secret is deleted with the run, before a pod writes the last report."""
+    env = {"AWS_SECRET_ACCESS_KEY": "hunter2", "HF_TOKEN": "hunter2"}
+    for output, count in {"s3://bucket/out": 1, str(tmp_path / "out"): 0}.items():
+        ctx = opened(server, tmp_path, {"output": output, "env": env})
+        messages = [finding.message for finding in preflight._check_secrets(ctx)]  # noqa: SLF001
+        assert ["AWS_SECRET_ACCESS_KEY" in message for message in messages] == [True] * count
+
+
+@pytest.mark.parametrize("digest", ["of this model", "of another"])
+def test_a_model_at_a_url_that_only_pods_reach_is_looked_for_before_only_the_clean_up_is_left(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digest: str
+) -> None:
+    ctx = opened(server, tmp_path, {"output": "s3://bucket/out"})
+    handle = trains(server, ctx)
+    manifest = Manifest(files=())
+    known = manifest.digest if digest == "of this model" else "0" * 64
+
+    @contextmanager
+    def pod(_: ClusterContext) -> Iterator[Any]:
+        texts = {MANIFEST: "\n".join(manifest.lines("k"))}
+        yield SimpleNamespace(ask=lambda _, name, **__: {"text": texts.get(name)})
+
+    monkeypatch.setattr(output_report, "_report_pod", pod)
+    exported = {"path": "s3://bucket/out", "sha256": known}
+    assert seen(ctx, exported) is (digest == "of this model")
+    with ctx.ledger.update() as entry:
+        entry.export = exported
+    edited = opened(server, tmp_path, {"output": "s3://bucket/elsewhere"})
+    assert unseen(ctx, ctx.ledger.read(), handle) is None
+    assert "that was s3://bucket/out" in (unseen(edited, ctx.ledger.read(), handle) or "")
 
 
 def test_checkpoints_that_shall_outlive_the_run_need_a_claim_that_does(

@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from manycpu.pipeline.node.ccl import peers
 from manycpu.pipeline.node.ccl.peers import Peers, connect
 
 LONG, SHORT = timedelta(seconds=20), timedelta(seconds=0.3)
@@ -54,6 +55,23 @@ def test_an_address_of_an_earlier_meeting_is_not_taken(*, answers: bool) -> None
         assert second.result().token == first.token
         for link in [*first.connections, *second.result().connections]:
             link.close()
+
+
+def test_a_program_that_connects_and_is_silent_does_not_use_up_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peers, "_GREETING_TIMEOUT_S", 0.2)
+    store = HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(connect, store, 0, 2, LONG, HERE)
+        store.wait(["peers"], LONG)
+        address, port, *_ = store.get("peers").decode().split()
+        with socket.create_connection((address, int(port))):
+            second = pool.submit(connect, store, 1, 2, LONG, HERE)
+            met = [first.result(), second.result()]
+    assert met[0].token == met[1].token
+    for link in [link for one in met for link in one.connections]:
+        link.close()
 
 
 def test_who_did_not_come_is_named() -> None:

@@ -40,12 +40,22 @@ def test_a_credential_helper_is_asked(
 ) -> None:
     helper = tmp_path / "docker-credential-tests"
     helper.write_text(
-        '#!/bin/sh\nread host\n[ "$host" = a.test ] || exit 1\necho \'{"Username": "u", "Secret": "s"}\'\n'
+        '#!/bin/sh\nread host\n[ "$host" = a.test ] || exit 1\necho a warning >&2\n'
+        'echo \'{"Username": "u", "Secret": "s"}\'\n'
     )
     helper.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert from_config(config, "a.test") == Login("u", "s")
     assert from_config(config, "b.test") is None
+
+
+def test_a_helper_whose_answer_is_no_login_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helper = tmp_path / "docker-credential-tests"
+    helper.write_text("#!/bin/sh\necho '{}'\n")
+    helper.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(BadInputError, match="docker-credential-tests get"):
+        from_config({"credsStore": "tests"}, "a.test")
 
 
 def test_a_helper_that_is_not_there_is_named() -> None:

@@ -22,6 +22,7 @@ from manycpu.pipeline.spec import kernel
 
 _KEY = "peers"
 _WELCOME = b"+"
+_GREETING_TIMEOUT_S = 10.0
 _RETRY_INTERVAL_S = 0.05
 _OFFER: Final = "offer"
 _VERDICT: Final = "verdict"
@@ -75,11 +76,13 @@ def _serve(store: Store, size: int, deadline: float, address: str) -> Peers:
             server.settimeout(_seconds_left(deadline, f"{who} of the group did not come"))
             try:
                 link, _ = server.accept()
-                rank, name = _greeting(link, token, deadline)
             except TimeoutError:
                 continue
+            try:
+                # A program that connects and is silent, such as a port scan, must not use up the time of all.
+                rank, name = _greeting(link, token, min(deadline, time.monotonic() + _GREETING_TIMEOUT_S))
             except (OSError, ValueError):
-                link.close()  # of a program that is not in the group
+                link.close()  # of a program that is not in the group; a rank that was late connects again
                 continue
             came[rank] = (link, name)
     ordered = [came[rank] for rank in sorted(came)]

@@ -34,7 +34,7 @@ class KubernetesDriver(Driver[ClusterContext, JobHandle]):
     findings = staticmethod(preflight.findings)
     watch = staticmethod(JobWatch)
     cancel = staticmethod(cleanup.cancel)
-    read_report = staticmethod(output_report.read_report)
+    read_beside = staticmethod(output_report.read_beside)
     write_report = staticmethod(output_report.write_report)
     write_beside = staticmethod(output_report.write_beside)
     keep_results = staticmethod(cleanup.keep_results)

@@ -80,12 +80,12 @@ def put(ctx: ClusterContext, pod: Helper, text: str) -> None:
     pod.ask("write", **where, text=text)
 
 
-def read_report(ctx: ClusterContext) -> str | None:
-    """Read report.json; None: it does not exist."""
+def read_beside(ctx: ClusterContext, name: str) -> str | None:
+    """Read report.json or the manifest; None: it does not exist."""
     if not ctx.output_in_cluster:
-        return output.read_report(ctx)
+        return output.read_beside(ctx, name)
     with _report_pod(ctx) as pod:
-        text: str | None = pod.ask("read", url=ctx.destination, name=REPORT)["text"]
+        text: str | None = pod.ask("read", url=ctx.destination, name=name)["text"]
         return text
 
 

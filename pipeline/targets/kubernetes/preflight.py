@@ -12,6 +12,7 @@ from manycpu.pipeline.adapters.cluster import amount
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.launchers.pod_spec import TPU
 from manycpu.pipeline.spec import memory_estimate
+from manycpu.pipeline.spec.credentials import secret_variables
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding, ForbiddenError, NotFoundError
 from manycpu.pipeline.spec.job_kinds import (
     JOB_KINDS,
@@ -41,6 +42,8 @@ _NO_RIGHT: Final = re.compile(r'User ".+" cannot \w+ resource ')
 # patch: to suspend a job that has only some of its nodes
 _JOB_VERBS: Final = ("create", "delete", "get", "list", "patch", "watch")
 _COMPANION_VERBS: Final = ("create", "delete", "get", "list")
+_STORAGE_VARIABLES: Final = ("AWS_", "AZURE_", "FSSPEC_", "GCS_", "GOOGLE_")
+"""How the names of credentials of object storage begin."""
 
 
 def findings(ctx: ClusterContext) -> Findings:
@@ -223,7 +226,16 @@ def _check_claim(ctx: ClusterContext) -> Findings:
 
 
 def _check_secrets(ctx: ClusterContext) -> Findings:
-    """Check that the secrets of ``run.env_from`` exist."""
+    """Check that the secrets of ``run.env_from`` exist, and that storage needs none of ``run.env``."""
+    if ctx.output_in_cluster:
+        for name in secret_variables(ctx.run.env):
+            if name.startswith(_STORAGE_VARIABLES):
+                yield Finding(
+                    "run.env",
+                    f"{name} may be needed to write the last report, when the Secret with the values of "
+                    "run.env is deleted already",
+                    "Put the credentials into a Secret of your own, and name it in run.env_from",
+                )
     for name in ctx.run.env_from:
         if cluster_of(ctx).get("Secret", name) is None:
             yield Finding(

@@ -38,10 +38,11 @@ def keep_results(ctx: MachineContext, seconds: float | None, *, checkpoints: boo
     if checkpoints:
         outputs.insert(0, folder / "checkpoints")
     results = [path for path in outputs if disk.may_hold_files(path)]
-    on_hosts = hosts.holding_files(ctx, folder, *(_RESULTS if checkpoints else _OUTPUTS))
-    if not checkpoints:  # the report has the metrics
+    if checkpoints:
+        on_hosts = hosts.holding_files(ctx, folder, *_RESULTS)
+    else:  # the report has the metrics
         results = [path for path in results if not disk.holds_only(path, METRICS)]
-        on_hosts = on_hosts if results else []
+        on_hosts = hosts.holding_files(ctx, folder, *_OUTPUTS, but=(METRICS,))
     if not results and not on_hosts:
         return []
     ctx.ledger.keep(seconds)  # first, so that a kill from here on loses no record

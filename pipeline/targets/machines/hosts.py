@@ -107,12 +107,16 @@ def collect(ctx: MachineContext, folder: Path) -> None:
         ssh_copies.collect(target, members, folder)
 
 
-def holding_files(ctx: MachineContext, folder: Path, *patterns: str) -> list[str]:
-    """List the hosts that have matching files below a folder, or may have them, as ``host:folder``."""
+def holding_files(ctx: MachineContext, folder: Path, *patterns: str, but: Container[str] = ()) -> list[str]:
+    """List the hosts that have matching files below a folder, or may have them, as ``host:folder``.
+
+    Files whose names are in ``but`` do not count.
+    """
     return [
         f"{host.name}:{folder}"
         for target, members in _all_hosts(ctx)
-        for host in ssh.holding_files(target, members, folder, *patterns)
+        for host, paths in ssh.holding_files(target, members, folder, *patterns).items()
+        if paths is None or any(Path(path).name not in but for path in paths)  # None: it cannot be reached
     ]
 
 
