@@ -138,12 +138,12 @@ def perform(conf: Mapping[str, Any], home: Path, console: Console) -> int:
     try:
         code = asyncio.run(_follow_demo(console, log, json.dumps(conf)))
     except KeyboardInterrupt:
-        _clean_up_runs()
+        _clean_up_run(conf["output"])
         return _INTERRUPTED
     output = conf["output"]
     written = run_report.parse(Location.of(output, "run.output").read_text(REPORT))
     if written is None:
-        _clean_up_runs()
+        _clean_up_run(conf["output"])
         console.out(f"the DAG run ended without a report; see {log}", highlight=False)
         return code or 1
     display.summary(console, written, f"{output}/{REPORT}")
@@ -207,14 +207,15 @@ def _line_to_print(raw: bytes) -> str | None:
     return f"airflow  {record.get('event')}" if record.get("level") in ("error", "critical") else None
 
 
-def _clean_up_runs() -> None:
-    """Cancel and clean up the runs that are left: a training outlives its worker on purpose."""
+def _clean_up_run(output: str) -> None:
+    """Cancel and clean up the run with an output, if it is left: a training outlives its worker on purpose."""
     from manycpu.pipeline.spec.targets import Local
     from manycpu.pipeline.targets import driver_of
     from manycpu.pipeline.verbs.cleanup import cleanup
 
     for ctx in driver_of("local").runs(Local()):
-        cleanup(ctx, keep=False)
+        if ctx.run.output == output:  # $MANYCPU_HOME may have runs of others
+            cleanup(ctx, keep=False)
 
 
 def ui() -> int:

@@ -13,6 +13,12 @@ import pytest
 from support.killable_programs import Program
 from support.waiting import processes_of
 
+from manycpu.operators import local_airflow
+from manycpu.pipeline.spec.targets import Local
+from manycpu.pipeline.targets import driver_of
+from manycpu.pipeline.targets.open_run import open_context
+from manycpu.pipeline.verbs.prepare import prepare
+
 PERFORM = """
 import json, sys
 from pathlib import Path
@@ -65,3 +71,14 @@ def test_ctrl_c_ends_the_training_too(new_database: Path, tmp_path: Path, script
     assert demo.returncode == 130
     assert list(processes_of(tmp_path)) == []
     assert list((tmp_path / "airflow" / "manycpu" / "runs").iterdir()) == []
+
+
+def test_runs_of_others_in_the_same_folder_are_not_cleaned_up(
+    home: Path, tmp_path: Path, script: Callable[..., str]
+) -> None:
+    for name in ("demo", "other"):
+        ctx = open_context({"program": script(), "output": f"{tmp_path}/{name}"}, None, name, base=tmp_path)
+        prepare(ctx)
+    local_airflow._clean_up_run(f"{tmp_path}/demo")  # noqa: SLF001 - an interrupted demo does
+    assert [ctx.run.output for ctx in driver_of("local").runs(Local())] == [f"{tmp_path}/other"]
+    assert home.exists()
