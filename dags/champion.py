@@ -89,7 +89,7 @@ def champion() -> None:
 
         output = "{{ ti.xcom_pull(task_ids='begin', key='models') }}/candidate-{{ ti.map_index }}"
         fitted: Any = fit(rate=rate, data=started["train"], output=output)
-        described: Any = task(trigger_rule="all_done")(steps.describe)(
+        described: Any = task(trigger_rule="all_done")(steps.describe)(  # also if the training failed
             rate=rate, output=output, training=fitted.operator.task_id
         )
         fitted >> described
@@ -120,16 +120,19 @@ def champion() -> None:
         defaults="Reject",
         **approval_timeout(APPROVAL_TIMEOUT),
     )
+    # It runs without `approve` too, which `road` may skip.
     promoted: Any = task(
         outlets=[CHAMPION], multiple_outputs=True, trigger_rule="none_failed_min_one_success"
     )(steps.promote)(contenders, compared["accuracy"])
     predicted = predict(model=promoted["path"], data=started["unlabelled"], output=started["predictions"])
     tidied: Any = task(steps.tidy)(started["run"], started["models"])
+    # It runs also if nothing was promoted: then `promote` and `predict` are skipped.
     concluded: Any = task(trigger_rule="none_failed")(steps.conclude)()
 
     road >> [approve, promoted]  # it chooses one of them, or none
     approve >> promoted
     [compared, promoted, predicted] >> concluded
+    # As a teardown of `begin`, it runs even if another task failed.
     concluded >> tidied.as_teardown(setups=started, on_failure_fail_dagrun=True)
 
 

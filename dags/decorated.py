@@ -8,7 +8,7 @@ STEPS = 100
 
 
 def digits(rank: int, world_size: int) -> tuple[Any, Any, Any, Any]:
-    """Return this rank's share of the digits of scikit-learn, and the digits for testing."""
+    """Return images and labels of this rank's share of scikit-learn's digits, then those for testing."""
     import torch
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 

@@ -31,7 +31,7 @@ TAGS = ["manycpu", "example"]
 def language_model() -> None:
     @task(multiple_outputs=True)
     def begin(params: Any = None, run_id: Any = None) -> dict[str, Any]:
-        """Write the data, and return what to train."""
+        """Write the data, and return the fields of the runs `pretrain` and `finetune`."""
         from manycpu.operators.examples import language_runs
         from manycpu.pipeline.targets.context import home
 
@@ -63,7 +63,7 @@ def language_model() -> None:
 def medical_language_model() -> None:
     @task(multiple_outputs=True)
     def begin(params: Any = None) -> dict[str, Any]:
-        """Return what to train, and where."""
+        """Return the fields of the run, and the target, from the parameters."""
         run = {
             "program": "causal_lm",
             "data": params["data"],
@@ -80,8 +80,8 @@ def medical_language_model() -> None:
         }
         return {"run": run, "target": params["target"]}
 
-    asked: Any = begin()
-    training_pipeline(run=asked["run"], target=asked["target"])
+    run_and_target: Any = begin()
+    training_pipeline(run=run_and_target["run"], target=run_and_target["target"])
 
 
 language_model()

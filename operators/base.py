@@ -60,13 +60,14 @@ class TrainingLink(BaseOperatorLink):
 
 
 def tab_of(dag: str, run: str, training: str, map_index: int | None) -> str:
-    """Return the address of a DAG run's tab, relative to the base URL of Airflow, without a leading slash.
+    """Return the address of a DAG run's tab `Training`, relative to Airflow's base URL: no leading slash.
 
     >>> tab_of("weekly", "manual__2026-01-01T00:00:00+00:00", "training", None)
     'dags/weekly/runs/manual__2026-01-01T00:00:00+00:00/plugin/training?training=training'
     >>> tab_of("weekly", "a", "fit", 2)
     'dags/weekly/runs/a/plugin/training?training=fit%5B2%5D'
     """
+    # -1: the task is not expanded.
     name = training if map_index in (None, -1) else f"{training}[{map_index}]"
     page = f"dags/{quote(dag, safe=_UNQUOTED)}/runs/{quote(run, safe=_UNQUOTED)}/plugin/training"
     return f"{page}?{urlencode({'training': name})}"
@@ -120,9 +121,9 @@ class RunOperator(BaseOperator):
         _mask_secrets(*(getattr(parent, name, None) for name in template_fields))
 
     def open(self, context: Context, name: str | None = None) -> RunContext:
-        """Validate the rendered run and target, and open the run.
+        """Validate the rendered run and target, and return the context of the run for its verbs.
 
-        ``name`` None: the name is made from the DAG run and ``training``.
+        ``name`` is the run's name, if a handle names it; None: it is made from the DAG run and ``training``.
 
         Raises:
             BadInputError: A field is wrong, or this Airflow has no unique name on a shared target.
@@ -138,6 +139,7 @@ class RunOperator(BaseOperator):
         run, target = self._fields(context, key)
         _mask_secrets(run, target)
         demand_instance(target)
+        # Relative paths start from the folder of the DAG file.
         file = getattr(self.get_dag(), "fileloc", None)
         base = Path(file).parent if file else Path.cwd()
         ctx = open_context(run, target, *identity, base=base, access=access_of(target))
@@ -145,10 +147,11 @@ class RunOperator(BaseOperator):
         dag = {"dag_id": instance.dag_id, "run_id": instance.run_id}
         if partition := getattr(context["dag_run"], "partition_key", None):  # Airflow 3.1 has no partitions
             dag["partition_key"] = partition
+        # An edited field may have changed the name, but the run keeps the one with which it began.
         return find(replace(ctx, task=task, dag=dag, key=key, name=name or ctx.name))
 
     def transfer_logger(self) -> Callable[[int, int], None]:
-        """Return a callback that logs every tenth of a transfer."""
+        """Return a callback for the bytes done and in total, which logs every tenth of a large transfer."""
         logged = 0
 
         def log_progress(done: int, total: int) -> None:
@@ -161,7 +164,10 @@ class RunOperator(BaseOperator):
         return log_progress
 
     def _fields(self, context: Context, key: str) -> tuple[Any, Any]:
-        """Return the fields of the run and of the target, from this task or from the DAG run's parameters."""
+        """Return the fields of the run and those of the target, from this task or the DAG run's parameters.
+
+        ``key`` is the run's: if the parameters name no output, the output is named after it.
+        """
         if self.run is not None:
             return self.run, self.target
         from manycpu.operators.params import read_params
@@ -181,7 +187,7 @@ def fields_of(model: Any) -> Any:
 
 
 def access_of(target: Any) -> Access | None:
-    """Read the connections that the rendered fields of a target name; None for targets that need none.
+    """Make the access to a Kubernetes target from the connections that its fields name; None: another target.
 
     Raises:
         BadInputError: There is no such connection.
@@ -194,7 +200,7 @@ def access_of(target: Any) -> Access | None:
     cluster, registry = target.get("connection"), target.get("registry_connection")
     login = None
     if cluster:
-        _read_connection(cluster, "target.connection")
+        _read_connection(cluster, "target.connection")  # raises if it is missing; `_connect` reads it later
     if registry:
         credentials = _read_connection(registry, "target.registry_connection")
         login = {"username": credentials.login or "", "password": credentials.password or ""}
@@ -214,7 +220,9 @@ def _connect(connection: str) -> Any:
 
 
 def _s3_options(login: str, field: str) -> dict[str, Any]:
-    """Read the options of s3fs from a connection of type ``aws``: a field's URL has its id as ``login``.
+    """Return options for s3fs from the Airflow connection that a URL names, as in ``s3://login@bucket/path``.
+
+    ``field`` is the field with that URL, for errors.
 
     Raises:
         BadInputError: There is no such connection, or it is of another kind.
@@ -223,9 +231,9 @@ def _s3_options(login: str, field: str) -> dict[str, Any]:
     connection = _read_connection(login, field)
     extra = connection.extra_dejson
     if connection.conn_type != "aws" or extra.get("role_arn"):
-        kind = "assumes a role" if extra.get("role_arn") else f"is of type {connection.conn_type}"
+        reason = "assumes a role" if extra.get("role_arn") else f"is of type {connection.conn_type}"
         fix = "Name a connection of type aws with a key or a profile; for a role, set up a profile"
-        raise BadInputError(f"connection {login!r} {kind}", field=field, fix=fix)
+        raise BadInputError(f"connection {login!r} {reason}", field=field, fix=fix)
     options = {
         "key": connection.login,
         "secret": connection.password,
@@ -233,15 +241,15 @@ def _s3_options(login: str, field: str) -> dict[str, Any]:
         "profile": extra.get("profile_name"),
         "endpoint_url": extra.get("endpoint_url"),
     }
-    client = {name: extra[name] for name in ("region_name", "verify") if name in extra}
-    return {name: value for name, value in options.items() if value} | {"client_kwargs": client}
+    client_options = {name: extra[name] for name in ("region_name", "verify") if name in extra}
+    return {name: value for name, value in options.items() if value} | {"client_kwargs": client_options}
 
 
 storage.login_options = _s3_options  # without Airflow, a login is the name of a profile
 
 
 def _read_connection(connection: str, field: str) -> Any:
-    """Read a connection of Airflow by its id, which ``field`` gives.
+    """Read a connection of Airflow by its id; errors name ``field``, which contains the id.
 
     Raises:
         BadInputError: There is no such connection.
@@ -279,9 +287,9 @@ def airflow_instance() -> str:
     Airflow's home.
     """
     url = conf.get("api", "base_url", fallback="") or ""
-    shared = url if url and not any(host in url for host in _LOOPBACK) else ""
+    reachable_url = url if url and not any(host in url for host in _LOOPBACK) else ""
     home = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser()
-    return str(conf.get("manycpu", "instance", fallback="") or shared or home)
+    return str(conf.get("manycpu", "instance", fallback="") or reachable_url or home)
 
 
 def require_begun(ctx: RunContext) -> RunContext:
@@ -297,16 +305,16 @@ def require_begun(ctx: RunContext) -> RunContext:
 
 
 def demand_instance(target: Any) -> None:
-    """Refuse a target that several Airflows reach while this Airflow has no unique name."""
-    shared = isinstance(target, dict) and target.get("kind", "local") != "local"
-    if not shared or conf.get("manycpu", "instance", fallback=""):
+    """Raise BadInputError if other Airflows may reach the target, and this Airflow has no unique name."""
+    is_shared = isinstance(target, dict) and target.get("kind", "local") != "local"
+    if not is_shared or conf.get("manycpu", "instance", fallback=""):
         return
     host = urlsplit(conf.get("api", "base_url", fallback="") or "").hostname or ""
     try:
-        public = ip_address(host).is_global
-    except ValueError:
-        public = "." in host and not host.endswith(_PRIVATE_SUFFIXES)
-    if not public:
+        is_public = ip_address(host).is_global
+    except ValueError:  # a host name, or none
+        is_public = "." in host and not host.endswith(_PRIVATE_SUFFIXES)
+    if not is_public:
         raise BadInputError(
             "this Airflow has no unique name: another one with the same DAG would take over its jobs",
             field="[manycpu] instance",
@@ -317,7 +325,7 @@ def demand_instance(target: Any) -> None:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turn errors that a retry would meet again, bad input and cancellation, into a failure without retry."""
+    """Fail the task without retry if the block raises what a retry would too: bad input or cancellation."""
     try:
         yield
     except (BadInputError, CancelledError) as error:

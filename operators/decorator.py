@@ -83,7 +83,7 @@ class FunctionOperator(DecoratedOperator, WholeRunOperator):
         )
 
     def staged_and_built(self, ctx: RunContext) -> tuple[Any, Any]:
-        """Stage and build as for any run; the function's module is written before, and deleted after."""
+        """Write the function's module, stage and build as for any run, and then delete the module."""
         # Not the module of the parse: lines of the DAG file below the task's call had not been executed then.
         module = function_module(self.python_callable, KNOWN_CONTEXT_KEYS)
         program = Path(ctx.run.program)
@@ -103,7 +103,7 @@ class FunctionOperator(DecoratedOperator, WholeRunOperator):
 
 
 class _Call:
-    """A call of a function, and the fields of the run.
+    """A call of a function, and the fields of its run; paths among the arguments are fields too.
 
     Args:
         function: The function.
@@ -118,11 +118,11 @@ class _Call:
         signature = inspect.signature(function)
         self.function, self.args, self.kwargs, self.run = function, args, kwargs, run
         self.places = [name for name in PLACES if name in signature.parameters]
-        given_in_call = signature.bind_partial(*args, **kwargs).arguments
+        arguments_of_call = signature.bind_partial(*args, **kwargs).arguments
         # The call's value wins over the decorator's, and that one over the function's default.
         # Checkpoints are passed even as None: a run has a folder for them in any case.
         for name in self.places:
-            if name not in given_in_call and (run.get(name) is not None or name == "checkpoints"):
+            if name not in arguments_of_call and (run.get(name) is not None or name == "checkpoints"):
                 kwargs[name] = run.get(name)
         self._arguments = signature.bind_partial(*args, **kwargs).arguments
         self._paths: dict[str, Any] = {}
@@ -133,11 +133,11 @@ class _Call:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of the run, without its program."""
+        """The fields of the run, without its program; paths from the call win over the decorator's."""
         return {"output": None, **self.run, **self._paths}
 
     def argument(self, *, templates: bool = False) -> str:
-        """Return the arguments as the program's only argument, in JSON; ranks fill in the paths.
+        """Return the function's arguments in JSON, as the program's only argument; ranks fill in the paths.
 
         Args:
             templates: Whether values may be templates, which are known later.
@@ -153,11 +153,11 @@ class _Call:
         field = self.function.__name__
         for key in _keys_that_are_no_text(arguments):
             fix = f"Use texts as keys, and convert them inside the function. {_USE_A_FILE}"
-            what = f"its arguments are no JSON: a mapping has the key {key!r}, which would arrive as a text"
-            raise BadInputError(what, field=field, fix=fix)
+            fault = f"its arguments are no JSON: a mapping has the key {key!r}, which would arrive as a text"
+            raise BadInputError(fault, field=field, fix=fix)
 
         def as_json_value(value: Any) -> Any:
-            if templates and hasattr(value, "resolve"):
+            if templates and hasattr(value, "resolve"):  # an XComArg, whose value is not known yet
                 return None
             if isinstance(value, os.PathLike):
                 return os.fspath(value)
@@ -181,8 +181,8 @@ class FunctionTask(_TaskDecorator[Any, Any, FunctionOperator]):
 
     def override(self, **options: Any) -> FunctionTask:
         """Return a copy with other options; options and fields of the run that are not given stay."""
-        run, others = _split_options(options)
-        return cast("FunctionTask", super().override(run={**self.kwargs["run"], **run}, **others))
+        run, operator_options = _split_options(options)
+        return cast("FunctionTask", super().override(run={**self.kwargs["run"], **run}, **operator_options))
 
     def _expand(self, expand_input: Any, *, strict: bool) -> Any:
         """Map the task over inputs, as Airflow's ``expand`` does, and check it first.
@@ -190,8 +190,9 @@ class FunctionTask(_TaskDecorator[Any, Any, FunctionOperator]):
         Airflow creates the operators of a mapped task only when the task runs: too late for an error of the
         DAG file.
         """
-        given = dict(self.kwargs.get("op_kwargs") or {})
-        call = _Call(self.function, (), given, self.kwargs["run"])
+        # A copy: _Call adds the arguments that the decorator gives.
+        keyword_arguments = dict(self.kwargs.get("op_kwargs") or {})
+        call = _Call(self.function, (), keyword_arguments, self.kwargs["run"])
         _check_when_parsed(call, fields_of(self.kwargs.get("target")))
         task: Any = super()._expand(expand_input, strict=strict)
         for name, value in (("retries", 1), ("retry_delay", RETRY_DELAY)):
@@ -220,8 +221,9 @@ def manycpu_task(
     """
     if python_callable is not None and not callable(python_callable):
         raise TypeError("options of @task.manycpu have names, such as nnodes=2")
-    run, others = _split_options(options)
-    several: Any = attrs.NOTHING if multiple_outputs is None else multiple_outputs
+    run, operator_options = _split_options(options)
+    # NOTHING: Airflow infers it from the function's return annotation.
+    several_outputs: Any = attrs.NOTHING if multiple_outputs is None else multiple_outputs
 
     def decorate(function: Callable[..., Any]) -> FunctionTask:
         if not hasattr(function, "__annotations__"):  # such as a partial: explain it before Airflow fails
@@ -229,8 +231,8 @@ def manycpu_task(
         return FunctionTask(
             function=function,
             operator_class=FunctionOperator,
-            multiple_outputs=several,
-            kwargs={"run": run, **others},
+            multiple_outputs=several_outputs,
+            kwargs={"run": run, **operator_options},
             decorator_name="task.manycpu",
         )
 
@@ -239,28 +241,28 @@ def manycpu_task(
 
 def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split options into fields of the run and arguments of the operator; unknown ones count as fields."""
-    of_operator = {name for name in options if name in _OPERATOR_OPTIONS or name.startswith("_")}
-    run = {name: fields_of(value) for name, value in options.items() if name not in of_operator}
-    return run, {name: options[name] for name in of_operator}
+    operator_names = {name for name in options if name in _OPERATOR_OPTIONS or name.startswith("_")}
+    run = {name: fields_of(value) for name, value in options.items() if name not in operator_names}
+    return run, {name: options[name] for name in operator_names}
 
 
 def _check_when_parsed(call: _Call, target: Any) -> None:
-    """Check what is known when the DAG file is read: the function, and fields without templates."""
+    """Check the function, its arguments and fields without templates; raise BadInputError at parse time."""
     from manycpu.pipeline.spec.validation import read_run, read_target
 
     function_module(call.function, KNOWN_CONTEXT_KEYS)
-    if wrong := [name for name in ("program", "code", "args") if name in call.run]:
+    if forbidden := [name for name in ("program", "code", "args") if name in call.run]:
         fix = "Leave it out; the arguments of the call are those of the program"
-        raise BadInputError("the function is the program", field=f"run.{wrong[0]}", fix=fix)
+        raise BadInputError("the function is the program", field=f"run.{forbidden[0]}", fix=fix)
     if isinstance(target, str) and not _has_templates(target):
         fix = f"Write it as {{'kind': {target!r}, ...}}, or as Kubernetes(...), which names its fields"
         raise BadInputError("a target is a mapping of its fields", field="target", fix=fix)
-    known = {name: value for name, value in call.fields.items() if not _has_templates(value)}
-    known.setdefault("output", "known later")  # a template gives it
-    read_run({**known, "program": call.function.__name__})
+    known_fields = {name: value for name, value in call.fields.items() if not _has_templates(value)}
+    known_fields.setdefault("output", "known later")  # a template gives it
+    read_run({**known_fields, "program": call.function.__name__})
     if not _has_templates(target):
         read_target(target)
-    call.argument(templates=True)
+    call.argument(templates=True)  # raises if the arguments are no JSON, or too long
 
 
 def _has_templates(value: Any) -> bool:
@@ -268,19 +270,19 @@ def _has_templates(value: Any) -> bool:
     if isinstance(value, str):
         return _TEMPLATE.search(value) is not None
     if isinstance(value, Mapping):
-        return any(_has_templates(part) for part in value.values())
+        return any(_has_templates(item) for item in value.values())
     if isinstance(value, list | tuple):
-        return any(_has_templates(part) for part in value)
+        return any(_has_templates(item) for item in value)
     return hasattr(value, "resolve")  # an XComArg
 
 
 def _keys_that_are_no_text(value: Any) -> Iterator[Any]:
     """Yield the keys, at any depth, that are no texts: JSON would turn 1 into "1", which may be a key too."""
-    parts: Iterable[Any] = ()
+    values: Iterable[Any] = ()
     if isinstance(value, Mapping):
         yield from (key for key in value if not isinstance(key, str))
-        parts = value.values()
+        values = value.values()
     elif isinstance(value, list | tuple):
-        parts = value
-    for part in parts:
-        yield from _keys_that_are_no_text(part)
+        values = value
+    for nested_value in values:
+        yield from _keys_that_are_no_text(nested_value)

@@ -8,20 +8,23 @@ from typing import Any
 def example_run(name: str) -> dict[str, Any]:
     """Return the fields of a run that fine-tunes in a minute on two cores; each DAG run has its own output.
 
+    ``name`` is the folder of these outputs.
+
     Raises:
         BadInputError: The extra ``demo``, with the checkpoint, is not installed.
     """
     from manycpu.pipeline.recipes.question_answering.demo import demo_run
     from manycpu.pipeline.targets.context import home
 
-    run_id = "{{ run_id | replace(':', '') | replace('+', '_') }}"
-    return demo_run(str(home() / "models" / name / run_id))
+    # Airflow renders this for each DAG run. The path of the output has no `:` and no `+`.
+    run_id_template = "{{ run_id | replace(':', '') | replace('+', '_') }}"
+    return demo_run(str(home() / "models" / name / run_id_template))
 
 
 def form_defaults(folder: os.PathLike[str]) -> dict[str, Any]:
     """Return defaults of a trigger form: the demo's run, with paths relative to a DAG's folder.
 
-    Returns nothing if the extra ``demo`` is not installed.
+    The mapping is empty if the extra ``demo`` is not installed.
     """
     from manycpu.pipeline.recipes.question_answering.demo import demo_run
     from manycpu.pipeline.spec.errors import BadInputError
@@ -30,10 +33,10 @@ def form_defaults(folder: os.PathLike[str]) -> dict[str, Any]:
         run = demo_run("")
     except BadInputError:
         return {}
-    base = os.path.realpath(folder)
-    paths = {name: os.path.relpath(os.path.realpath(run[name]), base) for name in ("data", "model")}
-    shown = {name: run[name] for name in ("program", "nproc_per_node", "dtype")}
-    return {**shown, **paths, "args": shlex.join(run["args"])}
+    dag_folder = os.path.realpath(folder)
+    paths = {name: os.path.relpath(os.path.realpath(run[name]), dag_folder) for name in ("data", "model")}
+    fields = {name: run[name] for name in ("program", "nproc_per_node", "dtype")}
+    return {**fields, **paths, "args": shlex.join(run["args"])}
 
 
 def language_runs(folder: str, ranks: int, steps: int) -> dict[str, dict[str, Any]]:

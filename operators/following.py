@@ -79,8 +79,8 @@ def listeners(
     from manycpu.pipeline.listeners import ReadableLog
     from manycpu.pipeline.tracking.live import listeners as trackers
 
-    say, warn = partial(log.info, "%s"), partial(log.warning, "%s")
-    return ReadableLog(say), *trackers(ctx, handle, warn, progress, say)
+    log_info, log_warning = partial(log.info, "%s"), partial(log.warning, "%s")
+    return ReadableLog(log_info), *trackers(ctx, handle, log_warning, progress, log_info)
 
 
 class DeferralTimer:
@@ -110,6 +110,7 @@ class DeferralTimer:
     def flush(self) -> None: ...
 
     def event(self, event: Event, line: RankLine) -> None:  # noqa: ARG002 - the signature of RankListener
+        """In the first try, expire at once if the ranks report that the training needs much more time."""
         from manycpu.pipeline.spec.event_types import ProgressEvent
 
         is_long = isinstance(event, ProgressEvent) and (event.seconds_left or 0) > _LONG_REMAINING_S
@@ -136,6 +137,7 @@ class Live:
         except ValueError:
             interval_s = _DEFAULT_LIVE_S
         self._interval_s = max(0.0, interval_s) if place else 0.0  # 0: nothing is written
+        # A random delay: triggers that start together must not all write at the same time.
         delay_s = random.uniform(0, self._interval_s / 3) if wait else 0.0  # noqa: S311 - no secret
         self._next = time.monotonic() + delay_s
         self._entry: Entry | None = None
@@ -143,15 +145,15 @@ class Live:
         self._lock, self._closed = threading.Lock(), False
 
     def is_due(self, status: Status, observed: Observed) -> bool:
-        """Whether the interval has passed and something has changed since the last document."""
-        due = bool(self._interval_s) and time.monotonic() >= self._next
-        return due and (status.state, status.reason, observed.events) != self._shown
+        """Whether the interval since the last write is over, and status or events have changed since then."""
+        interval_is_over = bool(self._interval_s) and time.monotonic() >= self._next
+        return interval_is_over and (status.state, status.reason, observed.events) != self._shown
 
     def show(self, status: Status, observed: Observed) -> None:
-        """Write the status if that is due."""
+        """Write the status if that is due, and :meth:`close` was not called."""
         if not self.is_due(status, observed):
             return
-        with self._lock:
+        with self._lock:  # so `close` returns only when no write is in progress
             if self._closed:
                 return
             self._shown = status.state, status.reason, observed.events
@@ -160,12 +162,12 @@ class Live:
             self._write(status, lambda: observed)
 
     def end(self, status: Status, observed: Callable[[], Observed]) -> None:
-        """Write the final status; ``observed`` reads what the ranks of the attempt have reported."""
+        """Write the last status of an attempt, due or not; ``observed`` reads what its ranks reported."""
         if self._interval_s:
             self._write(status, observed)
 
     def close(self) -> None:
-        """Write nothing from now on: another process continues."""
+        """Write nothing from now on, and wait for a write in progress: another process continues."""
         with self._lock:
             self._closed = True
 
@@ -175,16 +177,17 @@ class Live:
 
         try:
             self._entry = self._entry or self._ctx.ledger.read()
-            seen = observed()
-            report = draft(self._entry, seen, status.state)
-            report.reason = seen.start or status.in_short or None
+            reported = observed()
+            report = draft(self._entry, reported, status.state)
+            # `start`: what the training waits for before it begins.
+            report.reason = reported.start or status.in_short or None
             _set_xcom(self._place or {}, _LIVE, compact(report))
         except Exception as error:  # noqa: BLE001 - a page that is not shown ends no training
             self._log.info("the training's page is not up to date: %s", error)
 
 
 def keep_report(report: Report, place: Mapping[str, Any], log: Any) -> None:
-    """Store a report, made compact, as an XCom, for the training's page and the history of its DAG."""
+    """Store a short form of a report as an XCom, for the page and the DAG's history; only log a failure."""
     from manycpu.pipeline.run_report import compact
 
     try:
@@ -194,7 +197,7 @@ def keep_report(report: Report, place: Mapping[str, Any], log: Any) -> None:
 
 
 def keep_refusal(error: BaseException, place: Mapping[str, Any], log: Any) -> None:
-    """Store why a run was refused, for its page: a run that never began has no report."""
+    """Store why a run was refused, for its page: it never began and has no report. Only log a failure."""
     refusal = {"schema_version": 1, "state": "failed", "error": str(error)[:_MAX_ERROR_CHARACTERS]}
     try:
         _set_xcom(place, _LIVE, refusal)
@@ -203,7 +206,7 @@ def keep_refusal(error: BaseException, place: Mapping[str, Any], log: Any) -> No
 
 
 def _set_xcom(place: Mapping[str, Any], key: str, document: dict[str, Any]) -> None:
-    """Store a document as an XCom of the task at ``place``, without the values of the run's variables."""
+    """Store a document as an XCom of the task at ``place``; values of environment variables are hidden."""
     from airflow.sdk.execution_time.xcom import XCom
 
     run: dict[str, Any] = document.get("run", {})

@@ -54,7 +54,10 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
 
     @classmethod
     async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncGenerator[list[Changes]]:
-        """Watch all jobs of manycpu of one launch kind in a namespace, with their pods, without end."""
+        """Yield every change of the jobs of one launch kind in a namespace, and of their pods, without end.
+
+        Airflow calls this once for all triggers with the same key; ``kwargs`` are those of one of them.
+        """
         trigger = cls(**kwargs)
         async for changes in trigger._watch_jobs(keep=True):
             yield changes
@@ -62,7 +65,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
     async def filter_shared_stream(
         self, shared_stream: AsyncIterator[list[Changes]]
     ) -> AsyncIterator[TriggerEvent]:
-        """Follow the job; the one event carries handle, status, and whether the deadline passed."""
+        """Follow the job to its end; yield one event: handle, status, and whether the deadline passed."""
         from manycpu.pipeline.adapters.cluster_watch import shared
         from manycpu.pipeline.targets.kubernetes.context import cluster_of
         from manycpu.pipeline.targets.kubernetes.following.follower import Follower
@@ -75,9 +78,9 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
             follower = Follower(ctx, handle, watch, recorder)
             changes = self._existing_and_new(shared_stream)
             # Long logs are written on a thread: other triggers share this event loop.
-            run = follower.run(changes, lambda lines: asyncio.to_thread(self._deliver, lines))
-            following = asyncio.create_task(run)
-            showing = asyncio.create_task(self._keep_page_current(follower, recorder))
+            follow_to_end = follower.run(changes, lambda lines: asyncio.to_thread(self._deliver, lines))
+            following = asyncio.create_task(follow_to_end)
+            updating_page = asyncio.create_task(self._keep_page_current(follower, recorder))
             try:
                 timeout = None if self.deadline is None else max(0.0, self.deadline - time.time())
                 await asyncio.wait([following], timeout=timeout)
@@ -86,8 +89,8 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
                         await self._retry_on_thread(self._cancel, "execution_timeout")
                     except LaunchError as error:  # the job is being ended, which takes time
                         self.log.warning("%s", error)
-                status = await following
-            except asyncio.CancelledError:
+                status = await following  # after a cancellation, this waits until the job has ended
+            except asyncio.CancelledError:  # Airflow cancels the trigger
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
                 with suppress(Exception):  # recorded, so that the next triggerer repeats no line
@@ -95,7 +98,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
                     await asyncio.wait_for(saving, _SAVE_TIMEOUT_S)
                 raise
             finally:
-                showing.cancel()
+                updating_page.cancel()
         status = outcome(ctx, status, recorder.state.observed)
         yield await self._final_event(status, timed_out=timed_out)
 
@@ -125,16 +128,16 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
 
         key, handle = self.shared_stream_key(), self._handle()
         connect = await self._retry_on_thread(self._connect)
-        present = ObjectStore()
+        store = ObjectStore()
         if keep:
-            _STORES[key] = present
+            _STORES[key] = store
         try:
             async with shared(key, connect, handle.namespace) as watch:
                 async for change in watch.follow(selections(handle.launch, _JOB_LABELS)):
-                    present.apply(change)
+                    store.apply(change)
                     yield [change]
         finally:
-            if _STORES.get(key) is present:  # and not the store of a later watch
+            if _STORES.get(key) is store:  # and not the store of a later watch
                 del _STORES[key]
 
     async def _existing_and_new(
@@ -144,9 +147,9 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
 
         If the shared stream fails or ends, this trigger watches by itself.
         """
-        present = _STORES.get(self.shared_stream_key())
-        if present is not None:
-            yield present.changes()
+        store = _STORES.get(self.shared_stream_key())
+        if store is not None:
+            yield store.changes()
         try:
             async for changes in shared_stream:
                 yield changes
@@ -156,7 +159,10 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
             yield changes
 
     def _open_attempt(self) -> tuple[JobHandle, ClusterContext, AttemptRecorder]:
-        """Open the run and the recorder of its attempt, and make the listeners."""
+        """Read the run from its ledger, and make the listeners; returns handle, run and recorder.
+
+        The recorder keeps which lines were delivered for this try of the task, also by an earlier trigger.
+        """
         from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder
 
         handle, ctx = self._handle(), self._context()
@@ -165,7 +171,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         return handle, ctx, recorder
 
     def _context(self) -> ClusterContext:
-        """Open the run as its attempt was started; runs of one shared stream share a client."""
+        """Open the run with the fields of its attempt; runs of one shared stream share a client."""
         from manycpu.pipeline.adapters.cluster import Cluster
         from manycpu.pipeline.ledger.configmap import ConfigMapLedger
         from manycpu.pipeline.targets.kubernetes.context import sharing
@@ -186,6 +192,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
 
         connection = self._handle().connection
         access = base.access_of({"kind": "kubernetes", "connection": connection})
+        # Without a connection: the account of the pod, or a kubeconfig.
         return (access and access.connect) or partial(connect, connection)
 
     def _handle(self) -> JobHandle:

@@ -46,7 +46,7 @@ def home() -> Path:
 
 
 def configure(home: Path, port: int = 8080, **more: str) -> None:
-    """Configure this process and its children for the embedded Airflow; variables already set win."""
+    """Set the environment variables of the embedded Airflow, and ``more``, unless they are set already."""
     home.mkdir(parents=True, exist_ok=True)
     variables = settings(home, port) | {"AIRFLOW__MANYCPU__INSTANCE": instance(home)} | more
     os.environ.update({name: os.environ.get(name, value) for name, value in variables.items()})
@@ -94,37 +94,38 @@ def settings(home: Path, port: int = 8080, dags: dict[str, Path] | None = None) 
         "MANYCPU_HOME": str(home / "manycpu"),
         **{
             f"AIRFLOW__{section}__{option}".upper(): str(value)
-            for section, chosen in options.items()
-            for option, value in chosen.items()
+            for section, values in options.items()
+            for option, value in values.items()
         },
     }
 
 
 def instance(home: Path) -> str:
     """Return a name that tells this Airflow from every other: generated once, and kept in its folder."""
-    name, partial = home / "instance", home / f".instance.{os.getpid()}"
-    if not name.exists():
-        partial.write_text(uuid.uuid4().hex)
+    file, partial_file = home / "instance", home / f".instance.{os.getpid()}"
+    if not file.exists():
+        partial_file.write_text(uuid.uuid4().hex)
         with suppress(FileExistsError):
-            os.link(partial, name)  # atomic, and keeps the file that another process linked first
-        partial.unlink()
-    return name.read_text()
+            os.link(partial_file, file)  # atomic, and keeps the file that another process linked first
+        partial_file.unlink()
+    return file.read_text()
 
 
 def demo() -> int:
-    """Run the demo; 0 only when the DAG run and every verb succeeded."""
+    """Run the demo's training in DAG ``train``; returns 0 only if the DAG run and every verb succeeded."""
     from manycpu.pipeline.recipes.question_answering.demo import demo_run
     from manycpu.pipeline.spec.machine import Machine
 
     folder = home()
     run = demo_run(str(folder / "models" / time.strftime("demo-%Y%m%dT%H%M%S")))
     oversubscribe = Machine.observe().processors < run["nproc_per_node"]
+    # As the trigger form gives them: there, the number of nodes is a text.
     conf = {**run, "nnodes": str(run["nnodes"]), "oversubscribe": oversubscribe}
     return perform(conf, folder, Console())
 
 
 def perform(conf: Mapping[str, Any], home: Path, console: Console) -> int:
-    """Run DAG ``train`` with ``conf`` as its parameters, print its steps, and end with the report's path.
+    """Run DAG ``train`` in a child process with ``conf`` as its parameters; print its steps, then its report.
 
     Returns 0 when the DAG run and every verb succeeded.
     """
@@ -141,12 +142,12 @@ def perform(conf: Mapping[str, Any], home: Path, console: Console) -> int:
         _clean_up_run(conf["output"])
         return _INTERRUPTED
     output = conf["output"]
-    written = run_report.parse(Location.of(output, "run.output").read_text(REPORT))
-    if written is None:
+    report = run_report.parse(Location.of(output, "run.output").read_text(REPORT))
+    if report is None:  # cleanup, which writes it, did not run or failed
         _clean_up_run(conf["output"])
         console.out(f"the DAG run ended without a report; see {log}", highlight=False)
         return code or 1
-    display.summary(console, written, f"{output}/{REPORT}")
+    display.summary(console, report, f"{output}/{REPORT}")
     return code
 
 
@@ -162,7 +163,7 @@ def _run_dag(conf: str) -> int:
 
 
 async def _follow_demo(console: Console, log: Path, conf: str) -> int:
-    """Run the inner process, print its steps, and wait for its end."""
+    """Run DAG ``train`` in a child process: log its output, print its steps, and return its exit code."""
     process = await asyncio.create_subprocess_exec(  # noqa: TID251 - adapters.commands is for short programs
         *(sys.executable, "-m", "manycpu.operators.local_airflow", "train", conf),
         stdout=asyncio.subprocess.PIPE,
@@ -173,11 +174,11 @@ async def _follow_demo(console: Console, log: Path, conf: str) -> int:
     began = time.monotonic()
     try:
         with log.open("wb") as file:
-            async for raw in process.stdout:
-                file.write(raw)
-                if line := _line_to_print(raw):
+            async for output_line in process.stdout:
+                file.write(output_line)
+                if line := _line_to_print(output_line):
                     console.out(f"{time.monotonic() - began:6.1f} s  {line}", highlight=False)
-    except asyncio.CancelledError:
+    except asyncio.CancelledError:  # Ctrl-C
         with suppress(ProcessLookupError):
             process.terminate()
         try:
@@ -208,7 +209,7 @@ def _line_to_print(raw: bytes) -> str | None:
 
 
 def _clean_up_run(output: str) -> None:
-    """Cancel and clean up the run with an output, if it is left: a training outlives its worker on purpose."""
+    """Cancel and clean up the run with this output: a training outlives the Airflow that launched it."""
     from manycpu.pipeline.spec.targets import Local
     from manycpu.pipeline.targets import driver_of
     from manycpu.pipeline.verbs.cleanup import cleanup
@@ -221,12 +222,12 @@ def _clean_up_run(output: str) -> None:
 def ui() -> int:
     """Run Airflow until Ctrl-C or SIGTERM; returns 0 then, or Airflow's exit code if it ends by itself."""
     folder = home()
-    if text := os.environ.get("PORT"):
-        if not text.isdecimal() or not 0 < int(text) < 1 << 16:
-            raise SystemExit(f"manycpu: PORT={text} is no port; choose one: PORT=9000 make ui")
-        if not _is_free(int(text)):
-            raise SystemExit(f"manycpu: port {text} is taken; choose another, or none: make ui")
-        port = int(text)
+    if chosen_port := os.environ.get("PORT"):
+        if not chosen_port.isdecimal() or not 0 < int(chosen_port) < 1 << 16:
+            raise SystemExit(f"manycpu: PORT={chosen_port} is no port; choose one: PORT=9000 make ui")
+        if not _is_free(int(chosen_port)):
+            raise SystemExit(f"manycpu: port {chosen_port} is taken; choose another, or none: make ui")
+        port = int(chosen_port)
     else:
         ports = range(_DEFAULT_PORT, _DEFAULT_PORT + 100)
         port = next(filter(_is_free, ports), 0)
@@ -240,6 +241,7 @@ def ui() -> int:
 def _is_free(port: int) -> bool:
     """Whether a server can listen on a port of the loopback address."""
     with socket.socket() as listener:
+        # As servers do: a port whose last connections have just ended counts as free.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with suppress(OSError):
             listener.bind(("127.0.0.1", port))
@@ -248,9 +250,9 @@ def _is_free(port: int) -> bool:
 
 
 def end_session(leader: int, timeout_s: float = _END_TIMEOUT_S) -> None:
-    """End every process of a session, SIGTERM first: Airflow's main process does not end its children.
+    """End every process of the session of process ``leader``: send SIGTERM, and SIGKILL after ``timeout_s``.
 
-    Trainings continue: each has a session of its own.
+    Airflow's main process does not end its children. Trainings continue: each has a session of its own.
     """
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + timeout_s
@@ -287,8 +289,8 @@ async def _run_standalone(home: Path, port: int, console: Console) -> int:
         )
     ended = asyncio.create_task(process.wait())
     stopping = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signal_number, stopping.set)
     stopped = asyncio.create_task(stopping.wait())
     ready = asyncio.create_task(_wait_until_ready(port))
     try:
@@ -303,6 +305,7 @@ async def _run_standalone(home: Path, port: int, console: Console) -> int:
             await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         ready.cancel()
+        # Airflow first: its scheduler could start other trainings.
         await asyncio.to_thread(end_session, process.pid)
         await asyncio.to_thread(_cancel_trainings)
     if stopped.done():
@@ -313,13 +316,14 @@ async def _run_standalone(home: Path, port: int, console: Console) -> int:
 
 async def _wait_until_ready(port: int) -> None:
     """Wait until the web server answers and the DAGs can be triggered."""
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    # The web server is on loopback: a proxy of the environment must not get the request.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     url = f"http://127.0.0.1:{port}/api/v2/monitor/health"
     parts = ("metadatabase", "scheduler", "triggerer", "dag_processor")
     health: dict[str, Any] = {}
     while not all(health.get(part, {}).get("status") == "healthy" for part in parts):
         await asyncio.sleep(_HEALTH_CHECK_INTERVAL_S)
-        with suppress(OSError, ValueError), await asyncio.to_thread(direct.open, url, timeout=5) as answer:
+        with suppress(OSError, ValueError), await asyncio.to_thread(opener.open, url, timeout=5) as answer:
             health = json.load(answer)
 
 

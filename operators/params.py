@@ -53,8 +53,8 @@ def training_params(defaults: Mapping[str, Any] | None = None) -> dict[str, Para
             if name != "kind":
                 # Nullable even if this target requires the field: the run may choose another target.
                 section = str(field["section"])
-                part = "" if section == "Target" else f", {section.lower()}"
-                specs[f"{kind}_{name}"] = _param_arguments(field | {"section": f"Target: {kind}{part}"})
+                subsection = "" if section == "Target" else f", {section.lower()}"
+                specs[f"{kind}_{name}"] = _param_arguments(field | {"section": f"Target: {kind}{subsection}"})
     for name, default in (defaults or {}).items():
         if name in specs:
             specs[name]["default"] = default
@@ -64,24 +64,27 @@ def training_params(defaults: Mapping[str, Any] | None = None) -> dict[str, Para
 def read_params(
     params: Mapping[str, Any], declared: Collection[str], run_id: str, key: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Build the fields of a run and of a target from a DAG run's parameters, all of which must be declared.
+    """Return the fields of a run, and those of its target, from a DAG run's parameters.
 
     If no output is given, it is named after ``run_id`` and ``key``.
+
+    Raises:
+        BadInputError: A parameter is not among those that the DAG has declared.
     """
     from manycpu.pipeline.targets.context import home
 
     findings = []
     for name in params:
         if name not in declared:
-            near = difflib.get_close_matches(name, declared, n=1)
-            fix = f"Did you mean {near[0]!r}?" if near else f"Choose among: {', '.join(declared)}"
+            similar = difflib.get_close_matches(name, declared, n=1)
+            fix = f"Did you mean {similar[0]!r}?" if similar else f"Choose among: {', '.join(declared)}"
             findings.append(Finding(f"params.{name}", "there is no such parameter", fix))
     raise_findings(findings)
     run: dict[str, Any] = {}
     for (*outer, last), _, _ in _fields_of_run():  # outer: the field that holds this one, if any
         value = params.get("_".join((*outer, last)))
         if value not in _EMPTY:
-            fields = run
+            fields = run  # then the mapping that holds this field
             for name in outer:
                 fields = fields.setdefault(name, {})
             fields[last] = value
@@ -115,7 +118,7 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _fields_of_run() -> Iterator[tuple[tuple[str, ...], dict[str, Any], bool]]:
-    """Yield the path and the schema of each field of a run, and whether the form requires it."""
+    """Yield each field of a run: path, such as ``("resources", "cpu")``, schema, whether it is required."""
     schema = _schema(TrainingRun)
     for name, field in schema["properties"].items():
         if name in _FILLED_IN:
@@ -131,7 +134,8 @@ def _fields_of_run() -> Iterator[tuple[tuple[str, ...], dict[str, Any], bool]]:
 
 
 def _param_arguments(field: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
-    """Translate the JSON schema of a field to arguments of Airflow's Param."""
+    """Translate the JSON schema of a field to arguments of Airflow's Param, for the trigger form."""
+    # A field of type `X | None` has two variants; null is added below.
     variants = [variant for variant in field.get("anyOf", [field]) if variant.get("type") != "null"]
     types = [str(variant.get("type", "string")) for variant in variants]
     keywords = {
@@ -140,24 +144,24 @@ def _param_arguments(field: dict[str, Any], *, required: bool = False) -> dict[s
     if "const" in field:
         keywords["enum"] = [field["const"]]
     default = field.get("default")
-    if field.get("text") and types == ["array"]:
+    if field.get("text") and types == ["array"]:  # the form shows one text, as in a shell
         types, default = ["string", "array"], shlex.join(default or ())
         keywords["format"] = "multiline"
     if types == ["integer", "string"]:
         types, default = ["string"], str(default)  # the form makes a text area of a field with several types
     if "array" in types and (items := variants[0].get("items", {})).get("type") != "string":
         keywords["items"] = items  # the form takes such lists as JSON, and lists of strings line by line
-    nullable = ["null"] if default in _EMPTY and not required else []
-    if nullable and "enum" in keywords:
+    nullable = ["null"] if default in _EMPTY and not required else []  # the form may leave the field empty
+    if nullable and "enum" in keywords:  # an enum refuses null unless it lists it
         keywords["enum"] = [*keywords["enum"], None]
     examples = [str(example) for example in field.get("examples", ()) if isinstance(example, (str, int))]
-    text = str(field.get("description", ""))
+    description = str(field.get("description", ""))
     if examples:
-        text += f" For example: {', '.join(examples)}"
+        description += f" For example: {', '.join(examples)}"
     spec = {
         "type": [*nullable, *types],
         "section": field.get("section"),
-        "description": text.replace("`", ""),  # the lines of the form are too close for code
+        "description": description.replace("`", ""),  # the lines of the form are too close for code
         **keywords,
     }
     return spec if required else spec | {"default": default}

@@ -117,14 +117,17 @@ class TrainOperator(RunOperator):
             return self._train(context, self.open(context))
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """Resume after the trigger: conclude the attempt, or train again if an earlier try cancelled it."""
+        """Resume after the trigger: conclude the attempt, or train again if an earlier try cancelled it.
+
+        ``event`` holds the attempt's handle and status, and whether it was cancelled for its timeout.
+        """
         from manycpu.pipeline.verbs.wait import conclude
 
         with explained():
             handle, status = read_handle(event["handle"]), Status.model_validate(event["status"])
             ctx = require_begun(self.open(context, handle.run))
             if event["timed_out"]:
-                with suppress(CancelledError):  # the trigger has cancelled it
+                with suppress(CancelledError):  # `conclude` records the end, and raises it
                     conclude(ctx, handle, status)
                 raise AirflowTaskTimeout(
                     f"the training was ended: it took longer than {self.execution_timeout}"
@@ -165,7 +168,7 @@ class TrainOperator(RunOperator):
         return self._conclude(context, ctx, handle, status)
 
     def staged_and_built(self, ctx: RunContext) -> tuple[Any, Any]:
-        """Return what was staged and built; do both here if they are missing or the fields have changed."""
+        """Return what was staged and built; if missing or made from other fields, stage or build it here."""
         from manycpu.pipeline.targets.attempt import join
         from manycpu.pipeline.targets.context import Built, Staged
         from manycpu.pipeline.verbs.build import build, built_from
@@ -177,7 +180,7 @@ class TrainOperator(RunOperator):
         if is_new:
             prepare(ctx)
         with ctx.ledger.update() as entry:
-            join(ctx, entry, "train")
+            join(ctx, entry, "train")  # raises if another task trains this run with other fields
         staged = Staged.model_validate(self.staged or {})
         built = None if self.built is None else Built.model_validate(self.built)
         # The origin is a hash of the fields; a result of an older version has none, and counts as current.
@@ -213,7 +216,7 @@ class TrainOperator(RunOperator):
                     self._stop_if_task_ended(context, watching, listeners)
                 if self.deferrable and timer.has_expired:
                     self._defer(context, watching, listeners)
-                if not watching.behind:
+                if not watching.behind:  # else more lines can be read at once
                     time.sleep(POLL)
         except AirflowTaskTimeout:
             cancel(ctx, by="execution_timeout", attempt=handle.attempt)
@@ -235,7 +238,7 @@ class TrainOperator(RunOperator):
         state = _known_state(context)
         if state in ENDED_BY_A_PERSON:
             cancel(watch.ctx, by=_canceller(context), attempt=watch.handle.attempt)
-            tell(watch.look()[0], *listeners)
+            tell(watch.look()[0], *listeners)  # the last lines
             raise AirflowFailException("a person ended this task, and the training with it")
         if self._signalled or state in PRESUMED_DEAD:
             raise AirflowException(
@@ -243,7 +246,7 @@ class TrainOperator(RunOperator):
             )
 
     def _defer(self, context: Context, watch: Watch, listeners: Iterable[RankListener]) -> NoReturn:
-        """Hand the training over to the triggerer, which continues where this worker stops reading."""
+        """Raise TaskDeferred: the triggerer follows the training from where this worker stops reading."""
         from manycpu.operators.job_trigger import JobTrigger
         from manycpu.operators.triggers import TrainingTrigger
         from manycpu.pipeline.listeners import tell
@@ -251,12 +254,12 @@ class TrainOperator(RunOperator):
         watch.close()
         tell(watch.look()[0], *listeners)  # the last lines before the cursor from which the trigger reads
         now = time.time()
-        remaining: timedelta | None = None
+        remaining: timedelta | None = None  # of execution_timeout; None: there is no limit
         if self.execution_timeout is not None:
             elapsed = timezone.utcnow() - context["ti"].start_date
             remaining = max(timedelta(), self.execution_timeout - elapsed)
-        kind: type[FollowingTrigger] = JobTrigger if watch.handle.kind == "job" else TrainingTrigger
-        trigger = kind(
+        trigger_class: type[FollowingTrigger] = JobTrigger if watch.handle.kind == "job" else TrainingTrigger
+        trigger = trigger_class(
             handle=watch.handle.model_dump(mode="json"),
             cursor=watch.cursor,
             by=_canceller(context),
@@ -321,7 +324,7 @@ class WholeRunOperator(TrainOperator):
             return super().execute(context)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Resume when the triggerer is done with the task, also if it failed."""
+        """Resume after the trigger ended or failed; clean up if the task fails and no retry follows."""
         with self._cleaning_up_after_last_try(context):
             return super().resume_execution(next_method, next_kwargs, context)
 
@@ -362,10 +365,11 @@ class WholeRunOperator(TrainOperator):
         from manycpu.pipeline.verbs.report import conclude, read_report, report_path
 
         try:
+            # None: an earlier try has cleaned up.
             report = clean_up_and_log(ctx, self.log, place_of(context)) or read_report(ctx)
             for name, value in conclude(report).metrics.items():
                 self.log.info("%s: %s", name, value)
-        except ClusterError:
+        except ClusterError:  # a retry may succeed, and only cleans up
             raise
         except ManycpuError as error:
             raise AirflowFailException(str(error)) from error
@@ -387,7 +391,7 @@ class WholeRunOperator(TrainOperator):
         """Clean up if the block fails and no retry follows."""
         try:
             yield
-        except TaskDeferred:
+        except TaskDeferred:  # the training still runs
             raise
         except BaseException as error:
             # A run that another process works on is not touched; `explained` has wrapped that error.
@@ -432,7 +436,7 @@ def _has_next_try(context: Context, error: BaseException) -> bool:
     state = _known_state(context)
     if state in ENDED_FOR_GOOD:
         return False
-    if state in PRESUMED_DEAD or state == "restarting":
+    if state in PRESUMED_DEAD or state == "restarting":  # restarting: a person cleared the task
         return True
     if isinstance(error, AirflowFailException) or not has_tries_left(context):
         return False

@@ -118,31 +118,31 @@ def translate(config: Fields, run: Fields, target: Fields) -> Translation:
 
 def _refuse_unknown(config: Fields) -> None:
     """Raise BadInputError if the config has a key that Accelerate does not know, also in a section."""
-    _refuse_others(config, (*_TRANSLATED, *_UNUSED, *_OTHER_SECTIONS))
+    _refuse_unknown_keys(config, (*_TRANSLATED, *_UNUSED, *_OTHER_SECTIONS))
     for name, known in _SECTION_KEYS.items():
         section = config.get(name) or {}
         if not isinstance(section, Mapping):
             raise BadInputError(
                 f"{section!r} is no section", field=name, fix=f"It may hold {', '.join(known)}"
             )
-        _refuse_others(section, known, f"{name}.")
+        _refuse_unknown_keys(section, known, f"{name}.")
 
 
-def _refuse_others(section: Fields, known: tuple[str, ...], prefix: str = "") -> None:
-    """Raise BadInputError for the first unknown key; ``prefix`` names the section in the message."""
+def _refuse_unknown_keys(section: Fields, known: tuple[str, ...], prefix: str = "") -> None:
+    """Raise BadInputError for the first key that is not ``known``; ``prefix`` names the section, if any."""
     for name in map(str, section):
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            fix = f"Did you mean {near[0]!r}?" if near else "Take it out of the file"
+            similar = difflib.get_close_matches(name, known, 1)
+            fix = f"Did you mean {similar[0]!r}?" if similar else "Take it out of the file"
             raise BadInputError("configs of Accelerate have no such key", field=prefix + name, fix=fix)
 
 
 def _refuse_parallelism(config: Fields) -> None:
-    """Refuse what is neither data parallel nor FSDP."""
-    place = config.get("compute_environment", "LOCAL_MACHINE")
-    if place != "LOCAL_MACHINE":
+    """Refuse a config for a cloud service, or for more than data parallelism and FSDP."""
+    environment = config.get("compute_environment", "LOCAL_MACHINE")
+    if environment != "LOCAL_MACHINE":
         fix = "Answer `accelerate config` with this machine, and give the target here: --target-kind"
-        raise BadInputError(f"{place} starts its own machines", field="compute_environment", fix=fix)
+        raise BadInputError(f"{environment} starts its own machines", field="compute_environment", fix=fix)
     kind = config.get("distributed_type") or "NO"  # YAML reads NO as false
     if kind not in (*_CPU_TYPES, *_DEVICE_TYPES):
         raise BadInputError(f"{kind} is not for CPUs", field="distributed_type", fix=_PARALLELISM_FIX)
@@ -152,7 +152,7 @@ def _refuse_parallelism(config: Fields) -> None:
 
 
 def _scale(config: Fields, run: Fields) -> dict[str, Any]:
-    """Return ``nnodes`` and ``nproc_per_node``, from the given fields or else from the config."""
+    """Return ``nnodes`` and ``nproc_per_node``, as given, else from the config, which counts all ranks."""
     nnodes = run.get("nnodes", config.get("num_machines", 1))
     if "nproc_per_node" in run:
         return {"nnodes": nnodes, "nproc_per_node": run["nproc_per_node"]}
@@ -200,7 +200,7 @@ def _missing_target_fields(config: Fields, nnodes: object, given: Fields) -> dic
 
 
 def _dynamo(config: Fields) -> dict[str, str]:
-    """Return the variables that make Accelerate compile models."""
+    """Return the environment variables that make Accelerate compile models, if the config asks for it."""
     section = {"backend": config.get("dynamo_backend")} | {
         str(name).removeprefix("dynamo_"): value
         for name, value in (config.get("dynamo_config") or {}).items()
@@ -213,7 +213,7 @@ def _dynamo(config: Fields) -> dict[str, str]:
 
 
 def _fsdp(config: Fields) -> dict[str, str]:
-    """Return the variables that make Accelerate shard models."""
+    """Return the environment variables that make Accelerate shard models, if the config asks for FSDP."""
     if config.get("distributed_type") != "FSDP":
         return {}
     section = config.get("fsdp_config") or {}

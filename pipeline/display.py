@@ -188,7 +188,9 @@ def summary(console: Console, report: Report, path: str) -> None:
     console.print(_table(("verb", "seconds", "result"), verbs))
     if report.metrics:
         console.print(
-            _table(("metric", "value"), [(name, _format_value(v)) for name, v in report.metrics.items()])
+            _table(
+                ("metric", "value"), [(name, _format_value(value)) for name, value in report.metrics.items()]
+            )
         )
     for line in _loss_curve_lines(report):
         console.print(line, markup=False, highlight=False)
@@ -287,11 +289,12 @@ def draw(series: Series, width: int, height: int) -> list[str]:
 
 
 def spark(series: Series, width: int) -> str:
-    """Draw the last values of a curve in one line of bars.
+    """Draw a curve in one line of bars, thinned to at most ``width`` characters.
 
     >>> spark(Series(index=[0, 1, 2], steps=[1, 2, 3], times=[1, 2, 3], values=[2.0, 1.0, 0.0]), 8)
     '█▄▁'
     """
+    # At least four, since a thinned curve has at least four points: the last ones are drawn.
     values = [value for value in series.thinned(max(width, 4)).values if _is_finite(value)]
     heights = _scaled(values)[-width:]
     # Slightly less than the number of bars, so that height 1 is the last bar.
@@ -303,7 +306,7 @@ def _is_finite(*numbers: float) -> bool:
 
 
 def _scaled(values: Sequence[float]) -> list[float]:
-    """Scale values to between 0, the least, and 1, the greatest."""
+    """Scale values, the least to 0 and the greatest to 1; all to 0 if they are equal."""
     if not values:
         return []
     low, high = Fraction(min(values)), Fraction(max(values))  # as floats, their difference may overflow

@@ -114,8 +114,10 @@ class Paced:
 
     def __init__(self, show: Callable[[Event, RankLine], object]) -> None:
         self._show = show
-        self._shown: float | None = None
-        self._held: tuple[ProgressEvent, RankLine] | None = None
+        self._shown: float | None = None  # when progress was last passed on, by the rank's clock
+        self._held: tuple[ProgressEvent, RankLine] | None = (
+            None  # the last progress, if it is not passed on yet
+        )
 
     def event(self, event: Event, line: RankLine) -> None:
         """Pass an event on, or hold it back if it is progress that comes too soon."""
@@ -142,8 +144,8 @@ class Paced:
 
 
 def _time_of(event: Event) -> float:
-    """Return when an event was written; now, if that is missing, or from a script, which may be wrong."""
-    if event.time is None or isinstance(event, OwnEvent):
+    """Return when an event was written, in seconds since the epoch; now, if it has no reliable time."""
+    if event.time is None or isinstance(event, OwnEvent):  # a script can give any time to its own event
         return time.time()
     return float(event.time)
 

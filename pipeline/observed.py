@@ -105,7 +105,7 @@ class Observer:
         if rank.host not in meeting["hosts"]:
             meeting["hosts"].append(rank.host)
         if meeting is self.observed.rounds[-1]:
-            bisect.insort(self.observed.ranks, rank, key=attrgetter("rank"))
+            bisect.insort(self.observed.ranks, rank, key=attrgetter("rank"))  # only of the last meeting
             _apply_finished_meeting(self.observed)
         return True
 
@@ -204,7 +204,8 @@ class Observer:
 
 
 def _apply_finished_meeting(observed: Observed) -> None:
-    """Record exit code 0 for all ranks of a meeting that has reported its end."""
+    """Record exit code 0 for all ranks of the last meeting, if a rank found it finished."""
+    # `or ""`: None would be equal to the name of a meeting that has none.
     if observed.rounds and observed.rounds[-1].get("meeting") == (observed.finished_meeting or ""):
         for rank in observed.ranks:
             rank.exit_code = 0
@@ -251,7 +252,7 @@ def _begin_of(meeting: dict[str, Any]) -> float:
 
 
 def _add_metrics(observed: Observed, values: Mapping[str, Any]) -> None:
-    """Keep the last value of each metric, up to the largest number of names."""
+    """Keep the last value of each metric; beyond the largest number of names, warn."""
     room = max(0, _MAX_METRICS - len(observed.metrics))
     new_names = [name for name in values if name not in observed.metrics]
     left_out = set(new_names[room:])
@@ -266,12 +267,12 @@ def _time_of(event: Event, time: float) -> float:
 
 
 def _add_curve_points(observed: Observed, event: Event, rank: int | None, time: float) -> None:
-    """Add an event's values to the curves of its metrics, up to the largest number of curves."""
+    """Add an event's values to the curves of its metrics; beyond the largest number of curves, warn."""
     progress = observed.progress
     step, values = values_of(event, rank, progress.step if progress else None)
     for name, value in values.items():
         series = observed.series.get(name) or Series()
-        series.add(step, _time_of(event, time), value)
+        series.add(step, _time_of(event, time), value)  # ignores what is no finite number
         if series.values and (len(observed.series) < _MAX_CURVES or name in _ALWAYS_CURVES):
             observed.series[name] = series
         elif series.values and name not in observed.series:
@@ -282,6 +283,7 @@ def _parse_returned(text: str) -> Any:
     """Parse a returned value; None if it is no JSON, or nested too deeply."""
     try:
         value = json.loads(text)
+        # Refuse NaN and broken Unicode, which Python parses, but other readers of JSON do not.
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return None

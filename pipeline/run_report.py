@@ -94,7 +94,12 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
         for name, record in entry.verbs.items()
     }
     # What was staged and built: for the attempt, and last for the run.
-    used = [path for by in (ran, entry) for path in (by.data, by.model, by.image or by.code) if path]
+    staged_and_built = [
+        path
+        for origin in (ran, entry)
+        for path in (origin.data, origin.model, origin.image or origin.code)
+        if path
+    ]
     return Report(
         key=entry.key,
         name=entry.name,
@@ -110,7 +115,7 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
         time=round(time.time(), 3),
         image=ran.image or ran.digests.get("code"),
         export=redacted_fields(entry.export),
-        kept=list(dict.fromkeys(used)),
+        kept=list(dict.fromkeys(staged_and_built)),
         error=error and hide(error),
         warnings=[hide(warning) for warning in observed.warnings],
         **observed.model_dump(exclude=_NOT_REPORTED),
@@ -119,7 +124,7 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
 
 
 def compact(report: Report, limit: int = COMPACT) -> dict[str, Any]:
-    """Shrink a report to a size that a database accepts: fewer points of curves, shorter lists and texts."""
+    """Shrink a report to about ``limit`` bytes of JSON, for a database: shorter curves, lists and texts."""
     everything = report.model_dump(mode="json", exclude_defaults=True, exclude={"series"})
     important = {name: report.metrics[name] for name in FIRST_METRICS if name in report.metrics}
     # The last metrics are cut first.
@@ -129,11 +134,11 @@ def compact(report: Report, limit: int = COMPACT) -> dict[str, Any]:
         if _size(fields) <= limit * _FIELDS_SHARE:
             break
         everything.pop("returned", None)  # a returned value is left out before it is cut
-    return fields | {"series": _fitting(report.series, limit - _size(fields) - _SERIES_KEY_BYTES)}
+    return fields | {"series": _fitting_curves(report.series, limit - _size(fields) - _SERIES_KEY_BYTES)}
 
 
-def _fitting(series: Mapping[str, Series], room: int) -> dict[str, Any]:
-    """Thin curves until they fit; if they still do not, drop the least important half."""
+def _fitting_curves(series: Mapping[str, Series], room: int) -> dict[str, Any]:
+    """Thin curves until they fit into ``room`` bytes of JSON; if not enough, drop the less important half."""
     important = [name for name in FIRST_METRICS if name in series]
     names = [*important, *(name for name in series if name not in important)]
     points = SERIES_LIMIT
@@ -148,15 +153,15 @@ def _fitting(series: Mapping[str, Series], room: int) -> dict[str, Any]:
 
 
 def _cut(value: Any, text_bytes: int, items: int) -> Any:
-    """Cut each text to its bytes in JSON, each list to ``items`` and each mapping to four times that."""
+    """Cut texts to ``text_bytes`` bytes of JSON, lists to ``items`` items, mappings to four times as many."""
     if isinstance(value, str):
         while _size(value) > text_bytes + 2:  # with the quotes
             value = value[: max(1, len(value) * text_bytes // _size(value)) - 1]
         return value
     if isinstance(value, dict):
-        kept = [(name, each) for name, each in value.items() if len(name) <= text_bytes][: items * 4]
-        return {name: _cut(each, text_bytes, items) for name, each in kept}
-    return [_cut(each, text_bytes, items) for each in value[:items]] if isinstance(value, list) else value
+        kept = [(name, item) for name, item in value.items() if len(name) <= text_bytes][: items * 4]
+        return {name: _cut(item, text_bytes, items) for name, item in kept}
+    return [_cut(item, text_bytes, items) for item in value[:items]] if isinstance(value, list) else value
 
 
 def _size(value: Any) -> int:

@@ -110,7 +110,7 @@ def _wrong_file(path: Path, what: str, mistaken: str | None) -> BadInputError:
 
 
 def _part(path: Path, content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the fields of a part of a run file; none if the part is missing."""
+    """Return the fields of ``run`` or ``target`` in a run file; empty if the part is missing."""
     part = content.get(name) or {}
     if not isinstance(part, Mapping):
         example = "run: {program: ...}" if name == "run" else f"target: {{kind: {part}}}"

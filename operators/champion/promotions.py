@@ -55,7 +55,7 @@ class Champion(Candidate):
 
 
 def champion(folder: Path) -> Champion | None:
-    """Read the last promotion; None: there was none."""
+    """Return the present champion, which is the last promotion; None: nothing was promoted yet."""
     return next(reversed(_promotions(folder)), None)
 
 
@@ -86,19 +86,19 @@ def promote(folder: Path, candidate: Candidate, instead_of: int) -> Champion:
     _copy_once(candidate, model)
     promotion = Champion(**{**candidate.model_dump(), "path": str(model)}, number=instead_of + 1)
     promotions_folder.mkdir(parents=True, exist_ok=True)
-    partial = promotions_folder / f".{promotion.name}.{uuid.uuid4().hex}"
-    partial.write_text(promotion.model_dump_json(indent=1) + "\n")
-    disk.sync(promotions_folder)
+    partial_file = promotions_folder / f".{promotion.name}.{uuid.uuid4().hex}"
+    partial_file.write_text(promotion.model_dump_json(indent=1) + "\n")
+    disk.sync(promotions_folder)  # first the content: a crash must not leave an empty promotion
     with suppress(FileExistsError):  # unlike a rename, a link replaces no file
-        os.link(partial, promotions_folder / f"{promotion.number:06}.json")
-    partial.unlink()
+        os.link(partial_file, promotions_folder / f"{promotion.number:06}.json")
+    partial_file.unlink()
     disk.sync(promotions_folder)
     promotions = _promotions(folder)
     last = promotions[-1]
     if last.name != candidate.name:  # another process has created the file of this number
         raise _superseded(last, instead_of)
-    kept = {each.name for each in promotions[-2:]}
-    for name in {each.name for each in promotions} - kept:
+    names_to_keep = {promoted.name for promoted in promotions[-2:]}
+    for name in {promoted.name for promoted in promotions} - names_to_keep:
         with suppress(OSError):  # another promotion may delete it too; the candidate is promoted in any case
             _remove(folder / "models" / name)
     return last
@@ -109,12 +109,13 @@ def discard(folder: Path, prefix: str) -> list[str]:
 
     Returns the names of the deleted files and folders.
     """
-    promoted = {each.name for each in _promotions(folder)}
-    found = [path for kind in ("models", "promotions") for path in (folder / kind).glob(f".{prefix}*")]
-    found += [model for model in (folder / "models").glob(f"{prefix}*") if model.name not in promoted]
-    for path in found:
+    promoted = {promotion.name for promotion in _promotions(folder)}
+    # Partial files, and folders of partial copies, begin with a dot.
+    unused = [path for part in ("models", "promotions") for path in (folder / part).glob(f".{prefix}*")]
+    unused += [model for model in (folder / "models").glob(f"{prefix}*") if model.name not in promoted]
+    for path in unused:
         _remove(path)
-    return [path.name for path in found]
+    return [path.name for path in unused]
 
 
 def _promotions(folder: Path) -> list[Champion]:
@@ -125,6 +126,7 @@ def _promotions(folder: Path) -> list[Champion]:
 
 
 def _superseded(last: Champion | None, instead_of: int) -> SupersededError:
+    """Make the error for the case that ``last`` is not the promotion that was compared with."""
     number = last.number if last else 0
     return SupersededError(
         f"the candidate was compared with promotion {instead_of}, and there is promotion {number} by now",
@@ -165,33 +167,36 @@ def _copy_once(candidate: Candidate, model: Path) -> None:
 
 
 def _copy_files_of_export(candidate: Candidate, copy: Path) -> None:
-    """Copy the files that the export's manifest lists; raise ManycpuError if it is gone or changed."""
+    """Copy a candidate's exported files to ``copy``; raise ManycpuError if they are gone or changed."""
     source = Location.of(candidate.path, "candidate")
-    exported = _manifest_of_export(source, candidate.sha256)
-    if exported is None:
+    manifest = _manifest_of_export(source, candidate.sha256)
+    if manifest is None:
         fix = "It is deleted at the end of its DAG run: start another one"
         raise ManycpuError(f"the model that was evaluated is not at {candidate.path}", fix=fix)
-    copied = save(Hashing(source.only(file.path for file in exported.files)), copy, candidate.name)
+    copied = save(Hashing(source.only(file.path for file in manifest.files)), copy, candidate.name)
     if copied.digest != candidate.sha256:
         raise ManycpuError(f"{candidate.path} has changed since it was evaluated: nothing was promoted")
 
 
 def _is_complete_copy(model: Path, sha256: str) -> bool:
-    """Whether a complete copy exists, with the expected content."""
+    """Whether the folder ``model`` has all files of the export with this digest, unchanged."""
     if model.is_symlink() or not model.is_dir():
         return False
     copy = Location.of(str(model), "model")
-    exported = _manifest_of_export(copy, sha256)
-    if exported is None:
+    manifest = _manifest_of_export(copy, sha256)
+    if manifest is None:
         return False
     try:
-        return scan(copy.only(file.path for file in exported.files)).digest == sha256
+        return scan(copy.only(file.path for file in manifest.files)).digest == sha256
     except FileNotFoundError:
         return False
 
 
 def _manifest_of_export(folder: Location, sha256: str) -> Manifest | None:
-    """Find the manifest of an export by its digest: a program may have written a manifest.json too."""
+    """Find the manifest of an export by its digest; None: the folder has none with this digest.
+
+    A program may have written a manifest.json too.
+    """
     for name in manifests(folder.has):
         with suppress(ValueError):
             manifest, _ = Manifest.parse(folder.read_text(name) or "")

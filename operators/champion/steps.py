@@ -47,16 +47,16 @@ def begin(
     events: list[Any] = []
     for events_of_asset in (triggering_asset_events or {}).values():
         events += events_of_asset
-    extra = events[-1].extra if events else {}  # what `new_version` or a person put into the event
-    fields = json.loads(extra) if isinstance(extra, str) else extra or {}
-    path = fields.get("path")
+    event_extra = events[-1].extra if events else {}  # what `new_version` or a person put into the event
+    event_fields = json.loads(event_extra) if isinstance(event_extra, str) else event_extra or {}
+    path = event_fields.get("path")
     with explained():
         read_target(params["target"])
-        last = None if path else newest(folder / "data")
-        if not path and last is None:
+        newest_version = None if path else newest(folder / "data")
+        if not path and newest_version is None:
             fix = "Trigger DAG digits_dataset, which writes one, and starts this DAG itself"
             raise BadInputError(f"there is no version of the data set in {folder / 'data'}", fix=fix)
-        version = read_version(last.path if last else str(path))
+        version = read_version(newest_version.path if newest_version else str(path))
     _LOG.info("version %d of the data set: %s", version.number, version.path)
     run = run_name(dag_run.run_id, run_key(dag_run.dag_id, dag_run.run_id))
     return {
@@ -75,7 +75,7 @@ def rates(params: Any = None) -> list[float]:
 
 
 def describe(rate: float, output: str, training: str, ti: Any = None) -> Fields:
-    """Describe the result of a candidate; a failure is described too, since other candidates may succeed.
+    """Describe the result of one candidate's training, or why it failed: other candidates may succeed.
 
     A candidate that was cleared and then failed may still have the report of its earlier try.
 
@@ -86,23 +86,23 @@ def describe(rate: float, output: str, training: str, ti: Any = None) -> Fields:
     from manycpu.pipeline.run_report import parse
     from manycpu.pipeline.spec.output import REPORT
 
-    about = {"rate": rate, "training": training, "map_index": ti.map_index}
+    identity = {"rate": rate, "training": training, "map_index": ti.map_index}
     report = parse(Location.of(output, "run.output").read_text(REPORT))
     state = state_of(place_of({"ti": ti}) | {"task_id": training})
     if state != "success" or report is None or report.state != "succeeded" or not report.export:
         error = (report and report.error) or "it ended without a report; the log of its task says why"
-        return {**about, "error": error}
+        return {**identity, "error": error}
     returned = report.returned if isinstance(report.returned, dict) else {}
     exported = {"path": output, "sha256": report.export["sha256"], "metrics": report.metrics}
-    described = {**about, "accuracy": returned.get("accuracy"), "key": report.key, **exported}
-    fault = _why_failed(described)
-    return {**about, "error": fault} if fault else described
+    described = {**identity, "accuracy": returned.get("accuracy"), "key": report.key, **exported}
+    reason = _why_failed(described)
+    return {**identity, "error": reason} if reason else described
 
 
 def choose(candidates: Iterable[Fields] | Fields, run: str, version: str, params: Any = None) -> list[Fields]:
     """Choose the candidate that succeeded with the best accuracy on the rows for choosing.
 
-    Returns what ``compare`` takes: that candidate, and the present champion if there is one.
+    Returns the contenders: that candidate, then the present champion if there is one.
     """
     succeeded = []
     for result in _as_list(candidates):
@@ -134,6 +134,7 @@ def compare(
 ) -> Fields:
     """Compare the accuracy of candidate and champion on the rows that neither has seen.
 
+    ``contenders`` is what ``choose`` returned; ``judged`` has the result of ``evaluate`` for each of them.
     Returns whether the candidate is ``better`` by more than the threshold, its ``accuracy``, and the
     comparison as text: ``says`` as sentences, ``body`` as Markdown with tables and links.
     """
@@ -165,7 +166,8 @@ def _comparison_as_text(
 ) -> str:
     """Describe the accuracy reached, the accuracy needed, and the candidates that failed.
 
-    ``scores``: the accuracy of the candidate, and of the champion if there is one.
+    ``scores``: the accuracy of the candidate, and of the champion if there is one; ``rate``: the candidate's
+    learning rate; ``tried``: the rate and accuracy of each candidate, which is None if it failed.
     """
     percentages = _as_percentages(scores)
     if len(percentages) == 1:
@@ -178,7 +180,7 @@ def _comparison_as_text(
         f"The candidate of learning rate {rate:g} reached accuracy {percentages[0]} on digits that neither "
         f"saw, {champion_part}; needed was {needed}."
     )
-    failed_rates = ", ".join(f"{each['rate']:g}" for each in tried if each["accuracy"] is None)
+    failed_rates = ", ".join(f"{trial['rate']:g}" for trial in tried if trial["accuracy"] is None)
     if failed_rates:
         text += f" Candidates that failed: those of learning rate {failed_rates}."
     return text
@@ -187,7 +189,7 @@ def _comparison_as_text(
 def _comparison_as_markdown(
     says: str, contenders: Sequence[Fields], scores: Sequence[float], tried: Sequence[Fields]
 ) -> str:
-    """Return the comparison as Markdown, with a table of the two models and one of all candidates."""
+    """Return the comparison as Markdown: ``says``, a table of the contenders, and one of all candidates."""
     rows = [
         ["accuracy on digits that neither saw", *_as_percentages(scores)],
         ["learning rate", *(f"{contender['rate']:g}" for contender in contenders)],
@@ -197,19 +199,19 @@ def _comparison_as_markdown(
     if len(contenders) == 1:
         rows = [[*row, "none yet"] for row in rows]
     models_table = _markdown_table(["", "candidate", "champion"], rows)
-    link = [f"[The candidate's training]({each['page']})" for each in tried if each["chosen"]][:1]
+    links = [f"[The candidate's training]({trial['page']})" for trial in tried if trial["chosen"]][:1]
 
-    succeeded = [each for each in tried if each["accuracy"] is not None]
-    succeeded.sort(key=lambda each: each["accuracy"], reverse=True)
-    failed = [each for each in tried if each["accuracy"] is None]
-    results = [*_as_percentages([each["accuracy"] for each in succeeded]), *(["failed"] * len(failed))]
+    succeeded = [trial for trial in tried if trial["accuracy"] is not None]
+    succeeded.sort(key=lambda trial: trial["accuracy"], reverse=True)
+    failed = [trial for trial in tried if trial["accuracy"] is None]
+    results = [*_as_percentages([trial["accuracy"] for trial in succeeded]), *(["failed"] * len(failed))]
     rows = []
-    for each, result in zip([*succeeded, *failed], results, strict=True):
+    for trial, result in zip([*succeeded, *failed], results, strict=True):
         rows.append(
-            [f"[{each['rate']:g}]({each['page']})", result, "the candidate" if each["chosen"] else ""]
+            [f"[{trial['rate']:g}]({trial['page']})", result, "the candidate" if trial["chosen"] else ""]
         )
     candidates_table = _markdown_table(["learning rate", "accuracy on digits to choose by", ""], rows)
-    return "\n\n".join([says, models_table, *link, candidates_table]) + "\n"
+    return "\n\n".join([says, models_table, *links, candidates_table]) + "\n"
 
 
 def _as_percentages(shares: Sequence[float]) -> list[str]:
@@ -290,22 +292,22 @@ def conclude(ti: Any = None) -> Fields:
     """
     names = ("begin", "compare", "approve", "promote")
     begun, compared, approval, promoted = (ti.xcom_pull(task_ids=name) for name in names)
-    made: Fields = {}
+    paths: Fields = {}
     if not compared["better"]:
-        decided = "That is not enough: nothing was promoted."
+        decision = "That is not enough: nothing was promoted."
     elif not promoted:
-        decided = "It was not approved: nothing was promoted."
+        decision = "It was not approved: nothing was promoted."
     else:
-        made = {"model": promoted["path"], "predictions": begun["predictions"]}
-        decided = "The threshold decided: it was promoted."
+        paths = {"model": promoted["path"], "predictions": begun["predictions"]}
+        decision = "The threshold decided: it was promoted."
         if approval is not None:
             user = approval.get("responded_by_user")
             name = user.get("name") or user.get("id") if isinstance(user, dict) else user
-            decided = f"It was promoted: {name} approved."
-        decided += f" The model is in {made['model']}, its predictions are in {made['predictions']}."
-    says = f"{compared['says']} {decided}"
+            decision = f"It was promoted: {name} approved."
+        decision += f" The model is in {paths['model']}, its predictions are in {paths['predictions']}."
+    says = f"{compared['says']} {decision}"
     _LOG.info(says)
-    return {"promoted": bool(made), **made, "says": says}
+    return {"promoted": bool(paths), **paths, "says": says}
 
 
 def _as_list(results: Iterable[Fields] | Fields) -> list[Fields]:

@@ -34,31 +34,31 @@ def write_version(folder: Path, more: int) -> Version:
         OSError: Another process wrote the same version meanwhile, or the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    last = newest(folder)
-    number = last.number + 1 if last else 1
-    partial = Path(tempfile.mkdtemp(prefix=".new.", dir=folder))
+    last_version = newest(folder)
+    number = last_version.number + 1 if last_version else 1
+    partial_folder = Path(tempfile.mkdtemp(prefix=".new.", dir=folder))
     try:
         for part, rows in _parts(number * more).items():
-            (partial / part).mkdir()
+            (partial_folder / part).mkdir()
             lines = (",".join(map(str, row)) for row in rows)
-            (partial / part / "digits.csv").write_text("\n".join(lines) + os.linesep)
-        partial.chmod(0o755)
-        path = partial.rename(folder / f"v{number:04}")  # fails if the version exists
+            (partial_folder / part / "digits.csv").write_text("\n".join(lines) + os.linesep)
+        partial_folder.chmod(0o755)  # a temporary folder is readable by its owner only
+        path = partial_folder.rename(folder / f"v{number:04}")  # fails if the version exists
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(partial_folder, ignore_errors=True)
         raise
     return Version(number, str(path))
 
 
 def newest(folder: Path) -> Version | None:
-    """Return the newest version; None if there is none."""
+    """Return the version with the highest number; None if there is none."""
     paths = [path for path in folder.glob("v*") if path.name[1:].isdigit()]
     versions = [Version(int(path.name[1:]), str(path)) for path in paths]
     return max(versions, default=None)
 
 
 def read_version(path: str) -> Version:
-    """Return the version at a path.
+    """Return the version at a path; number 0: the folder's name is not like ``v0001``.
 
     Raises:
         BadInputError: It lacks a part.

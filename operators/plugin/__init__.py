@@ -14,7 +14,7 @@ _PREFIX = "manycpu"
 
 
 def _tab(name: str, route: str, destination: str) -> dict[str, str]:
-    """Describe a tab; its URLs have no leading slash: they are relative to the base URL of Airflow."""
+    """Describe a tab for Airflow; its URLs are relative to Airflow's base URL, without a leading slash."""
     return {
         "name": name,  # the tab's title, and the global variable that the bundle sets
         "url_route": route,

@@ -45,6 +45,7 @@ class _Files(StaticFiles):
         scope: Scope,
         status_code: int = 200,
     ) -> Response:
+        """Serve a file with its type from the table; browsers must check each time if it has changed."""
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers["Cache-Control"] = "no-cache"
         response.headers["X-Content-Type-Options"] = "nosniff"

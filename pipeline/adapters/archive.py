@@ -37,17 +37,20 @@ class Archive:
         return Content(digest, descriptor["size"], lambda: self._open(digest))
 
     def _oci(self, tar: tarfile.TarFile) -> Image:
-        """Read the OCI layout: the index names the manifest, and the manifest the config."""
+        """Read an image in the OCI layout: the index names the manifest, and the manifest the config."""
         (descriptor,) = json.loads(_read(tar, "index.json"))["manifests"]
         content = _read(tar, _path(descriptor["digest"]))
-        if descriptor.get("mediaType") in INDEXES:
+        if descriptor.get("mediaType") in INDEXES:  # of several platforms: take linux/amd64
             content = _read(tar, _path(choose(json.loads(content), str(self.file))))
         manifest = json.loads(content)
         config = _read(tar, _path(manifest["config"]["digest"]))
         return Image(content, config, manifest.get("mediaType", descriptor["mediaType"]))
 
     def _docker(self, tar: tarfile.TarFile) -> Image:
-        """Read docker's own layout: its layers are not compressed, so their digests are in the config."""
+        """Read an image in docker's own layout, which has no OCI manifest: build one.
+
+        Its layers are not compressed, so their digests are in the config.
+        """
         (entry,) = json.loads(_read(tar, "manifest.json"))
         config = _read(tar, entry["Config"])
         layers = []
@@ -62,7 +65,7 @@ class Archive:
         return Image(json.dumps(manifest).encode(), config)
 
     def _open(self, digest: str) -> BinaryIO:
-        """Open a blob at its place in the archive: the caller reads as many bytes as it has."""
+        """Open the archive at the start of a blob; the caller must read no more bytes than the blob has."""
         with tarfile.open(self.file) as tar:
             member = tar.getmember(self._places.get(digest) or _path(digest))
         stream = self.file.open("rb")
@@ -71,20 +74,20 @@ class Archive:
 
 
 def write(file: Path, name: str, image: Image, contents: Iterable[Content]) -> None:
-    """Write an archive atomically.
+    """Write an image as an archive in the OCI layout, atomically; ``contents`` are its layers.
 
     Raises:
         BuildError: The content of a layer does not match its digest.
     """
     partial = file.with_name(f".{file.name}.partial")
-    entry = {
+    manifest_entry = {
         "mediaType": image.media_type,
         "digest": image.digest,
         "size": len(image.manifest_bytes),
         "annotations": {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name},
     }
-    index = {"schemaVersion": 2, "manifests": [entry]}
-    small = {
+    index = {"schemaVersion": 2, "manifests": [manifest_entry]}
+    small_files = {
         "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
         "index.json": json.dumps(index).encode(),
         _path(image.digest): image.manifest_bytes,
@@ -92,8 +95,9 @@ def write(file: Path, name: str, image: Image, contents: Iterable[Content]) -> N
     }
     try:
         with tarfile.open(partial, "w") as tar:
-            for path, text in small.items():
+            for path, text in small_files.items():
                 tar.addfile(_info(path, len(text)), io.BytesIO(text))
+            # By digest: an image may have the same layer twice.
             for content in {item.digest: item for item in contents}.values():
                 with content.open() as stream:
                     verified = _Verified(stream)

@@ -38,7 +38,7 @@ Connect = Callable[[], client.ApiClient]
 
 _LOG: Final = logging.getLogger(__name__)
 _NO_KUBECONFIG: Final = (AttributeError, LookupError, TypeError, yaml.YAMLError)
-"""Errors of the client if a file has another content."""
+"""Errors of the package ``kubernetes`` for a file that is no kubeconfig."""
 DEADLINE: Final = 60.0  # seconds of retries
 _UNAUTHORIZED_GRACE_S: Final = 15.0  # in which a token that was just renewed may be refused
 _TIMEOUT: Final = (5.0, 30.0)  # seconds to connect and to read, for each try
@@ -93,6 +93,7 @@ class Cluster:
     def now(self) -> float:
         """Read the API server's clock, in seconds since the epoch."""
         if self._ahead is None:
+            # Every answer of the API server has its time, from which the call computes the difference.
             with suppress(ClusterError):  # not allowed: use the worker's clock
                 self.call("GET", "/version")
         return time.time() + (self._ahead or 0.0)
@@ -102,12 +103,13 @@ class Cluster:
         return Cluster(self.connect, namespace)
 
     def _open(self) -> None:
+        """Make a client with fresh credentials."""
         self.api = self.connect()
         # The client is in a reference cycle: without this, connections stay until garbage collection.
         weakref.finalize(self, self.api.rest_client.pool_manager.clear)
 
     def path(self, kind: str, name: str = "") -> str:
-        """Build the path of a kind's objects in this namespace, or of one of them.
+        """Build the API path of a kind's objects in this namespace, or of the one with a name.
 
         Raises:
             NotFoundError: The cluster does not serve the group, so it prefers no version.
@@ -132,6 +134,7 @@ class Cluster:
             "fieldSelector": fields,
         }
         answer = self.call("GET", self.path(kind), query={name: text for name, text in query.items() if text})
+        # In a list, the API leaves out the kind of each item.
         return [{**item, "kind": kind} for item in answer.get("items", [])]
 
     def create(self, manifest: KubeObject, *, dry_run: bool = False) -> KubeObject:
@@ -175,7 +178,7 @@ class Cluster:
         return True
 
     def allowed(self, verb: str, resource: str, *, group: str = "", subresource: str = "") -> bool:
-        """Ask whether this account may do something in this namespace."""
+        """Ask whether this account has a right in this namespace, such as to ``create`` ``pods``."""
         attributes = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
         body = {
             "apiVersion": "authorization.k8s.io/v1",
@@ -194,7 +197,7 @@ class Cluster:
         body: KubeObject | None = None,
         deadline: float = DEADLINE,
     ) -> KubeObject:
-        """Call the API; retry transient errors."""
+        """Send a request to the API and parse its answer; retry transient errors for ``deadline`` seconds."""
         answer: KubeObject = json.loads(self._ask(method, path, dict(query or {}), body, deadline))
         return answer
 
@@ -213,7 +216,7 @@ class Cluster:
         began = time.monotonic()
 
         def is_transient(error: BaseException) -> bool:
-            if not isinstance(error, client.ApiException):
+            if not isinstance(error, client.ApiException):  # no answer with an HTTP status
                 return isinstance(error, urllib3.exceptions.HTTPError)
             in_grace = time.monotonic() - began < _UNAUTHORIZED_GRACE_S
             return error.status in _TRANSIENT or (error.status == _UNAUTHORIZED and in_grace)
@@ -228,10 +231,11 @@ class Cluster:
         try:
             return retrying(self._call, method, path, query, body)
         except (client.ApiException, urllib3.exceptions.HTTPError) as error:
-            raise _explained(error, method, path) from error
+            raise _as_cluster_error(error, method, path) from error
 
     def _call(self, method: str, path: str, query: dict[str, str], body: KubeObject | None) -> bytes:
         content = _PATCH if method == "PATCH" else "application/json"
+        # One try, which returns the bytes of the answer: _ask retries it.
         response = self.api.call_api(
             path,
             method,
@@ -255,11 +259,11 @@ class Cluster:
         method, path, *_ = state.args
         # Only creations (POST): callers report failed reads themselves.
         if isinstance(error, Exception) and method == "POST" and state.attempt_number == _WARN_ATTEMPT:
-            _LOG.warning("%s: it is tried again", _explained(error, method, path).message)
+            _LOG.warning("%s: it is tried again", _as_cluster_error(error, method, path).message)
 
 
-def _explained(error: Exception, method: str, path: str) -> ClusterError:
-    """Turn an error of the client into a ClusterError that says what to do."""
+def _as_cluster_error(error: Exception, method: str, path: str) -> ClusterError:
+    """Make a ClusterError that says what to do, from an error of the client."""
     if not isinstance(error, client.ApiException):
         reason = getattr(error, "reason", None) or error
         return ClusterError(

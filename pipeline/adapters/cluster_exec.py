@@ -27,7 +27,7 @@ _KEPT_BYTES: Final = 1 << 16  # of each stream beside stdout
 
 
 def start(cluster: Cluster, pod: str, container: str, argv: Sequence[str]) -> "Exec":
-    """Start a command in a container.
+    """Start a command in a container of a pod; returns its streams.
 
     Raises:
         ClusterError: The cluster refuses it (with its HTTP status), or is away (status 0).
@@ -52,7 +52,7 @@ def start(cluster: Cluster, pod: str, container: str, argv: Sequence[str]) -> "E
     web_socket = WebSocket(sslopt=tls, skip_utf8_validation=True, enable_multithread=True)
     try:
         web_socket.connect(url, **_options(settings, url, headers))
-        web_socket.settimeout(None)  # from here on the channel watches for silence
+        web_socket.settimeout(None)  # from here on, the user of the Exec watches for silence
     except WebSocketBadStatusException as error:
         try:
             reason = json.loads(error.resp_body or "")["message"]
@@ -69,8 +69,8 @@ def _options(settings: Any, url: str, headers: dict[str, str]) -> dict[str, Any]
     """Build the options of a websocket: headers, timeout, and the proxy if there is one."""
     lines = [f"{name}: {value}" for name, value in headers.items()]
     options = {"header": [*lines, f"Sec-WebSocket-Protocol: {_PROTOCOLS}"], "timeout": _OPEN_TIMEOUT_S}
-    proxied: dict[str, Any] = ws_client.websocket_proxycare(options, settings, url, headers)
-    return proxied
+    with_proxy: dict[str, Any] = ws_client.websocket_proxycare(options, settings, url, headers)
+    return with_proxy
 
 
 class Exec:
@@ -103,7 +103,7 @@ class Exec:
             socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
 
     def limit(self, seconds: float | None) -> None:
-        """Set a timeout for reads and writes, in seconds; None: the channel watches for silence instead."""
+        """Set a timeout for reads and writes, in seconds; None: no timeout."""
         self._socket.settimeout(seconds)
 
     def release(self) -> None:
@@ -113,6 +113,7 @@ class Exec:
     @property
     def exit_code(self) -> int | None:
         """The command's exit code; None: it runs, or the code is unknown."""
+        # At the end of a command, Kubernetes writes an object of kind Status to this channel.
         status = json.loads(self._output.get(_STATUS) or b"{}")
         if status.get("status") == "Success":
             return 0
@@ -126,19 +127,19 @@ class Exec:
 
     def read(self, size: int) -> memoryview:
         """Read exactly ``size`` bytes from its stdout; fewer only at the end."""
-        content, done = memoryview(bytearray(size)), 0
+        content, filled = memoryview(bytearray(size)), 0
         with suppress(OSError, WebSocketException):
-            while done < size:
+            while filled < size:
                 while not self._unread:
                     opcode, message = self._socket.recv_data()
                     if opcode == ABNF.OPCODE_CLOSE:
-                        return content[:done]
-                    channel = message[0] if message else _STDOUT
+                        return content[:filled]
+                    channel = message[0] if message else _STDOUT  # the first byte is the channel's number
                     if channel == _STDOUT:
                         self._unread = memoryview(message)[1:]
                     else:
                         self._output[channel] = (self._output.get(channel, b"") + message[1:])[-_KEPT_BYTES:]
-                part = self._unread[: size - done]
-                content[done : done + len(part)] = part
-                done, self._unread = done + len(part), self._unread[len(part) :]
-        return content[:done]
+                part = self._unread[: size - filled]
+                content[filled : filled + len(part)] = part
+                filled, self._unread = filled + len(part), self._unread[len(part) :]
+        return content[:filled]

@@ -62,14 +62,14 @@ class ClusterStream:
             ClusterError: The cluster refuses it.
             aiohttp.ClientError: The connection broke; or OSError, TimeoutError.
         """
-        used = self._settings
-        if used is None:
-            used = await self._renew(None)
-        headers = await asyncio.to_thread(_credentials, used)
-        client = self._client(used)
+        settings = self._settings
+        if settings is None:  # the first request
+            settings = await self._renew(None)
+        headers = await asyncio.to_thread(_credentials, settings)
+        client = self._client(settings)
         answer = await client.request(
             "GET",
-            used.host + path,
+            settings.host + path,
             query_params=dict(query),
             headers=headers,
             _preload_content=False,
@@ -77,8 +77,8 @@ class ClusterStream:
         )
         async with answer:
             if answer.status >= _FIRST_ERROR_STATUS:
-                await self._raise_refusal(answer, used, path)
-            with suppress(KeyError, ValueError):
+                await self._raise_refusal(answer, settings, path)
+            with suppress(KeyError, ValueError):  # in whole seconds: half a second is cut off on average
                 self._ahead = parsedate_to_datetime(answer.headers["Date"]).timestamp() + 0.5 - time.time()
             try:
                 yield answer
@@ -88,7 +88,7 @@ class ClusterStream:
                     answer.connection.transport.abort()
 
     async def _raise_refusal(self, answer: aiohttp.ClientResponse, used: Any, path: str) -> None:
-        """Raise the error that an answer stands for; renew credentials that were refused."""
+        """Raise the ClusterError for an answer's status; renew the credentials first if they were refused."""
         body = (await answer.read()).decode(errors="replace")
         with suppress(ValueError, KeyError, TypeError):
             body = json.loads(body)["message"]
@@ -98,7 +98,10 @@ class ClusterStream:
         raise refused
 
     async def _renew(self, used: Any) -> Any:
-        """Replace the settings ``used`` by new ones, unless another task has done so meanwhile."""
+        """Replace the settings ``used`` by ones with fresh credentials, and return the settings to use now.
+
+        If another task has replaced them meanwhile, its settings are used.
+        """
         async with self._connecting:
             if self._settings is used:
                 client = await asyncio.to_thread(self._connect)
@@ -106,22 +109,22 @@ class ClusterStream:
             return self._settings
 
     def _client(self, settings: Any) -> RESTClientObject:
-        """Return the client for settings: one for each combination of TLS files and proxy."""
+        """Return the HTTP client for some settings; settings with the same TLS and proxy share one."""
         names = ("ssl_ca_cert", "cert_file", "key_file", "verify_ssl", "tls_server_name")
         options = {name: getattr(settings, name, None) for name in names}
         # A proxy of the environment is left to aiohttp, which knows its exceptions (NO_PROXY).
         options["proxy"] = None if settings.proxy in map(os.environ.get, _PROXIES) else settings.proxy
         key = tuple(options.values())
         if key not in self._clients:
-            own = Configuration()
+            configuration = Configuration()
             for name, value in options.items():
-                setattr(own, name, value)
-            url, own.proxy_headers = parse_url(own.proxy or ""), None
+                setattr(configuration, name, value)
+            url, configuration.proxy_headers = parse_url(configuration.proxy or ""), None
             if url.auth:  # not in the URL, which aiohttp's errors quote
-                own.proxy = url._replace(auth=None).url
-                own.proxy_headers = make_headers(proxy_basic_auth=unquote(url.auth))
-            own.connection_pool_maxsize = 0  # each log that is followed keeps a connection
-            self._clients[key] = RESTClientObject(own)
+                configuration.proxy = url._replace(auth=None).url
+                configuration.proxy_headers = make_headers(proxy_basic_auth=unquote(url.auth))
+            configuration.connection_pool_maxsize = 0  # each log that is followed keeps a connection
+            self._clients[key] = RESTClientObject(configuration)
         return self._clients[key]
 
 
@@ -132,13 +135,13 @@ class Lines:
         self._limit, self.rest = limit, b""
 
     def feed(self, block: bytes) -> list[bytes]:
-        """Add bytes; returns the lines that are complete now."""
+        """Add a block of bytes; returns the lines that it completes. The unfinished one stays in ``rest``."""
         *lines, rest = (self.rest + block).split(b"\n") if self.rest else block.split(b"\n")
         self.rest = rest if self._limit is None else rest[: self._limit]
         return lines if self._limit is None else [line[: self._limit] for line in lines]
 
 
 def _credentials(settings: Any) -> dict[str, str]:
-    """Build the headers with the account's credentials; may run a program or read a file."""
+    """Build the headers with the account's credentials; may block: it may run a program or read a file."""
     headers = [setting for setting in settings.auth_settings().values() if setting["in"] == "header"]
     return {header["key"]: header["value"] for header in headers if header["value"]}

@@ -76,7 +76,7 @@ class ClusterWatch:
         await self._stream.aclose()
 
     async def follow(self, selections: Mapping[str, Mapping[str, str]]) -> AsyncGenerator[Changes]:
-        """Yield all changes of objects of several kinds, for ever.
+        """Yield the changes of objects of several kinds as they come, for ever; a task watches each kind.
 
         Args:
             selections: Kind -> ``labelSelector`` and ``fieldSelector``.
@@ -99,19 +99,19 @@ class ClusterWatch:
 
     async def changes(self, kind: str, query: Mapping[str, str]) -> AsyncGenerator[Changes]:
         """Yield all objects of a kind, then what changes; all of them again after every break, for ever."""
-        waits = Backoff()
+        backoff = Backoff()
         while True:
             try:
                 async with aclosing(self._until_broken(kind, query)) as changes:
                     async for change in changes:
-                        waits.worked()
+                        backoff.worked()
                         yield change
             except FAILURES as error:
                 yield Changes(kind, [], [], complete=False, trouble=str(error) or type(error).__name__)
-            await asyncio.sleep(waits.next())
+            await asyncio.sleep(backoff.next())
 
     async def log(self, pod: str, container: str, part: LogPart) -> AsyncGenerator[list[bytes]]:
-        """Yield the lines of a container's log as they come, each with its time before it.
+        """Yield lists of the lines of a container's log as they come, each line with its time before it.
 
         Raises:
             NoLogError: There is none.
@@ -139,7 +139,7 @@ class ClusterWatch:
         """Yield all objects of a kind, then what changes, until the watch ends or breaks."""
         objects, version = await self._list(kind, query)
         yield Changes(kind, objects, [], complete=True)
-        seconds = random.uniform(RELIST, RELIST * 1.25)  # noqa: S311 - spreads the lists of many
+        seconds = random.uniform(RELIST, RELIST * 1.25)  # noqa: S311 - many watches must not list at once
         parameters = {
             **query,
             "watch": "true",
@@ -148,6 +148,7 @@ class ClusterWatch:
             "timeoutSeconds": str(int(seconds)),
         }
         lines = Lines(None)
+        # Without bookmarks, a healthy watch may be silent until it ends.
         silence = _SILENCE + (seconds if kind in _UNMARKED else 0.0)
         async with self._answer(await self._path(kind), parameters, silence) as answer:
             # A break or silence is no trouble yet: the next list shows whether changes can be seen.
@@ -162,24 +163,26 @@ class ClusterWatch:
     async def _list(self, kind: str, query: Mapping[str, str]) -> tuple[list[KubeObject], str]:
         """List all objects of a kind, page by page; returns them and the list's resource version."""
         path, objects = await self._path(kind), list[KubeObject]()
-        more = ""
+        continuation = ""
         while True:
-            parameters = {**query, "limit": str(_PAGE)} | ({"continue": more} if more else {})
+            parameters = {**query, "limit": str(_PAGE)} | ({"continue": continuation} if continuation else {})
             async with self._answer(path, parameters) as answer:
                 page = json.loads(await answer.read())
-            objects += [_light(item) for item in page["items"]]
-            more = page["metadata"].get("continue", "")
-            if not more:
+            objects += [_without_managed_fields(item) for item in page["items"]]
+            continuation = page["metadata"].get("continue", "")
+            if not continuation:
                 return objects, page["metadata"]["resourceVersion"]
 
     def _answer(
         self, path: str, query: Mapping[str, str], silence: float | None = None
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Send a GET request; ``silence``: seconds without a byte that break the connection."""
         return self._stream.answer(path, query, silence or _SILENCE)
 
     async def _path(self, kind: str) -> str:
+        """Build the API path of a kind's objects in this namespace."""
         resource = resource_of(kind)
-        if not resource.version:
+        if not resource.version:  # the cluster names the version that it prefers
             async with self._answer(f"/apis/{resource.group}", {}) as answer:
                 preferred = json.loads(await answer.read())["preferredVersion"]
             resource = resource._replace(version=preferred["version"])
@@ -192,16 +195,16 @@ _SHARED: dict[tuple[Hashable, ...], list[Any]] = {}
 
 @asynccontextmanager
 async def shared(key: Hashable, connect: Connect, namespace: str) -> AsyncIterator[ClusterWatch]:
-    """Open a namespace once for all callers with the same key in this event loop."""
-    place = (asyncio.get_running_loop(), key, namespace)
-    entry = _SHARED.setdefault(place, [ClusterWatch(connect, namespace), 0])
+    """Yield a watch of a namespace, which callers with the same key share; the last caller closes it."""
+    identity = (asyncio.get_running_loop(), key, namespace)
+    entry = _SHARED.setdefault(identity, [ClusterWatch(connect, namespace), 0])  # the watch, its callers
     entry[1] += 1
     try:
         yield entry[0]
     finally:
         entry[1] -= 1
         if not entry[1]:
-            del _SHARED[place]
+            del _SHARED[identity]
             await entry[0].aclose()
 
 
@@ -218,6 +221,7 @@ class Backoff:
 
     def next(self) -> float:
         """Return the seconds to wait before the next try."""
+        # 0.2 s, 0.4 s and so on, up to 5 s; each 20 % shorter or longer, at random.
         seconds: float = min(0.2 * 2.0**self._failed, 5.0) * random.uniform(0.8, 1.2)  # noqa: S311 - spreads many
         self._failed, self._began = min(self._failed + 1, 10), time.monotonic() + seconds
         return seconds
@@ -225,10 +229,14 @@ class Backoff:
 
 def _change(kind: str, events: list[dict[str, Any]]) -> Changes | None:
     """Merge the events of one block of a watch; None: no object has changed."""
+    # uid -> type and object of its last event: earlier ones are out of date.
     latest: dict[str, tuple[str, KubeObject]] = {}
     for event in events:
         if event["type"] != "BOOKMARK":
-            latest[event["object"]["metadata"]["uid"]] = (event["type"], _light(event["object"]))
+            latest[event["object"]["metadata"]["uid"]] = (
+                event["type"],
+                _without_managed_fields(event["object"]),
+            )
     if not latest:
         return None
     gone = [item for action, item in latest.values() if action == "DELETED"]
@@ -236,8 +244,8 @@ def _change(kind: str, events: list[dict[str, Any]]) -> Changes | None:
     return Changes(kind, changed, gone, complete=False)
 
 
-def _light(item: KubeObject) -> KubeObject:
-    """Drop a large field that nothing reads."""
+def _without_managed_fields(item: KubeObject) -> KubeObject:
+    """Drop ``managedFields`` from an object, which is large and which nothing reads."""
     item["metadata"].pop("managedFields", None)
     return item
 

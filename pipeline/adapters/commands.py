@@ -33,7 +33,11 @@ def run(
     cwd: str | Path | None = None,
     input: bytes | None = None,  # noqa: A002 - the name that subprocess gives it
 ) -> Completed:
-    """Run a command to its end, or kill it after ``timeout`` seconds; ``env`` is its whole environment."""
+    """Run a command to its end, or kill it after ``timeout`` seconds; ``env`` is its whole environment.
+
+    Raises:
+        LaunchError: The command cannot be run, or it timed out.
+    """
     try:
         done = subprocess.run(
             list(argv),
@@ -65,6 +69,8 @@ def follow(
 ) -> int:
     """Run a command to its end, and pass each of its lines to ``tell`` as it comes; returns its exit code.
 
+    ``timeout`` is in seconds; ``env`` is added to the environment of this process.
+
     Raises:
         LaunchError: There is no such program, or it timed out: it and all its processes are killed.
     """
@@ -95,7 +101,10 @@ def follow(
 
 
 def _lines_of(process: psutil.Popen, until: float) -> Iterator[bytes]:
-    """Yield lines as they come, up to a time: a process that the program left may keep its stdout open."""
+    """Yield a process's lines as they come, to the end of its output or until a time of ``monotonic()``.
+
+    Its output may not end with it: a process that it started may still have its stdout open.
+    """
     rest = b""
     with process.stdout as stream, selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
@@ -103,14 +112,14 @@ def _lines_of(process: psutil.Popen, until: float) -> Iterator[bytes]:
             block = os.read(stream.fileno(), 1 << 16)
             *lines, rest = (rest + block).split(b"\n")
             yield from lines
-            if not block:
+            if not block:  # every process has closed its end
                 break
     if rest:
         yield rest
 
 
 def _kill_tree(process: psutil.Process) -> list[psutil.Process]:
-    """Kill a process and all its descendants, and return them."""
+    """Kill a process and all its descendants, without waiting; returns them, none if it has ended."""
     try:
         tree = [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
@@ -126,6 +135,7 @@ def end(processes: Sequence[psutil.Process]) -> None:
 
 
 def _kill(processes: Sequence[psutil.Process]) -> None:
+    """Send SIGKILL to the processes that still exist."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()

@@ -29,6 +29,7 @@ def may_hold_files(path: Path) -> bool:
     for folder, folders, files in os.walk(path, onerror=unlisted.append):
         if files or any(os.path.islink(os.path.join(folder, name)) for name in folders):  # noqa: PTH114, PTH118
             return True
+    # No files: true for a path that is no folder, such as a broken link, and if a folder cannot be listed.
     return os.path.lexists(path) and (bool(unlisted) or not path.is_dir())
 
 
@@ -38,27 +39,29 @@ def holds_only(folder: Path, name: str) -> bool:
 
 
 def try_out(folder: Path) -> None:
-    """Check that a folder and its missing parents can be made, by a trial folder of the same depth.
+    """Check that a folder and its missing parents can be made: make a trial folder of the same depth.
+
+    The trial is deleted at once; so are empty trials that killed processes left.
 
     Raises:
         OSError: A file is in the way, a name is too long, or nothing can be written there.
     """
-    above = next(parent for parent in folder.parents if os.path.lexists(parent))
-    for trial in above.glob(f"{_TRIAL_PREFIX}*"):  # left by killed processes
+    existing_parent = next(parent for parent in folder.parents if os.path.lexists(parent))
+    for trial in existing_parent.glob(f"{_TRIAL_PREFIX}*"):  # left by killed processes
         with suppress(OSError), _lock_of_trial(trial) as is_free:
             if is_free or time.time() - trial.lstat().st_mtime > _TRIAL_STALE_S:
                 for inner, _, _ in os.walk(trial, topdown=False):
                     Path(inner).rmdir()  # empty folders only
     with (
-        tempfile.TemporaryDirectory(prefix=_TRIAL_PREFIX, dir=above) as name,
+        tempfile.TemporaryDirectory(prefix=_TRIAL_PREFIX, dir=existing_parent) as name,
         _lock_of_trial(Path(name)),
     ):
-        (Path(name) / folder.relative_to(above)).mkdir(parents=True)
+        (Path(name) / folder.relative_to(existing_parent)).mkdir(parents=True)
 
 
 @contextmanager
 def _lock_of_trial(trial: Path) -> Iterator[bool]:
-    """Lock a trial's folder; yields whether that was possible, so that no living process uses it."""
+    """Lock the folder of a trial; yields True if it was locked, so no other process uses it."""
     try:
         descriptor = os.open(trial, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:  # another process has deleted it: it was not locked yet
@@ -97,7 +100,7 @@ def copy(source: Path, folder: Path) -> None:
     try:
         shutil.copytree(source, partial, symlinks=True)
     except shutil.Error as error:  # an OSError without an errno
-        _, path, reason = error.args[0][0]
+        _, path, reason = error.args[0][0]  # the first failure: source, copy and reason
         fix = "See that its disk works and has room, and run again"
         raise LaunchError(f"{path} was not written: {reason}", fix=fix) from error
     for path in (partial, *partial.rglob("*")):

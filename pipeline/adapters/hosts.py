@@ -78,7 +78,7 @@ def parse_hostfile(text: str) -> tuple[Host, ...]:
 
 
 def _parse_host(words: str, number: int) -> Host:
-    """Parse a line of a hostfile, without its comment."""
+    """Parse a line of a hostfile, without its comment; ``number`` is the line's, for errors."""
 
     def bad(what: str) -> BadInputError:
         return BadInputError(f"line {number} {what}", field=_HOSTFILE_FIELD, fix=_HOSTFILE_SHAPE)
@@ -141,7 +141,7 @@ def check(
     needs: Mapping[str, str] | None = None,
     estimated: Estimate | str = "",
 ) -> list[Finding]:
-    """Check Python, manycpu, torch, cores, memory and MPI of every host, and the versions in ``needs``.
+    """Return a finding for each problem of the hosts: Python, manycpu, torch, cores, memory, MPI.
 
     Args:
         target: The target.
@@ -164,19 +164,20 @@ def check(
     results = ssh.at_all(hosts, inspect)
     problems = [result for result in results if isinstance(result, Finding)]
     inspected = [result for result in results if isinstance(result, _Inspected)]
-    problems += [finding for each in inspected for finding in _check_host(target, run, each)]
+    problems += [finding for entry in inspected for finding in _check_host(target, run, entry)]
     # Each rank takes as much as the others: the host with the least memory decides.
-    memories = [(each.facts["memory"], each.host.name) for each in inspected if each.facts.get("memory")]
+    memories = [(entry.facts["memory"], entry.host.name) for entry in inspected if entry.facts.get("memory")]
     memory_problems: Iterator[Finding] = iter(())
     if memories and not isinstance(estimated, str):
         memory, name = min(memories)
         memory_problems = memory_findings(estimated, memory, _HOSTFILE_FIELD, f"host {name}")
+    # Compare hosts only if each is right by itself: a package that is missing has no version.
     compared = problems or [*_compare_hosts(inspected), *_compare_with_needs(inspected, needs or {})]
     return [*compared, *memory_problems]
 
 
 def placement(target: BareMetal, run: TrainingRun) -> dict[str, Any]:
-    """Return the fields of a Placement that name the hosts.
+    """Return the fields of a Placement that depend on the hosts; the ranks meet at the first one.
 
     Returns:
         hosts, python, master_addr (the first host's address), master_port (free there a moment ago),
@@ -188,7 +189,7 @@ def placement(target: BareMetal, run: TrainingRun) -> dict[str, Any]:
     """
     hosts = chosen(target, run)
     facts = _probe(target, hosts[0], [])
-    # Of SSH_CONNECTION: address and port of this machine, then of the host.
+    # SSH_CONNECTION has address and port of this machine, then of the host; without it, use the host's name.
     connection = facts["ssh"] if len(facts["ssh"]) == 4 else ("", "", hosts[0].name, "")  # noqa: PLR2004
     own_address, _, host_address, _ = connection
     return {
@@ -207,22 +208,22 @@ def python_of(target: BareMetal) -> str:
 
 
 def _probe(target: BareMetal, host: Host, files: Sequence[str]) -> dict[str, Any]:
-    """Read versions, cores and missing files of a host, by its Python."""
+    """Run ``_PROBE`` by a host's Python: it reads versions, cores, and which of ``files`` are missing."""
     python = python_of(target)
     done = ssh.run(target, host, [python, "-", *files], timeout=_TIMEOUT_S, input=_PROBE.encode())
-    answer = next((line for line in done.out.splitlines() if line.startswith("::probe::")), None)
-    if answer is None:
+    facts_line = next((line for line in done.out.splitlines() if line.startswith("::probe::")), None)
+    if facts_line is None:
         raise LaunchError(
             f"host {host.name} cannot run {python}; it said: {done.out.strip()[-_SHOWN_CHARACTERS:]}",
             field="target.python",
             fix="Install Python with manycpu and torch there, at the same path on every host",
         )
-    facts: dict[str, Any] = json.loads(answer.removeprefix("::probe::"))
+    facts: dict[str, Any] = json.loads(facts_line.removeprefix("::probe::"))
     return facts
 
 
 def _check_host(target: BareMetal, run: TrainingRun, inspected: _Inspected) -> Iterator[Finding]:
-    """Check one host, without the others."""
+    """Yield a finding for each problem that one host has by itself."""
     name, facts = inspected.host.name, inspected.facts
     for package in ("manycpu", "torch"):
         if facts[package] is None:
@@ -244,9 +245,9 @@ def _check_host(target: BareMetal, run: TrainingRun, inspected: _Inspected) -> I
 
 
 def _compare_hosts(inspected: Sequence[_Inspected]) -> Iterator[Finding]:
-    """Compare the hosts with each other."""
+    """Yield a finding for each version that is not the same on all hosts, and for two names of one host."""
     for package in ("python", "manycpu", "torch"):
-        versions = {each.host.name: each.facts[package] for each in inspected}
+        versions = {entry.host.name: entry.facts[package] for entry in inspected}
         if len(set(versions.values())) > 1:
             shown = ", ".join(f"{name} has {number}" for name, number in versions.items())
             yield Finding(
@@ -254,16 +255,16 @@ def _compare_hosts(inspected: Sequence[_Inspected]) -> Iterator[Finding]:
                 f"the hosts have different versions of {package}: {shown}",
                 f"Install the same version of {package} on every host",
             )
-    if version("manycpu") not in (numbers := {each.facts["manycpu"] for each in inspected}):
+    if version("manycpu") not in (numbers := {entry.facts["manycpu"] for entry in inspected}):
         yield Finding(
             "target.python",
             f"the hosts have manycpu {', '.join(sorted(numbers))}, this machine has {version('manycpu')}",
             "Install the same version of manycpu everywhere",
         )
     # The third word of SSH_CONNECTION is the address of the host itself.
-    for address, count in Counter(tuple(each.facts["ssh"][2:3]) for each in inspected).items():
+    for address, count in Counter(tuple(entry.facts["ssh"][2:3]) for entry in inspected).items():
         if count > 1 and address:
-            names = [each.host.name for each in inspected if tuple(each.facts["ssh"][2:3]) == address]
+            names = [entry.host.name for entry in inspected if tuple(entry.facts["ssh"][2:3]) == address]
             yield Finding(
                 "target.hostfile",
                 f"{' and '.join(names)} are names of one host, {address[0]}",
@@ -272,11 +273,11 @@ def _compare_hosts(inspected: Sequence[_Inspected]) -> Iterator[Finding]:
 
 
 def _compare_with_needs(inspected: Sequence[_Inspected], needs: Mapping[str, str]) -> Iterator[Finding]:
-    """Compare the hosts' packages with those of the notebook whose function is sent to them."""
+    """Yield a finding for each version that differs from that of the notebook, which sends a function."""
     for name, needed in needs.items():
-        hosts_by_version = {public(each.facts[name.lower()] or ""): each.host.name for each in inspected}
+        hosts_by_version = {public(entry.facts[name.lower()] or ""): entry.host.name for entry in inspected}
         for present, host in hosts_by_version.items():
-            if present not in ("", needed):
+            if present not in ("", needed):  # empty: the host lacks the package
                 yield Finding(
                     "target.python",
                     f"host {host} has {name} {present}, and the notebook {needed}: a function travels "

@@ -46,7 +46,8 @@ Row = TypeVar("Row", bound=tuple[Any, ...])
 class Rows(Collection[Row], Generic[Row]):
     """A list of rows (path, size, text, flag) in little memory: about 40 bytes for each, beside its texts.
 
-    Fields end with NUL, which no path has. Names of files that are not UTF-8 are as in :func:`os.fsdecode`.
+    ``kind`` makes a row of its fields. Fields end with NUL, which no path has. Names of files that are not
+    UTF-8 are as in :func:`os.fsdecode`.
     """
 
     def __init__(self, kind: Callable[[str, int, str, bool], Row], rows: Iterable[Row] = ()) -> None:
@@ -65,7 +66,7 @@ class Rows(Collection[Row], Generic[Row]):
         rows = cls(kind)
         rows.content = content
         rows._count, rest = divmod(content.count(b"\0"), _FIELDS)
-        if rest or (content and content[-1]):
+        if rest or (content and content[-1]):  # a part of a row, or a last field without its NUL
             raise ValueError("a list of files is cut off")
         return rows
 
@@ -88,7 +89,7 @@ class Rows(Collection[Row], Generic[Row]):
         return self._count
 
     def __contains__(self, row: object) -> bool:
-        return any(each == row for each in self)
+        return any(existing == row for existing in self)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Rows) and self.content == other.content
@@ -107,15 +108,15 @@ def regular(status: os.stat_result) -> bool:
 
 
 def item_of(path: str, status: os.stat_result) -> Item:
-    """Make an item of a file on disk."""
+    """Make an item of a file on disk; its version is the time of its last change, in nanoseconds."""
     return Item(path, status.st_size, str(status.st_mtime_ns), bool(status.st_mode & stat.S_IXUSR))
 
 
 def below(folder: str, left_out: LeftOut | None = None, *, follow: bool = True) -> Iterator[Item]:
     """List the files below a folder on disk, sorted by path.
 
-    Without ``left_out``, what is neither file nor folder raises OddFileError. ``follow`` lists the targets of
-    links in their place; without it, a link is neither.
+    Without ``left_out``, what is neither file nor folder raises OddFileError. With ``follow``, a link counts
+    as the file or folder that it leads to; without it, a link is neither.
     """
     return _Walk(left_out or _refuse, follow).below(folder, "", ())
 
@@ -139,7 +140,7 @@ class _Walk(NamedTuple):
         if identity in above:
             self.left_out(prefix.rstrip("/"), "is a link to a folder that it is in itself")
             return
-        names = []  # those of folders with a slash
+        names = []  # those of folders end with a slash
         with os.scandir(folder) as entries:
             for entry in entries:
                 is_folder = False
@@ -147,17 +148,17 @@ class _Walk(NamedTuple):
                     is_folder = entry.is_dir(follow_symlinks=self.follow)
                 names.append(f"{entry.name}/" if is_folder else entry.name)
         names.sort()  # in the order of whole paths: "a.txt" comes before the files in the folder "a"
-        if not names and prefix:
+        if not names and prefix:  # an empty folder, but not the top one
             yield Item(prefix, 0, "")
         for name in names:
             absolute, path = f"{folder}/{name}", prefix + name
             if name.endswith("/"):
                 yield from self.below(absolute[:-1], path, (*above, identity))
-            elif child := self._status(absolute, path):
-                yield item_of(path, child)
+            elif child_status := self._status(absolute, path):
+                yield item_of(path, child_status)
 
     def _status(self, absolute: str, path: str) -> os.stat_result | None:
-        """Return the status of a regular file; None: it is something else, which is reported."""
+        """Return the status of a regular file; None: it is something else, and ``left_out`` was called."""
         try:
             status = os.stat(absolute, follow_symlinks=self.follow)  # noqa: PTH116
         except OSError as error:
@@ -167,11 +168,11 @@ class _Walk(NamedTuple):
             return None
         if regular(status):
             return status
-        self.left_out(path, f"is {_WHAT.get(stat.S_IFMT(status.st_mode), 'no file')}")
+        self.left_out(path, f"is {_NAME_OF_TYPE.get(stat.S_IFMT(status.st_mode), 'no file')}")
         return None
 
 
-_WHAT: Final = {
+_NAME_OF_TYPE: Final = {
     stat.S_IFIFO: "a FIFO (named pipe)",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a character device",
@@ -186,4 +187,5 @@ def leads_out(path: str) -> bool:
 
 
 def _refuse(path: str, why: str) -> None:
+    """Raise OddFileError: the default of ``left_out``."""
     raise OddFileError(f"{path!r} {why}")

@@ -61,14 +61,17 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[int]:
                 is_current = os.path.samestat(os.fstat(file.fileno()), path.stat())
             except FileNotFoundError:
                 is_current = False
-            if not is_current:  # its last holder deleted it
+            if not is_current:  # its last holder deleted it: other processes lock the new file of this name
                 continue
             yield file.fileno()
             return
 
 
 def signs(descriptor: int) -> Callable[[], None]:
-    """Return a function for a lock's holder to call during long work: it touches the file, a sign of life."""
+    """Return a function for a lock's holder to call during long work, so that waiting processes keep waiting.
+
+    It touches the file, a sign of life, at most once a second; ``descriptor`` is the one of :func:`locked`.
+    """
     last = 0.0
 
     def sign() -> None:
@@ -82,6 +85,7 @@ def signs(descriptor: int) -> Callable[[], None]:
 
 
 def _try_flock(file: IO[str]) -> bool:
+    """Lock a file without waiting; False: another process holds the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -118,11 +122,11 @@ def leased(
     path.parent.mkdir(parents=True, exist_ok=True)
     last_holder, since = ("", 0), time.monotonic()
     while not _create(path, token):
-        holder = _holder(path)
+        holder = _read_holder(path)
         if holder != last_holder:
             last_holder, since = holder, time.monotonic()
             tick()
-        elif time.monotonic() - since > stale and _holder(path) == holder:
+        elif time.monotonic() - since > stale and _read_holder(path) == holder:  # not renewed just now either
             aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")  # a name of this process alone
             with suppress(FileNotFoundError):
                 path.rename(aside)
@@ -136,7 +140,7 @@ def leased(
     finally:
         ended.set()
         renewal.join()
-        if _holder(path)[0] == token:
+        if _read_holder(path)[0] == token:  # else another process has taken the lease
             path.unlink()
 
 
@@ -159,13 +163,16 @@ def _renew(path: Path, token: str, ended: threading.Event, beat: float, alive: C
         if not alive():
             continue
         with suppress(OSError):  # the volume's server may be back at the next beat
-            if _holder(path)[0] != token:
+            if _read_holder(path)[0] != token:
                 return
             os.utime(path)
 
 
-def _holder(path: Path) -> tuple[str, int]:
-    """Read the holder's token of a lease, and its last renewal by the volume's clock."""
+def _read_holder(path: Path) -> tuple[str, int]:
+    """Read the token of a lease's holder, and its last renewal in nanoseconds by the volume's clock.
+
+    An empty token: there is no lease.
+    """
     try:
         with path.open() as file:  # opened also for its time: NFS may cache the status of a path
             return file.read(), os.fstat(file.fileno()).st_mtime_ns

@@ -29,32 +29,37 @@ _FAMILIES: Final[tuple[tuple[Family, re.Pattern[str]], ...]] = (
 
 
 def find(mpirun: str | None) -> Mpi:
-    """Find an MPI: the one named, or impi-rt beside this Python, or the first on PATH.
+    """Find an MPI: the one named, or Intel MPI (impi-rt) beside this Python, or the first on PATH.
 
     Raises:
         BadInputError: The one named does not exist, or is of no known MPI.
         LaunchError: None was named, and none was found.
     """
     if mpirun is not None:
-        path = _located(mpirun)
+        path = _executable(mpirun)
         if path is None:
             raise BadInputError(f"there is no program {mpirun!r}", field=_FIELD, fix=_FIX)
         return _identify(path)
     for name in (f"{sys.prefix}/bin/mpiexec.hydra", "mpirun", "mpiexec"):
-        if candidate := _located(name):
-            with suppress(ManycpuError):
+        if candidate := _executable(name):
+            with suppress(ManycpuError):  # of no known MPI: try the next name
                 return _identify(candidate)
     raise LaunchError("no mpirun was found beside Python or on PATH", field=_FIELD, fix=_FIX)
 
 
-def _located(mpirun: str) -> Path | None:
+def _executable(mpirun: str) -> Path | None:
+    """Return the absolute path of a program, given by name or by path; None: there is none."""
     # `which` also takes paths, and checks that they are executable.
     path = shutil.which(os.path.expanduser(mpirun))  # noqa: PTH111 - a bare name stays one
     return Path(path).absolute() if path else None
 
 
 def _identify(path: Path) -> Mpi:
-    """Run an mpirun to find out of which MPI it is, and of which version."""
+    """Run ``mpirun --version`` to identify the MPI and its version.
+
+    Raises:
+        BadInputError: It is of no known MPI.
+    """
     # Intel's mpirun is a shell script that runs the first mpiexec.hydra on PATH.
     environ = os.environ | {"PATH": f"{path.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
     output = commands.run([str(path), "--version"], timeout=_TIMEOUT_S, env=environ).out
@@ -72,7 +77,7 @@ def _identify(path: Path) -> Mpi:
 
 def _intel(path: Path, version: str) -> Mpi:
     """Describe an installation of Intel MPI, with the variables that it needs."""
-    real = path.with_name("mpiexec.hydra")  # mpirun is a shell script around it
+    hydra = path.with_name("mpiexec.hydra")  # mpirun is a shell script around it
     root = path.parent.parent
     env = {"I_MPI_ROOT": str(root)}
     # libfabric's providers: beside the libraries in impi-rt, in a separate folder in oneAPI.
@@ -81,5 +86,5 @@ def _intel(path: Path, version: str) -> Mpi:
             env["FI_PROVIDER_PATH"] = str(root / folder)
             break
     return Mpi(
-        family="intel", version=version.rstrip(","), mpirun=str(real if real.exists() else path), env=env
+        family="intel", version=version.rstrip(","), mpirun=str(hydra if hydra.exists() else path), env=env
     )

@@ -57,7 +57,7 @@ class Job(NamedTuple):
 
 
 def start(manifest: Mapping[str, Any], directory: Path, job: Job, lock: int) -> ProcessHandle:
-    """Start a supervised process that outlives this one.
+    """Start a training under a supervisor that outlives this process; returns the supervisor's handle.
 
     Args:
         manifest: ``{argv, env, cwd, files}`` as the launchers write it; files are relative to ``directory``.
@@ -72,6 +72,7 @@ def start(manifest: Mapping[str, Any], directory: Path, job: Job, lock: int) -> 
     write_json(directory / COMMAND, {"argv": manifest["argv"], "cwd": manifest["cwd"], **job._asdict()})
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(_PRIVATE_PREFIXES)}
     try:
+        # The starter forks the supervisor, and ends as soon as the supervisor has written its handle.
         with (directory / LOG).open("ab") as log:
             starter = subprocess.run(
                 [sys.executable, "-m", "manycpu.pipeline.adapters.supervisor", str(directory)],
@@ -108,29 +109,29 @@ def read_handle(directory: Path) -> ProcessHandle | None:
 
 
 def observe(handle: ProcessHandle) -> dict[str, Any]:
-    """Observe a supervised process.
+    """Observe the supervisor of an attempt.
 
     Returns:
-        ``exit``: its exit record, which decides if there is one. Without one ``alive`` (None: unknown), and
-        ``unseen``: why it is unknown.
+        ``exit``: the exit record, None if there is none; it decides, if there is one. Without one ``alive``:
+        whether the supervisor lives (None: unknown), and ``unseen``: why that is unknown.
 
     Raises:
         LedgerError: The exit record cannot be read.
     """
     # Alive first: a process that ends between the two reads has written its record by then.
-    alive, unseen = _look(handle)
+    alive, unseen = _liveness(handle)
     record = read_record(_Exit, Path(handle.directory) / EXIT)
     return {"alive": alive, "unseen": unseen, "exit": record and record.model_dump()}
 
 
 def cancel(handle: ProcessHandle) -> None:
-    """End a supervised process and all its descendants; idempotent.
+    """End a supervisor and all its descendants; idempotent.
 
     Raises:
         LaunchError: It still lives after 10 s.
         UnseenError: Whether it lives cannot be seen from here.
     """
-    alive, unseen = _look(handle)
+    alive, unseen = _liveness(handle)
     if alive is None:
         raise unseen_error(handle, unseen)
     if not alive:
@@ -138,7 +139,7 @@ def cancel(handle: ProcessHandle) -> None:
     try:
         process = psutil.Process(handle.pid)
         tree = [process, *process.children(recursive=True)]
-        process.terminate()
+        process.terminate()  # the supervisor then ends the training, and writes the exit record
         process.wait(END_TIMEOUT)
     except psutil.NoSuchProcess:
         return
@@ -153,6 +154,9 @@ def end_leftovers(handle: ProcessHandle) -> None:
 
     They are recognised by their output folder, which no other attempt has. A launcher gets SIGTERM when its
     supervisor dies, but a rank may ignore that.
+
+    Raises:
+        LaunchError: One of them cannot be killed.
     """
     output = f"{handle.directory}/output"
 
@@ -161,10 +165,10 @@ def end_leftovers(handle: ProcessHandle) -> None:
             return process.environ().get("MANYCPU_OUTPUT") == output
         return False
 
-    left = [process for process in psutil.process_iter() if writes_there(process)]
-    end(left)
-    if stubborn := [process for process in left if writes_there(process)]:
-        raise LaunchError(f"process {stubborn[0].pid} of run {handle.run} does not end")
+    leftovers = [process for process in psutil.process_iter() if writes_there(process)]
+    end(leftovers)
+    if survivors := [process for process in leftovers if writes_there(process)]:
+        raise LaunchError(f"process {survivors[0].pid} of run {handle.run} does not end")
 
 
 def unseen_error(handle: ProcessHandle, unseen: str) -> UnseenError:
@@ -218,8 +222,8 @@ class LogFollower:
 def last_lines(path: Path, limit: int) -> list[str]:
     """Return the last whole lines of a log, of ``limit`` bytes at most; empty: there is no log."""
     size = path.stat().st_size if path.exists() else 0
-    log = LogFollower(path, max(0, size - limit))
-    lines = log.read(limit)
+    follower = LogFollower(path, max(0, size - limit))
+    lines = follower.read(limit)
     return lines[1:] if size > limit else lines  # the first one may be cut
 
 
@@ -258,7 +262,7 @@ def handle_of_this_process(directory: Path, name: str, attempt: int) -> ProcessH
 
 
 def wait_until_gone(handle: ProcessHandle, timeout: float) -> bool:
-    """Wait for a supervised process to end; returns whether it certainly has."""
+    """Wait for a supervisor to end, for at most ``timeout`` seconds; returns whether it certainly has."""
     if is_alive(handle):
         with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
             psutil.Process(handle.pid).wait(timeout)
@@ -271,30 +275,31 @@ def is_this_process(handle: ProcessHandle) -> bool:
 
 
 def is_alive(handle: ProcessHandle) -> bool | None:
-    """Whether a process lives; None: it cannot be seen from here."""
-    return _look(handle)[0]
+    """Whether a supervisor lives; None: it cannot be seen from here."""
+    return _liveness(handle)[0]
 
 
-def _look(handle: ProcessHandle) -> tuple[bool | None, str]:
-    """Return whether a process lives; None if it cannot be seen from here, with the reason."""
+def _liveness(handle: ProcessHandle) -> tuple[bool | None, str]:
+    """Return whether a supervisor lives, and "". If it cannot be seen from here: None, and why not."""
     host, namespace = socket.gethostname(), kernel.pid_namespace()
     if handle.host != host:
         return None, f"it was started on host {handle.host}, and this is {host}"
     if handle.pid_namespace not in (None, namespace):
         return None, f"it was started in another container (PID namespace) of host {host}"
     if handle.boot_id != boot_id():
-        # The machine's own PID namespace: a container has another one, and some systems have none.
-        is_machine = namespace in (None, "pid:[4026531836]")
-        if is_machine and handle.machine is not None and handle.machine == _machine():
-            return False, ""
+        # In a container, the PID namespace is another than the machine's own; some systems have none.
+        is_outside_containers = namespace in (None, "pid:[4026531836]")
+        if is_outside_containers and handle.machine is not None and handle.machine == _machine():
+            return False, ""  # the same machine has restarted since, so the process has ended
         return None, f"host {host} was restarted since, or is another of that name"
-    return _look_here(handle)
+    return _liveness_here(handle)
 
 
-def _look_here(handle: ProcessHandle) -> tuple[bool | None, str]:
-    """Look for a process among those of this host, boot and PID namespace."""
+def _liveness_here(handle: ProcessHandle) -> tuple[bool | None, str]:
+    """Look for a supervisor of this host, boot and PID namespace; returns what :func:`_liveness` returns."""
     try:
         if handle.start_ticks is not None:
+            # Another start time: another process has got the same number.
             return _start_ticks(handle.pid) == handle.start_ticks, ""
         process = psutil.Process(handle.pid)  # not Linux, or a handle of an earlier version
         alive = process.status() != psutil.STATUS_ZOMBIE
@@ -314,7 +319,7 @@ class _HiddenError(Exception):
 
 
 def _start_ticks(pid: int | str) -> int | None:
-    """Read when a process started, in clock ticks since the boot (Linux); None: it has ended.
+    """Read when a process started, in clock ticks since the boot; None: it has ended, or this is not Linux.
 
     Raises:
         _HiddenError: It may not be read.
@@ -339,15 +344,15 @@ def _start_ticks(pid: int | str) -> int | None:
 
 def _machine() -> str | None:
     """Return a digest of this machine's id, which is independent of its name; None: it has no id."""
-    found = _read(Path("/etc/machine-id")) if sys.platform == "linux" else f"{uuid.getnode():x}"
-    return hashlib.sha256(f"manycpu {found.strip()}".encode()).hexdigest()[:32] if found else None
+    machine_id = _read(Path("/etc/machine-id")) if sys.platform == "linux" else f"{uuid.getnode():x}"
+    return hashlib.sha256(f"manycpu {machine_id.strip()}".encode()).hexdigest()[:32] if machine_id else None
 
 
 def read_record(model: type[Record], path: Path) -> Record | None:
-    """Read a JSON file; None: there is none.
+    """Read a JSON file as a record of the class ``model``; None: there is no file.
 
     Raises:
-        LedgerError: It has other content.
+        LedgerError: Its content is not such a record.
     """
     try:
         text = _read(path)

@@ -7,7 +7,7 @@ from threading import Thread
 from typing import Final
 
 PART_BYTES: Final = 8 << 20
-_AT_ONCE: Final = 8  # with one that the caller has, 72 MiB at most
+_PARALLEL_PARTS: Final = 8  # with one that the caller has, 72 MiB at most
 
 
 def in_order(parts: Iterable[Callable[[], bytes]]) -> Iterator[bytes]:
@@ -18,14 +18,14 @@ def in_order(parts: Iterable[Callable[[], bytes]]) -> Iterator[bytes]:
     ahead: deque[Future[bytes]] = deque()
     for part in parts:
         ahead.append(_begin(part))
-        if len(ahead) == _AT_ONCE:
+        if len(ahead) == _PARALLEL_PARTS:
             yield ahead.popleft().result()
     while ahead:
         yield ahead.popleft().result()
 
 
 def _begin(part: Callable[[], bytes]) -> "Future[bytes]":
-    """Call a function in a thread, which does not keep the process from its end."""
+    """Call a function in a daemon thread, which the process does not wait for; returns its future result."""
     future: Future[bytes] = Future()
 
     def read() -> None:

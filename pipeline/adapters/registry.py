@@ -86,7 +86,7 @@ class Connection:
         patient: bool = True,
         **options: Any,
     ) -> requests.Response:
-        """Call the registry; retry transient errors.
+        """Send a request to the registry; retry transient errors for ``deadline`` seconds.
 
         Args:
             method: The HTTP method.
@@ -96,12 +96,12 @@ class Connection:
             patient: Whether to retry.
             options: Options of requests, such as the body, in bytes since it may be sent twice.
         """
-        attempts = self.retrying(self.deadline if patient else 0)
-        return attempts(self._ask, method, path, scopes, fine, options)
+        call_with_retries = self.retrying(self.deadline if patient else 0)
+        return call_with_retries(self._ask, method, path, scopes, fine, options)
 
     @staticmethod
     def retrying(deadline: float) -> Retrying:
-        """Make a retry of transient errors, for at most ``deadline`` seconds."""
+        """Build a caller of functions, which retries transient errors for at most ``deadline`` seconds."""
         return Retrying(
             retry=retry_if_exception_type(TransientError),
             stop=stop_after_delay(deadline),
@@ -127,15 +127,15 @@ class Connection:
         raise self._refusal(response, method)
 
     def _send(self, method: str, url: str, scopes: Scopes, options: Mapping[str, Any]) -> requests.Response:
-        """Send a request with the token or the login that is known to be needed."""
+        """Send a request once, with the token or the login that the registry has asked for before, if any."""
         header = None
         if token := self._tokens.get(scopes):
             header = f"Bearer {token}"
         elif self._basic and self._login:
             header = f"Basic {self._login.pair}"
-        fixed: dict[str, Any] = {"auth": _Header(self._address, header), "verify": self._verify}
+        common: dict[str, Any] = {"auth": _Header(self._address, header), "verify": self._verify}
         try:
-            return self._session.request(method, url, timeout=_TIMEOUT, **fixed, **options)
+            return self._session.request(method, url, timeout=_TIMEOUT, **common, **options)
         except requests.exceptions.SSLError as error:
             raise RegistryError(
                 f"the certificate of registry {self.host} cannot be trusted: {_cause(error)}",
@@ -147,18 +147,23 @@ class Connection:
             raise self._no_answer(error) from error
 
     def _answer(self, response: requests.Response, scopes: Scopes) -> bool:
-        """Do what the registry's challenge asks for; returns whether to send the request once more."""
+        """Log in as a refusal (401) asks: fetch a token, or begin to send the login with each request.
+
+        Returns:
+            Whether to send the request once more.
+        """
         scheme, _, rest = response.headers.get("WWW-Authenticate", "").partition(" ")
         if scheme.lower() == "bearer":
             self._tokens[scopes] = self._token(dict(_CHALLENGE.findall(rest)), scopes)
             return True
+        # If the login was sent already, the registry has refused it.
         begins_basic = scheme.lower() == "basic" and self._login is not None and not self._basic
         self._basic = self._basic or begins_basic
         return begins_basic
 
     def _token(self, challenge: Mapping[str, str], scopes: Scopes) -> str:
         """Fetch a token for the scopes, from the service that the challenge names."""
-        realm = challenge.get("realm", "")
+        realm = challenge.get("realm", "")  # the URL of that service, which receives the login
         if urlsplit(realm).scheme != "https" and not self.plain:
             raise RegistryError(
                 f"registry {self.host} sends to {realm or 'nowhere'} for tokens, which is no https URL",
@@ -205,6 +210,7 @@ class Connection:
         return RegistryError.of_status(status, f"{summary}{reason}", field="target.registry", fix=fix)
 
     def _no_answer(self, error: Exception) -> TransientError:
+        """Build the error for a connection that failed."""
         return TransientError(
             f"registry {self.host} does not answer: {_cause(error)}",
             field="target.registry",
@@ -255,10 +261,16 @@ class Repository:
         answer = self._ask("HEAD", f"manifests/{version}", self._pull, fine=(_NOT_FOUND,), headers=_ACCEPTED)
         if answer.status_code == _NOT_FOUND:
             return None
+        # A registry may leave the header out.
         return answer.headers.get("Docker-Content-Digest") or sha256(self._manifest(version).content)
 
     def pull(self, version: str) -> Image:
-        """Read an image's manifest and config; of an image for several platforms those for linux/amd64."""
+        """Read an image's manifest and config; of an image for several platforms, those for linux/amd64.
+
+        Raises:
+            RegistryError: There is no such image, or the content does not match its digest.
+            BuildError: The image is not for linux/amd64.
+        """
         answer = self._manifest(version)
         name = f"{self.connection.host}/{self.name}:{version}"
         if answer.headers.get("Content-Type", "").partition(";")[0] in INDEXES:
@@ -285,7 +297,7 @@ class Repository:
         return cast("BinaryIO", self._ask("GET", f"blobs/{digest}", self._pull, stream=True).raw)
 
     def mount(self, digest: str, source: str) -> bool:
-        """Mount a blob of another repository of this registry; returns whether the registry did so."""
+        """Mount a blob of another repository of this registry, without a copy; False: it did not do so."""
         scopes = (*self._push, f"repository:{source}:pull")
         query = {"mount": digest, "from": source}
         answer = self._ask("POST", "blobs/uploads/", scopes, params=query, fine=(_NOT_FOUND, _NOT_ALLOWED))
@@ -317,7 +329,10 @@ class Repository:
         self._cancel(self._ask("POST", "blobs/uploads/", self._push))
 
     def _send(self, content: Content) -> None:
-        """Upload a blob: one that is larger than ``CHUNK`` in parts; the last request names its digest."""
+        """Upload a blob, in parts if it is larger than ``CHUNK``; the last request names its digest.
+
+        No request is retried by itself (``patient``): :meth:`push` repeats the whole upload.
+        """
         begun = self._ask("POST", "blobs/uploads/", self._push, patient=False)
         place = self._place(begun)
         with closing(content.open()) as stream:
@@ -333,12 +348,14 @@ class Repository:
         self._ask("PUT", place, self._push, params=query, data=body, headers=_BYTES, patient=False)
 
     def _send_part(self, place: str, body: bytes, start: int) -> str:
+        """Send a part of a blob, which begins at byte ``start``; returns the URL for the next part."""
         if not body:
             raise TransientError("what was to be pushed ended too early", field="target.registry")
         headers = {**_BYTES, "Content-Range": f"{start}-{start + len(body) - 1}"}
         return self._place(self._ask("PATCH", place, self._push, data=body, headers=headers, patient=False))
 
     def _cancel(self, begun: requests.Response) -> None:
+        """Cancel an upload, by the answer with which it began."""
         # Registries may lack or refuse this call: they delete unfinished uploads in time.
         fine = (_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _NOT_ALLOWED)
         scopes = (f"repository:{self.name}:delete,pull,push",)
@@ -349,12 +366,14 @@ class Repository:
         return self.connection.url(answer.headers["Location"])
 
     def _manifest(self, version: str) -> requests.Response:
+        """Fetch the manifest of a tag or a digest; that of a digest is verified."""
         answer = self._ask("GET", f"manifests/{version}", self._pull, headers=_ACCEPTED)
-        if ":" in version:
+        if ":" in version:  # a digest
             self._verify(answer.content, version)
         return answer
 
     def _verify(self, content: bytes, digest: str) -> None:
+        """Raise RegistryError if a content does not match its digest."""
         if sha256(content) != digest:
             raise RegistryError(
                 f"{self.connection.host} sent {sha256(content)} for {digest} of {self.name}",
@@ -362,12 +381,13 @@ class Repository:
             )
 
     def _ask(self, method: str, path: str, scopes: tuple[str, ...], **options: Any) -> requests.Response:
-        whole = path if "://" in path else f"{self.name}/{path}"
-        return self.connection.ask(method, whole, scopes, **options)
+        """Call the registry at a path below this repository, or at a URL that it returned."""
+        full_path = path if "://" in path else f"{self.name}/{path}"
+        return self.connection.ask(method, full_path, scopes, **options)
 
 
 def _read(stream: BinaryIO, size: int) -> bytes:
-    """Read ``size`` bytes, or the rest."""
+    """Read ``size`` bytes of a stream; fewer only at its end."""
     parts = []
     try:
         while size and (part := stream.read(size)):

@@ -59,7 +59,7 @@ def docker_config(path: str | None = None) -> dict[str, Any]:
 
 
 def from_config(config: Mapping[str, Any], registry: str) -> Login | None:
-    """Find a registry's login in docker's config, or by the credential helper that it names.
+    """Find a registry's login in docker's config, or by the credential helper that it names; None: no login.
 
     Raises:
         BadInputError: The entry cannot be read, or the helper fails.
@@ -75,7 +75,11 @@ def from_config(config: Mapping[str, Any], registry: str) -> Login | None:
 
 
 def from_secret(secret: Mapping[str, Any], registry: str) -> Login | None:
-    """Find a registry's login in a Secret of type kubernetes.io/dockerconfigjson."""
+    """Find a registry's login in a Secret of type kubernetes.io/dockerconfigjson; None: it has none.
+
+    Raises:
+        BadInputError: The Secret, or its entry for the registry, cannot be read.
+    """
     name = secret.get("metadata", {}).get("name")
     try:
         config = json.loads(base64.b64decode(secret["data"][".dockerconfigjson"]))
@@ -113,7 +117,7 @@ def _login(entry: Mapping[str, str], key: str) -> Login | None:
 
 
 def _from_helper(helper: str, key: str) -> Login | None:
-    """Ask a credential helper of docker for a login; None: it has none."""
+    """Ask docker's credential helper, a program, for a login; None: it has none."""
     command = [f"docker-credential-{helper}", "get"]
     try:
         done = commands.run(command, timeout=_HELPER_TIMEOUT_S, input=key.encode())
@@ -159,11 +163,12 @@ def write_docker_settings(folder: Path, auths: Mapping[str, Any]) -> None:
         auths: Logins as in config.json; they win over the user's logins and credential helpers.
     """
     folder.mkdir()
-    users = docker_folder()
-    for entry in users.iterdir() if users.is_dir() else ():
+    user_folder = docker_folder()
+    for entry in user_folder.iterdir() if user_folder.is_dir() else ():
         (folder / entry.name).symlink_to(entry.resolve())
     config = docker_config()
     config["auths"] = {**config.get("auths", {}), **auths}
+    # An empty helper: docker takes the login from auths.
     config["credHelpers"] = {**config.get("credHelpers", {}), **dict.fromkeys(auths, "")}
-    (folder / "config.json").unlink(missing_ok=True)
+    (folder / "config.json").unlink(missing_ok=True)  # a link: the user's own file must not change
     (folder / "config.json").write_text(json.dumps(config))

@@ -56,7 +56,11 @@ def run(
     timeout: float = _COMMAND_TIMEOUT_S,
     input: bytes | None = None,  # noqa: A002 - the name that subprocess gives it
 ) -> commands.Completed:
-    """Run a command on a host; returns its exit code and its output."""
+    """Run a command on a host, for at most ``timeout`` seconds; returns its exit code and its output.
+
+    Raises:
+        LaunchError: The host cannot be reached, or the command timed out.
+    """
     done = commands.run(command(target, host, argv), timeout=timeout, input=input)
     if done.code == _UNREACHED:
         raise LaunchError(
@@ -81,7 +85,10 @@ def script(
     variables: Mapping[str, str | Path],
     timeout: float = _COMMAND_TIMEOUT_S,
 ) -> commands.Completed:
-    """Run a shell script on a host; if it succeeds, ``out`` is its output without banners."""
+    """Run a shell script on a host, with ``variables`` set; returns its exit code and its output.
+
+    If the script succeeds, the output is without the host's banners.
+    """
     assignments = "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in variables.items())
     marked = f"{assignments}printf {shlex.quote(BEGIN)}\n(\n{text}\n) && printf {shlex.quote(_END)}"
     done = run(target, host, ["sh", "-c", marked], timeout=timeout)
@@ -89,6 +96,7 @@ def script(
     printed, end, _ = rest.rpartition(_END)
     if begin and end and not done.code:
         return commands.Completed(0, printed)
+    # Without the end marker the script has failed, whatever ssh returned.
     return commands.Completed(done.code or 1, rest or done.out)
 
 
@@ -99,12 +107,16 @@ def script_or_raise(
     variables: Mapping[str, str | Path],
     timeout: float = _COMMAND_TIMEOUT_S,
 ) -> str:
-    """Run a shell script on a host, and return its output."""
+    """Run a shell script on a host as :func:`script` does, and return its output.
+
+    Raises:
+        LaunchError: The script failed, or the host cannot be reached.
+    """
     done = script(target, host, text, variables, timeout)
     if done.code:
-        named = ", ".join(f"{name.lower()} {value}" for name, value in variables.items())
+        settings = ", ".join(f"{name.lower()} {value}" for name, value in variables.items())
         raise LaunchError(
-            f"host {host.name} failed at {named}; it said: {done.out.strip()[-500:] or 'nothing'}",
+            f"host {host.name} failed at {settings}; it said: {done.out.strip()[-500:] or 'nothing'}",
             field="target.directory",
         )
     return done.out
@@ -135,11 +147,11 @@ def remove_folder(target: BareMetal, hosts: Sequence[Host], folder: Path) -> lis
         return False
 
     removed = zip(hosts, at_all(hosts, is_removed), strict=True)
-    return [f"{host.name}:{folder}" for host, done in removed if not done]
+    return [f"{host.name}:{folder}" for host, is_gone in removed if not is_gone]
 
 
 def keep_only(target: BareMetal, hosts: Sequence[Host], folder: Path, names: Iterable[str]) -> None:
-    """Delete all but some names in a run's folder and its attempts' folders, on hosts that can be reached."""
+    """Delete all but ``names`` in a run's folder and its attempts' folders, on hosts that can be reached."""
 
     def keep(host: Host) -> None:
         with suppress(LaunchError):  # the removal of the run deletes the rest later
@@ -151,7 +163,7 @@ def keep_only(target: BareMetal, hosts: Sequence[Host], folder: Path, names: Ite
 def holding_files(
     target: BareMetal, hosts: Sequence[Host], folder: Path, *patterns: str
 ) -> dict[Host, list[str] | None]:
-    """Find the hosts that have files below a folder.
+    """Find the hosts that have files below a folder, or of which that is unknown.
 
     Args:
         target: The hosts.
@@ -160,7 +172,8 @@ def holding_files(
         patterns: Patterns for the files' paths below it; none: all files.
 
     Returns:
-        Host -> its files, by path below the folder; None: it has no such folder, or cannot be reached.
+        Host -> its files, by path below the folder; None: it has no such folder, or cannot be reached. A host
+        without such files is left out.
     """
     # find runs within the folder: in the folder's own path, "[" or "*" would be a pattern too.
     matching = " -o ".join(f"-path {shlex.quote(f'./{pattern}')}" for pattern in patterns or ("*",))
@@ -168,10 +181,10 @@ def holding_files(
 
     def files(host: Host) -> list[str] | None:
         try:
-            found = script(target, host, text, {"FOLDER": folder})
+            listed = script(target, host, text, {"FOLDER": folder})
         except LaunchError:
             return None
-        return None if found.code else found.out.split("\0")[:-1]
+        return None if listed.code else listed.out.split("\0")[:-1]
 
-    found = zip(hosts, at_all(hosts, files), strict=True)
-    return {host: each for host, each in found if each != []}
+    listed = zip(hosts, at_all(hosts, files), strict=True)
+    return {host: paths for host, paths in listed if paths != []}

@@ -114,25 +114,26 @@ def deliver(
 
     A host has it if all its files exist there with the same sha256: in a shared folder, or by an earlier
     copy. More files, such as bytecode, are no difference. A folder that differs is replaced, unless it is in
-    use.
+    use: by another run whose use the host has recorded, or by a run of this machine, which ``in_use`` tells.
 
     Raises:
         StageError: A copy failed, or differs from the source; it is not moved into place then.
         LaunchError: A host cannot be reached.
     """
-    folder, expected = delivery.folder, _expected(delivery.files)
+    folder, expected = delivery.folder, _expected_listing(delivery.files)
 
     def bring(host: Host) -> Delivered:
         """Deliver to one host; begin again if another run changes its folder meanwhile."""
         for _ in range(_TRIES):
-            noted = ssh.script_or_raise(target, host, _NOTE, delivery.names)
-            identity, *users = noted.split(" ")  # of the host's folder; empty: it has none
-            present = _listing(target, host, folder) if identity else None
+            # _NOTE records the use first: from then on no other run replaces the folder.
+            answer = ssh.script_or_raise(target, host, _NOTE, delivery.names)
+            identity, *users = answer.split(" ")  # of the host's folder; empty: it has none
+            present = _host_listing(target, host, folder) if identity else None
             if present is not None and expected.items() <= present.items():
-                others = [name for name in present.keys() - expected.keys() if "__pycache__" not in name]
-                if others := [name for name in others if not name.endswith(".pyc")]:
+                surplus = [name for name in present.keys() - expected.keys() if "__pycache__" not in name]
+                if surplus := [name for name in surplus if not name.endswith(".pyc")]:
                     _LOG.warning(
-                        "%s on host %s also has %s, which is none of it", folder, host.name, first_of(others)
+                        "%s on host %s also has %s, which is none of it", folder, host.name, first_of(surplus)
                     )
                 return Delivered([], [])
             if identity and (users or in_use()):
@@ -143,14 +144,16 @@ def deliver(
 
     delivered = ssh.at_all(hosts, bring)
     return Delivered(
-        [name for each in delivered for name in each.copied], [n for d in delivered for n in d.in_use]
+        [name for result in delivered for name in result.copied],
+        [entry for outcome in delivered for entry in outcome.in_use],
     )
 
 
 def _send(target: BareMetal, host: Host, delivery: Delivery, seen: str) -> bool:
-    """Copy to a new folder, and put it in the place of the one whose identity is ``seen``.
+    """Copy to a new folder on a host, and put it in the place of the folder whose identity is ``seen``.
 
-    False: another folder is there now, or another run uses the folder.
+    ``seen`` is device and inode of the host's folder; empty: it had none. False: another folder is there now,
+    or another run uses the folder.
     """
     partial = delivery.run / "deliveries" / uuid.uuid4().hex
     unpack = f"PARTIAL={shlex.quote(str(partial))}{_UNPACK}"
@@ -159,7 +162,7 @@ def _send(target: BareMetal, host: Host, delivery: Delivery, seen: str) -> bool:
         listed.flush()
         pack = ["tar", "-C", str(delivery.folder), "--null", "--no-recursion", "-T", listed.name, "-cf", "-"]
         _stream(pack, ssh.command(target, host, ["sh", "-c", unpack]), host.name)
-    if _listing(target, host, partial) != _expected(delivery.files):
+    if _host_listing(target, host, partial) != _expected_listing(delivery.files):
         raise StageError(f"what arrived of {delivery.folder} on host {host.name} is not what was sent")
     placed = ssh.script_or_raise(target, host, _PLACE, delivery.names | {"PARTIAL": partial, "SEEN": seen})
     return placed == "placed"
@@ -169,18 +172,20 @@ def hosts_without(
     target: BareMetal, hosts: Sequence[Host], place: Path, files: Mapping[str, str]
 ) -> list[str]:
     """Name the hosts on which a file or folder, with the targets of its links, differs from this machine."""
-    expected = _expected(files)
+    expected = _expected_listing(files)
 
     def differs(host: Host) -> bool:
         done = ssh.script(target, host, _LIST_IN_PLACE, {"PLACE": place, "ONLY": ""}, ssh.COPY_TIMEOUT)
-        return bool(done.code) or _parsed(done.out) != expected
+        # An exit code: the host has no such file or folder, or cannot read it.
+        return bool(done.code) or _parse_listing(done.out) != expected
 
     return [host.name for host, lacks in zip(hosts, ssh.at_all(hosts, differs), strict=True) if lacks]
 
 
-def _expected(files: Mapping[str, str]) -> Listing:
-    """Return the listing of a host with the files; names that are not UTF-8 are decoded as by :mod:`ssh`."""
+def _expected_listing(files: Mapping[str, str]) -> Listing:
+    """Return the listing that a host with these files must have, without empty folders."""
     without_folders = {path: sha256 for path, sha256 in files.items() if not path.endswith("/")}
+    # The output of ssh is decoded like this: a name that is not UTF-8 is changed alike on both sides.
     return {os.fsencode(path).decode(errors="replace"): sha256 for path, sha256 in without_folders.items()}
 
 
@@ -195,27 +200,30 @@ def collect(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]
         StageError: A copy failed, or differs from the source.
         LaunchError: A host cannot be reached.
     """
-    found = ssh.at_all(hosts, lambda host: _listing(target, host, folder, _FOLLOWED))
+    answers = ssh.at_all(hosts, lambda host: _host_listing(target, host, folder, _FOLLOWED))
     listings: dict[Host, Listing] = {}
-    for host, listing in zip(hosts, found, strict=True):
+    for host, listing in zip(hosts, answers, strict=True):
         if listing is None:
             message = f"host {host.name} has no folder {folder}, or not all of it can be read there"
             raise ExportError(message, field="run.output")
+        # Links are followed: only broken ones are still listed as links.
         for path in [path for path, content in listing.items() if content.startswith("->")]:
             del listing[path]
             _LOG.warning("%s in %s on host %s leads nowhere, and is left out", path, folder, host.name)
         if listing:
             listings[host] = listing
     local = _local_listing(folder)
-    by_machine = {"this machine": local} | {f"host {host.name}": each for host, each in listings.items()}
+    by_machine = {"this machine": local} | {
+        f"host {host.name}": on_host for host, on_host in listings.items()
+    }
     _refuse_conflicts(by_machine, folder)
-    brought = []
+    sources = []
     for host, listing in listings.items():
         if missing := listing.keys() - local.keys():
-            _bring(target, host, folder, listing, missing)
-            local |= listing
-            brought.append(host.name)
-    return brought
+            _copy_missing(target, host, folder, listing, missing)
+            local |= listing  # hosts may share files: each file comes from the first host that has it
+            sources.append(host.name)
+    return sources
 
 
 def _refuse_conflicts(listings: Mapping[str, Listing], folder: Path) -> None:
@@ -234,8 +242,10 @@ def _refuse_conflicts(listings: Mapping[str, Listing], folder: Path) -> None:
                 )
 
 
-def _bring(target: BareMetal, host: Host, folder: Path, listing: Listing, missing: Iterable[str]) -> None:
-    """Copy a folder of a host, and move the files that are missing here into place."""
+def _copy_missing(
+    target: BareMetal, host: Host, folder: Path, listing: Listing, missing: Iterable[str]
+) -> None:
+    """Copy a whole folder of a host, verify it, and move the files that are missing here into place."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -264,14 +274,14 @@ def _local_listing(folder: Path) -> Listing:
     return listing
 
 
-def _listing(target: BareMetal, host: Host, folder: Path, links: str = _AS_LINKS) -> Listing | None:
-    """List a folder on a host; None: there is none."""
+def _host_listing(target: BareMetal, host: Host, folder: Path, links: str = _AS_LINKS) -> Listing | None:
+    """List a folder on a host, by ``_LIST``; None: there is none, or not all of it can be read."""
     done = ssh.script(target, host, _LIST, {"FOLDER": folder, "LINKS": links}, ssh.COPY_TIMEOUT)
-    return None if done.code else _parsed(done.out)
+    return None if done.code else _parse_listing(done.out)
 
 
-def _parsed(printed: str) -> Listing:
-    """Parse the output of ``_LIST``: a record for each file; two for each link, target and path."""
+def _parse_listing(printed: str) -> Listing:
+    """Parse the output of ``_LIST``: ``SHA256  PATH`` for a file; ``->TARGET``, then the path, for a link."""
     records, listing = iter(printed.split("\0")[:-1]), Listing()
     for record in records:
         content, path = (record, next(records)) if record.startswith("->") else record.split("  ", 1)
@@ -280,14 +290,19 @@ def _parsed(printed: str) -> Listing:
 
 
 def _stream(source: list[str], sink: list[str], host: str, behind: bytes = b"") -> None:
-    """Pipe one command's output, from after the marker ``behind`` on, into another command."""
+    """Pipe the output of the command ``source``, after the marker ``behind``, into the command ``sink``.
+
+    Raises:
+        StageError: A command failed, or took longer than an hour.
+    """
     with (
         tempfile.TemporaryFile() as stderr,
         subprocess.Popen(source, bufsize=0, stdout=subprocess.PIPE, stderr=stderr) as sender,
     ):
         assert sender.stdout is not None  # noqa: S101 - for the type checker
-        clock = threading.Timer(ssh.COPY_TIMEOUT, sender.kill)
-        clock.start()
+        # This limits the reads below; the sink has a timeout of its own.
+        timer = threading.Timer(ssh.COPY_TIMEOUT, sender.kill)
+        timer.start()
         try:
             tail = b""  # byte by byte: the sink reads what follows the marker
             while not tail.endswith(behind) and (byte := sender.stdout.read(1)):
@@ -301,7 +316,7 @@ def _stream(source: list[str], sink: list[str], host: str, behind: bytes = b"") 
                 f"copying to or from host {host} took longer than {ssh.COPY_TIMEOUT:g} s"
             ) from error
         finally:
-            clock.cancel()
+            timer.cancel()
             sender.stdout.close()
         try:
             code = sender.wait(_END_TIMEOUT_S)

@@ -91,7 +91,7 @@ class Location:
             # Every protocol of fsspec has its own errors.
             fix = "Install the package that fsspec names, mend the URL, or use another protocol"
             text = without_secrets(f"{url!r} cannot be opened: {error}", url)
-            raise BadInputError(text, field=field, fix=_meant(url) or fix) from error
+            raise BadInputError(text, field=field, fix=_suggestion(url) or fix) from error
         location = cls(url, fs, root)
         if location._is_s3 and not _BUCKET.match(root):  # a client's error would quote parts of a secret
             fix = "Write s3://BUCKET/FOLDER; credentials belong into the environment"
@@ -105,12 +105,12 @@ class Location:
 
     @property
     def in_bucket(self) -> bool:
-        """Whether it has no folders, and a file appears there complete or not at all."""
+        """Whether it is in an object store: no folders, and a file appears there complete or not at all."""
         return not _BUCKETS.isdisjoint(protocols(self.url)[:1])
 
     @property
     def tells_sha256(self) -> bool:
-        """Whether :meth:`read` gives the sha256 of a whole file; here it reads from the offset on alone."""
+        """Whether :meth:`read` gives the sha256 of each whole file: not here, it may read only a part."""
         return False
 
     def only(self, paths: Iterable[str]) -> "Location":
@@ -138,7 +138,7 @@ class Location:
         except FileNotFoundError:
             return False
         except Exception:  # noqa: BLE001 - each fsspec protocol raises its own error types
-            # The account may only list. And a failed list says why; a failed HEAD request does not.
+            # Try a list: the account may have no other right, and an error of a list has a reason in it.
             self.fs.invalidate_cache()
             with suppress(FileNotFoundError):
                 return self.root in self.fs.ls(self.root, detail=False)
@@ -221,20 +221,20 @@ class Location:
             raise
 
     def delete_broken_uploads(self, paths: Container[str]) -> None:
-        """On S3, delete the parts of these files that a killed process left: no list of files shows them."""
+        """On S3, delete the unfinished uploads of ``paths``, which killed processes left."""
         if not self._is_s3:
             return
         bucket, key, _ = self.fs.split_path(self.root)
         prefix = f"{key}/" if key else ""
         with suppress(OSError):  # the right to list them may be missing
-            found = self.fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
-            for upload in found.get("Uploads", ()):
+            answer = self.fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
+            for upload in answer.get("Uploads", ()):
                 if upload["Key"].removeprefix(prefix) in paths:
-                    named = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
-                    self.fs.call_s3("abort_multipart_upload", Bucket=bucket, **named)
+                    upload_id = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
+                    self.fs.call_s3("abort_multipart_upload", Bucket=bucket, **upload_id)
 
     def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
-        """Read each file from its offset in ``starts`` on; its sha256 is unknown."""
+        """Yield a Reading for each file, from its offset in ``starts`` on; its sha256 is unknown."""
         if self._is_s3:
             yield from self._read_ahead(items, starts)
             return
@@ -243,7 +243,10 @@ class Location:
             yield Reading(self._from(item, start), str, on_disk)  # str() is an empty text
 
     def _read_ahead(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
-        """Read files of S3 as :meth:`read` does, with several requests at once, also for files to come."""
+        """Read files of S3 as :meth:`read` does, with several requests at once, also for the next files.
+
+        The parts of all files come from one iterator, in order: each Reading takes those of its own file.
+        """
         parts = in_order(
             partial(self._part, self._at(item.path), item, begin)
             for item, start in zip(items, starts, strict=True)
@@ -253,17 +256,18 @@ class Location:
             yield Reading(islice(parts, len(self._begins(item, start))), str)
 
     def _begins(self, item: Item, start: int) -> range:
-        """Return where the parts of a file of S3 begin that one request reads each."""
+        """Return the offsets at which the parts of a file on S3 begin; one request reads one part."""
         return range(start, item.size, min(PART_BYTES, int(self.fs.default_block_size)))
 
     def _part(self, at: str, item: Item, begin: int) -> bytes:
-        """Read a part with one request: the list has the size and the version, which s3fs would ask for.
+        """Read the part of a file on S3 that begins at the offset ``begin``, with one request.
 
         Raises:
             OSError: The file is another one by now.
         """
         length = min(self._begins(item, begin).step, item.size - begin)
         with self.fs.open(at, size=item.size, cache_type="none") as file:
+            # Known from the list of files: s3fs would ask for them by another request.
             file.details = {"name": at, "size": item.size, "ETag": item.version}
             if item.version:  # s3fs does this by itself only for files without a size
                 file.read_kw = {**getattr(file, "read_kw", {}), "IfMatch": item.version}
@@ -299,7 +303,7 @@ class Location:
         return None if content is None else content.decode(errors="replace")
 
     def begins(self, path: str, start: bytes) -> bool:
-        """Whether a file below exists and begins with ``start``; no more than that is read of it."""
+        """Whether a file below exists and begins with ``start``; only that many bytes are read."""
         try:
             return self._content(path, len(start)) == start
         except OddFileError:
@@ -377,11 +381,13 @@ class Location:
         return self.root if self._is_one_file else self._below(path)
 
     def _below(self, path: str) -> str:
+        """Return the path of a file below in the file system ``fs``."""
         if self._is_s3:
             _refuse_version(path)
         return f"{self.root.rstrip('/')}/{path}"
 
     def _item(self, path: str) -> Item:
+        """Make the item of a file below, or of an empty folder, whose path ends with a slash."""
         if path.endswith("/"):
             return Item(path, 0, "")
         at = self._at(path)
@@ -393,7 +399,7 @@ class Location:
             yield item
 
     def _behind_url(self) -> Iterator[Item]:
-        """Yield the files behind a URL, but no claims; refuse names that no file on disk can have."""
+        """Yield the files behind a URL, without runs' claims; refuse names that no file on disk can have."""
         self.fs.invalidate_cache()  # there may be new files
         base = self.root.rstrip("/") + "/"
         for path, info in self._s3_objects() if self._is_s3 else self._listed_by_fsspec():
@@ -409,6 +415,7 @@ class Location:
                 yield _described(name, info)
 
     def _is_folder_too(self) -> bool:
+        """Whether S3 has objects below a key that is an object itself."""
         with suppress(PermissionError):  # the account may read objects, and not list them
             return next(self._s3_objects(), None) is not None
         return False
@@ -417,13 +424,16 @@ class Location:
         return cast("dict[str, dict[str, Any]]", self.fs.find(self.root, detail=True)).items()
 
     def _s3_objects(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield path, size and ETag of each object below by pages: s3fs would keep a kilobyte of each."""
+        """Yield path, size and ETag of each object below, page by page.
+
+        s3fs's own list would keep a kilobyte of memory for each object.
+        """
         bucket, key, _ = self.fs.split_path(self.root)
         request = {"Bucket": bucket, "Prefix": f"{key}/" if key else ""}
         while True:
             page = self.fs.call_s3("list_objects_v2", self.fs.req_kw, **request)
-            for each in page.get("Contents", ()):
-                yield f"{bucket}/{each['Key']}", {"size": each["Size"], "ETag": each["ETag"]}
+            for entry in page.get("Contents", ()):
+                yield f"{bucket}/{entry['Key']}", {"size": entry["Size"], "ETag": entry["ETag"]}
             if not page.get("IsTruncated"):
                 return
             request["ContinuationToken"] = page["NextContinuationToken"]
@@ -433,6 +443,7 @@ def _refuse_odd_key(path: str, name: str, size: int) -> None:
     """Raise an error if no file on disk can have the name of an object below a folder."""
     if path.endswith("/") and size:
         raise OddFileError(f"{path!r} is named like a folder, and holds {size} bytes")
+    # No part of the path may be empty or ".", as in "a//b".
     if name and not {"", "."}.isdisjoint(name.removesuffix("/").split("/")):
         raise OddFileError(f"{name!r} is no name of a file on disk")
 
@@ -448,7 +459,7 @@ _VERSIONS: Final = ("ETag", "etag", "blob_id", "mtime", "Content-MD5", "Digest",
 
 
 def _described(path: str, info: dict[str, Any]) -> Item:
-    """Make an item of what fsspec says of a file."""
+    """Make an item from fsspec's description of a file; an empty version: the protocol tells none."""
     version = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
     return Item(path, int(info["size"] or 0), version)
 
@@ -461,7 +472,7 @@ def open_file(path: str) -> FileIO:
     """
 
     def open_regular(path: str, flags: int) -> int:
-        descriptor = os.open(path, flags | os.O_NONBLOCK)
+        descriptor = os.open(path, flags | os.O_NONBLOCK)  # else a FIFO would wait for its writer
         if regular(os.fstat(descriptor)):
             return descriptor
         os.close(descriptor)
@@ -476,8 +487,8 @@ def login_of(url: str) -> str | None:
     >>> login_of("s3://aws_default@bucket/squad"), login_of("s3://bucket/a@b")
     ('aws_default', None)
     """
-    found = _LOGIN.match(url)
-    return found and found[2]
+    match = _LOGIN.match(url)
+    return match and match[2]
 
 
 def login_options(login: str, field: str) -> dict[str, Any]:  # noqa: ARG001 - for Airflow, which replaces this
@@ -502,17 +513,17 @@ def protocols(url: str) -> list[str]:
     return [fsspec.core.split_protocol(part)[0] or part for part in url.split("::")]
 
 
-def _meant(url: str) -> str | None:
-    """Suggest a known protocol that is like an unknown one.
+def _suggestion(url: str) -> str | None:
+    """Suggest a known protocol that is like an unknown one of a URL; None: there is none.
 
-    >>> _meant("htp://host/x"), _meant("s3://models/qa")
+    >>> _suggestion("htp://host/x"), _suggestion("s3://models/qa")
     ('Did you mean http?', None)
     """
     known = [*fsspec.available_protocols(), "hf"]
     for protocol in protocols(url):
-        near = get_close_matches(protocol.lower(), known, 1)
-        if protocol not in known and near:
-            return f"Did you mean {near[0]}?"
+        similar = get_close_matches(protocol.lower(), known, 1)
+        if protocol not in known and similar:
+            return f"Did you mean {similar[0]}?"
     return None
 
 

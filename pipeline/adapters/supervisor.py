@@ -57,16 +57,17 @@ class ExitRecord:
         """
         reason = reason[:_REASON_CHARACTERS]
         record = {"code": code, "reason": reason, "started": started, "ended": time.time()}
-        until, pause = time.monotonic() + _RECORD_TIMEOUT_S, 0.1
+        deadline, pause = time.monotonic() + _RECORD_TIMEOUT_S, 0.1
         while True:
             try:
+                # r+b: the file keeps its reserved blocks, so there is space for the record on a full disk.
                 with self._reserved.open("r+b" if self._reserved.exists() else "wb") as file:
-                    file.write(json.dumps(record).encode().ljust(_RECORD_BYTES))
+                    file.write(json.dumps(record).encode().ljust(_RECORD_BYTES))  # JSON may end with blanks
                     file.flush()
                     os.fsync(file.fileno())
                 self._reserved.replace(self._path)
             except OSError:
-                if time.monotonic() > until or not self._path.parent.exists():
+                if time.monotonic() > deadline or not self._path.parent.exists():
                     raise
             else:
                 return
@@ -101,16 +102,16 @@ class LogCopy:
         os.close(self._source)
 
     def _copy(self) -> None:
-        """Copy lines until the end; then wait for disk space for the lines that are kept."""
+        """Copy lines until :meth:`end` and the pipe is empty; then wait for disk space for the kept lines."""
         while self._read(_RETRY_INTERVAL_S) or not self._ending.is_set():
             self._catch_up()
         self._write([self._pending] if self._pending else [])
-        until = time.monotonic() + _FULL_DISK_TIMEOUT_S
-        while not self._catch_up() and time.monotonic() < until:
+        deadline = time.monotonic() + _FULL_DISK_TIMEOUT_S
+        while not self._catch_up() and time.monotonic() < deadline:
             time.sleep(_RETRY_INTERVAL_S)
 
     def _read(self, seconds: float) -> bool:
-        """Copy the next block; False: none came within ``seconds``, or the pipe has ended."""
+        """Copy the next block of output; False: none came within ``seconds``, or the pipe has ended."""
         if not select.select([self._source], [], [], seconds)[0]:
             return False
         block = os.read(self._source, _BLOCK_BYTES)
@@ -140,7 +141,7 @@ class LogCopy:
                 self._dropped += 1
 
     def _catch_up(self) -> bool:
-        """Write the kept lines and the count of dropped ones; returns whether there was room for all."""
+        """Write the kept lines and a warning with the count of dropped ones; False: the disk has no room."""
         del self._kept[: self._put(self._kept)]
         if self._kept:
             return False
@@ -152,7 +153,7 @@ class LogCopy:
         """Write lines while the disk has room; returns how many were written whole."""
         text = b"".join(line + b"\n" for line in lines)
         start = b"\n" if self._torn else b""  # ends the line that an earlier call has cut
-        content, sent = start + text if text else b"", 0
+        content, sent = start + text if text else b"", 0  # without lines, not even the newline is written
         while sent < len(content):
             try:
                 sent += os.write(self._log, content[sent:])
@@ -172,6 +173,7 @@ def main(directory: str) -> None:
     one has no child to reap later.
     """
     ready, announce = os.pipe()
+    # The child writes a byte when it can be found; if it ends before that, the parent reads nothing.
     if os.fork():
         os.close(announce)
         os._exit(0 if os.read(ready, 1) else 1)
@@ -185,10 +187,10 @@ def main(directory: str) -> None:
     except OSError as error:  # such as a full disk: the starter passes this on
         sys.exit(f"no training can begin in {directory}: {error}")
     # Close every inherited file, such as the one with the ledger's lock, but not the log (1 and 2).
-    inherited = Path("/proc/self/fd")
-    numbers = [int(each.name) for each in inherited.iterdir()] if inherited.exists() else [1023]
+    fd_folder = Path("/proc/self/fd")
+    open_files = [int(entry.name) for entry in fd_folder.iterdir()] if fd_folder.exists() else [1023]
     os.closerange(3, announce)
-    os.closerange(announce + 1, max(announce, *numbers) + 1)
+    os.closerange(announce + 1, max(announce, *open_files) + 1)
     os.write(announce, b"1")
     os.close(announce)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, exit codes of children are lost
@@ -200,7 +202,11 @@ def main(directory: str) -> None:
 
 
 def _run(command: dict[str, Any]) -> tuple[int, str]:
-    """Run the launcher and end all that it leaves; returns its exit code, and why it ended early or ""."""
+    """Run the launcher, and end all processes that it leaves.
+
+    Returns:
+        Its exit code, and why it was ended or could not be run; an empty reason: it ended by itself.
+    """
     source, printed = os.pipe()
     try:
         child = subprocess.Popen(
@@ -225,13 +231,14 @@ def _run(command: dict[str, Any]) -> tuple[int, str]:
 
 
 def _wait(pid: int, command: dict[str, Any], log: LogCopy) -> tuple[int | None, str]:
-    """Wait for the launcher; returns its exit code, or None and the reason for which it must be ended."""
+    """Wait for the launcher to end; returns its exit code and "", or None and why it must be ended."""
     deadline = time.monotonic() + command["run_timeout"]
     watch = _LogWatch(log, command)
     while (seconds := deadline - time.monotonic()) > 0:
         code = _reap(pid)
         if code is not None:
             return code, ""
+        # SIGCHLD wakes this loop when a child ends; every other signal is a request to cancel.
         received = signal.sigtimedwait(_SIGNALS, min(seconds, _STALL_CHECK_S))
         if received is not None and received.si_signo != signal.SIGCHLD:
             return None, "cancelled"
@@ -249,34 +256,35 @@ class _LogWatch:
         self._start_timeout, self._stall_timeout = command["start_timeout"], command["stall_timeout"]
 
     def silence(self) -> str:
-        """Name the budget that the silence has used up; empty: none."""
+        """Return which time budget the silence of the ranks has used up, as a reason; empty: none."""
         if not self._log.spoken and time.monotonic() - self._started > self._start_timeout:
             return f"run.start_timeout: no rank spoke within {self._start_timeout} s"
-        if (received := self._log.received) != self._received:
+        if (received := self._log.received) != self._received:  # output has come since the last call
             self._received, self._grown = received, time.monotonic()
         stalled = self._stall_timeout and time.monotonic() - self._grown > self._stall_timeout
         return f"run.stall_timeout: no line from any rank for {self._stall_timeout} s" if stalled else ""
 
 
 def end_tree(pid: int | None = None, code: int | None = None) -> int:
-    """End every descendant; SIGTERM to the launcher first, so that it ends its ranks on other hosts too.
+    """End every descendant of this process; SIGTERM to the launcher first, so that it ends remote ranks too.
 
     Args:
         pid: The launcher, if it still runs.
-        code: Its exit code, if it has ended.
+        code: The launcher's exit code, if it has ended.
 
     Returns:
-        Its exit code.
+        The launcher's exit code, -SIGKILL if that is unknown.
     """
     if pid is not None:
         _signal(pid, signal.SIGTERM)
     code = _drain(pid, time.monotonic() + (_GRACE_S if pid is not None else 0), code)
-    until = time.monotonic() + _UNKILLABLE_S
+    deadline = time.monotonic() + _UNKILLABLE_S
+    # More than once: a process may start another one before it is killed.
     while living := psutil.Process().children(recursive=True):
         for orphan in living:
             _signal(orphan.pid, signal.SIGKILL)
         code = _drain(pid, time.monotonic() + _GRACE_S, code)
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             pids = ", ".join(str(orphan.pid) for orphan in living)
             with suppress(OSError):  # such as a full disk: the record must still be written
                 text = f"manycpu: killed, and still there: {pids}; what they wait for does not answer"
@@ -287,7 +295,11 @@ def end_tree(pid: int | None = None, code: int | None = None) -> int:
 
 
 def _drain(pid: int | None, deadline: float, code: int | None = None) -> int | None:
-    """Reap until no descendant is left, or the deadline; returns the exit code of ``pid``, else ``code``."""
+    """Reap children until no descendant is left, or the deadline.
+
+    Returns:
+        The exit code of ``pid`` if that child was reaped, else ``code``.
+    """
     while True:
         status = _reap(pid)
         code = status if status is not None else code
@@ -298,7 +310,7 @@ def _drain(pid: int | None, deadline: float, code: int | None = None) -> int | N
 
 
 def _reap(awaited: int | None) -> int | None:
-    """Reap every child that has ended; returns the exit code of ``awaited`` if it is among them."""
+    """Reap every child that has ended; returns the exit code of ``awaited``, None if it is not among them."""
     code = None
     while True:
         try:

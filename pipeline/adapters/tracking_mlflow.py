@@ -56,6 +56,10 @@ def silence(address: str) -> str | None:
 def name_champion(key: str, sha256: str) -> str | None:
     """Give the alias ``champion`` to the version that a run has registered in the model registry.
 
+    Args:
+        key: The run's key, a tag of its MLflow runs.
+        sha256: Digest of the model that the run exported.
+
     Returns:
         Name and version; None: nothing is tracked, or the run has not registered that model.
 
@@ -117,13 +121,13 @@ class MlflowTracker:
         from mlflow.entities import RunTag
 
         self.send(tracked, ending.points)
-        run = self._found[_identity(tracked)].id  # `send` has found or created it
+        run_id = self._found[_identity(tracked)].id  # `send` has found or created it
         tags = [RunTag(name, value[:_LONGEST_TAG]) for name, value in ending.tags.items()]
-        self._client.log_batch(run, tags=tags)
-        self._client.set_terminated(run, _STATUS[ending.state], _milliseconds(ending.time))
-        self._end_others(tracked, own=run)
+        self._client.log_batch(run_id, tags=tags)
+        self._client.set_terminated(run_id, _STATUS[ending.state], _milliseconds(ending.time))
+        self._end_others(tracked, own=run_id)
         if ending.model and ending.path:
-            self._register(ending.model, ending.path, run)
+            self._register(ending.model, ending.path, run_id)
 
     def place_of(self, tracked: Tracked) -> Place:
         """Return the server, the experiment and, once it is known, the run."""
@@ -137,15 +141,21 @@ class MlflowTracker:
         return place
 
     def give_alias(self, alias: str, key: str, sha256: str) -> str | None:
-        """Give an alias to the newest version of a model that a run has registered; returns name and version.
+        """Give an alias to the newest version of a model that a run has registered.
 
         A run that is cleared and repeated has the same key: the export's digest distinguishes its models.
+
+        Returns:
+            Name and version of the model; None: the run has registered none.
         """
         experiments = [experiment.experiment_id for experiment in self._client.search_experiments()]
         runs = self._client.search_runs(experiments, f"tags.`manycpu.key` = '{key}'")
+        # Runs that an earlier version of manycpu recorded have no digest: they count as well.
         run_ids = [run.info.run_id for run in runs if run.data.tags.get(_EXPORT, sha256) == sha256]
         versions = [
-            each for run_id in run_ids for each in self._client.search_model_versions(f"run_id = '{run_id}'")
+            version
+            for run_id in run_ids
+            for version in self._client.search_model_versions(f"run_id = '{run_id}'")
         ]
         if not versions:
             return None
@@ -157,17 +167,17 @@ class MlflowTracker:
         """Return the id of the MLflow run that records an attempt; create the run if there is none."""
         identity = _identity(tracked)
         if identity not in self._found:
-            if not (found := self._search(tracked)):
+            if not (runs := self._search(tracked)):
                 tags = {**tracked.tags, **_tags(tracked)}
-                cut = {name: value[:_LONGEST_TAG] for name, value in tags.items()}
+                short_tags = {name: value[:_LONGEST_TAG] for name, value in tags.items()}
                 name = f"{tracked.name}, attempt {tracked.attempt}" if tracked.attempt > 1 else tracked.name
                 started = _milliseconds(tracked.started)
-                self._client.create_run(self._experiment_id(tracked.group), started, cut, name)
+                self._client.create_run(self._experiment_id(tracked.group), started, short_tags, name)
                 # Another process may have created one at the same time: all processes use the first by id.
-                found = self._search(tracked)
-            if not found[0].data.params:  # the process that created it may have died before this step
-                self._log_params(found[0].info.run_id, tracked.params)
-            self._found[identity] = _Run(str(found[0].info.run_id), str(found[0].info.experiment_id))
+                runs = self._search(tracked)
+            if not runs[0].data.params:  # the process that created it may have died before this step
+                self._log_params(runs[0].info.run_id, tracked.params)
+            self._found[identity] = _Run(str(runs[0].info.run_id), str(runs[0].info.experiment_id))
         return self._found[identity].id
 
     def _log_params(self, run: str, params: Mapping[str, str]) -> None:
@@ -176,20 +186,20 @@ class MlflowTracker:
         from mlflow.exceptions import MlflowException
 
         try:
-            cut = [Param(_named(name), value[:_LONGEST_PARAM]) for name, value in params.items()]
-            self._client.log_batch(run, params=cut)
+            short_params = [Param(_named(name), value[:_LONGEST_PARAM]) for name, value in params.items()]
+            self._client.log_batch(run, params=short_params)
         except MlflowException:
             if not self._client.get_run(run).data.params:  # else another process has logged them
                 raise
 
     def _search(self, tracked: Tracked, *, any_attempt: bool = False) -> list[Any]:
-        """Find the runs of an attempt, or of all attempts, in the same order for every process."""
+        """Find the MLflow runs of an attempt, or of all attempts, in the same order for every process."""
         tags = _tags(tracked)
         if any_attempt:
             del tags["manycpu.attempt"]
         query = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
-        found = self._client.search_runs([self._experiment_id(tracked.group)], query)
-        return sorted(found, key=lambda run: str(run.info.run_id))
+        runs = self._client.search_runs([self._experiment_id(tracked.group)], query)
+        return sorted(runs, key=lambda run: str(run.info.run_id))
 
     def _experiment_id(self, group: str) -> str:
         """Return the id of an experiment; create the experiment if there is none."""
@@ -199,7 +209,7 @@ class MlflowTracker:
         return str(self._client.get_experiment_by_name(name).experiment_id)  # type: ignore[union-attr]
 
     def _end_others(self, tracked: Tracked, own: str) -> None:
-        """End the runs of earlier attempts, and delete a second run of this attempt."""
+        """End the MLflow runs of earlier attempts, as failed, and delete a second one of this attempt."""
         for run in self._search(tracked, any_attempt=True):
             if run.info.run_id == own:
                 continue
@@ -209,7 +219,7 @@ class MlflowTracker:
                 self._client.set_terminated(run.info.run_id, _STATUS["failed"])
 
     def _register(self, name: str, path: str, run: str) -> None:
-        """Register a model once for each run; the files of a folder become artifacts of the run."""
+        """Register a model once for each MLflow run; files on a local disk become artifacts of that run."""
         _create_if_missing(self._client.create_registered_model, name)
         if self._client.search_model_versions(f"name = '{name}' and run_id = '{run}'"):
             return
@@ -217,10 +227,11 @@ class MlflowTracker:
         if not is_remote(path):  # MLflow registers no path of a local disk
             self._client.log_artifacts(run, str(Path(path)), _MODEL)
             source = f"runs:/{run}/{_MODEL}"
-        self._client.create_model_version(name, source, run, await_creation_for=0)
+        self._client.create_model_version(name, source, run, await_creation_for=0)  # 0: do not wait
 
 
 def _create_if_missing(create: Callable[[str], object], name: str) -> None:
+    """Call ``create`` with a name; it is no error if MLflow has an object of that name."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -240,6 +251,7 @@ def _experiment_name(group: str) -> str:
 
 
 def _identity(tracked: Tracked) -> tuple[str, ...]:
+    """Return what identifies an attempt: the values of its tags."""
     return tuple(_tags(tracked).values())
 
 
@@ -259,6 +271,7 @@ def _named(name: str) -> str:
     ('eval/f1', 'acc_0.5_3ad057cf', 'acc_0.5_8f69ed7f')
     """
     text = _UNNAMEABLE.sub("_", name)[:_LONGEST_NAME]
+    # MLflow takes names for paths: parts that are empty or only dots, such as "..", become underscores.
     parts = [part if part.strip(".") else part.replace(".", "_") or "_" for part in text.split("/")]
     if (named := "/".join(parts)) == name:
         return name

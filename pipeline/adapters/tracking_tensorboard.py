@@ -28,7 +28,7 @@ class TensorBoardTracker:
         self._files: dict[Path, _File] = {}
 
     def send(self, tracked: Tracked, points: Sequence[Point]) -> None:
-        """Write points.
+        """Write the points of an attempt; those that a file of it has already are left out.
 
         Raises:
             OSError: They cannot be written.
@@ -37,11 +37,11 @@ class TensorBoardTracker:
 
         values = (Summary.Value(tag=point.name, simple_value=point.value) for point in points)
         self._file(tracked).write(
-            (value, each.step, each.time) for value, each in zip(values, points, strict=True)
+            (value, metric.step, metric.time) for value, metric in zip(values, points, strict=True)
         )
 
     def end(self, tracked: Tracked, ending: Ending) -> None:
-        """Write the missed points, and a text with parameters and tags."""
+        """Write the points that were not sent; if the whole run has ended, also its parameters and tags."""
         self.send(tracked, ending.points)
         if ending.final:
             self._file(tracked).write([(_text(_ABOUT, _table(tracked, ending)), 0, ending.time)])
@@ -52,10 +52,12 @@ class TensorBoardTracker:
         return {"folder": str(self._folder(tracked)), "command": command}
 
     def _folder(self, tracked: Tracked) -> Path:
+        """Return the folder of an attempt's files."""
         began = time.strftime("%Y%m%dT%H%M%S", time.gmtime(tracked.began))
         return self._root / tracked.name / f"{began}-{tracked.attempt}"
 
     def _file(self, tracked: Tracked) -> "_File":
+        """Return this process's file for an attempt."""
         folder = self._folder(tracked)
         if folder not in self._files:
             self._files[folder] = _File(folder)
@@ -71,14 +73,15 @@ class _File:
         self._path: Path | None = None
 
     def write(self, values: Iterable[tuple[Any, int, float]]) -> None:
-        """Append the values, each with step and time, that no file has yet."""
+        """Append those values that no file has yet; each comes with its step, and its time in seconds."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        new = {key: each for each in values if (key := _key(*each)) not in self._known}
+        new = {key: entry for entry in values if (key := _key(*entry)) not in self._known}
         if not new:
             return
+        # The first record of a file names the version of its format.
         header = [Event(wall_time=time.time(), file_version="brain.Event:2")] if self._path is None else []
         events = [
             Event(wall_time=when, step=step, summary=Summary(value=[value]))
@@ -98,7 +101,7 @@ class _File:
 
 
 def _key(value: Any, step: int, when: float) -> Key:
-    """Return what identifies a value; all texts about a run are one: it is written once."""
+    """Return what identifies a value: tag, step and time; all texts about a run are one, written once."""
     return (value.tag, step, round(when, 3)) if value.tag != _ABOUT else (_ABOUT, 0, 0.0)
 
 
@@ -116,7 +119,7 @@ def _text(tag: str, text: str) -> Any:
 
 
 def _keys(path: Path) -> Iterator[Key]:
-    """Read the identities of a file's values; its last record may be cut off."""
+    """Yield what identifies each value of a file; its last record may be cut off, and is then ignored."""
     from tensorboard.compat.proto.event_pb2 import Event
 
     with path.open("rb") as file:

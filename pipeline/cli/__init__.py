@@ -12,7 +12,7 @@ from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
 __all__ = ["cli", "main"]
 
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_OF_THE_MACHINE = frozenset(
+_SYSTEM_ERRORS = frozenset(
     {errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.EFBIG, errno.ESTALE}
     | {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 )
@@ -36,13 +36,15 @@ _EXIT_INTERRUPTED = 130  # as a shell reports a program that Ctrl-C ended
 
 
 class _Commands(click.Group):
+    """The commands; an unknown name is refused with the name of a similar one."""
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        near = [_SYNONYMS[name]] if name in _SYNONYMS else get_close_matches(name, self.commands, 1)
-        if near and self.get_command(ctx, name) is None:
-            ctx.fail(f"No such command {name!r}. Did you mean {near[0]!r}?")
+        suggestions = [_SYNONYMS[name]] if name in _SYNONYMS else get_close_matches(name, self.commands, 1)
+        if suggestions and self.get_command(ctx, name) is None:
+            ctx.fail(f"No such command {name!r}. Did you mean {suggestions[0]!r}?")
         return super().resolve_command(ctx, args)
 
 
@@ -59,7 +61,7 @@ for _command in (*spec_commands.COMMANDS, *run_commands.COMMANDS, report_command
 
 
 def main() -> None:
-    """Run the command; an error is one message and an exit code: 2 for bad input, otherwise 1."""
+    """Run the command; an error is one message and exit code 2 (bad input), 130 (interrupted) or 1."""
     try:
         cli(standalone_mode=False)
     except ManycpuError as error:
@@ -74,7 +76,7 @@ def main() -> None:
         where = f" at {error.filename}" if error.filename else ""
         if error.errno in _DISK_FULL:
             message = f"a disk is full{where}: {error.strerror}. Make room, and run again."
-        elif error.errno in _OF_THE_MACHINE:
+        elif error.errno in _SYSTEM_ERRORS:
             message = f"the system refuses a call{where}: {error.strerror}. Mend that, and run again."
         else:
             raise
@@ -89,4 +91,5 @@ def main() -> None:
 
 
 def _with_notes(error: BaseException, message: str) -> str:
+    """Add to a message the notes of its error, each on a line of its own."""
     return "\n".join([message, *getattr(error, "__notes__", ())])

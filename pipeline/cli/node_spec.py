@@ -57,9 +57,9 @@ def describe(text: str) -> Machine:
     Raises:
         BadInputError: A word or a value is none of these, or they contradict one another.
     """
-    words = dict(_parse_words(text))
-    limit, request = words.get("limit"), words.get("request")
-    all_cpus, allowed = list(_processors_of(words)), words.get("cpus")
+    values = dict(_parse_words(text))
+    limit, request = values.get("limit"), values.get("request")
+    all_cpus, allowed = list(_processors_of(values)), values.get("cpus")
     cpus = [cpu for cpu in all_cpus if allowed is None or cpu.number in allowed]
     if not cpus or (allowed and max(allowed) >= len(all_cpus)):
         raise _bad_node(f"the node has the processors 0 to {len(all_cpus) - 1}", "Choose cpus= from these")
@@ -67,9 +67,9 @@ def describe(text: str) -> Machine:
         cpus=tuple(sorted(cpus)),
         quota=limit,
         guaranteed=None if limit is None or request is None else limit == request,
-        memory=words.get("memory"),
-        shm=words.get("shm"),
-        flags=words.get("bf16", frozenset()),
+        memory=values.get("memory"),
+        shm=values.get("shm"),
+        flags=values.get("bf16", frozenset()),
     )
 
 
@@ -88,7 +88,7 @@ def _parse_words(text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _processors_of(words: Mapping[str, Any]) -> Iterator[Cpu]:
-    """Yield the logical processors of the node, in the order in which Linux numbers them.
+    """Yield the logical processors of the described node, in the order in which Linux numbers them.
 
     First comes the first hyper-thread of every core, socket by socket, then the second of every core.
     """

@@ -76,7 +76,7 @@ class _RunCommand(click.Command):
     def __init__(self, *args: Any, advanced: tuple[str, ...], **attributes: Any) -> None:
         super().__init__(*args, **attributes)
         self._advanced = advanced
-        others = " and ".join(panel.lower() for panel in advanced)
+        advanced_panels = " and ".join(panel.lower() for panel in advanced)
         self.params.append(
             click.Option(
                 ["--help-all"],
@@ -84,7 +84,7 @@ class _RunCommand(click.Command):
                 is_eager=True,
                 expose_value=False,
                 callback=_show_all_help,
-                help=f"Show every option, with all of its text, also of {others}, and exit.",
+                help=f"Show every option, with all of its text, also of {advanced_panels}, and exit.",
             )
         )
 
@@ -94,6 +94,7 @@ class _RunCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help of the options, panel by panel."""
         panels: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             if isinstance(param, click.Argument):
@@ -102,13 +103,14 @@ class _RunCommand(click.Command):
             record = param.get_help_record(ctx)
             if record and (ctx.meta.get(_HELP_ALL) or panel not in self._advanced):
                 panels.setdefault(panel, []).append(record)
-        others = panels.pop(_OTHER_PANEL, [])
-        for panel, records in [*panels.items(), (_OTHER_PANEL, others)]:
+        without_panel = panels.pop(_OTHER_PANEL, [])  # shown last
+        for panel, records in [*panels.items(), (_OTHER_PANEL, without_panel)]:
             with formatter.section(panel):
                 formatter.write_dl(records)
 
 
 def _show_all_help(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: ARG001
+    """Print the help with every option, and exit, if the user gave --help-all."""
     if value:
         ctx.meta[_HELP_ALL] = True
         click.echo(ctx.get_help(), color=ctx.color)
@@ -116,8 +118,8 @@ def _show_all_help(ctx: click.Context, parameter: click.Parameter, value: bool) 
 
 
 def command(*args: Any, kind: str = "local", **attributes: Any) -> Callable[[Command], click.Command]:
-    """Make a command as ``click.command`` does; its short help has the options of one kind of target."""
-    advanced = tuple(_TARGET_PANEL.format(other) for other in KINDS if other not in ("local", kind))
+    """Make a command as ``click.command`` does; its help hides options of targets but local and ``kind``."""
+    advanced = tuple(_TARGET_PANEL.format(name) for name in KINDS if name not in ("local", kind))
     return click.command(*args, cls=_RunCommand, advanced=advanced, **attributes)
 
 
@@ -170,7 +172,7 @@ def _option_name(part: str, name: str) -> str:
 
 
 def _choices(part: str, name: str) -> list[str]:
-    """List the values that a field takes in all targets that have it; none if one takes any value."""
+    """List the values that a field takes in any of the targets that have it; empty: all values."""
     choices: dict[str, None] = {}
     for field in (model.model_fields[name] for model in _MODELS[part] if name in model.model_fields):
         extra = field.json_schema_extra
@@ -195,7 +197,7 @@ def _shape(field: FieldInfo) -> Shape:
     kind = field.annotation
     if get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return "mapping"
-    splits_words = any(isinstance(each, BeforeValidator) for each in field.metadata)
+    splits_words = any(isinstance(validator, BeforeValidator) for validator in field.metadata)
     if get_origin(kind) is tuple:
         return "words" if splits_words else "list"
     return "value"
@@ -226,7 +228,7 @@ def open_run(file: Path | None, options: Options, name: str) -> RunContext:
 
 
 def fields_of(file: Path | None, options: Options) -> dict[str, dict[str, Any]]:
-    """Read the fields of run and target from a file and from options, which win.
+    """Return the fields of ``run`` and of ``target`` from a file and from options; options win.
 
     With a config of Accelerate among the options, ``file`` is a script, and the fields are in the config.
     """
@@ -240,28 +242,29 @@ def fields_of(file: Path | None, options: Options) -> dict[str, dict[str, Any]]:
 
 
 def _fields_of_accelerate(config: Path, script: Path | None, options: Options) -> dict[str, dict[str, Any]]:
-    """Read the fields of run and target from a config of Accelerate, a script and its words, and options."""
-    given = _with_options({"run": {}, "target": {}}, options)
-    translated = read_accelerate_config(config, given["run"], given["target"])
+    """Return the fields of run and target from a config of Accelerate, a script, its words and options."""
+    # First the options alone, since the translation depends on them; below they win over its result.
+    from_options = _with_options({"run": {}, "target": {}}, options)
+    translated = read_accelerate_config(config, from_options["run"], from_options["target"])
     if script and script.is_dir() and not options["module"]:
         raise BadInputError(f"{script} is a folder", field="run.program", fix="Give the script that trains")
     for note in translated.notes:
         click.echo(f"{config}: {note}", err=True)
-    of_script: dict[str, Any] = {}
+    script_fields: dict[str, Any] = {}
     if script:
-        of_script["program"] = f"-m {script}" if options["module"] else str(script)
+        script_fields["program"] = f"-m {script}" if options["module"] else str(script)
     if options["words"]:
-        of_script["args"] = list(options["words"])
-    for name in of_script.keys() & given["run"].keys():
+        script_fields["args"] = list(options["words"])
+    for name in script_fields.keys() & from_options["run"].keys():
         raise BadInputError(
             "it is given twice", field=f"run.{name}", fix=f"Leave out {_option_name('run', name)}"
         )
-    run_fields = {**translated.run, **of_script}
+    run_fields = {**translated.run, **script_fields}
     return _with_options({"run": run_fields, "target": translated.target}, options)
 
 
 def _with_options(parts: dict[str, dict[str, Any]], options: Options) -> dict[str, dict[str, Any]]:
-    """Replace the fields of a file by the options that the user gave, such as ``run__nnodes``."""
+    """Replace fields in ``parts`` by the options that the user gave, such as ``run__nnodes``; return it."""
     for option, value in options.items():
         if option not in _SCRIPT_PARAMETERS and value not in (None, ()):  # None, (): not given
             part, name = option.split("__", 1)
@@ -296,7 +299,7 @@ def _parse_option(part: str, name: str, raw: str | tuple[str, ...], before: Any)
     for text in raw:
         key, equals, value = text.partition("=")
         if text.lstrip().startswith("{"):
-            mapping = _parse_yaml_text(field, text)
+            mapping = _parse_yaml_text(field, text)  # replaces the whole mapping
         elif equals and key:
             mapping[key] = value
         else:

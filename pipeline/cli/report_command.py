@@ -37,38 +37,38 @@ def report(path: str | None, page: str | None) -> None:
     PATH is a report.json, the folder or URL that a run wrote its model to, or its folder in `reports`;
     default: the report of the run of this machine that ended last.
     """
-    path = _newest(page) if path is None else path
+    path = _newest_path(page) if path is None else path
     if not path.strip():  # such as "$OUTPUT", if that variable is not set
         raise BadInputError("PATH is empty", fix="Give a report.json, or the folder or URL that has one")
     try:
         fields = _read(path)
         if page is None:
-            console, whole = Console(), Report.model_validate(fields)
-            display.summary(console, whole, redacted(path))
-            display.failure(console, whole)
+            console, checked = Console(), Report.model_validate(fields)
+            display.summary(console, checked, redacted(path))
+            display.failure(console, checked)
         else:
-            click.echo(_write(_beside(path) if page == _BESIDE else Path(page), as_html(fields)))
+            click.echo(_write(_page_path(path) if page == _BESIDE else Path(page), as_html(fields)))
     except ValidationError as error:
-        wrong = ", ".join(dict.fromkeys(str(each["loc"][0]) for each in error.errors()))
+        wrong_fields = ", ".join(dict.fromkeys(str(problem["loc"][0]) for problem in error.errors()))
         fix = "--html shows the fields that it has"
-        raise BadInputError(f"{redacted(path)} is not a whole report: see {wrong}", fix=fix) from error
+        raise BadInputError(f"{redacted(path)} is not a whole report: see {wrong_fields}", fix=fix) from error
     except RecursionError as error:
         raise BadInputError(f"{redacted(path)} cannot be read: it is nested too deeply") from error
 
 
-def _newest(page: str | None) -> str:
-    """Find the report of the run that ended last, for a command without PATH."""
-    if page not in (None, _BESIDE):
+def _newest_path(page: str | None) -> str:
+    """Return the path or URL of the report of the run that ended last, for a command without PATH."""
+    if page not in (None, _BESIDE):  # click took the user's PATH as the FILE of --html
         fix = f"Type: manycpu report {quote(redacted(page))} --html"
         raise click.UsageError(f"Missing argument 'PATH': what follows --html is its FILE. {fix}")
-    found = newest_report()
-    if found is None:
+    newest = newest_report()
+    if newest is None:
         raise click.UsageError("Missing argument 'PATH': no run has ended on this machine.")
-    return found
+    return newest
 
 
 def _read(path: str) -> dict[str, Any]:
-    """Read the fields of a report, which may be incomplete."""
+    """Read the fields of the report at a path, folder or URL; some may be missing."""
     try:
         text = Location.of(path, "PATH").read_text(REPORT)
     except BadInputError:
@@ -86,12 +86,12 @@ def _read(path: str) -> dict[str, Any]:
     return fields
 
 
-def _beside(path: str) -> Path:
-    """Return the page's path beside a report, or in the current folder if that is behind a URL."""
+def _page_path(path: str) -> Path:
+    """Return the page's path: beside the report, or in the current folder if the report is behind a URL."""
     if is_remote(path):
         return Path(PAGE)
-    given = Path(Location.of(path, "PATH").root)
-    return (given if given.is_dir() else given.parent) / PAGE
+    location = Path(Location.of(path, "PATH").root)
+    return (location if location.is_dir() else location.parent) / PAGE
 
 
 def _write(file: Path, text: str) -> Path:

@@ -68,7 +68,7 @@ def status(name: str | None, **location: str | None) -> None:
 
 
 def _state_and_reason(ctx: RunContext, entry: Entry) -> tuple[str, str]:
-    """Return the state of a run, and why; an error is a state, so that the list shows the other runs."""
+    """Return the state of a run, and why; after an error ``unknown``, so that other runs are still listed."""
     try:
         handle = ctx.driver.present_handle(ctx, entry)
         current = attempt_status(ctx, handle, entry) if handle else None
@@ -78,7 +78,7 @@ def _state_and_reason(ctx: RunContext, entry: Entry) -> tuple[str, str]:
         return "unknown", str(error)
     if current is None:
         return "not launched", ""
-    export = entry.verbs.get("export")
+    export = entry.verbs.get("export")  # the run also fails if only its export does
     if current.state is RunState.SUCCEEDED and export is not None and export.result == "failed":
         return str(RunState.FAILED), export.error or ""
     return str(current.state), current.reason
@@ -107,6 +107,7 @@ def logs(name: str | None, *, follow: bool, **location: str | None) -> None:
     if follow:
         wait.wait(ctx, handle, ReadableLog(click.echo))
         return
+    # Without --follow: print the lines up to now, which may take several looks.
     watching, log = wait.watch(ctx, handle), ReadableLog(click.echo)
     tell(watching.look()[0], log)
     while watching.behind:
@@ -155,16 +156,19 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
     """
     if delete_model and name is None:
         raise BadInputError("--delete-model is for one run", fix="Name it: manycpu clean NAME --delete-model")
-    candidates, rest = _to_clean(name, location)
-    ended = [ctx for ctx in candidates if _is_removable(ctx, delete_model=delete_model)]
+    candidates, partly_removed = _to_clean(name, location)
+    removable = [ctx for ctx in candidates if _is_removable(ctx, delete_model=delete_model)]
     home_folder = home(location["directory"])
     folders = (
-        _removable_folders(home_folder, {ctx.name for ctx in ended})
+        _removable_folders(home_folder, {ctx.name for ctx in removable})
         if data and location["namespace"] is None
         else []
     )
-    lines = [f"run {ledger.directory.name}: the rest of it, which an earlier removal left" for ledger in rest]
-    lines += [*(f"run {ctx.name}: {ctx.where}" for ctx in ended), *map(str, folders)]
+    lines = [
+        f"run {ledger.directory.name}: the rest of it, which an earlier removal left"
+        for ledger in partly_removed
+    ]
+    lines += [*(f"run {ctx.name}: {ctx.where}" for ctx in removable), *map(str, folders)]
     for line in lines:
         click.echo(line)
     if not lines:
@@ -173,46 +177,47 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
     if not yes and not click.confirm("remove these?"):
         click.echo("nothing was removed")
         return
-    left = [*_finish_removals(rest), *_remove(ended, delete_model=delete_model)]
+    not_deleted = [*_finish_removals(partly_removed), *_remove(removable, delete_model=delete_model)]
     for folder in folders:
         # A run may have begun meanwhile: it keeps all folders, and then the list is empty.
         if _removable_folders(home_folder):
             transfer.discard(folder)
-    if left:
-        raise left_behind_error(left)
+    if not_deleted:
+        raise left_behind_error(not_deleted)
 
 
 def _to_clean(name: str | None, location: Location) -> tuple[list[RunContext], list[FileLedger]]:
-    """List the runs at a location, and those whose removal was killed; with a name, only that run."""
+    """Return the runs at a location, and the partly removed ones; with a name, only the run of that name."""
     on_this_machine = location["namespace"] is None
-    rest = half_removed(home(location["directory"]) / "runs") if on_this_machine else []
+    partly_removed = half_removed(home(location["directory"]) / "runs") if on_this_machine else []
     if name is None:
-        return _runs(location), rest
-    rest = [ledger for ledger in rest if ledger.directory.name == name]
-    return [] if rest else [_find(name, location, whole=True)], rest
+        return _runs(location), partly_removed
+    partly_removed = [ledger for ledger in partly_removed if ledger.directory.name == name]
+    # A partly removed run has no ledger: it is not among the runs.
+    return [] if partly_removed else [_find(name, location, whole=True)], partly_removed
 
 
 def _finish_removals(ledgers: Iterable[FileLedger]) -> list[str]:
-    """Delete the rest of runs; returns what cannot be deleted, such as that of another user, and why."""
-    left = []
+    """Delete the rest of partly removed runs; return what cannot be deleted and why, a line for each run."""
+    not_deleted = []
     for ledger in ledgers:
         try:
             ledger.finish_removal()
         except OSError as error:
-            left.append(f"run {ledger.directory.name}: {error}")
-    return left
+            not_deleted.append(f"run {ledger.directory.name}: {error}")
+    return not_deleted
 
 
 def _remove(runs: Iterable[RunContext], *, delete_model: bool) -> list[str]:
-    """Clean up runs; returns what cannot be deleted, and why."""
-    left: list[str] = []
+    """Clean up runs; return what cannot be deleted and why, a line for each."""
+    not_deleted: list[str] = []
     for ctx in runs:
         if _is_removable(ctx, delete_model=delete_model):  # it may have changed while the question waited
-            written = cleanup(ctx, keep=False, delete_model=delete_model)
-            if written is not None and written.advice:
-                click.echo(f"run {ctx.name}: {written.advice}")
-            left += written.left_behind if written is not None else ()
-    return left
+            report = cleanup(ctx, keep=False, delete_model=delete_model)
+            if report is not None and report.advice:
+                click.echo(f"run {ctx.name}: {report.advice}")
+            not_deleted += report.left_behind if report is not None else ()
+    return not_deleted
 
 
 def _runs(location: Location) -> list[RunContext]:
@@ -253,7 +258,7 @@ def _searched_place(location: Location) -> str:
 
 
 def _is_removable(ctx: RunContext, *, delete_model: bool) -> bool:
-    """Whether a run may be removed; prints why not."""
+    """Whether a run may be removed; if not, print why."""
     try:
         reason = _reason_to_keep(ctx, delete_model=delete_model)
     except RunGoneError:  # another process has removed it
@@ -278,12 +283,13 @@ def _reason_to_keep(ctx: RunContext, *, delete_model: bool) -> str:
             "good"
         )
     running = current is not None and not current.state.terminal
+    # A training outlives the process that launched it: until the lease is over, another may resume it.
     if lease.held(now) or (running and not lease.over(now)):
         return f"a process works on it; `manycpu cancel {ctx.name}` ends that"
-    left = Remains.NOTHING if delete_model else remains(ctx)
-    if left is Remains.MODEL:
+    remaining = Remains.NOTHING if delete_model else remains(ctx)
+    if remaining is Remains.MODEL:
         return f"it has a model that was not exported; `{ctx.deletion}` deletes it"
-    if left in (Remains.FAILED, Remains.UNKNOWN) and lease.kept and not lease.over(now):
+    if remaining in (Remains.FAILED, Remains.UNKNOWN) and lease.kept and not lease.over(now):
         return f"its output and checkpoints are kept; `{ctx.deletion}` deletes them"
     return ""
 
@@ -297,8 +303,8 @@ def _removable_folders(home_folder: Path, leaving: Container[str] = ()) -> list[
         home_folder: Manycpu's folder on this machine.
         leaving: Names of runs that are removed too: it does not matter what they use.
     """
-    others = [ledger for ledger in ledgers(home_folder / "runs") if ledger.directory.name not in leaving]
-    users = [ledger.directory.name for ledger in others if _may_use_staged(ledger)]
+    staying = [ledger for ledger in ledgers(home_folder / "runs") if ledger.directory.name not in leaving]
+    users = [ledger.directory.name for ledger in staying if _may_use_staged(ledger)]
     if users:
         click.echo(f"staged data, models and code are left alone: {', '.join(users)} may use them")
         return []

@@ -42,12 +42,12 @@ def run(file: Path | None, run_id: str | None, **values: Any) -> None:
     sys.stdout, sys.stderr = display.lossy(sys.stdout), display.lossy(sys.stderr)
     has_run_id, run_id = bool(run_id), run_id or all_verbs.new_run_id()
     ctx = options.open_run(file, values, run_id)
-    ctx = find(ctx) if has_run_id else ctx
+    ctx = find(ctx) if has_run_id else ctx  # the run may have begun under another name
     console = Console()
     console.print(f"run {ctx.name} (--run-id {run_id})", markup=False, highlight=False, soft_wrap=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with display.Display(console) as shown:
-        all_verbs.run_all(ctx, shown)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the run as Ctrl-C does
+    with display.Display(console) as run_display:
+        all_verbs.run_all(ctx, run_display)
 
 
 @options.command(name="preflight")
@@ -63,7 +63,7 @@ def preflight_(file: Path | None, **values: Any) -> None:
 
 
 def _count(ctx: click.Context, parameter: click.Parameter, text: str | None) -> int | None:  # noqa: ARG001
-    """Parse a number of parameters, such as 350M or 7B; None: it was not given."""
+    """Return the count of parameters that a text such as 350M or 7B means; None: it was not given."""
     if text is None:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB]?)", text, flags=re.IGNORECASE)
@@ -90,6 +90,7 @@ def plan(file: Path | None, node: str | None, parameters: int | None, **values: 
     """
     machine = node_spec.describe(node) if node else Machine.observe()
     run_fields = options.fields_of(file, values)["run"]
+    # The plan needs no program and no output, but a run has both.
     requested = read_run({"program": "any", "output": "any", **run_fields})
     node_plan = cpu_plan.plan(machine, requested.cpu_request)
     table = Table("what", "value", "why")
@@ -99,10 +100,10 @@ def plan(file: Path | None, node: str | None, parameters: int | None, **values: 
     for warning in node_plan.warnings:
         click.echo(f"warning: {warning}")
     if parameters is not None or requested.program in memory_estimate.RECIPES:
-        sized = requested.model_copy(update={"nproc_per_node": node_plan.processes})
+        sized_run = requested.model_copy(update={"nproc_per_node": node_plan.processes})
         base = file.parent if file else Path.cwd()
         memory = requested.cpu_request.memory or machine.memory
-        estimated = memory_estimate.estimate(sized, base, parameters, has_bf16=has_bf16(machine.flags))
+        estimated = memory_estimate.estimate(sized_run, base, parameters, has_bf16=has_bf16(machine.flags))
         _show_memory(estimated, memory)
     if path := main_file(requested, file.parent if file else Path.cwd()):
         source = path.read_text(errors="replace")
@@ -111,6 +112,7 @@ def plan(file: Path | None, node: str | None, parameters: int | None, **values: 
 
 
 def _show_memory(estimated: memory_estimate.Estimate | str, memory: int | None) -> None:
+    """Print an estimate as a table, or why there is none; ``memory``: bytes of the node, None: unknown."""
     if isinstance(estimated, str):  # why there is no estimate
         click.echo(f"memory: {estimated}")
         return

@@ -22,7 +22,7 @@ _MISSING: Final = object()
 
 
 class Comparison:
-    """Compares a value that a file has under a name with the value that its source defines.
+    """Compares the present value of a name in a file with the value that the file's source defines.
 
     Args:
         names: The names that occur in the source. Private attributes with other names belong to libraries,
@@ -34,7 +34,7 @@ class Comparison:
         self._seen: dict[tuple[int, int], Any] = {}
 
     def difference(self, path: str, now: Any, written: Any) -> str | None:
-        """Describe the first part that differs; None if the values are equal in all parts.
+        """Describe the first part of a value that differs; None: no part of the first 10,000 does.
 
         Args:
             path: How the source refers to the value, such as ``Model.rate``: the description begins with it.
@@ -42,6 +42,7 @@ class Comparison:
             written: The value that the source defines when it is executed again.
         """
         pair = id(now), id(written)
+        # A pair in `_seen` is compared already: values may contain themselves.
         if now is written or pair in self._seen or len(self._seen) > _MAX_PAIRS:
             return None
         self._seen[pair] = now, written  # kept alive, so that no other object takes their ids
@@ -50,7 +51,7 @@ class Comparison:
         if same is not None:
             return None if same else _describe(path, now, written)
         for name in {**parts_now, **parts_written}:
-            if (name in parts_now) != (name in parts_written):
+            if (name in parts_now) != (name in parts_written):  # only one of the values has this part
                 value_now, value_written = parts_now.get(name, _MISSING), parts_written.get(name, _MISSING)
                 return _describe(path + name, value_now, value_written)
         if [*parts_now] != [*parts_written]:
@@ -63,6 +64,7 @@ class Comparison:
 
     def _is_same(self, now: Any, written: Any, *, have_parts: bool) -> bool | None:
         """Whether two values are the same as a whole; None if only their parts can answer that."""
+        # The source defines its classes again: two classes of equal parts count as one type.
         if type(now) is not type(written) and self.difference("", type(now), type(written)) is not None:
             return False
         if isinstance(now, (dict, list, tuple)):  # as a whole, 1, 1.0 and True would be equal in them
@@ -74,7 +76,7 @@ class Comparison:
         return None if have_parts else equality is object.__eq__
 
     def _parts(self, item: Any) -> Iterator[tuple[str, Any]]:
-        """Yield the name and the value of each part of an item, such as ``.rate`` or ``[0]``."""
+        """Yield the name of each part of an item, such as ``.rate``, ``[0]`` or nothing, and its value."""
         match item:
             case CodeType():
                 yield from _parts_of_code(item)
@@ -101,7 +103,7 @@ class Comparison:
                 )
 
     def _is_compared(self, name: str, value: Any) -> bool:
-        """Whether an attribute counts: public, private and in the source, or a special method."""
+        """Whether to compare an attribute: public, a special method, or private and named in the source."""
         if name.startswith("__") and name.endswith("__"):
             return isinstance(value, _METHOD_TYPES)
         return not name.startswith("_") or name in self._names
@@ -130,7 +132,7 @@ def _parts_of_code(code: CodeType) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the code, the defaults, the closure's values and the attributes of a function."""
+    """Yield the parts of a function by name: its code, defaults, closure's values and attributes."""
     yield "()", function.__code__
     yield " (its defaults)", (function.__defaults__ or (), function.__kwdefaults__ or {})
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -143,10 +145,10 @@ def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(item: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of an object, of ``__dict__`` and of ``__slots__``."""
+    """Yield the name and the value of each attribute of an object, from ``__dict__`` and ``__slots__``."""
     yield from getattr(item, "__dict__", {}).items()
-    for kind in type(item).__mro__:
-        for name, slot in vars(kind).items():
+    for base_class in type(item).__mro__:
+        for name, slot in vars(base_class).items():
             if isinstance(slot, MemberDescriptorType):
                 yield name, getattr(item, name, _MISSING)
 

@@ -59,7 +59,7 @@ _PROCESS_STATES: Final = {"Accelerator", "AcceleratorState", "GradientState", "P
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a function, with all that travels with it."""
+    """A call of a function; what it uses of the notebook travels with it to the ranks, in one pickle."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
@@ -73,6 +73,7 @@ class Call:
         """
         variables = [(f"args[{place}]", value) for place, value in enumerate(self.args)]
         searched: set[int] = set()
+        # Pairs: the user of an item, empty for the function and its arguments, and the item.
         to_search: list[tuple[str, Any]] = [("", self.function), *(("", value) for value in self.args)]
         while to_search:
             user, item = to_search.pop()
@@ -110,24 +111,25 @@ def write(folder: Path, call: Call, *, base: Path, data: str | None, same_machin
     (folder / FUNCTION).write_bytes(_pickled(call))
     modules = {*_modules_of(call)}
     # Cells of a notebook are no files on a disk: tracebacks of the ranks need their source.
-    cells: dict[str, list[str]] = {}
+    cell_sources: dict[str, list[str]] = {}
     for item in call.items:
         code = getattr(item, "__code__", None)
         if code is not None and not Path(code.co_filename).is_file():
-            cells[code.co_filename] = linecache.getlines(code.co_filename)
+            cell_sources[code.co_filename] = linecache.getlines(code.co_filename)
     notes = {
         "versions": versions(),
-        "sources": {file: lines for file, lines in cells.items() if lines},
+        "sources": {file: lines for file, lines in cell_sources.items() if lines},
         "folder": str(base),
         "data": data,
         "same_machine": same_machine,
         "accelerate": "accelerate" in modules,
     }
     (folder / NOTES).write_text(json.dumps(notes))
+    # Modules beside the notebook, or beside the script that runs now, are copied for the ranks.
     roots = [base.resolve()]
-    main = getattr(sys.modules["__main__"], "__file__", None)
-    if main:
-        roots.append(Path(main).resolve().parent)
+    main_file = getattr(sys.modules["__main__"], "__file__", None)
+    if main_file:
+        roots.append(Path(main_file).resolve().parent)
     script = folder / script_name(call.function)
     write_program(script, _SCRIPT, modules, roots)
     return script
@@ -178,20 +180,22 @@ def _modules_of(call: Call) -> Iterator[str]:
             continue
         kind = item if isinstance(item, (FunctionType, type)) else type(item)
         yield kind.__module__.split(".")[0]
+        # What a function imports while it runs.
         for code in code_objects(item.__code__) if isinstance(item, FunctionType) else ():
             yield from (name.split(".")[0] for name in operands(code, "IMPORT_NAME"))
 
 
 def _pickled(call: Call) -> bytes:
-    """Pickle a call, or raise an error that names the variable that cannot travel."""
+    """Pickle a call, or raise BadInputError with the name of the variable that cannot travel."""
     __tracebackhide__ = True
+    # First refuse what pickle may accept but a rank cannot use, such as a tensor on a device.
     for variable in call.variables:
         for name, part in _with_contents(*variable):
             if reason := _reason_against(part):
                 raise _refusal(name, reason)
     try:
         pickled = dumps((call.function, call.args))
-    except BadInputError:
+    except BadInputError:  # it says already what cannot travel
         raise
     except Exception as error:
         for variable in call.variables:
@@ -238,30 +242,30 @@ def dumps(value: Any) -> bytes:
                 if type(obj) in _LOCKS:
                     return _LOCKS[type(obj)], ()
                 return type(obj), (obj.lock_file, obj.timeout)  # of filelock
-            cached: Any = obj.__wrapped__ if isinstance(obj, _CACHED) else None
-            if cached is not None and _travels_by_value(cached):
+            cached_function: Any = obj.__wrapped__ if isinstance(obj, _CACHED) else None
+            if cached_function is not None and _travels_by_value(cached_function):
                 max_size, typed = obj.cache_parameters().values()
-                arguments = (cached, max_size, typed, functools._CacheInfo)  # noqa: SLF001
+                arguments = (cached_function, max_size, typed, functools._CacheInfo)  # noqa: SLF001
                 return type(obj), arguments, dict(vars(obj))
-            reduced = super().reducer_override(obj)
+            rebuild = super().reducer_override(obj)
             is_of_main = getattr(obj, "__module__", None) == "__main__"
             has_own_reducer = type(obj) in self.dispatch_table
-            if reduced is NotImplemented and is_of_main and not has_own_reducer and not isinstance(obj, type):
-                reduced = obj.__reduce_ex__(self.proto)
-                if isinstance(reduced, str):  # a name in __main__
+            if rebuild is NotImplemented and is_of_main and not has_own_reducer and not isinstance(obj, type):
+                rebuild = obj.__reduce_ex__(self.proto)
+                if isinstance(rebuild, str):  # a name in __main__
                     reason = "travels by name alone, and no rank has it: it is no plain function or class"
                     fix = "Define it inside the function, or in a module beside the notebook"
-                    raise BadInputError(f"`{reduced}` {reason}", field="function", fix=fix)
-            return reduced
+                    raise BadInputError(f"`{rebuild}` {reason}", field="function", fix=fix)
+            return rebuild
 
     stream = io.BytesIO()
-    by_value = [module for name, module in [*sys.modules.items()] if name.split(".")[0] in _DOWNLOADED]
-    for module in by_value:
+    downloaded = [module for name, module in [*sys.modules.items()] if name.split(".")[0] in _DOWNLOADED]
+    for module in downloaded:
         cloudpickle.register_pickle_by_value(module)
     try:
         Pickler(stream).dump(value)
     finally:
-        for module in by_value:
+        for module in downloaded:
             cloudpickle.unregister_pickle_by_value(module)
     return stream.getvalue()
 
@@ -295,7 +299,7 @@ def _reason_against(value: Any) -> str | None:
     if kind.__module__.split(".")[0] == "accelerate" and kind.__name__ in _PROCESS_STATES:
         return f"is of Accelerate's {kind.__name__}, which is each process's own"
     torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "Tensor"):
+    if torch is None or not hasattr(torch, "Tensor"):  # not imported, so the value is no tensor
         return None
     tensors = [value] if isinstance(value, torch.Tensor) else []
     if isinstance(value, torch.nn.Module):
@@ -307,7 +311,7 @@ def _reason_against(value: Any) -> str | None:
 
 
 def _innermost_unpicklable(name: str, value: Any, depth: int = _MAX_DEPTH) -> tuple[str, str] | None:
-    """Find the innermost part of a variable that cannot be pickled, and why; None if all of it can."""
+    """Return the name of the innermost part that cannot be pickled, and why; None: all of it can."""
     if isinstance(value, (FunctionType, type)):
         return None  # what functions and classes use is checked by its own name
     try:
@@ -326,7 +330,7 @@ def _innermost_unpicklable(name: str, value: Any, depth: int = _MAX_DEPTH) -> tu
 
 
 def _with_contents(name: str, value: Any, depth: int = _MAX_DEPTH) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the value of a variable, and of everything in it if it is a container."""
+    """Yield the name and the value of a variable, and of a container also its items, to ``depth`` levels."""
     yield name, value
     for path, part in _parts(value) if depth else ():
         yield from _with_contents(name + path, part, depth - 1)
@@ -371,18 +375,19 @@ def paths_of_here(call: Call, base: Path, data: str | None) -> Mapping[str, str]
 def _texts_of(call: Call) -> Iterator[tuple[str, str]]:
     """Yield the texts that a call takes along, each after the variable that has it, as in ``in config``."""
     for name, value in [("", call.function), *call.variables]:
-        values: list[tuple[str, Any]] = []
+        constants: list[tuple[str, Any]] = []  # in the function's code
         if isinstance(value, FunctionType) and _travels_by_value(value):
             for code in code_objects(value.__code__):
-                values += [(value.__name__, constant) for constant in code.co_consts]
-        for container, whole in [*values, (name, value)]:
-            for _, part in _with_contents("", whole):
+                constants += [(value.__name__, constant) for constant in code.co_consts]
+        for container, content in [*constants, (name, value)]:
+            for _, part in _with_contents("", content):
                 if isinstance(part, (str, Path)):
                     yield f"in {container}", str(part)
 
 
 def _is_path_of_this_machine(text: str, base: Path, data: str | None) -> bool:
     """Whether a text is the path of a file or folder here that neither staging nor every node has."""
+    # Not "." and "/", which every node has, nor what can be no path.
     if not text.strip(". /") or len(text) > _MAX_CHARACTERS or "\n" in text:
         return False
     path = Path(base, text)
@@ -399,7 +404,7 @@ def _is_path_of_this_machine(text: str, base: Path, data: str | None) -> bool:
 
 
 _MODEL: Final = re.compile(r"[A-Z]\w*(?:Model|For[A-Z]\w*)(?:Head)?|Sequential")
-_OTHERS: Final = re.compile(r"DataCollator|Tokenizer|Processor|Config|Arguments|Output")
+_NO_MODEL_NAME: Final = re.compile(r"DataCollator|Tokenizer|Processor|Config|Arguments|Output")
 _MAKERS: Final = ("create_model", "from_pretrained", "from_config")
 
 
@@ -437,13 +442,13 @@ def advice_on_source(source: str, modules: Collection[str] = ()) -> str | None:
 
 
 def _makes_model(callee: ast.expr, models: Collection[str]) -> bool:
-    """Whether a call of an expression seems to make a model, judged by its name."""
+    """Whether a call of ``callee`` seems to make a model: it is in ``models``, or its name suggests it."""
     name = _last_name(callee)
     if name in models or name == "create_model":
         return True
     if name in _MAKERS and isinstance(callee, ast.Attribute):  # tokenizers and configurations have it too
         name = _last_name(callee.value)
-    return bool(_MODEL.fullmatch(name)) and not _OTHERS.search(name)
+    return bool(_MODEL.fullmatch(name)) and not _NO_MODEL_NAME.search(name)
 
 
 def _last_name(node: ast.expr) -> str:

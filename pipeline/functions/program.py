@@ -34,12 +34,12 @@ def operands(code: CodeType, *opnames: str) -> dict[str, None]:
     >>> operands(compile("import os, sys", "", "exec"), "IMPORT_NAME")
     {'os': None, 'sys': None}
     """
-    chosen = [each for each in dis.get_instructions(code) if each.opname in opnames]
-    return dict.fromkeys(str(each.argval) for each in chosen)
+    selected = [instruction for instruction in dis.get_instructions(code) if instruction.opname in opnames]
+    return dict.fromkeys(str(instruction.argval) for instruction in selected)
 
 
 def globals_of(code: CodeType) -> set[str]:
-    """Return the global names that code uses, also in the functions and classes in it."""
+    """Return the global names that code reads, assigns or deletes, also in its functions and classes."""
     names: set[str] = set()
     for part in code_objects(code):
         defined_in_part = operands(part, "STORE_NAME")  # such as the attributes of a class body
@@ -49,8 +49,8 @@ def globals_of(code: CodeType) -> set[str]:
 
 def does_nothing(function: Callable[..., Any]) -> bool:
     """Whether a call of a function does not run it: it is a generator, or async."""
-    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    return any(is_kind(function) for is_kind in kinds)
+    checks = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    return any(is_kind(function) for is_kind in checks)
 
 
 def item_name(item: Any) -> str:
@@ -88,7 +88,7 @@ def write_program(script: Path, text: str, modules: Collection[str], roots: Coll
 
 
 def _root_of(module: str, roots: Collection[Path]) -> Path | None:
-    """Return which of the folders ``roots`` a module is copied from; None: ranks have it installed."""
+    """Return which of the folders ``roots`` a module is copied from; None: it is not copied."""
     if module in sys.stdlib_module_names or module == "manycpu":
         return None
     try:
@@ -107,5 +107,6 @@ def _root_of(module: str, roots: Collection[Path]) -> Path | None:
     else:  # built into Python
         return None
     folder = Path(location).resolve().parent
+    # A root may be the site-packages of an environment: ranks have their own.
     is_installed = bool(_INSTALL_FOLDERS & {*folder.parts})
     return folder if folder in roots and not is_installed else None

@@ -85,6 +85,7 @@ def function_module(function: Callable[..., Any], foreign: Collection[str] = ())
         statements += [statement for statement in definitions if statement not in statements]
 
     def imports_first(statement: ast.stmt) -> tuple[object, ...]:
+        """Return a sort key: imports before other statements, both in the order of the file."""
         is_import = isinstance(statement, _Import)
         return not is_import, statement.lineno, statement.col_offset, ast.unparse(statement)
 
@@ -148,6 +149,7 @@ def _check_unchanged(
 
 def _reasons_against(function: Callable[..., Any], foreign: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield every reason why a function cannot be a program, each with its fix."""
+    # The caller refuses the function at the first reason: later checks rely on the earlier ones.
     if not inspect.isfunction(function):
         yield "it is no function", "Decorate a function with `def`"
     if function.__name__ == "<lambda>":
@@ -225,7 +227,8 @@ class _UsedStatements:
             statement: A definition, or an import.
             value: What the name that it defines stands for at present.
         """
-        self._freeze_calls(statement, value)
+        self._freeze_calls(statement, value)  # first: what only a frozen call used is not needed
+        # Imports in a function stay as written: check them, and note their modules.
         for node in ast.walk(statement):
             if isinstance(node, _Import):
                 for alias in node.names:
@@ -239,7 +242,7 @@ class _UsedStatements:
                 self._add_used_statements(definition, self._function.__globals__.get(name))
 
     def _freeze_calls(self, statement: ast.stmt, value: Any) -> None:
-        """Replace calls in defaults and class attributes by their results: ranks would call once more.
+        """Replace calls in defaults and class attributes by their results, so that ranks do not call again.
 
         Args:
             statement: Changed in place if it defines a function or a class.
@@ -259,6 +262,7 @@ class _UsedStatements:
                     | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as given)
                 ) if name in members and _may_change_each_time(given):
                     if not self._is_field_description(given):
+                        # Without a literal the call stays, and `_check_unchanged` compares its results.
                         member.value = _as_literal(members[name], given) or given
                 case ast.Assign() | ast.AnnAssign() | ast.Pass() | ast.Expr(value=ast.Constant()):
                     pass
@@ -267,13 +271,14 @@ class _UsedStatements:
                     raise self._refusal(statement.name, what, "Assign each of its attributes once")
 
     def _freeze_defaults(self, definition: ast.FunctionDef | ast.AsyncFunctionDef, value: Any) -> None:
-        """Replace calls in the defaults of a function's arguments by their results."""
+        """Replace calls in a function's defaults by their results, or refuse the function."""
         value = getattr(value, "__func__", value)  # of a class method
         function = inspect.unwrap(value) if callable(value) else None
         parameters = inspect.signature(function).parameters if inspect.isfunction(function) else {}
 
         def frozen(argument: ast.arg, default: Any) -> Any:
             """Return the default as it is written, or its present value as a literal."""
+            # None: a keyword-only argument without a default.
             if default is None or not _may_change_each_time(default):
                 return default
             if argument.arg in parameters:
@@ -291,7 +296,7 @@ class _UsedStatements:
         arguments.kw_defaults = [*map(frozen, arguments.kwonlyargs, arguments.kw_defaults)]
 
     def _is_field_description(self, value: ast.expr) -> bool:
-        """Whether an expression calls a library for data classes, such as ``field()`` of dataclasses."""
+        """Whether an expression is, or calls, a name of a library for data classes, such as ``field()``."""
         callee = value.func if isinstance(value, ast.Call) else value
         try:
             code = compile(ast.Expression(callee), "<callee>", "eval")
@@ -316,6 +321,7 @@ class _UsedStatements:
 
     def _reasons_not_to_copy(self, name: str, statements: list[ast.stmt]) -> Iterator[tuple[str, str]]:
         """Yield every reason why a name cannot be copied with the statements that define it, with its fix."""
+        # The caller refuses the name at the first reason: later checks rely on the earlier ones.
         if re.match(r"(airflow|manycpu\.operators)\b", type(self._function.__globals__.get(name)).__module__):
             fix = f"To have the result of a task, {_ARGUMENT}"
             yield "is an object of Airflow, such as a task or a DAG", fix
@@ -336,7 +342,7 @@ class _UsedStatements:
             yield f"is changed after its definition (line {line})", _ONCE
 
     def _single_import(self, name: str, statement: ast.Import | ast.ImportFrom) -> ast.stmt:
-        """Cut an import down to one of its names, and note its module.
+        """Return an import of only this name of a statement, and add its module to ``modules``.
 
         Raises:
             BadInputError: Ranks cannot import it.
@@ -418,6 +424,7 @@ def _first_line_that_changes(tree: ast.Module, name: str, *, imported: bool = Fa
     """
 
     def changes(node: ast.stmt | ast.expr) -> bool:
+        """Whether a node assigns to a part of the value, or calls a method of it."""
         match node:
             case ast.Attribute(ctx=ast.Store() | ast.Del()):
                 return _base_name(node) == name

@@ -72,14 +72,14 @@ _NO_LAUNCHER_POD: Final = dict.fromkeys(
 
 
 def refusals(run: TrainingRun, target: TargetFields) -> list[Finding]:
-    """List the fields that were set and that the target's launch kind cannot express."""
+    """Return a finding for each field that the user set and that the target's launch kind refuses."""
     launcher: Launcher = {**LAUNCHERS, **JOB_LAUNCHERS}[target.launch]
-    refused = dict(launcher.UNSUPPORTED)
+    reasons = dict(launcher.UNSUPPORTED)
     if not target.has_launcher:
-        refused |= _NO_LAUNCHER_POD
+        reasons |= _NO_LAUNCHER_POD
     findings = []
-    for field, why in refused.items():
-        if field == "elastic":
+    for field, why in reasons.items():
+        if field == "elastic":  # no field of its own: run.nnodes is a range
             name, fix, is_set = "run.nnodes", "Give one number.", run.elastic
         elif field.startswith("target."):
             name, fix, is_set = field, f"Leave {field} out.", _is_set(target, field)
@@ -95,13 +95,13 @@ def _is_set(model: BaseModel, field: str) -> bool:
     """Whether the value of a field, such as ``run.resources.cpu``, differs from the default."""
     _, name, *inner = field.split(".")
     value = getattr(model, name)
-    if inner:
+    if inner:  # a field of run.resources, whose default is None
         return getattr(value, inner[0]) is not None
     return bool(value != type(model).model_fields[name].get_default(call_default_factory=True))
 
 
 def device_refusals(run: TrainingRun, target: TargetFields) -> Iterator[Finding]:
-    """Yield a finding for each field that contradicts ``run.device``, for every launch kind alike."""
+    """Yield a finding for each field that contradicts ``run.device``; every launch kind has these rules."""
     if run.downcast_bf16 and (run.device, run.dtype) != ("xla", "bf16"):
         message = f"it is for device xla with dtype bf16, and this is {run.device} with {run.dtype}"
         yield Finding("run.downcast_bf16", message, "Set run.device to 'xla' and run.dtype to 'bf16'")

@@ -14,8 +14,8 @@ PLACEHOLDERS: Final = ("data", "model", "output", "checkpoints")
 
 
 def environment(run: TrainingRun, placement: Placement) -> dict[str, str]:
-    """Build the environment of a rank, without what differs between ranks; the user's ``env`` wins."""
-    low, high = run.nodes
+    """Build the environment variables that all ranks share; those of the user's ``run.env`` win."""
+    low, high = run.nodes  # they differ only for a range, such as 2:4
     on_xla = run.device == "xla"
     variables = {
         "MANYCPU_RUN": placement.name,
@@ -24,7 +24,7 @@ def environment(run: TrainingRun, placement: Placement) -> dict[str, str]:
         "MANYCPU_NPROC_PER_NODE": str(run.processes),
         "MANYCPU_SUBPROCESSES": str(run.subprocesses) if run.subprocesses > 1 else "",
         "MANYCPU_XLA_DEVICES": str(run.nproc_per_node) if on_xla else "",
-        # The ranks choose: they know what is installed. XLA has its own collectives among its devices.
+        # auto: the ranks choose, since they know what is installed. XLA has collectives of its own.
         "MANYCPU_BACKEND": "" if on_xla else run.backend or "auto",
         "MANYCPU_DTYPE": run.dtype or ("auto" if run.program in RECIPES else "fp32"),
         "ACCELERATE_DOWNCAST_BF16": "true" if run.downcast_bf16 else "",
@@ -45,16 +45,17 @@ def environment(run: TrainingRun, placement: Placement) -> dict[str, str]:
         "HF_DATASETS_CACHE": f"{placement.caches}/datasets",
         "PYTHONUNBUFFERED": "1",
     }
+    # An empty value means that the run does not use the variable.
     return {name: value for name, value in variables.items() if value} | run.env
 
 
 def node_command(run: TrainingRun, placement: Placement) -> list[str]:
-    """Build the node's arguments: what follows Python, or torchrun's options, on every rank."""
+    """Build Python's arguments that run the program through ``manycpu.pipeline.node``, alike on all ranks."""
     return ["-m", "manycpu.pipeline.node", *placement.program, *arguments(run, placement)]
 
 
 def arguments(run: TrainingRun, placement: Placement) -> list[str]:
-    """Build the program's arguments, with paths in place of ``{data}`` and its like; other braces stay."""
+    """Return ``run.args`` with paths in place of ``{data}`` and the other placeholders; other braces stay."""
     words = list(run.args)
     for name in PLACEHOLDERS:
         path: str | None = getattr(placement, name)

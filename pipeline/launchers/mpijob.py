@@ -98,7 +98,7 @@ os.execvp(program[0], program)
 
 
 def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[dict[str, Any]]:
-    """Describe the MPIJob.
+    """Build the manifest of the MPIJob, as a list of one.
 
     Raises:
         BadInputError: A range of nodes.
@@ -160,6 +160,7 @@ def launcher(  # noqa: PLR0913 - what makes up a launcher
         BadInputError: A range of nodes.
     """
     family = target.mpi or DEFAULT_MPI
+    # The placement as mpirun sees it inside the launcher pod.
     fields = {
         "attempt_directory": str(PurePosixPath(hostfile).parent),
         "mpi": Mpi(family=family, version="", mpirun=PROGRAMS[family]),
@@ -170,6 +171,7 @@ def launcher(  # noqa: PLR0913 - what makes up a launcher
         "launcher_interface": "eth0",
         "launcher_address": None,
     }
+    # To mpirun the workers are hosts that it reaches by ssh.
     on_hosts = BareMetal(hostfile=hostfile, ssh=("ssh",))
     [command] = mpirun.objects(pods.with_library(run), on_hosts, placement.model_copy(update=fields))
     inner = pods.container(
@@ -199,29 +201,31 @@ def worker(container: str, run: TrainingRun, target: Kubernetes, placement: Plac
     # Not ready before sshd answers; unlike a readiness probe, this one ends when the training starts.
     inner["startupProbe"] = {"tcpSocket": {"port": PORT}, "periodSeconds": 1, "failureThreshold": 120}
     template = pods.rank_template(inner, run, target, placement, SSHD_FILES | SSH_FILES)
+    # For sshd's host key, and the container's variables, secrets included: in memory, not on a disk.
     own = {"name": "own", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
     return pods.add_volumes(template, [own], {"own": OWN})
 
 
 def await_workers(hostfile: str = HOSTFILE) -> list[str]:
-    """Build the words to put before a command: they start it when each worker's sshd answers."""
+    """Return the words to put before a command, so that it starts when each worker's sshd answers."""
     return ["python3", "-IS", "-c", AWAIT_WORKERS, hostfile, str(PORT), HOSTS]
 
 
 def _launcher_resources(run: TrainingRun) -> dict[str, Any]:
-    """Size the launcher pod, which runs mpirun and an ssh for each node, and passes on lines.
+    """Build requests and limits of the launcher pod, which runs mpirun and an ssh for each node.
 
-    It asks for little, so that it fits where the ranks have taken the rest, and for nothing if they do.
+    The user's values win. By default it asks for little, so that it fits where the ranks have taken the rest;
+    and it asks for no CPU or memory if the ranks ask for none.
     """
     cpu, memory = run.resources.launcher_cpu, run.resources.launcher_memory
     if not cpu and run.resources.cpu:
         cpu = _CPU_REQUEST
     if not memory and run.resources.memory:
         memory = f"{_MEMORY_MIB + _NODE_MEMORY_MIB * run.nodes.most}Mi"
-    built = pods.resources(cpu, memory)
+    requests_and_limits = pods.resources(cpu, memory)
     if cpu:
-        built["limits"]["cpu"] = format_cores(_BURST_FACTOR * cpu)
-    return built
+        requests_and_limits["limits"]["cpu"] = format_cores(_BURST_FACTOR * cpu)
+    return requests_and_limits
 
 
 def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:  # noqa: ARG001
@@ -230,7 +234,7 @@ def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:  # noqa
 
 
 def ranks(job: KubeObject) -> Ranks | None:
-    """Read the number of workers, and the pod spec of each."""
+    """Read the number of workers, and the pod spec of each; None: the job has no workers."""
     worker = job["spec"].get("mpiReplicaSpecs", {}).get("Worker")
     if not worker:
         return None

@@ -34,7 +34,9 @@ class _Dialect(NamedTuple):
 
 
 def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -> list[dict[str, Any]]:
-    """Describe the launch as one ``{argv, env, cwd, files}``: a command, its environment, folder and files.
+    """Return one command, ``{argv, env, cwd, files}``, that starts the ranks by mpirun.
+
+    ``env`` is the environment of mpirun; ``files`` maps a name in the attempt's folder to its content.
 
     Raises:
         BadInputError: A range of nodes, or an ssh command with a word that mpirun would split.
@@ -50,7 +52,8 @@ def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -
             fix="Give one number",
         )
     rendezvous = {"MASTER_ADDR": placement.master_addr, "MASTER_PORT": str(placement.master_port)}
-    remote = target if isinstance(target, BareMetal) else None  # mpirun starts ranks by fork, or by ssh
+    # None: mpirun starts the ranks on this machine, by fork; else on hosts, by ssh.
+    remote = target if isinstance(target, BareMetal) else None
     if remote is not None and remote.interface:
         rendezvous["GLOO_SOCKET_IFNAME"] = remote.interface
     env = environment(run, placement) | rendezvous | mpi.env
@@ -60,7 +63,7 @@ def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -
     if mpi.family == "mpich":
         # MPICH 4.0.2 loses the last variable of -genvlist: add one that is not needed.
         env["MANYCPU_LAST"] = "1"
-    processes = run.processes * (len(placement.hosts) or 1)
+    processes = run.processes * (len(placement.hosts) or 1)  # no hosts: this machine alone
     words = [*dialect.options, "-n", str(processes), placement.python, *node_command(run, placement)]
     return [
         {
@@ -73,9 +76,9 @@ def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -
 
 
 def _intel(run: TrainingRun, remote: BareMetal | None, placement: Placement, names: list[str]) -> _Dialect:
-    """Build the options of Intel MPI; arguments as in ``_DIALECTS``."""
+    """Build options, variables and hostfile for Intel MPI's mpirun; arguments as in ``_DIALECTS``."""
     env = {"I_MPI_PIN": "off"}  # the node's CPU plan decides where threads run
-    if remote is None:
+    if remote is None:  # the ranks run on this machine
         return _Dialect([], env | {"I_MPI_HYDRA_BOOTSTRAP": "fork"})
     ssh_program, ssh_options = _ssh_command(remote)
     env |= {
@@ -91,14 +94,15 @@ def _intel(run: TrainingRun, remote: BareMetal | None, placement: Placement, nam
 
 
 def _mpich(run: TrainingRun, remote: BareMetal | None, placement: Placement, names: list[str]) -> _Dialect:
-    """Build the options of MPICH; arguments as in ``_DIALECTS``."""
-    binding = ["-bind-to", "none"]
-    if remote is None:
+    """Build options, variables and hostfile for MPICH's mpirun; arguments as in ``_DIALECTS``."""
+    binding = ["-bind-to", "none"]  # the node's CPU plan decides where threads run
+    if remote is None:  # the ranks run on this machine
         return _Dialect([*binding, "-launcher", "fork"], {})
     ssh_program, ssh_options = _ssh_command(remote)
     # Renamed between versions 3 and 4; each version ignores the other name.
     env = dict.fromkeys(("HYDRA_LAUNCHER_EXTRA_ARGS", "HYDRA_LAUNCH_EXTRA_ARGS"), ssh_options)
     launcher = ["-launcher", "ssh", "-launcher-exec", ssh_program]
+    # The hosts connect back to an address: they often cannot resolve this machine's name.
     connect_back: list[str] = []
     if placement.launcher_address:
         connect_back = ["-localhost", placement.launcher_address]
@@ -109,7 +113,7 @@ def _mpich(run: TrainingRun, remote: BareMetal | None, placement: Placement, nam
 
 
 def _openmpi(run: TrainingRun, remote: BareMetal | None, placement: Placement, names: list[str]) -> _Dialect:
-    """Build the options of Open MPI; arguments as in ``_DIALECTS``."""
+    """Build options, variables and hostfile for Open MPI's mpirun; arguments as in ``_DIALECTS``."""
     # Version 5 reads PRTE_* where version 4 reads OMPI_*; each ignores the other's.
     env = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -117,10 +121,10 @@ def _openmpi(run: TrainingRun, remote: BareMetal | None, placement: Placement, n
         "PRTE_ALLOW_RUN_AS_ROOT": "1",
         "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
-    binding = ["--bind-to", "none"]
-    if remote is None:
+    binding = ["--bind-to", "none"]  # the node's CPU plan decides where threads run
+    if remote is None:  # the ranks run on this machine
         return _Dialect([*binding, "--host", f"localhost:{run.processes}"], env)
-    agent = " ".join(_ssh_command(remote))
+    agent = " ".join(_ssh_command(remote))  # the command by which Open MPI reaches a host
     env |= {
         "OMPI_MCA_plm_rsh_agent": agent,
         "PRTE_MCA_plm_ssh_agent": agent,
@@ -139,7 +143,7 @@ def _openmpi(run: TrainingRun, remote: BareMetal | None, placement: Placement, n
         "--hostfile",  # without it version 5 runs one node and reports success
         f"{placement.attempt_directory}/{HOSTFILE}",
         "--map-by",
-        f"ppr:{run.processes}:node",
+        f"ppr:{run.processes}:node",  # processes per resource: that many ranks on each node
         "-wdir",
         placement.code,
     ]
@@ -176,12 +180,16 @@ def _hydra_options(run: TrainingRun, placement: Placement, names: list[str]) -> 
 
 
 def _hydra_hosts(run: TrainingRun, placement: Placement) -> str:
-    """Write the hostfile of Hydra."""
+    """Write the hostfile of Intel MPI and MPICH: on each line a host, and how many ranks it gets."""
     return "".join(f"{host.name}:{run.processes}\n" for host in placement.hosts)
 
 
 def _ssh_command(target: BareMetal) -> tuple[str, str]:
-    """Split the ssh command into its program and the other words, which every MPI splits at blanks again."""
+    """Return the ssh program, and its options as one text, which every MPI splits at blanks.
+
+    Raises:
+        BadInputError: A word has a blank in it.
+    """
     for word in target.ssh:
         if len(word.split()) != 1:
             raise BadInputError(

@@ -59,12 +59,15 @@ def security_context() -> KubeObject:
 
 
 def node_selector(target: Kubernetes) -> KubeObject:
-    """Choose the nodes of a pod that asks for no TPU: nodes with TPUs do not admit it."""
+    """Return the target's node selector without TPU labels: nodes with TPUs do not admit other pods."""
     return {label: value for label, value in target.node_selector.items() if label not in TPU_LABELS}
 
 
 def on_nodes(target: Kubernetes, *, ranks: bool = False) -> KubeObject:
-    """Build the fields of a pod for its nodes, its service account and its image's secret."""
+    """Build the pod fields that the target sets: nodes, priority, service account, image pull secret.
+
+    ``ranks``: whether it is a pod of ranks, which alone may ask for TPUs.
+    """
     fields = {
         "nodeSelector": target.node_selector if ranks else node_selector(target),
         "tolerations": list(target.tolerations),
@@ -78,21 +81,21 @@ def on_nodes(target: Kubernetes, *, ranks: bool = False) -> KubeObject:
 def env_list(
     values: Mapping[str, str], secret: str | None = None, *, optional: bool = False
 ) -> list[KubeObject]:
-    """Write the environment of a container, in which Kubernetes expands nothing.
+    """Build the ``env`` list of a container, with values in which Kubernetes expands nothing.
 
     Args:
         values: Name -> value.
         secret: Name of the Secret with the variables that are named like a secret; None: write all values.
         optional: Whether the container starts without a variable that is not in the Secret.
     """
-    listed: list[KubeObject] = []
+    entries: list[KubeObject] = []
     for name, value in values.items():
         if secret and is_secret(name):
-            key = {"name": secret, "key": name} | ({"optional": True} if optional else {})
-            listed.append({"name": name, "valueFrom": {"secretKeyRef": key}})
+            reference = {"name": secret, "key": name} | ({"optional": True} if optional else {})
+            entries.append({"name": name, "valueFrom": {"secretKeyRef": reference}})
         else:
-            listed.append({"name": name, "value": literal(value)})
-    return listed
+            entries.append({"name": name, "value": literal(value)})
+    return entries
 
 
 def literal(text: str) -> str:

@@ -38,7 +38,7 @@ FILES: Final = "files"  # a volume of small files that are annotations of the po
 
 
 def metadata(target: Kubernetes, placement: Placement) -> KubeObject:
-    """Build name, labels and owner of a job."""
+    """Build the metadata of an attempt's job: name, namespace, labels, and the run's ledger as its owner."""
     queue = {QUEUE_LABEL: target.queue, PRIORITY_LABEL: target.queue_priority}
     fields: KubeObject = {
         "name": placement.job,
@@ -50,14 +50,20 @@ def metadata(target: Kubernetes, placement: Placement) -> KubeObject:
 
 
 def run_policy(run: TrainingRun, target: Kubernetes, *, clean: str, backoff: int) -> KubeObject:
-    """Build the operator's policy for failures and the job's end; without a TTL, which would delete it."""
+    """Build a job's ``runPolicy``: what the operator does when pods fail, and when the job ends.
+
+    ``clean``: which pods the operator deletes at the end. ``backoff``: the number of restarts at which it
+    gives up. There is no TTL, which would delete the job.
+    """
     policy: KubeObject = {"cleanPodPolicy": clean, "backoffLimit": backoff, **deadline(run)}
-    # Only its queue resumes it: without Kueue, no job starts past its queue.
+    # A job in a queue is created suspended, and Kueue resumes it: so it cannot start past its queue.
     return policy | ({"suspend": True} if target.queue else {})
 
 
 def deadline(run: TrainingRun) -> KubeObject:
-    """Build the deadline of a job that no process waits for; otherwise the time budgets end it earlier.
+    """Build the field by which Kubernetes ends a job or a pod after ``run.longest`` seconds.
+
+    It matters only if no manycpu process follows the run: a follower applies the run's shorter time budgets.
 
     The job and its pods have it: training-operator checks that of the job only at another event, and keeps
     running pods then; mpi-operator starts its clock with the launcher, after all workers.
@@ -76,14 +82,14 @@ def restart_policy(run: TrainingRun, target: Kubernetes) -> str:
 
 
 def with_library(run: TrainingRun) -> TrainingRun:
-    """Put the image's copy of manycpu before the user's PYTHONPATH."""
+    """Return the run with the image's copy of manycpu before the user's PYTHONPATH, if there is one."""
     path = run.env.get("PYTHONPATH")
     env = run.env | {"PYTHONPATH": f"{LIB}:{path}"} if path else run.env
     return run.model_copy(update={"env": env})
 
 
 def rank_variables(run: TrainingRun, placement: Placement) -> dict[str, str]:
-    """Build the environment of a rank's container: the user's ``env`` wins over the CPU plan."""
+    """Build the variables of a rank's container; those of the user's ``run.env`` win over all others."""
     device = {"PJRT_DEVICE": "TPU"} if run.device == "xla" else {}
     logs = {"MANYCPU_LOGS": str(PurePosixPath(placement.output).with_name(rank_logs.FOLDER))}
     own = {"HOME": HOME, **logs, **device, **_thread_variables(run)}
@@ -98,6 +104,7 @@ def _thread_variables(run: TrainingRun) -> Mapping[str, str]:
     cores = run.resources.cpu
     if cores is None:
         return {"OMP_NUM_THREADS": "1"}  # else torchrun warns
+    # The node is not known yet: assume one socket with as many cores as the run asks for.
     machine = Machine(cpus=tuple(Cpu(0, 0, number, number) for number in range(math.ceil(cores))))
     request = CpuRequest(processes=run.processes, subprocesses=run.subprocesses, cpus=cores, env=run.env)
     return plan(machine, request).env
@@ -110,7 +117,7 @@ def rank_resources(run: TrainingRun) -> KubeObject:
 
 
 def resources(cpu: float | None, memory: str | None, tpus: int = 0) -> KubeObject:
-    """Build limits equal to requests, so that the pod is of the class Guaranteed."""
+    """Build a container's resources; limits equal requests, so that the pod gets the QoS class Guaranteed."""
     amounts = {}
     if cpu:
         amounts["cpu"] = format_cores(cpu)
@@ -144,7 +151,7 @@ def container(  # noqa: PLR0913 - what makes up a container
 
 
 def with_fields(container: KubeObject, fields: Mapping[str, str]) -> KubeObject:
-    """Add fields of the pod to a container's environment: variable -> path of the field."""
+    """Add variables that Kubernetes sets from fields of the pod; ``fields``: variable -> field's path."""
     variables = [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()
     ]
@@ -155,6 +162,8 @@ def template(
     target: Kubernetes, placement: Placement, role: Role, container: KubeObject, files: Mapping[str, str]
 ) -> KubeObject:
     """Build a pod template around a container; ``files``: path -> content, mounted from annotations."""
+    # Each file is an annotation with the file's name (keys: path -> name). The downward API shows annotations
+    # as files of a volume, and each of these is mounted at its path.
     files = {"/etc/passwd": PASSWD, **files}
     keys = {path: path.rsplit("/", 1)[-1] for path in files}
     mounts, items = list[KubeObject](), list[KubeObject]()
@@ -181,10 +190,10 @@ def rank_template(
     placement: Placement,
     files: Mapping[str, str] | None = None,
 ) -> KubeObject:
-    """Build the template of the ranks' pods around a container, with all that a run may ask of them.
+    """Build the template of the ranks' pods around a container.
 
-    It adds the name of their machine and secrets, a deadline, the spread over machines, the claim, and a
-    ``/dev/shm`` in memory. Arguments as of :func:`template`.
+    It adds a variable with the machine's name, the user's secrets, a deadline, the spread over machines, the
+    claim (the run's volume), and a ``/dev/shm`` in memory. Arguments as of :func:`template`.
     """
     container = with_fields(container, {"MANYCPU_HOST": "spec.nodeName"})
     secrets = [{"secretRef": {"name": name}} for name in run.env_from]
@@ -199,12 +208,12 @@ def rank_template(
     mounts = {"volume": target.mount_path, "shm": "/dev/shm"}  # noqa: S108 - inside a pod
     # Staged folders are mounted a second time, read-only: later runs use them too.
     staged = [name for name, path in (("data", placement.data), ("model", placement.model)) if path]
-    below = target.home.removeprefix(target.mount_path).strip("/")
+    home_in_volume = target.home.removeprefix(target.mount_path).strip("/")
     read_only: list[KubeObject] = [
         {
             "name": "volume",
             "mountPath": f"{target.home}/{name}",
-            "subPath": f"{below}/{name}",
+            "subPath": f"{home_in_volume}/{name}",
             "readOnly": True,
         }
         for name in staged
@@ -213,7 +222,7 @@ def rank_template(
 
 
 def add_volumes(template: KubeObject, volumes: list[KubeObject], mounts: Mapping[str, str]) -> KubeObject:
-    """Add volumes to a template, mounted in its container: name -> path."""
+    """Add volumes to a pod template, and mount them in its container; ``mounts``: volume -> path."""
     template = template | {"spec": template["spec"] | {"volumes": [*template["spec"]["volumes"], *volumes]}}
     return _with_mounts(template, [{"name": name, "mountPath": path} for name, path in mounts.items()])
 
@@ -227,7 +236,7 @@ def _with_mounts(template: KubeObject, mounts: list[KubeObject]) -> KubeObject:
 
 
 def _spread(template: KubeObject, run: TrainingRun) -> KubeObject:
-    """Require or prefer a machine of its own for each rank's pod of an attempt."""
+    """Require or prefer that each pod of ranks of an attempt has a machine of its own."""
     template_labels = template["metadata"]["labels"]
     names = ("manycpu/run", "manycpu/attempt", "manycpu/role")
     same_ranks = {"matchLabels": {name: template_labels[name] for name in names}}

@@ -15,7 +15,7 @@ UNSUPPORTED = {
 
 
 def objects(run: TrainingRun, target: Local, placement: Placement) -> list[dict[str, Any]]:  # noqa: ARG001
-    """Describe the launch as one ``{argv, env, cwd, files}``: a command and what it needs."""
+    """Return one command, ``{argv, env, cwd, files}``, whose process starts the ranks."""
     argv = [
         placement.python,
         "-m",

@@ -31,7 +31,7 @@ PORT: Final = 23456
 
 
 def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[dict[str, Any]]:
-    """Describe the PyTorchJob."""
+    """Build the manifest of the PyTorchJob, as a list of one."""
     first = f"{placement.job}-worker-0"
     low, high = run.nodes
     workers = {
@@ -74,7 +74,7 @@ def template(  # noqa: PLR0913 - what makes up a pod
     if _needs_elastic_rendezvous(run):
         # By address: the name of the next rank 0 may not be in DNS yet.
         fields = {"MANYCPU_ADDRESS": "status.podIP"}
-        # A new store for every round, on its rank 0: a shared store stays behind on a lost node.
+        # After each restart, the new rank 0 makes a new store: a shared one would stay on a lost node.
         variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     else:
         fields, variables = {"MANYCPU_NODE_RANK": number}, {}
@@ -95,14 +95,17 @@ def _needs_elastic_rendezvous(run: TrainingRun) -> bool:
 
 
 def _join_timeouts(run: TrainingRun) -> dict[str, int]:
-    """Compute torchrun's timeouts, in seconds: the last pod may be queued for that long."""
+    """Compute torchrun's timeouts for the rendezvous, in seconds: the last pod may be queued that long."""
     seconds = run.queue_timeout + run.start_timeout
     # read_timeout is for the rendezvous itself, on a pod that may start last (default: 60 s).
     return {"join_timeout": seconds, "read_timeout": seconds}
 
 
 def _command(run: TrainingRun, placement: Placement, first: str) -> Iterator[str]:
-    """Build the command of a pod, in which Kubernetes expands the variables of the pod's fields."""
+    """Yield the words of a pod's command: torchrun, its options, and a rank's program.
+
+    Kubernetes replaces ``$(NAME)`` by a variable of the pod; ``literal`` protects the user's text from that.
+    """
     low, high = run.nodes
     timeouts = _join_timeouts(run)
     yield from (literal(placement.python), "-m", "torch.distributed.run")
@@ -124,18 +127,20 @@ def _command(run: TrainingRun, placement: Placement, first: str) -> Iterator[str
 
 
 def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
-    """Derive the run's state: it has succeeded when the job has and no pod still works.
+    """Derive the run's state: it has succeeded when the job has, and no pod still works.
 
-    The operator calls a job with a rendezvous a success when the first pod is; others may still write.
+    With an elastic rendezvous, the operator calls the job a success when its first pod is: other pods may
+    still write, or fail.
     """
     status = job_state(PYTORCHJOB, job)
     if job is None or status.state is not RunState.SUCCEEDED:
         return status
-    ended = (job.get("status") or {}).get("completionTime")
+    end_time = (job.get("status") or {}).get("completionTime")
     pods = sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
-    if working := [pod["metadata"]["name"] for pod in pods if _has_working_ranks(pod, ended)]:
+    if working := [pod["metadata"]["name"] for pod in pods if _has_working_ranks(pod, end_time)]:
         return Status(state=RunState.RUNNING, reason=f"waiting for {', '.join(working)} to end")
     failed = [pod["metadata"]["name"] for pod in pods if _has_failed(pod)]
+    # If the number of nodes may shrink, the others continue without a pod that failed.
     elastic = job["spec"].get("elasticPolicy")
     may_shrink = elastic is not None and elastic["minReplicas"] < elastic["maxReplicas"]
     if failed and not may_shrink:
@@ -145,7 +150,7 @@ def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
 
 
 def ranks(job: KubeObject) -> Ranks | None:
-    """Read the number of workers that the job needs to begin, and the pod spec of each."""
+    """Read how many workers the job needs to begin, and the pod spec of each; None: it has no workers."""
     worker = job["spec"].get("pytorchReplicaSpecs", {}).get("Worker")
     if not worker:
         return None
@@ -154,13 +159,17 @@ def ranks(job: KubeObject) -> Ranks | None:
 
 
 def _has_working_ranks(pod: Mapping[str, Any], ended: str | None) -> bool:
-    """Whether a pod runs ranks that started before the job ended; later ones find no other ranks."""
+    """Whether a pod runs ranks that started before the job ended; later ones find no other ranks.
+
+    ``ended`` is a time as Kubernetes writes it; None: unknown.
+    """
     running = container_state(pod, CONTAINER, "state", "running")
+    # Times of this form can be compared as texts.
     return running is not None and (ended is None or running["startedAt"] <= ended)
 
 
 def _has_failed(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod's ranks failed last."""
+    """Whether a pod has failed, or its container ended with an error and has not succeeded since."""
     phase = (pod.get("status") or {}).get("phase")
     last = container_state(pod, CONTAINER, "lastState", "terminated") or {}
     return phase == "Failed" or (phase != "Succeeded" and last.get("exitCode", 0) != 0)

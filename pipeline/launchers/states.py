@@ -9,11 +9,11 @@ from manycpu.pipeline.spec.state import RunState, Status, describe_exit
 
 
 def job_state(kind: JobKind, job: KubeObject | None) -> Status:
-    """Derive a job's state from its conditions, for every kind of job."""
+    """Derive a run's state from the conditions of its Kubernetes job; None: the job was deleted."""
     if job is None:
         return Status(state=RunState.FAILED, reason=f"its {kind.kind} is gone: somebody deleted it")
-    holds = {condition["type"]: condition for condition in kind.conditions(job)}
-    # Both can hold: a worker that is evicted after the launcher ended well.
+    holds = {condition["type"]: condition for condition in kind.conditions(job)}  # only true conditions
+    # Success first: both can hold, if a worker is evicted after the launcher ended well.
     if kind.succeeded in holds:
         return Status(state=RunState.SUCCEEDED)
     if FAILED in holds:
@@ -37,19 +37,19 @@ def container_state(pod: Mapping[str, Any], name: str, when: str, state: str) ->
     """
     for status in (pod.get("status") or {}).get("containerStatuses") or ():
         if status["name"] == name:
-            found: Mapping[str, Any] | None = (status.get(when) or {}).get(state)
-            return found
+            details: Mapping[str, Any] | None = (status.get(when) or {}).get(state)
+            return details
     return None
 
 
 def _message(condition: Mapping[str, Any]) -> str:
-    """Write reason and message of a condition, as far as it has them."""
+    """Join the reason and the message of a job's condition; either may be missing."""
     texts = [condition.get("reason"), condition.get("message")]
     return ": ".join(text.strip() for text in texts if text) or "without a reason"
 
 
 def process_state(observed: Mapping[str, Any]) -> Status:
-    """Derive a run's state from a supervised process.
+    """Derive a run's state from what was observed of its supervisor process.
 
     Args:
         observed: ``alive`` (whether the supervisor lives; None: unknown), ``unseen`` (why that is unknown),
@@ -69,6 +69,6 @@ def process_state(observed: Mapping[str, Any]) -> Status:
     reason = record["reason"]
     if not reason and record["code"] != 0:
         reason = f"the launcher ended with {describe_exit(record['code'])}"
-    if reason:
+    if reason:  # a budget was used up, the launcher could not be run, or it ended with an error
         return Status(state=RunState.FAILED, reason=reason, by_itself=True)
     return Status(state=RunState.SUCCEEDED)

@@ -14,7 +14,7 @@ UNSUPPORTED = {
 
 
 def objects(run: TrainingRun, target: Local, placement: Placement) -> list[dict[str, Any]]:  # noqa: ARG001
-    """Describe the launch as one ``{argv, env, cwd, files}``: a command and what it needs."""
+    """Return one command, ``{argv, env, cwd, files}``, that starts the ranks by torchrun."""
     argv = [
         placement.python,
         "-m",
@@ -23,12 +23,12 @@ def objects(run: TrainingRun, target: Local, placement: Placement) -> list[dict[
         f"--nproc-per-node={run.processes}",
         f"--max-restarts={run.max_restarts}",
         f"--log-dir={placement.attempt_directory}/torchrun",  # else it leaves a folder in /tmp
-        "--no-python",
+        "--no-python",  # what follows is a rank's whole command
         placement.python,
         *node_command(run, placement),
     ]
     # Without it torchrun warns and sets 1 thread; each rank's CPU plan replaces it.
     env = {"OMP_NUM_THREADS": "1"} | environment(run, placement)
-    if run.max_restarts:  # else gloo finds addresses of dead ranks in a store that outlives a round
+    if run.max_restarts:  # else gloo finds addresses of dead ranks in a store that outlives a restart
         env |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     return [{"argv": argv, "env": env, "cwd": placement.code, "files": {}}]

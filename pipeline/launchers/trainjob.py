@@ -46,7 +46,7 @@ _RUN_IN_FOLDER: Final = ("/bin/sh", "-c", 'cd "$0" && exec "$@"')
 
 
 def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[KubeObject]:
-    """Describe the TrainJob, and before it the run's own runtime if it has one.
+    """Build the manifest of the TrainJob, and before it that of the run's own TrainingRuntime if it has one.
 
     Raises:
         BadInputError: A field that a job may not change in a runtime of the cluster.
@@ -70,7 +70,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
         _check_patch(run, target, arguments)
         runtime = {"name": target.runtime}
         patches = {"runtimePatches": [_patch(template)]}
-        # The program of the ranks in a runtime of the cluster, which has its own working folder.
+        # A runtime of the cluster has another program and working folder: the TrainJob replaces them.
         program = {
             "image": container["image"],
             "command": list(_RUN_IN_FOLDER),
@@ -79,11 +79,11 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
             "resourcesPerNode": container["resources"],
         }
         trainer = {name: value for name, value in program.items() if value} | trainer
-    # Without what the placement on nodes does not depend on: variables, and the command with the user's text.
-    described = {
+    # RANKS has what decides on which nodes a pod fits: no variables, and no command with the user's text.
+    container_to_place = {
         name: value for name, value in container.items() if name not in ("command", "env", "envFrom")
     }
-    rank_pod = json.dumps({**template["spec"], "containers": [described]}, sort_keys=True)
+    rank_pod = json.dumps({**template["spec"], "containers": [container_to_place]}, sort_keys=True)
     if target.mpi:
         metadata["labels"] |= SPEAKER
     job = {
@@ -110,9 +110,9 @@ def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
     status = job_state(TRAINJOB, job)
     if job is None or status.state.terminal or TRAINJOB.suspended(job):
         return status
-    # A job with a runtime of the cluster has torchrun's options as its arguments.
-    words = takewhile(lambda word: word != "--no-python", job["spec"]["trainer"].get("args") or ())
-    if "--max-restarts=0" not in words:
+    # Only a job with a runtime of the cluster has arguments: torchrun's options, --no-python, the program.
+    torchrun_options = takewhile(lambda word: word != "--no-python", job["spec"]["trainer"].get("args") or ())
+    if "--max-restarts=0" not in torchrun_options:
         return status
     failed = sorted(pod["metadata"]["name"] for pod in pods if _has_failed(pod))
     if not failed:
@@ -122,7 +122,7 @@ def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
 
 
 def ranks(job: KubeObject) -> Ranks | None:
-    """Read the number of pods that the job needs to begin, and the spec of each."""
+    """Read how many pods of ranks the job has, and the spec of each; None: manycpu did not create it."""
     try:
         pod = json.loads(job["metadata"]["annotations"][RANKS])
         return Ranks(nodes=job["spec"]["trainer"]["numNodes"], pod=pod)
@@ -131,7 +131,7 @@ def ranks(job: KubeObject) -> Ranks | None:
 
 
 def _has_own_runtime(target: Kubernetes) -> bool:
-    """Whether the runtime is made for the run: with an MPI, and in a queue of Kueue.
+    """Whether manycpu creates a runtime for the run: if the user asks for it, or with an MPI, or in a queue.
 
     Kueue (as of 0.16) rewrites the whole job when it admits it, and drops its patches of a runtime.
 
@@ -175,7 +175,7 @@ def _check_patch(run: TrainingRun, target: Kubernetes, arguments: Sequence[str])
 
 
 def _runtime(run: TrainingRun, target: Kubernetes, placement: Placement, template: KubeObject) -> KubeObject:
-    """Describe the run's own TrainingRuntime, with the template of its ranks' pods.
+    """Build the manifest of the run's own TrainingRuntime, with the template of its ranks' pods.
 
     With torchrun it has one job, of ranks. With an MPI it has two: a launcher that runs mpirun, and the pods
     of the ranks, which run sshd.
@@ -194,10 +194,10 @@ def _runtime(run: TrainingRun, target: Kubernetes, placement: Placement, templat
         # A rank that refused to begin would refuse again: with these exit codes of the launcher, its job
         # fails at once, without the restarts of backoffLimit.
         codes = {"containerName": NODE, "operator": "In", "values": sorted(EXIT_CODES)}
-        refused = {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
+        pod_failure_policy = {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
         jobs = {
             "replicatedJobs": [
-                _replicated_job(run, LAUNCHER, launcher, podFailurePolicy=refused),
+                _replicated_job(run, LAUNCHER, launcher, podFailurePolicy=pod_failure_policy),
                 node,
             ],
             "successPolicy": {"operator": "All", "targetReplicatedJobs": [LAUNCHER]},  # sshd never ends
@@ -211,7 +211,7 @@ def _runtime(run: TrainingRun, target: Kubernetes, placement: Placement, templat
 
 
 def _replicated_job(run: TrainingRun, name: str, template: KubeObject, **fields: Any) -> KubeObject:
-    """Describe a job of the JobSet; ``fields`` are added to its spec."""
+    """Build a job of the runtime's JobSet from a pod template; ``fields`` are added to the job's spec."""
     spec = {
         "backoffLimit": run.max_restarts,
         **fields,
@@ -221,13 +221,16 @@ def _replicated_job(run: TrainingRun, name: str, template: KubeObject, **fields:
 
 
 def _host_name(placement: Placement, number: int, namespace: str = "") -> str:
-    """Return the DNS name of a pod of ranks, which its JobSet gives it; full if the namespace is given."""
+    """Return the DNS name that the JobSet gives to the pod of ranks ``number``, counted from 0.
+
+    Without ``namespace`` the name is valid within the namespace only.
+    """
     name = f"{placement.job}-{NODE}-0-{number}.{placement.job}"
     return f"{name}.{namespace}.svc" if namespace else name
 
 
 def _patch(template: KubeObject) -> KubeObject:
-    """Build the patch of a runtime's pods."""
+    """Build the patch by which a TrainJob changes the ranks' pods of a runtime of the cluster."""
     spec = _with_one_mount_per_volume(template["spec"])
     (container,) = spec["containers"]
     changed = {name: container[name] for name in ("name", "securityContext", "volumeMounts")}
@@ -240,7 +243,10 @@ def _patch(template: KubeObject) -> KubeObject:
 
 
 def _with_one_mount_per_volume(spec: KubeObject) -> KubeObject:
-    """Copy volumes with several mounts: in a patch, Trainer identifies mounts by their volumes' names."""
+    """Copy volumes with several mounts, so that each mount has a volume of its own name.
+
+    In a patch, Trainer identifies mounts by their volumes' names.
+    """
     (container,) = spec["containers"]
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     mounts: dict[str, KubeObject] = {}
@@ -257,6 +263,6 @@ def _with_one_mount_per_volume(spec: KubeObject) -> KubeObject:
 
 
 def _has_failed(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod has failed, or its ranks did so before a restart of the container."""
+    """Whether a pod has failed, or its container has ended with an error, now or before its last restart."""
     ends = [container_state(pod, NODE, when, "terminated") or {} for when in ("state", "lastState")]
     return any(end.get("exitCode") for end in ends) or (pod.get("status") or {}).get("phase") == "Failed"

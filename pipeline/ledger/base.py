@@ -121,12 +121,12 @@ class Entry(BaseModel):
         return self.cancelled.get(attempt, CLEANUP) != CLEANUP
 
     def record_canceller(self, by: str) -> None:
-        """Record who cancels the present attempt: the first, but a person rather than the clean-up."""
+        """Record who cancels the present attempt: the first person or task, or else the clean-up."""
         if not self.cancelled_by_person(self.attempt):
             self.cancelled[self.attempt] = by
 
     def described(self, attempt: int | None = None) -> Attempt:
-        """Return what an attempt was started with; if that is not recorded, the run's latest description.
+        """Return what an attempt was started with; if that is not recorded, what the entry itself says.
 
         ``attempt`` None: the present one.
         """
@@ -153,7 +153,10 @@ class Lease(BaseModel):
         return self.holder is None or process.is_alive(self.holder) is not False
 
     def held_by_another(self, now: float) -> bool | None:
-        """Whether another process runs all verbs of the run; None: it cannot be seen from here."""
+        """Whether another process runs all verbs of the run; None: unknown, it is not visible from here.
+
+        ``now``: seconds since the epoch.
+        """
         if self.holder is None or not self.held(now) or process.is_this_process(self.holder):
             return False
         return process.is_alive(self.holder)
@@ -164,7 +167,10 @@ class Lease(BaseModel):
 
 
 def from_annotations(meta: Mapping[str, Any]) -> Lease:
-    """Read the lease from a ledger's metadata; annotations that manycpu did not write are ignored."""
+    """Read the lease from the annotations in a ledger's metadata.
+
+    If a value is invalid, manycpu did not write it: return a lease that never ends, so that the run is kept.
+    """
     annotations = meta.get("annotations") or {}
     texts = {name: annotations.get(key) for name, key in _ANNOTATIONS.items()}
     try:
@@ -179,7 +185,7 @@ def from_annotations(meta: Mapping[str, Any]) -> Lease:
 
 
 def to_annotations(**fields: Any) -> dict[str, str | None]:
-    """Write fields of a lease as annotations; None removes one."""
+    """Return fields of a lease as annotations; an annotation with the value None is removed by a patch."""
     lease = Lease(**fields)
     texts = {
         "until": None if lease.until is None else f"{lease.until:.0f}",
@@ -187,6 +193,7 @@ def to_annotations(**fields: Any) -> dict[str, str | None]:
         "kept": "true" if lease.kept else None,
         "holder": lease.holder.model_dump_json() if lease.holder else None,
     }
+    # Only the fields that were given: the other annotations stay as they are.
     return {_ANNOTATIONS[name]: texts[name] for name in fields}
 
 
@@ -203,7 +210,7 @@ class Ledger(ABC):
 
     @abstractmethod
     def open(self, entry: Entry) -> Entry:
-        """Create the ledger, or continue with the one that exists."""
+        """Create the ledger with an entry, or continue with the one that exists; return its entry."""
 
     @abstractmethod
     def exists(self) -> bool:
@@ -234,7 +241,7 @@ class Ledger(ABC):
         return time.time()
 
     def renew(self, seconds: float = LEASE_S) -> None:
-        """Renew the lease for so many seconds from now."""
+        """Renew the lease: from now on it lasts ``seconds``."""
         self.change_lease(until=self.now() + seconds, ended=False, kept=False)
 
     def refuse_second_holder(self) -> None:
@@ -288,25 +295,26 @@ class Ledger(ABC):
     def timed(self, verb: str, lease: float = LEASE_S) -> Iterator[VerbRecord]:
         """Renew the lease during a verb, and record the verb's result and the seconds of all its tries.
 
-        ``lease``: seconds that the lease lasts from each renewal.
+        The block receives the record, and may change its result. ``lease``: seconds that the lease lasts from
+        each renewal.
         """
         record = VerbRecord(seconds=0, result="done")
         started = time.monotonic()
 
         def save() -> None:
-            """Record the verb, unless the run is cleaned up."""
+            """Write the record to the ledger, unless the run is cleaned up."""
             record.seconds = time.monotonic() - started
             if self.exists():
                 with self.update() as entry:
-                    if before := entry.verbs.get(verb):
-                        record.seconds += before.seconds
+                    if earlier_record := entry.verbs.get(verb):
+                        record.seconds += earlier_record.seconds
                     entry.verbs[verb] = record
 
         try:
             with self.kept_alive(lease):
                 yield record
         except (ForeignRunError, UnseenError):
-            raise  # the run belongs to another process, and continues
+            raise  # not recorded as a failure of the verb: another process may work on the run
         except BaseException as error:
             record.result, record.error = "failed", redacted(str(error)) or type(error).__name__
             with suppress(OSError, ManycpuError):  # such as a full disk: the first error says more

@@ -69,14 +69,18 @@ class ConfigMapLedger(base.Ledger):
         return _entry(configmap)
 
     def _create_or_continue(self, manifest: KubeObject) -> KubeObject | None:
-        """Create it, or continue with the existing one; None while that is being deleted or changed."""
+        """Create the ConfigMap, or renew the lease of the existing one; return it.
+
+        None: the existing one is being removed, or was changed in between: try again.
+        """
         try:
             configmap = self._cluster.create(manifest)  # returns the existing one if there is one
             removed = base.REMOVED_ANNOTATION in (configmap["metadata"].get("annotations") or {})
             if removed or is_being_deleted(configmap):
                 return None
-            if configmap.get("data") == manifest["data"]:
+            if configmap.get("data") == manifest["data"]:  # it was just created, with its lease
                 return configmap
+            # With both in a patch, it is refused if the ConfigMap was replaced or changed since it was read.
             meta = {key: configmap["metadata"][key] for key in ("uid", "resourceVersion")}
             lease = to_annotations(until=self.now() + LEASE_S, ended=False, kept=False, holder=None)
             return self._cluster.patch("ConfigMap", self.name, {"metadata": meta | {"annotations": lease}})
@@ -84,7 +88,7 @@ class ConfigMapLedger(base.Ledger):
             return None
 
     def now(self) -> float:
-        """Read the API server's clock: those of the workers may differ."""
+        """Read the API server's clock, in seconds since the epoch: the workers' clocks may differ."""
         return self._cluster.now()
 
     def exists(self) -> bool:
@@ -104,16 +108,18 @@ class ConfigMapLedger(base.Ledger):
         self._change({"metadata": {"annotations": to_annotations(**fields)}})
 
     def renew(self, seconds: float = LEASE_S) -> None:
-        """Renew the lease for so many seconds from now."""
+        """Renew the lease: from now on it lasts ``seconds``."""
         renewed = to_annotations(until=self.now() + seconds, ended=False, kept=False)
         self._change({"metadata": {"annotations": renewed}}, deadline=_RENEWAL_TIMEOUT_S)
 
     @contextmanager
     def update(self, *names: str) -> Iterator[Entry]:
-        """Record what the block changes, and nothing else: other processes' changes of other keys stay.
+        """Change the entry in a ``with`` block; only what the block changes is written.
+
+        So changes that other processes make meanwhile to other keys are kept.
 
         Args:
-            names: Fields of the metadata that must still be the same, or ConflictError is raised.
+            names: Fields of the metadata that must not have changed meanwhile, or ConflictError is raised.
         """
         configmap = self._configmap()
         entry = _entry(configmap)
@@ -131,7 +137,7 @@ class ConfigMapLedger(base.Ledger):
         return self.update("resourceVersion")
 
     def owner(self) -> list[dict[str, Any]]:
-        """Build the ownerReferences of what the run creates."""
+        """Return the ownerReferences for what the run creates: Kubernetes deletes it with the ledger."""
         return [
             {
                 "apiVersion": "v1",
@@ -153,7 +159,10 @@ class ConfigMapLedger(base.Ledger):
         return base.REMOVED_ANNOTATION in (self._meta.get("annotations") or {})
 
     def take(self, now: float) -> bool:
-        """Mark a run as being removed; False: its lease is not over, or it has just been changed."""
+        """Mark a run as being removed, if its lease is over at ``now`` (seconds since the epoch).
+
+        Returns whether the run was marked; False: its lease is not over, or the ledger has just been changed.
+        """
         if not from_annotations(self._meta).over(now):
             return False
         meta = {key: self._meta[key] for key in ("uid", "resourceVersion")}
@@ -164,7 +173,7 @@ class ConfigMapLedger(base.Ledger):
         return True
 
     def remove(self) -> None:
-        """Begin to delete the ledger, and with it all that it owns."""
+        """Begin to delete the ledger; Kubernetes then deletes all that it owns."""
         with suppress(RunGoneError):
             self._cluster.delete("ConfigMap", self.name, uid=self._meta.get("uid") or self.uid())
 
@@ -180,11 +189,12 @@ class ConfigMapLedger(base.Ledger):
         def patch() -> KubeObject:
             try:
                 return self._cluster.patch("ConfigMap", self.name, body, deadline=deadline)
-            except (NotFoundError, ConflictError, errors.InvalidError):  # the last: another uid, among others
+            except (NotFoundError, ConflictError, errors.InvalidError):  # InvalidError: such as another uid
                 self._configmap()  # raises RunGoneError if that is the reason
                 raise
 
-        # The API server gives up after a few conflicts, when many processes write at once.
+        # The API server gives up after a few conflicts, when many processes write at once. A patch with a
+        # resourceVersion is not repeated: the same version would conflict again.
         repeated = () if "resourceVersion" in body["metadata"] else ConflictError
         retrying = Retrying(
             retry=retry_if_exception_type(repeated),
@@ -199,14 +209,14 @@ class ConfigMapLedger(base.Ledger):
         return self._remember(self._cluster.get("ConfigMap", self.name))
 
     def _unless_gone(self, configmap: KubeObject | None) -> KubeObject | None:
-        """Return the ConfigMap; None: it is gone, being deleted, or that of a later run."""
+        """Return ``configmap`` if it is this run's; None: it is gone, being deleted, or of a later run."""
         if configmap is None or is_being_deleted(configmap):
             return None
         uid = configmap["metadata"]["uid"]
         return configmap if self._meta.get("uid", uid) == uid else None
 
     def _remember(self, configmap: KubeObject | None) -> KubeObject:
-        """Keep the metadata of the run's ConfigMap, and return it; raises RunGoneError if it is gone."""
+        """Store the metadata of ``configmap``, and return it; raises RunGoneError if it is not this run's."""
         if own := self._unless_gone(configmap):
             self._meta = own["metadata"]
             return own
@@ -243,7 +253,7 @@ def expired(cluster: Cluster, now: float) -> list[ConfigMapLedger]:
 
 
 def _data(entry: Entry) -> dict[str, str]:
-    """Write an entry as the data of a ConfigMap."""
+    """Write an entry as the data of a ConfigMap: a key for each field, and for each member of mappings."""
     fields = entry.model_dump(mode="json", exclude_none=True)
     flat = {name: value for name, value in fields.items() if name not in _MAPPINGS}
     for name in _MAPPINGS:

@@ -29,7 +29,7 @@ class FileLedger(Ledger):
             ForeignRunError: Another living process works on it.
         """
         with locked(self._lock):
-            # Not before: until the lock is held, another process may remove it.
+            # Under the lock, because without it another process may remove the folder again.
             self.directory.mkdir(parents=True, exist_ok=True)
             if not self._file.exists():
                 self.save(entry)
@@ -89,6 +89,7 @@ class FileLedger(Ledger):
             raise self._gone_error() from error
 
     def _gone_error(self) -> RunGoneError:
+        """Make the error that the ledger does not exist."""
         return RunGoneError(
             f"there is no ledger {self._file}: the run has not begun, or was taken away",
             fix="See who cleans that folder, and run again",
@@ -96,13 +97,13 @@ class FileLedger(Ledger):
 
     @contextmanager
     def update(self) -> Iterator[Entry]:
-        """Change the ledger under its lock."""
+        """Change the entry in a ``with`` block under the lock; it is written if the block raises nothing."""
         with self.hold() as (entry, _):
             yield entry
 
     @contextmanager
     def hold(self) -> Iterator[tuple[Entry, int]]:
-        """Change the ledger under its lock; yields the lock's file descriptor too, for a child to inherit."""
+        """As :meth:`update`, but also yield the lock's file descriptor, which a child process may inherit."""
         with locked(self._lock) as lock:
             entry = self.read()
             yield entry, lock
@@ -160,12 +161,12 @@ class FileLedger(Ledger):
 
 
 def ledgers(runs: Path) -> list[FileLedger]:
-    """List the ledgers of a runs folder."""
+    """List the ledgers in a folder of runs, including those that only another user may read."""
     listed = []
     for folder in runs.iterdir() if runs.exists() else ():
         if folder.is_dir() and not folder.name.endswith(_REMOVED):
             ledger = FileLedger(folder)
-            with suppress(PermissionError):  # another user's, which only that user may read: it is listed
+            with suppress(PermissionError):  # another user's: listed without this check
                 if not ledger.exists():
                     continue
             listed.append(ledger)
@@ -174,9 +175,9 @@ def ledgers(runs: Path) -> list[FileLedger]:
 
 def half_removed(runs: Path) -> list[FileLedger]:
     """List the runs whose removal was killed: a part of the folder is left, or only the lock."""
-    leftovers = {suffix: runs.glob(f".*{suffix}") for suffix in (_REMOVED, _LOCK)}
-    names = {path.name[1:].removesuffix(suffix) for suffix, paths in leftovers.items() for path in paths}
-    return [FileLedger(runs / name) for name in sorted(names) if not (runs / name).exists()]
+    paths_left = {suffix: runs.glob(f".*{suffix}") for suffix in (_REMOVED, _LOCK)}
+    run_names = {path.name[1:].removesuffix(suffix) for suffix, paths in paths_left.items() for path in paths}
+    return [FileLedger(runs / name) for name in sorted(run_names) if not (runs / name).exists()]
 
 
 def _delete(folder: Path) -> None:

@@ -12,15 +12,20 @@ from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.exit_records import EXIT_PROOF
 
 USAGE = "usage: python -m manycpu.pipeline.node [--nproc-per-node=COUNT] [-m MODULE | SCRIPT] ARGS..."
-_COUNT: Final = "--nproc-per-node="  # with it, all ranks of this machine are started
+_COUNT_OPTION: Final = "--nproc-per-node="  # with it, all ranks of this machine are started
 
 
 def main(argv: list[str]) -> int:
-    """Fork the rank and run its program; only the rank returns, with its exit code."""
-    count = argv.pop(0).removeprefix(_COUNT) if argv and argv[0].startswith(_COUNT) else None
+    """Fork this process: the child is the rank and runs its program, the parent forwards the rank's logs.
+
+    Only the child returns, with the rank's exit code; the parent ends as the rank did. Before the fork this
+    returns 2 for wrong usage, and 87 if the launcher's variables contradict each other.
+    """
+    count = argv.pop(0).removeprefix(_COUNT_OPTION) if argv and argv[0].startswith(_COUNT_OPTION) else None
     if not argv or argv == ["-m"] or (count is not None and (not count.isdecimal() or int(count) < 1)):
         sys.stderr.write(USAGE + "\n")
         return 2
+    # With a count, only the forked ranks return from here; their parent waits for them and exits.
     listener = local_world.fork_ranks(int(count)) if count else None
     host = os.environ.setdefault("MANYCPU_HOST", socket.gethostname())
     try:
@@ -31,21 +36,21 @@ def main(argv: list[str]) -> int:
         return EXIT_PROOF
     if count is None:  # else fork_ranks has done it for all ranks
         cpus.preload(rank)
-    stream, output = os.pipe()
+    read_end, write_end = os.pipe()  # for all that the rank prints
     forwarder, signature = os.getpid(), events.new_signature()
-    if child := os.fork():
+    if child := os.fork():  # in the parent, which ends in forward_logs
         _lead_group(child)
-        os.close(output)
+        os.close(write_end)
         if listener is not None:
             listener.close()
-        forward_logs(child, stream, signature, rank, host)
-    die_with_parent(forwarder)
-    os.close(stream)
-    emit.keep(output, signature)
+        forward_logs(child, read_end, signature, rank, host)
+    die_with_parent(forwarder)  # in the child, the rank, from here on
+    os.close(read_end)
+    emit.keep(write_end, signature)
     _lead_group(0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
+    os.dup2(write_end, 1)
+    os.dup2(write_end, 2)
+    os.close(write_end)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # Late: without it the forwarding process stays small.
     from manycpu.pipeline.node.run_rank import run
@@ -54,6 +59,7 @@ def main(argv: list[str]) -> int:
 
 
 def _lead_group(process: int) -> None:
+    """Make a process the leader of its own process group; 0: this process."""
     # A signal sent to the launcher's group then reaches the rank once, through the log forwarder.
     # Parent and child both do this, as shells do, because either may run first.
     with contextlib.suppress(OSError):

@@ -51,7 +51,7 @@ def prepare_devices(environ: MutableMapping[str, str], devices: int | None) -> N
 
 
 def _state() -> dict[str, Any]:
-    """Return the state that all of Accelerate's objects share; empty: the program has not imported it."""
+    """Return the state that all of Accelerate's objects share; empty: the program has not made one."""
     state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     return getattr(state, "_shared_state", {})
 
@@ -64,7 +64,7 @@ def set_backend(backend: str) -> None:
 
 
 def adapt_at_import(world_size: int) -> None:
-    """As soon as the program imports Accelerate, have it train several ranks on CPUs as on devices."""
+    """Correct how Accelerate trains several ranks on CPUs, as soon as the program imports it."""
     if world_size == 1:
         return
     if "accelerate" in sys.modules:
@@ -77,6 +77,7 @@ class _AfterImport(MetaPathFinder):
     """Finds Accelerate on sys.path, and adapts it when its modules have been executed."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Return Accelerate's spec, with a loader that also adapts it; None: another module, or not found."""
         if fullname != "accelerate":
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -92,6 +93,7 @@ class _AfterImport(MetaPathFinder):
 
 
 def _adapt() -> None:
+    """Correct Accelerate's classes, if its modules that define them are imported."""
     accelerator = getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", None)
     state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
     if accelerator is not None and state is not None:
@@ -118,9 +120,10 @@ def _train_after_evaluation(accelerator: Any) -> None:
                 model._manycpu_evaluated = True  # noqa: SLF001 - Accelerate marks models so too
             return prepared
         if model.__dict__.pop("_manycpu_evaluated", False):
+            # Undo the preparation for the evaluation, so that Accelerate wraps the model below.
             self.unwrap_model(model, keep_fp32_wrapper=False)
             model._is_accelerate_prepared = False  # noqa: SLF001
-            self._models = [each for each in self._models if each is not model]
+            self._models = [other for other in self._models if other is not model]
         return original(self, model, device_placement, evaluation_mode)
 
     accelerator.prepare_model = prepare_model
@@ -132,7 +135,7 @@ def _shard_on_cpus(state: Any) -> None:
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)  # it reads the distributed type again each time
+        original(self, *args, **kwargs)  # sets the distributed type again for each object
         plugin = kwargs.get("fsdp_plugin") or getattr(self, "fsdp_plugin", None)
         if plugin is None or self.distributed_type.value != "MULTI_CPU":
             return
@@ -166,7 +169,10 @@ def widen_fp16() -> None:
 
 
 def check(program: str, world_size: int) -> None:
-    """End the rank with 86 if Accelerate, where the script used it, did not make one world of all ranks."""
+    """End the rank with exit code 86 if Accelerate made another world than that of all ranks.
+
+    A script that did not use Accelerate passes.
+    """
     size = _state().get("num_processes", world_size)
     if size != world_size:
         raise NodeExit(

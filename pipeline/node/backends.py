@@ -28,6 +28,7 @@ class UnavailableError(RuntimeError):
 
 
 def _gloo() -> None:
+    """Check that this torch has gloo; nothing is to be registered."""
     if not torch.distributed.is_gloo_available():
         raise UnavailableError(
             f"torch {torch.__version__} was built without gloo; install torch from its wheels"
@@ -35,6 +36,7 @@ def _gloo() -> None:
 
 
 def _mpi() -> None:
+    """Check that this torch has MPI; nothing is to be registered."""
     if not torch.distributed.is_mpi_available():
         raise UnavailableError(
             f"torch {torch.__version__} was built without MPI, as all its wheels are; use gloo, which mpirun "
@@ -43,6 +45,7 @@ def _mpi() -> None:
 
 
 def _ccl() -> None:
+    """Register ccl with torch, and build it first where that is needed."""
     # Late: it needs a compiler, or a library that a compiler has built.
     from manycpu.pipeline.node.ccl import register
 
@@ -59,7 +62,7 @@ def require(backend: str) -> None:
 
 
 def awaited(backend: str | None) -> str:
-    """Describe what :func:`require` waits for; empty: it takes no time, or is not possible."""
+    """Describe what :func:`require` and :func:`lacking` wait for; empty: they take no time, or will fail."""
     if backend not in ("ccl", AUTO):
         return ""
     try:
@@ -144,7 +147,12 @@ def _compare_first(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compare(arguments: dict[str, Any]) -> None:
-    """Exchange the backends of a group's ranks over its store, and refuse the group if they differ."""
+    """Exchange the backends of a group's ranks over its store.
+
+    Raises:
+        DistError: A rank did not come in time; the message names the missing ones.
+        NodeExit: The backends differ.
+    """
     members = arguments["global_ranks_in_group"]
     store = PrefixStore(f"manycpu/backend/{arguments['group_name']}", arguments["store"])
     store.set(str(arguments["group_rank"]), _on_cpu(str(arguments["backend"])))
@@ -162,6 +170,7 @@ def _compare(arguments: dict[str, Any]) -> None:
 
 def _on_cpu(backend: str) -> str:
     """Read the backend for tensors on the CPU from its name: ``cpu:gloo,cuda:nccl`` is gloo."""
+    # Device -> backend; a name without a colon gives the backend as the key, and an empty value.
     parts = dict(part.partition(":")[::2] for part in backend.lower().split(","))
     return parts.get("cpu") or backend.lower()
 

@@ -52,9 +52,9 @@ def plan(rank: Rank, environ: Mapping[str, str]) -> cpu_plan.CpuPlan:
 
 
 def preload(rank: Rank) -> None:
-    """Restart this process with the plan's libraries preloaded; returns if there are none, or it has them.
+    """Replace this process by itself with the plan's libraries in LD_PRELOAD, if the plan has any.
 
-    An LD_PRELOAD that the user or the image has set stays as it is.
+    If LD_PRELOAD is set already, by the user, the image or this function, it stays, and this only returns.
     """
     if os.environ.get("LD_PRELOAD") is not None:
         return
@@ -88,30 +88,31 @@ def take(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str], folder:
     """
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
-    for made in (folder.parent, folder):
-        status = made.lstat()
+    # Another user may have made these folders, or put a link in their place: /tmp is open to all users.
+    for checked in (folder.parent, folder):
+        status = checked.lstat()
         # 0o022: its group or others may write to it.
-        if status.st_uid != os.getuid() or status.st_mode & 0o022 or made.is_symlink():
-            raise PermissionError(f"{made} is not this user's alone")
+        if status.st_uid != os.getuid() or status.st_mode & 0o022 or checked.is_symlink():
+            raise PermissionError(f"{checked} is not this user's alone")
     # What the ranks of this run on this host have in common, and no other running process has.
     names = ("MANYCPU_RUN", "MANYCPU_ATTEMPT", "MASTER_ADDR", "MASTER_PORT", "MANYCPU_HOST")
-    words = [*(environ.get(name, "") for name in names), str(rank.local_world_size)]
-    key = hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
-    own = folder / f"{key}.json"
+    run_identity = [*(environ.get(name, "") for name in names), str(rank.local_world_size)]
+    key = hashlib.sha256("\0".join(run_identity).encode()).hexdigest()[:16]
+    own_record = folder / f"{key}.json"
     with _locked(folder / "lock"):
-        others = []  # records of other runs
+        other_runs = []  # records of other runs
         for path in sorted(folder.glob("*.json")):
-            if path != own and _is_held(path):
-                others.append(json.loads(path.read_text()))
-            elif path != own:  # its run has ended
+            if path != own_record and _is_held(path):
+                other_runs.append(json.loads(path.read_text()))
+            elif path != own_record:  # its run has ended
                 path.unlink()
-        if not _is_held(own):
-            share = _choose_free_cores(others, plan)
-            own.write_text(json.dumps({"run": environ.get("MANYCPU_RUN", "")} | share._asdict()))
-        descriptor = os.open(own, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if not _is_held(own_record):  # this is the first rank of the run on this machine
+            share = _choose_free_cores(other_runs, plan)
+            own_record.write_text(json.dumps({"run": environ.get("MANYCPU_RUN", "")} | share._asdict()))
+        descriptor = os.open(own_record, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # shared by all ranks of the run
         held.append(descriptor)
-        record = json.loads(own.read_text())
+        record = json.loads(own_record.read_text())
     return Share(tuple(map(tuple, record["pins"])), record["why_not"])
 
 
@@ -132,17 +133,21 @@ def _is_held(path: Path) -> bool:
 
 
 def _choose_free_cores(others: list[dict[str, Any]], plan: cpu_plan.CpuPlan) -> Share:
-    """Choose cores for the plan's ranks that no other run has; if too few are free, none, and say why."""
+    """Choose cores for the plan's ranks that no other run has; if too few are free, none, with the reason.
+
+    ``others`` are the records of the other runs on this machine.
+    """
     # Number of a processor -> the run that is pinned to it.
-    used = {number: str(other["run"]) for other in others for pin in other["pins"] for number in pin}
-    used_cores = {cpu.core for cpu in plan.machine.cpus if cpu.number in used}
-    free = [cpu for cpu in plan.machine.cpus if cpu.core not in used_cores]
+    run_of = {number: str(other["run"]) for other in others for pin in other["pins"] for number in pin}
+    taken_cores = {cpu.core for cpu in plan.machine.cpus if cpu.number in run_of}
+    # A core is free if no run has any of its hyper-threads.
+    free_cpus = [cpu for cpu in plan.machine.cpus if cpu.core not in taken_cores]
     cores_each = max(1, int(plan.cores // plan.processes))
-    free_cores = len({cpu.core for cpu in free})
+    free_cores = len({cpu.core for cpu in free_cpus})
     if free_cores >= plan.processes * cores_each:
-        pins = pinned(free, plan.processes, cores_each)
+        pins = pinned(free_cpus, plan.processes, cores_each)
         return Share(tuple(tuple(cpu.number for cpu in pin) for pin in pins))
-    runs = sorted({used[cpu.number] for cpu in plan.machine.cpus if cpu.number in used})
+    runs = sorted({run_of[cpu.number] for cpu in plan.machine.cpus if cpu.number in run_of})
     needed = counted(plan.processes * cores_each, "core")
     return Share(
         (),

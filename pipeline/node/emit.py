@@ -29,21 +29,23 @@ class NodeExit(SystemExit):
 
 
 def keep(file: int, signature: str) -> None:
-    """Write events to this file of the log forwarder, also where the script closes or replaces its stdout.
+    """From now on write events to this pipe of the log forwarder, whatever the script does with its stdout.
 
     Programs that the script starts do not inherit the file. The signature begins each event, so that the
     forwarder can tell it from what the script prints.
     """
     _SIGNATURE[:] = [signature]
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    own = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, min(_LEAST_DESCRIPTOR, limit // 2))
-    _IDENTITY[:] = [_identity(own)]
+    copy = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, min(_LEAST_DESCRIPTOR, limit // 2))
+    _IDENTITY[:] = [_identity(copy)]
     # The script may close this descriptor, or reuse its number: its stdout or stderr may still lead there.
-    _FILES[:] = [own, 1, 2]
+    _FILES[:] = [copy, 1, 2]
 
 
 def say(event: str, *, message: str | None = None, **fields: Any) -> None:
     """Write an event at once; a long message is cut, the fields are not.
+
+    The event is lost if no descriptor leads to the log forwarder any more.
 
     Raises:
         ValueError: The fields are longer than a line may be.
@@ -95,6 +97,7 @@ def _identity(file: int) -> tuple[int, int]:
 
 
 def _write_whole(file: int, line: bytes) -> None:
+    """Write a line to its end; wait while the pipe is full."""
     while line:
         try:
             line = line[os.write(file, line) :]

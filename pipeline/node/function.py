@@ -34,15 +34,15 @@ def call(folder: Path) -> None:
     ends with 2 if its Python, torch or accelerate is not the notebook's, or lacks a module.
     """
     notes = json.loads((folder / NOTES).read_text())
-    own = versions()
-    different = [
-        f"{name} {own[name]} where the notebook has {of_notebook}"
+    own_versions = versions()
+    differences = [
+        f"{name} {own_versions[name]} where the notebook has {of_notebook}"
         for name, of_notebook in notes["versions"].items()
-        if own.get(name, of_notebook) != of_notebook
+        if own_versions.get(name, of_notebook) != of_notebook
     ]
-    if different:
-        found = " and ".join(different)
-        _refuse(f"this node has {found}: a function travels between the same versions only")
+    if differences:
+        differences_text = " and ".join(differences)
+        _refuse(f"this node has {differences_text}: a function travels between the same versions only")
     # A cell is no file: put its lines where tracebacks look for them.
     for name, lines in notes["sources"].items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
@@ -50,11 +50,12 @@ def call(folder: Path) -> None:
         function, args = _load(folder / FUNCTION)
         if notes["accelerate"]:
             accelerate_world.widen_fp16()
-        rank, process = os.environ.get("RANK", "0"), os.getpid()  # the function may change RANK, or fork
-        place = Path(os.environ["MANYCPU_OUTPUT"]).parent / RETURNED
+        # Before the call: the function may change these variables, or fork.
+        rank, process = os.environ.get("RANK", "0"), os.getpid()
+        results_folder = Path(os.environ["MANYCPU_OUTPUT"]).parent / RETURNED
         returned = function(*args)
         if rank == "0" and os.getpid() == process:
-            _report(returned, place)
+            _report(returned, results_folder)
 
 
 def define(folder: Path) -> None:
@@ -82,14 +83,17 @@ def meet() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Read the versions that notebook and node must have in common, of what is installed."""
-    found = {"Python": ".".join(map(str, sys.version_info[:2]))}
+    """Return the versions of Python, torch and accelerate: notebook and node must have the same.
+
+    What is not installed is left out.
+    """
+    installed = {"Python": ".".join(map(str, sys.version_info[:2]))}
     for name in _COMPARED:
         try:
-            found[name] = public(version(name))  # the build, such as +cpu, makes no difference
+            installed[name] = public(version(name))  # the build, such as +cpu, makes no difference
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def _load(file: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -102,9 +106,11 @@ def _load(file: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         _refuse(f"the function needs what this node lacks: {error}. Install it there, or in the image")
     # Put what came with the function where it was defined: pickles of its classes name that place.
     main = vars(sys.modules["__main__"])
-    came = {name: value for name, value in getattr(function, "__globals__", {}).items() if name[:2] != "__"}
+    own_globals = {
+        name: value for name, value in getattr(function, "__globals__", {}).items() if name[:2] != "__"
+    }
     if getattr(function, "__module__", None) == "__main__":
-        main.update(came)
+        main.update(own_globals)
     classes = [*getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})]
     main.update({kind.__name__: kind for kind in classes if kind.__module__ == "__main__"})
     return function, args
@@ -117,22 +123,26 @@ def _refuse(message: str) -> None:
 
 @contextmanager
 def _working_folder(notes: Mapping[str, Any]) -> Iterator[None]:
-    """Change to the notebook's folder; elsewhere make one, at the same path below a temporary root."""
-    here = Path(notes["folder"])
+    """Change to the notebook's folder; on another machine to an empty one, which is deleted afterwards.
+
+    The empty one has the same path below a temporary root, and a link to the run's data where the notebook
+    has its data: so relative paths to the data work.
+    """
+    notebook_folder = Path(notes["folder"])
     if notes["same_machine"]:
-        os.chdir(here)
+        os.chdir(notebook_folder)
         yield
         return
     root = Path(tempfile.mkdtemp(prefix="manycpu-"))
-    folder = root / here.relative_to("/")
+    folder = root / notebook_folder.relative_to("/")
     folder.mkdir(parents=True)
     staged = os.environ.get("MANYCPU_DATA")
     if notes["data"] is not None and staged is not None:
         # Link the staged data to where the notebook has it.
-        place = root / Path(notes["data"]).relative_to("/")
-        if not place.exists():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.symlink_to(staged)
+        link = root / Path(notes["data"]).relative_to("/")
+        if not link.exists():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(staged)
     os.chdir(folder)
     try:
         yield
@@ -148,7 +158,10 @@ def _working_folder(notes: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _report(returned: Any, place: Path) -> None:
-    """Report what was returned, or why that cannot be sent: the training has succeeded in both cases."""
+    """Report what the function returned, or why that cannot be sent; neither fails the training.
+
+    A plain value that fits into an event is sent in it, any other as a pickle in the folder ``place``.
+    """
     import cloudpickle
 
     if is_shallow(returned) and is_plain(returned):

@@ -23,11 +23,13 @@ from manycpu.pipeline.spec.exit_records import EXIT_RETURNED
 def call(function: Callable[..., Any]) -> None:
     """Call a function with the arguments of the task; rank 0 reports what it returns.
 
-    The rank ends with 89 if what it returns is not JSON of at most 32 KiB, or if it does not return.
+    The rank ends with exit code 89 if the value is not JSON of at most 32 KiB, or if the function calls
+    ``sys.exit`` without an error, so that there is no value.
     """
-    given = json.loads(sys.argv[1])
-    places = {name: os.environ[f"MANYCPU_{name.upper()}"] for name in given["places"]}
-    bound = inspect.BoundArguments(inspect.signature(function), {**given["arguments"], **places})
+    task = json.loads(sys.argv[1])
+    places = {name: os.environ[f"MANYCPU_{name.upper()}"] for name in task["places"]}
+    # Sorts the arguments into positional ones and those by name, as the function declares them.
+    bound = inspect.BoundArguments(inspect.signature(function), {**task["arguments"], **places})
     rank, process = os.environ.get("RANK", "0"), os.getpid()  # the function may change RANK, or fork
     try:
         value = function(*bound.args, **bound.kwargs)
@@ -40,10 +42,14 @@ def call(function: Callable[..., Any]) -> None:
 
 
 def _as_json(name: str, value: Any) -> str:
-    """Write a value as JSON; numbers of numpy and torch become Python's."""
+    """Write a value as JSON; numbers of numpy and torch become Python's.
+
+    Raises:
+        NodeExit: The value is not JSON, or is too deep or too long.
+    """
     try:
         text = json.dumps(value, default=_as_number, ensure_ascii=False, allow_nan=False)
-        json.loads(text, object_pairs_hook=_check_keys)
+        json.loads(text, object_pairs_hook=_check_keys)  # only to check
         size = len(text.encode())
         deep = not is_shallow(json.loads(text))
     except (TypeError, ValueError, RecursionError) as error:
@@ -56,11 +62,11 @@ def _as_json(name: str, value: Any) -> str:
 
 
 def _check_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a mapping two of whose keys are equal in JSON."""
-    if len(found := dict(pairs)) < len(pairs):
-        twice = next(name for name in found if sum(name == other for other, _ in pairs) > 1)
-        raise ValueError(f"two keys of a mapping are {twice!r} in JSON, such as 1 and '1'")
-    return found
+    """Build a mapping from its keys and values in JSON; ValueError: two keys are equal there."""
+    if len(mapping := dict(pairs)) < len(pairs):
+        duplicate = next(name for name in mapping if sum(name == other for other, _ in pairs) > 1)
+        raise ValueError(f"two keys of a mapping are {duplicate!r} in JSON, such as 1 and '1'")
+    return mapping
 
 
 def _as_number(value: Any) -> Any:

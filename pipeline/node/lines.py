@@ -67,17 +67,20 @@ class Lines:
         return list(self._parts(last)) if last else []
 
     def _parts(self, line: bytes) -> Iterator[bytes]:
-        """Reduce a progress bar to its last state, and put an event that follows it on a line of its own."""
+        """Split a line into what a program printed and an event of the rank itself, if one ends the line.
+
+        Of a progress bar only the last state is left.
+        """
         text = line.rstrip(b"\r").rpartition(b"\r")[2]
-        before, signed, after = text.partition(self._signature)
-        if before or not signed:
+        before, signature, after = text.partition(self._signature)
+        if before or not signature:
             yield from _printed(before)
-        if signed:
+        if signature:  # the reader gets the common prefix instead
             yield _MARK + after
 
 
 def _printed(text: bytes) -> Iterator[bytes]:
-    """Pass on what a program printed: an event only if programs may report it."""
+    """Yield what a program printed; an event stays one only if programs may report events of its kind."""
     before, mark, after = text.partition(_MARK)
     kind = None
     with suppress(ValueError, RecursionError):  # unreadable here, but perhaps not for a reader: no event
@@ -109,11 +112,11 @@ class HiddenSecrets:
     def __init__(self, environ: Mapping[str, str], argv: Sequence[str]) -> None:
         names = environ.get("MANYCPU_USER_ENV", "").split(",")
         env = {name: environ[name] for name in names if name in environ}
-        found = sorted(secrets_in({"env": env, "args": [*argv]}), key=len, reverse=True)
+        candidates = sorted(secrets_in({"env": env, "args": [*argv]}), key=len, reverse=True)
         # The secrets, and all forms in which a line may have them: plain, in JSON, as a literal of Python.
-        self._texts = [text for text in found if len(text) >= SHORTEST]
-        written = {form for text in self._texts for form in (text, json.dumps(text)[1:-1], repr(text)[1:-1])}
-        longest_first = sorted(written, key=len, reverse=True)
+        self._texts = [text for text in candidates if len(text) >= SHORTEST]
+        forms = {form for text in self._texts for form in (text, json.dumps(text)[1:-1], repr(text)[1:-1])}
+        longest_first = sorted(forms, key=len, reverse=True)
         self._written = [form.encode(errors="surrogateescape") for form in longest_first]
 
     def hide(self, line: bytes) -> bytes:
@@ -124,7 +127,7 @@ class HiddenSecrets:
             for form in self._written:
                 line = line.replace(form, HIDDEN.encode())
             return line
-        try:
+        try:  # the line is an event
             event: Any = json.loads(line[len(_MARK) :])
             message = event["message"]
             for text in self._texts:
@@ -135,8 +138,8 @@ class HiddenSecrets:
 
 
 def pieces(prefix: bytes, line: bytes) -> Iterator[bytes]:
-    """Cut a line to what a pipe takes in one write, each piece with the prefix and a newline."""
-    room = LINE_LIMIT - len(prefix) - 1
+    """Cut a line into pieces of at most ``LINE_LIMIT`` bytes, each with the prefix and a newline."""
+    room = LINE_LIMIT - len(prefix) - 1  # bytes
     # An event is never cut: half of it would be no event any more.
     if line.startswith(_MARK) or len(line) <= room:
         yield prefix + line + b"\n"
@@ -174,9 +177,10 @@ class PipeWriter:
         Raises:
             OrphanedError: No process reads any more.
         """
+        # The first newline ends a line of which only a part was written.
         note = f"\n{events.missing_lines(self._dropped)}\n".encode() if self._dropped else b""
         text = note + line
-        self.drain(LINE_LIMIT - len(text))
+        self.drain(LINE_LIMIT - len(text))  # until the line fits into the same block as what is unread
         while text:
             try:
                 text = text[os.write(self._file, text) :]
@@ -190,16 +194,16 @@ class PipeWriter:
         self._dropped = 0
 
     def drain(self, limit: int = 0) -> None:
-        """Wait, for a second at most, until the launcher has read all but ``limit`` bytes.
+        """Wait, for a second at most, until at most ``limit`` bytes in the pipe are unread.
 
         With 0 nothing is lost if the launcher is killed next.
         """
         if not self._has_fill_level:
             return
-        deadline, held = time.monotonic() + _READER_TIMEOUT_S, array.array("i", [0])
+        deadline, unread = time.monotonic() + _READER_TIMEOUT_S, array.array("i", [0])
         while time.monotonic() < deadline:
-            fcntl.ioctl(self._file, termios.FIONREAD, held)
-            if held[0] <= max(limit, 0):
+            fcntl.ioctl(self._file, termios.FIONREAD, unread)
+            if unread[0] <= max(limit, 0):
                 return
             time.sleep(_POLL_INTERVAL_S)
 

@@ -39,7 +39,7 @@ def fork_ranks(count: int) -> socket.socket | None:
     """Fork a process for each of ``count`` ranks; the parent waits, and exits as the first that failed.
 
     Returns:
-        In each of the ranks; in rank 0 the socket on which it serves its store.
+        Only in the ranks: in rank 0 the socket on which it serves its store, in the others None.
     """
     cpus.preload(Rank(0, count, 0, count, "none"))  # before the fork: one restart is enough for all ranks
     listener = open_meeting_point()
@@ -55,7 +55,7 @@ def fork_ranks(count: int) -> socket.socket | None:
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
-    error_file = os.environ.get(_ERROR_FILE)
+    error_file = os.environ.get(_ERROR_FILE)  # where torchelastic records how a rank failed
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, a child's exit code is lost
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     ranks: dict[int, int] = {}
@@ -65,13 +65,13 @@ def fork_ranks(count: int) -> socket.socket | None:
             return _become_rank(rank, listener)
         ranks[pid] = rank
     listener.close()
-    code, first = _wait(ranks)
+    code, first_failed = _wait(ranks)
     if error_file is not None:
         # What the first rank that failed recorded belongs where the whole run was to record it.
         for rank in range(count):
-            own = Path(_error_file_of(rank, error_file))
+            record = Path(_error_file_of(rank, error_file))
             with suppress(OSError):
-                own.replace(error_file) if rank == first else own.unlink()
+                record.replace(error_file) if rank == first_failed else record.unlink()
     sys.exit(code)
 
 
@@ -96,7 +96,8 @@ def _wait(ranks: dict[int, int]) -> tuple[int, int | None]:
 
     Returns the exit code as a shell has it, and the rank that failed first; None: no rank did.
     """
-    first: tuple[int, int | None] | None = None  # exit code and rank of the first failure
+    # Exit code, and rank of the first failure or None for a signal to this process; None: neither has come.
+    outcome: tuple[int, int | None] | None = None
     deadline = None  # the end of the grace period; None: it has not begun, or is over
     while ranks:
         if deadline is None:
@@ -109,21 +110,24 @@ def _wait(ranks: dict[int, int]) -> tuple[int, int | None]:
             continue
         number = received.si_signo
         failed = _reap(ranks) if number == signal.SIGCHLD else None
-        if number != signal.SIGCHLD:
+        if number != signal.SIGCHLD:  # a signal to this process: pass it on
             _send(ranks, number)
-        elif failed and first is None:
+        elif failed and outcome is None:
             _send(ranks, signal.SIGTERM)
-        if first is None and (failed or number in _ENDING):  # the others now have a grace period
-            first, deadline = failed or (128 + number, None), time.monotonic() + GRACE
-    return first or (0, None)
+        if outcome is None and (failed or number in _ENDING):  # the others now have a grace period
+            outcome, deadline = failed or (128 + number, None), time.monotonic() + GRACE
+    return outcome or (0, None)
 
 
 def _reap(ranks: dict[int, int]) -> tuple[int, int] | None:
-    """Reap and remove the ranks that have ended; returns exit code and number of one that failed."""
+    """Reap the ranks that have ended, and remove them from ``ranks``, which is by process id.
+
+    Returns the exit code and the number of a rank that failed; None: none of them failed.
+    """
     failed = None
-    while ranks and (waited := os.waitpid(-1, os.WNOHANG))[0]:
+    while ranks and (ended := os.waitpid(-1, os.WNOHANG))[0]:
         # There may also be a child that this process had before it was replaced by this program (exec).
-        rank, code = ranks.pop(waited[0], None), os.waitstatus_to_exitcode(waited[1])
+        rank, code = ranks.pop(ended[0], None), os.waitstatus_to_exitcode(ended[1])
         if rank is not None and code and failed is None:
             failed = (code if code > 0 else 128 - code, rank)
     return failed

@@ -77,12 +77,13 @@ def forward_logs(child: int, stream: int, signature: str, of: Rank, host: str) -
             warnings = _warn_of_leftovers(stream, writer, killer)
     except OrphanedError:
         status = _end(child)
-    _kill_all(child)
+    _kill_all(child)  # also what the script left running
     code = os.waitstatus_to_exitcode(status)
     with suppress(OrphanedError):
-        writer.read(stream)
-    name = socket.gethostname()
-    where = {"host": host} | ({} if name == host else {"hostname": name})  # a host may have several pods
+        writer.read(stream)  # what the pipe still holds
+    hostname = socket.gethostname()
+    # In a pod it is the pod's name: a host may have several pods.
+    where = {"host": host} | ({} if hostname == host else {"hostname": hostname})
     writer.record.write(code, rank=rank, **where)  # before the last lines, which may wait for a reader
     with suppress(OrphanedError):
         writer.finish(*warnings, events.encode("exit", code=code, rank=rank, **where))
@@ -95,7 +96,7 @@ def forward_logs(child: int, stream: int, signature: str, of: Rank, host: str) -
     if code < 0:
         # The same signal, so that the launcher sees how the rank ended; one core file is enough.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):  # for these two no handler can be set
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(exit_code)
@@ -185,7 +186,13 @@ class _Writer:
 
 
 def _serve(child: int, stream: int, writer: _Writer, wake: int, launcher: int) -> int:
-    """Forward lines until the rank has ended; returns its wait status."""
+    """Forward lines until the rank has ended; returns its wait status, as of ``os.waitpid``.
+
+    ``wake`` is readable after each signal.
+
+    Raises:
+        OrphanedError: The launcher has ended.
+    """
     os.set_blocking(stream, False)
     readers, interval_s = [stream, wake], min(_PARENT_CHECK_INTERVAL_S, writer.bar_interval_s)
     while (status := _reap(child)) is None:
@@ -228,23 +235,26 @@ def _reap(child: int) -> int | None:
 def _warn_of_leftovers(stream: int, writer: _Writer, killer: int) -> list[str]:
     """Return the warning about processes that the script left running, such as an upload that hangs.
 
-    Processes that end by themselves within two seconds are left out.
+    The list is empty if all of them end by themselves within two seconds.
     """
     deadline = time.monotonic() + _HELPER_GRACE_S
-    while (left := _names_of_leftovers(but=killer)) and time.monotonic() < deadline:
+    while (running := _names_of_leftovers(but=killer)) and time.monotonic() < deadline:
         time.sleep(_POLL_INTERVAL_S)
         with suppress(OrphanedError):
             writer.read(stream)  # so that none of them hangs because the pipe is full
-    if not left:
+    if not running:
         return []
-    which, was = ("1 process", "was") if len(left) == 1 else (f"{len(left)} processes", "were")
-    names = ", ".join([*left[:_MAX_NAMED], *(["…"] if len(left) > _MAX_NAMED else [])])
-    message = f"{which} that the script left running {was} ended: {names}"
+    number, was = ("1 process", "was") if len(running) == 1 else (f"{len(running)} processes", "were")
+    names = ", ".join([*running[:_MAX_NAMED], *(["…"] if len(running) > _MAX_NAMED else [])])
+    message = f"{number} that the script left running {was} ended: {names}"
     return [events.encode("warning", message=message)]
 
 
 def _wake_on_signals(child: int) -> int:
-    """Forward signals from now on, also while a write blocks; returns a pipe that wakes up the loop."""
+    """Forward signals to the rank from now on, also while a write blocks.
+
+    Returns a descriptor that is readable after each signal, which wakes up the loop in :func:`_serve`.
+    """
     wake, write_end = os.pipe()
     for end in (wake, write_end):
         os.set_blocking(end, False)
@@ -271,16 +281,16 @@ class _Process(NamedTuple):
 
 
 def _names_of_leftovers(but: int) -> list[str]:
-    """Name the processes below this one that still run, without the process ``but``."""
+    """Name the children of this process that still run, and theirs, without the process ``but``."""
     children: defaultdict[int, list[_Process]] = defaultdict(list)
     for process in _running():
         children[process.parent].append(process)
-    parents, found = [os.getpid()], list[str]()
+    parents, names = [os.getpid()], list[str]()
     while parents:
-        below = [process for process in children[parents.pop()] if process.pid != but]
-        parents.extend(process.pid for process in below)
-        found.extend(process.name for process in below)
-    return sorted(found)
+        offspring = [process for process in children[parents.pop()] if process.pid != but]
+        parents.extend(process.pid for process in offspring)
+        names.extend(process.name for process in offspring)
+    return sorted(names)
 
 
 def _kill_all(group: int) -> None:
@@ -288,7 +298,8 @@ def _kill_all(group: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
     with suppress(ChildProcessError):
-        while True:
+        # Again and again: the children of a killed process become children of this one.
+        while True:  # until waitpid raises ChildProcessError, because no child is left
             for process in _running():
                 if process.parent == os.getpid():
                     _kill(process.pid, signal.SIGKILL)

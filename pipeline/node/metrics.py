@@ -105,11 +105,12 @@ def report_trainer_files() -> None:
         state, results = (_read(Path(output), name) for name in (_TRAINER_STATE, _TRAINER_RESULTS))
         logged = state.get("log_history", [])
         steps = [entry for entry in logged if "loss" in entry]
+        # Every n-th entry, so that a curve has at most _MAX_POINTS points.
         for entry in steps[:: max(1, math.ceil(len(steps) / _MAX_POINTS))]:
             fields = {name: value for name, value in _numbers(entry).items() if name in _CURVES}
             progress(step=entry["step"], total_steps=state.get("max_steps"), **fields)
         values: dict[str, Any] = {}
-        for entry in (*logged, results):
+        for entry in (*logged, results):  # a later value replaces an earlier one
             values |= _numbers(entry)
         values.pop("step", None)
         if values:
@@ -126,7 +127,9 @@ def _is_reporting() -> bool:
 
 
 def _report(values: Mapping[str, Any], step: int | None) -> dict[str, Any]:
-    """Report results as events, on rank 0 of a run; returns the values that JSON can hold, else nothing.
+    """Report results as events; returns the values as JSON can hold them.
+
+    Outside of a run, and on other ranks than 0, it reports nothing and returns an empty mapping.
 
     ``step`` None: the step of the last progress report.
     """
@@ -140,7 +143,10 @@ def _report(values: Mapping[str, Any], step: int | None) -> dict[str, Any]:
 
 
 def _say_metrics(values: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Write values in as many events as it takes; a value too long for an event is in metrics.json only."""
+    """Write values in as many events as it takes, each with ``fields``.
+
+    A value that is too long for an event is not shown; :func:`metrics` still writes it to metrics.json.
+    """
     try:
         say("metrics", values=values, **fields)
     except ValueError:
@@ -163,14 +169,18 @@ def _as_json(name: str, value: Any) -> Any:
 
 
 def _read(output: Path, name: str) -> dict[str, Any]:
-    """Read a file of the Trainer: of the output, else the newest in a folder of it, such as a checkpoint."""
-    found = [file for pattern in (name, f"*/{name}", f"*/*/{name}") for file in output.glob(pattern)]
-    file = output / name if output / name in found else max(found, key=_modified, default=None)
+    """Read a JSON file of the Trainer: the one directly in the output, else the newest in a folder of it.
+
+    Such a folder is, for example, a checkpoint. Empty: there is no such file.
+    """
+    candidates = [file for pattern in (name, f"*/{name}", f"*/*/{name}") for file in output.glob(pattern)]
+    file = output / name if output / name in candidates else max(candidates, key=_modified, default=None)
     content: dict[str, Any] = {} if file is None else json.loads(file.read_text())
     return content
 
 
 def _modified(file: Path) -> float:
+    """Return when a file was modified, in seconds since the epoch; 0: it is gone."""
     try:
         return file.stat().st_mtime
     except OSError:

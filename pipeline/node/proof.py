@@ -51,7 +51,7 @@ def meet(
     Args:
         rank: This rank.
         requested: The world that the run asks for.
-        plan: Its CPU plan.
+        plan: This rank's CPU plan.
         no_ccl: Why this rank cannot use the backend ccl; empty where it can.
         listener: The socket on which rank 0 serves the store; None: rank 0 opens MASTER_PORT itself.
     """
@@ -59,7 +59,8 @@ def meet(
     # With a listener the store is needed for one rank too: the script meets itself there.
     must_meet = rank.world_size > 1 or listener is not None
     records = _exchange(rank, me, requested, listener) if must_meet else [me]
-    if finished := max(record["finished"] for record in records):  # one rank that sees it is enough
+    # A name sorts after an empty text: one rank that knows of a finished meeting is enough.
+    if finished := max(record["finished"] for record in records):
         return Meeting(me, tuple(records), finished=finished)
     requested.check_meeting(records)
     # Each node counts its own restarts, and a new node starts at 0: the oldest node has the right number.
@@ -67,33 +68,35 @@ def meet(
     # The members may change within a round, so each meeting has a name of its own, chosen by rank 0.
     me["meeting"] = next(record["meeting"] for record in records if record["rank"] == 0)
     me["backend"], reason = requested.choose_backend(records)
-    shown = ["rank", "world_size", "host", "hostname", "cpus", "threads", "backend", "round", "meeting"]
-    shown += ["devices"] if requested.devices else []
-    said_once = {"backend_reason": reason} if reason and rank.rank == 0 else {}
-    say("proof", **{name: me[name] for name in shown}, **said_once)
+    reported = ["rank", "world_size", "host", "hostname", "cpus", "threads", "backend", "round", "meeting"]
+    reported += ["devices"] if requested.devices else []
+    of_rank_0 = {"backend_reason": reason} if reason and rank.rank == 0 else {}
+    say("proof", **{name: me[name] for name in reported}, **of_rank_0)
     return Meeting(me, tuple(sorted(records, key=lambda record: int(record["rank"]))), me["backend"])
 
 
 def choose_interface(meeting: Meeting) -> None:
-    """Set GLOO_SOCKET_IFNAME if it is not set: by itself gloo may use an address that others cannot reach.
+    """Set GLOO_SOCKET_IFNAME, gloo's network interface, unless it is set or the rank is alone.
 
-    Ranks of one machine use the loopback interface, others the one by which they reach another machine.
+    By itself gloo may choose an interface that the other ranks cannot reach.
+
+    If all ranks are on one machine, it is the loopback interface; else the one towards another machine.
     """
     if os.environ.get("GLOO_SOCKET_IFNAME") or len(meeting.records) == 1:
         return
-    me = (meeting.me["host"], meeting.me["address"])
-    others = [record for record in meeting.records if (record["host"], record["address"]) != me]
+    me = (meeting.me["host"], meeting.me["address"])  # identifies this machine, or this pod
+    elsewhere = [record for record in meeting.records if (record["host"], record["address"]) != me]
     address = str(meeting.me["address"])
-    if not others:
+    if not elsewhere:
         address = "127.0.0.1"
     elif not address or ipaddress.ip_address(address).is_loopback:
         # The host of the meeting point reaches itself over the loopback: use the route to another host.
-        address = _own_address_towards(str(others[0]["address"]), _ANY_PORT)
-    name = interface_of(address)
-    if name is None:
+        address = _own_address_towards(str(elsewhere[0]["address"]), _ANY_PORT)
+    interface = interface_of(address)
+    if interface is None:
         warn(f"no interface has the address {address!r}: gloo chooses one by itself; set GLOO_SOCKET_IFNAME")
         return
-    os.environ["GLOO_SOCKET_IFNAME"] = name
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
 
 
 def _own_address_towards(address: str, port: int) -> str:
@@ -105,7 +108,7 @@ def _own_address_towards(address: str, port: int) -> str:
 
 
 def _own_record(rank: Rank, requested: RequestedWorld, plan: CpuPlan) -> dict[str, Any]:
-    """Build the record of this rank, which all other ranks read."""
+    """Build the record of this rank, which all other ranks read when they meet."""
     host = os.environ.get("MANYCPU_HOST") or socket.gethostname()
     finished: list[dict[str, Any]] = []  # records of this attempt's last round that all ranks finished
     with contextlib.suppress(OSError, KeyError):
@@ -129,7 +132,11 @@ def _own_record(rank: Rank, requested: RequestedWorld, plan: CpuPlan) -> dict[st
 def _exchange(
     rank: Rank, me: dict[str, Any], requested: RequestedWorld, listener: socket.socket | None
 ) -> list[dict[str, Any]]:
-    """Meet at the store of rank 0 or of torchrun's agent; returns the records of all ranks."""
+    """Put this rank's record into torch's key-value store, and return the records of all ranks.
+
+    The records are in the order in which the ranks came. The store is served by rank 0, or by torchrun's
+    agent. The rank ends with exit code 87 if a rank is missing after ``requested.timeout`` seconds.
+    """
     limit = timedelta(seconds=requested.timeout)
     try:
         base = _connect(rank, limit, listener)
@@ -153,7 +160,7 @@ def _exchange(
     try:
         store.wait(seats, limit)
         records = [json.loads(store.get(name)) for name in seats]
-        store.set(f"read/{seat}", "")
+        store.set(f"read/{seat}", "")  # rank 0 waits for this before it leaves
     except DistError as error:
         raise NodeExit(EXIT_PROOF, _describe_missing(rank, store, seats, requested, error)) from error
     # Rank 0 serves the store: it leaves last, also where it refuses the run.
@@ -167,8 +174,12 @@ def _connect(rank: Rank, limit: timedelta, listener: socket.socket | None) -> St
     """Connect to the store at MASTER_ADDR; serve it, if this is rank 0 and torchrun's agent does not."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if listener is not None:
-        own: dict[str, Any] = {"is_master": True, "multi_tenant": True, "master_listen_fd": listener.detach()}
-        return TCPStore(address, port, None, timeout=limit, **own)
+        serve_on_listener: dict[str, Any] = {
+            "is_master": True,
+            "multi_tenant": True,
+            "master_listen_fd": listener.detach(),
+        }
+        return TCPStore(address, port, None, timeout=limit, **serve_on_listener)
     # Under torchrun the agent serves the store, and every rank is a client of it.
     if rank.rank == 0 and not _agent_serves():
         try:
@@ -180,26 +191,28 @@ def _connect(rank: Rank, limit: timedelta, listener: socket.socket | None) -> St
 
 
 def _agent_serves() -> bool:
+    """Whether torchrun's agent, the parent of the ranks of a node, serves the store."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _restart_count() -> int:
+    """Return this rank's round: how often torchrun has restarted the ranks of this node."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
 
 
 def _describe_missing(
     rank: Rank, store: Store, seats: list[str], requested: RequestedWorld, error: Exception
 ) -> str:
-    """Write which ranks have come: the others are missing."""
+    """Build the message for a timeout: it names the ranks that came in time."""
     try:
-        came = [json.loads(store.get(name)) for name in seats if store.check([name])]
+        arrived = [json.loads(store.get(name)) for name in seats if store.check([name])]
     except DistError:  # rank 0 timed out a moment earlier, and its store is gone
         return (
             f"proof of scale failed: rank {rank.rank} lost the meeting point, which rank 0 serves: "
             f"{str(error).splitlines()[0]}"
         )
-    who = ", ".join(f"rank {record['rank']} on {record['host']}" for record in came)
+    names = ", ".join(f"rank {record['rank']} on {record['host']}" for record in arrived)
     return (
-        f"proof of scale failed: {len(came)} of {len(seats)} ranks came within {requested.timeout} s "
-        f"(run.start_timeout): {who}"
+        f"proof of scale failed: {len(arrived)} of {len(seats)} ranks came within {requested.timeout} s "
+        f"(run.start_timeout): {names}"
     )

@@ -62,7 +62,7 @@ def _run(rank: world.Rank, program: script.Program, listener: socket.socket | No
 
     if waited_for := backends.awaited(requested.backend):
         start.waits_for(waited_for)
-    # Without a backend in the run, the ranks choose when they meet: ccl, if no rank lacks it.
+    # Without a backend in the run, the ranks choose when they meet: ccl, if no rank has a reason against it.
     no_ccl = backends.lacking("ccl") if requested.backend == world.AUTO else ""
     if requested.backend and requested.backend != world.AUTO:
         backends.require(requested.backend)
@@ -96,6 +96,7 @@ def _run(rank: world.Rank, program: script.Program, listener: socket.socket | No
 
 
 def _take_devices(requested: world.RequestedWorld, start: _Start) -> "Devices | None":
+    """Take the XLA devices of this node; None: the run trains on CPUs."""
     if requested.devices is None:
         return None
     start.waits_for("torch_xla, and its devices")
@@ -139,20 +140,26 @@ def _warn_of_training_alone(rank: world.Rank, pace: "StepPace", devices: "Device
 
 
 def _plan_cpus(rank: world.Rank) -> cpu_plan.CpuPlan:
-    """Apply the CPU plan, and warn where the user's own choices win."""
+    """Make the node's CPU plan, set its variables, pin this rank to its cores, and return the plan.
+
+    Warnings, such as those of choices of the user that the plan keeps, come once for each node.
+    """
     plan = cpus.plan(rank, os.environ)
     # torchrun has set OMP_NUM_THREADS=1 by itself; the user's variables are only those that the run names.
     os.environ.update(plan.env)
     os.environ["MANYCPU_THREADS"] = str(plan.threads)
-    unpinned = cpus.pin(plan, rank, os.environ)
+    why_unpinned = cpus.pin(plan, rank, os.environ)
     if rank.local_rank == 0:
-        for warning in filter(None, (*plan.warnings, unpinned)):
+        for warning in filter(None, (*plan.warnings, why_unpinned)):
             warn(warning)
     return plan
 
 
 def _open_meeting_point(rank: world.Rank) -> socket.socket | None:
-    """Check that there is a meeting point; a process alone in its world opens one, and returns its socket."""
+    """Check that MASTER_ADDR and MASTER_PORT are set; a process alone in its world sets and serves them.
+
+    Returns the socket that it opened for that; None: they were set.
+    """
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if os.environ.get(name) in (None, "", "0")]
     if not missing:
         return None

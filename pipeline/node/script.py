@@ -51,18 +51,18 @@ class Program(NamedTuple):
         return cls(argv[0], module=False, args=tuple(argv[1:]))
 
     def source(self) -> str:
-        """Read its source; of a package all modules; empty where there is no source."""
+        """Read the program's source, of a package that of all modules; empty where there is no source."""
         files = [Path(self.name)]
         if self.module:
             spec = importlib.util.find_spec(self.name)
-            folders = (spec and spec.submodule_search_locations) or []
-            files = [file for folder in folders for file in Path(folder).rglob("*.py")]
-            if spec and spec.origin and not folders:
+            package_folders = (spec and spec.submodule_search_locations) or []
+            files = [file for folder in package_folders for file in Path(folder).rglob("*.py")]
+            if spec and spec.origin and not package_folders:
                 files = [Path(spec.origin)]
         return "\n".join(path.read_text(errors="replace") for path in files if path.is_file())
 
     def run(self) -> None:
-        """Run it as ``__main__`` of this process."""
+        """Run the program as ``__main__`` of this process; returns when its last line has run."""
         sys.argv[:] = [self.name, *self.args]
         path = Path(self.name)
         if self.module:
@@ -84,7 +84,10 @@ class Program(NamedTuple):
 
 
 def translated(program: Program, backend: str | None) -> Program:
-    """Translate old options of a program, if it passes them to a Trainer that no longer has them."""
+    """Return the program with its old options translated and warned of, or the program itself.
+
+    Options are translated only where the program passes them to a Trainer that no longer has them.
+    """
     if program.name.startswith(_RECIPES) or not any(_OPTION.fullmatch(word) for word in program.args):
         return program
     try:
@@ -101,38 +104,39 @@ def translated(program: Program, backend: str | None) -> Program:
 
 def translate(words: Sequence[str], backend: str | None) -> tuple[list[str], list[str]]:
     """Replace the old options; returns the new arguments, and a note for each change."""
-    new: list[str] = []
+    new_words: list[str] = []
     notes: list[str] = []
     rest = list(words)
     while rest:
         word = rest.pop(0)
         match = _OPTION.fullmatch(word)
         if match is None:
-            new.append(word)
+            new_words.append(word)
             continue
         option, value = match[1].replace("-", "_"), match[2] or ""
+        # The value may be the next word: that of a boolean option may also be left out.
         if not value and rest and (option == "ddp_backend" or rest[0].lower() in _BOOLEANS):
             value = f"={rest.pop(0)}"
         if option == "no_cuda":
-            new.append(f"--use_cpu{value}")
+            new_words.append(f"--use_cpu{value}")
             notes.append("--no_cuda: is called --use_cpu now, which is used")
         elif option == "use_ipex":
             notes.append(
                 "--use_ipex: dropped; --bf16 (autocast) and --optim adamw_torch_fused do what it did"
             )
         elif value.removeprefix("=") == "ccl":
-            used = f"{backend!r} is used" if backend else "torch's default is used"
-            notes.append(f"--ddp_backend: ccl is no choice of today's Trainer; run.backend decides, {used}")
+            choice = f"{backend!r} is used" if backend else "torch's default is used"
+            notes.append(f"--ddp_backend: ccl is no choice of today's Trainer; run.backend decides, {choice}")
         else:  # the Trainer still has the others; the backend is checked later
-            new.append(f"--ddp_backend{value}")
-    return new, notes
+            new_words.append(f"--ddp_backend{value}")
+    return new_words, notes
 
 
 def execute(program: Program) -> int:
     """Run the program; returns its own exit code."""
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-    handler = get_error_handler()
+    handler = get_error_handler()  # writes how the rank failed to a file that torchrun reads
     handler.initialize()
     if not program.module and not Path(program.name).exists():
         say("error", kind="FileNotFoundError", message=f"there is no script {program.name} in {Path.cwd()}")
@@ -157,21 +161,21 @@ def warn_of_forks() -> None:
 
     Workers of torch's data loaders are left out: they are forked at any time, and compute with one thread.
     """
-    before, forked = _count_threads(), ForkProcess._Popen  # noqa: SLF001 - no hook gets the process
+    threads_before, original = _count_threads(), ForkProcess._Popen  # noqa: SLF001 - no hook gets the process
     warned: list[int] = []
 
     def popen(process: Any) -> Any:
-        more = _count_threads() - before
+        added = _count_threads() - threads_before
         target = getattr(process, "_target", None)
         of_loader = str(getattr(target, "__module__", "")).startswith("torch.utils.data")
-        if more > 0 and not warned and not of_loader:
-            warned.append(more)
+        if added > 0 and not warned and not of_loader:
+            warned.append(added)
             warn(
-                f"the script forks {process.name} while {more} thread(s) that it started run: a lock that "
+                f"the script forks {process.name} while {added} thread(s) that it started run: a lock that "
                 "one of them holds is held in the fork for ever, and OpenMP may hang there; start processes "
                 "before the first computation, or by spawn"
             )
-        return forked(process)
+        return original(process)
 
     ForkProcess._Popen = staticmethod(popen)  # type: ignore[assignment, method-assign] # noqa: SLF001
 
@@ -215,11 +219,11 @@ def _report(error: Exception) -> None:
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     """Drop the frames before the script's first one; keep all where that would drop every frame."""
-    start = trace
+    whole_trace = trace
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         hidden = "__tracebackhide__" in trace.tb_frame.f_globals  # the convention of pytest and IPython
         if not file.startswith(_OWN_FOLDER) and "runpy" not in file and not hidden:
             return trace
         trace = trace.tb_next
-    return start
+    return whole_trace

@@ -71,12 +71,12 @@ def replicas(mode: Mode) -> int:
     """
     if mode == "full":
         return 1
-    ranks, of_node = _ranks(), ranks_of_node()
-    if ranks % of_node:
+    ranks, node_ranks = _ranks(), ranks_of_node()
+    if ranks % node_ranks:
         raise RuntimeError(
-            f"hybrid sharding needs as many ranks on each node: {ranks} are no multiple of {of_node}"
+            f"hybrid sharding needs as many ranks on each node: {ranks} are no multiple of {node_ranks}"
         )
-    return ranks // of_node
+    return ranks // node_ranks
 
 
 def ranks_of_node() -> int:
@@ -118,8 +118,8 @@ def shard(
         blocks: Classes of the modules that are gathered one at a time; default: the model's own
             ``_no_split_modules``, which models of transformers have.
         dtype: What blocks compute in and are gathered as, such as torch.bfloat16; gradients stay fp32.
-        mode: ``full``, or ``hybrid``: shares within a node, replicas between nodes.
-        checkpoint_activations: Keep a block's inputs alone; the backward pass computes the rest again.
+        mode: ``full``: shares over all ranks; ``hybrid``: shares within a node, replicas between nodes.
+        checkpoint_activations: Keep only a block's inputs; the backward pass computes the rest again.
 
     Returns:
         The model, which is now an FSDPModule too.
@@ -128,15 +128,16 @@ def shard(
         ValueError: The model has no module of these classes.
         RuntimeError: As :func:`mesh`.
     """
-    found = [model.get_submodule(name) for name in block_names(model, blocks)]
+    block_modules = [model.get_submodule(name) for name in block_names(model, blocks)]
+    # Only the model as a whole returns fp32; a block passes on the type that it computes in.
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32)
-    inner = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    ranks = mesh(mode)
-    for block in found:
+    block_policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    device_mesh = mesh(mode)
+    for block in block_modules:
         if checkpoint_activations:
             _recompute_activations(block)
-        fully_shard(block, mesh=ranks, mp_policy=inner)
-    fully_shard(model, mesh=ranks, mp_policy=policy)
+        fully_shard(block, mesh=device_mesh, mp_policy=block_policy)
+    fully_shard(model, mesh=device_mesh, mp_policy=policy)
     if spans_nodes():
         overlap(model)
     return model
@@ -149,30 +150,33 @@ def block_names(model: nn.Module, classes: Sequence[type[nn.Module]] = ()) -> li
         ValueError: The model has no module of these classes.
     """
     wanted = {kind.__name__ for kind in classes} or set(getattr(model, "_no_split_modules", None) or ())
-    found = [name for name, module in model.named_modules() if name and type(module).__name__ in wanted]
-    if not found:
-        what = ", ".join(sorted(wanted)) or "blocks"
-        raise ValueError(f"{type(model).__name__} has no module of {what}: name the classes of its blocks")
-    return found
+    names = [name for name, module in model.named_modules() if name and type(module).__name__ in wanted]
+    if not names:
+        classes_text = ", ".join(sorted(wanted)) or "blocks"
+        raise ValueError(
+            f"{type(model).__name__} has no module of {classes_text}: name the classes of its blocks"
+        )
+    return names
 
 
 def overlap(model: nn.Module) -> None:
     """Gather the parameters of the next block while a block computes, by asynchronous collectives.
 
-    It helps ranks of several nodes alone: within one node, the cores that gather are those that compute.
+    It helps only ranks on several nodes: within one node, the cores that gather are those that compute.
     """
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for module in modules:
         module._set_unshard_async_op(True)  # noqa: SLF001 - torch has no public way on CPUs
     blocks = [module for module in modules if module is not model]
-    for one, following in pairwise(blocks):
-        one.set_modules_to_forward_prefetch([following])
+    for block, following in pairwise(blocks):
+        block.set_modules_to_forward_prefetch([following])
 
 
 def release(model: nn.Module) -> None:
-    """Hold shares alone again: after a forward pass without gradients, some parameters are whole.
+    """Free gathered parameters, so that this rank holds only its shares again.
 
-    An optimizer that is made of whole parameters would not train the shares.
+    After a forward pass without gradients, some parameters stay gathered. An optimizer that is made of these
+    would not train the shares.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -180,7 +184,7 @@ def release(model: nn.Module) -> None:
 
 
 def clip_gradients(model: nn.Module, max_norm: float) -> float:
-    """Scale gradients so that their norm over all ranks is at most ``max_norm``; returns that before."""
+    """Scale gradients so that their norm over all ranks is at most ``max_norm``; returns the norm before."""
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
@@ -188,8 +192,8 @@ def clip_gradients(model: nn.Module, max_norm: float) -> float:
 def save(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, **extra: Any) -> None:
     """Write a checkpoint of all ranks' shares, in a folder that they share; each rank writes its own file.
 
-    The file ``.metadata`` is written last: a checkpoint without it was cut, and :func:`fault` says so. One
-    that is replaced stays until the new one, which is written beside it, is complete.
+    The file ``.metadata`` is written last: a checkpoint without it is incomplete, and :func:`fault` says so.
+    An old checkpoint stays until the new one, which is written beside it, is complete.
 
     Args:
         folder: A new folder, or one to replace.
@@ -201,47 +205,51 @@ def save(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer,
         RuntimeError: The ranks do not share the folder.
         TypeError: JSON has no such value.
     """
-    extra_json, place, new = json.dumps(extra), Path(folder), _new(folder)
+    extra_json, final, new_folder = json.dumps(extra), Path(folder), _unfinished(folder)
     if _rank() == 0:
-        if (new / ".metadata").exists() and not place.exists():  # killed before it took its place
-            new.rename(place)
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(parents=True)
-    _barrier()
+        # An earlier save wrote a complete checkpoint, and was killed before the last rename.
+        if (new_folder / ".metadata").exists() and not final.exists():
+            new_folder.rename(final)
+        shutil.rmtree(new_folder, ignore_errors=True)
+        new_folder.mkdir(parents=True)
+    _barrier()  # no rank writes before the folder exists
     release(model)
     with _without_empty_groups(optimizer):
         states = get_state_dict(model, optimizer, options=_OPTIONS)
-    trained = _trained(model, states[0])
-    save_shares({"model": trained, "optimizer": states[1], _EXTRA: extra_json}, checkpoint_id=new)
+    trained = _without_frozen(model, states[0])  # states: of the model, of the optimizer
+    save_shares({"model": trained, "optimizer": states[1], _EXTRA: extra_json}, checkpoint_id=new_folder)
     _barrier()
     # Each rank tells whether it sees what rank 0 wrote last.
-    shared = [(new / ".metadata").exists()] * _ranks()
+    sees_metadata = [(new_folder / ".metadata").exists()] * _ranks()
     if dist.is_initialized():
-        dist.all_gather_object(shared, shared[0])
-    if not all(shared):
+        dist.all_gather_object(sees_metadata, sees_metadata[0])
+    if not all(sees_metadata):
         raise RuntimeError(f"{folder} is not shared by all ranks: a sharded checkpoint needs such a folder")
     if _rank() == 0:
-        old = place.with_name(f".{place.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        if place.exists():
-            place.rename(old)
-        new.rename(place)
-        shutil.rmtree(old, ignore_errors=True)
+        # A rename does not replace a folder that has files: move the old checkpoint aside first.
+        old_folder = final.with_name(f".{final.name}.old")
+        shutil.rmtree(old_folder, ignore_errors=True)
+        if final.exists():
+            final.rename(old_folder)
+        new_folder.rename(final)
+        shutil.rmtree(old_folder, ignore_errors=True)
     _barrier()
 
 
-def _new(folder: str | Path) -> Path:
+def _unfinished(folder: str | Path) -> Path:
     """Name the folder in which a checkpoint is written, before it takes the place of the old one."""
     return Path(folder).with_name(f".{Path(folder).name}.new")
 
 
 def _complete(folder: str | Path) -> Path:
-    """Return the folder to read from: the new one, if its writer was killed before it took its place."""
-    return Path(folder) if Path(folder).exists() or not _new(folder).exists() else _new(folder)
+    """Return the folder to read from: the unfinished one, if its writer was killed before the last rename."""
+    return Path(folder) if Path(folder).exists() or not _unfinished(folder).exists() else _unfinished(folder)
 
 
 def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Read a checkpoint into a model and its optimizer, sharded over any number of ranks or whole.
+
+    Returns the ``extra`` values that :func:`save` was given.
 
     Raises:
         RuntimeError: The checkpoint is of another model, or incomplete.
@@ -250,11 +258,11 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
     folder = _complete(folder)
     with _without_empty_groups(optimizer):
         model_state, optimizer_state = get_state_dict(model, optimizer, options=_OPTIONS)
-        trained = _trained(model, model_state)
+        trained = _without_frozen(model, model_state)
         try:
-            stored = FileSystemReader(folder).read_metadata().state_dict_metadata
-            kept = _stored_part(trained, optimizer_state, stored)
-            state: dict[str, Any] = {"model": trained, "optimizer": kept, _EXTRA: ""}
+            stored_names = FileSystemReader(folder).read_metadata().state_dict_metadata
+            optimizer_part = _part_in_checkpoint(trained, optimizer_state, stored_names)
+            state: dict[str, Any] = {"model": trained, "optimizer": optimizer_part, _EXTRA: ""}
             load_shares(state, checkpoint_id=folder)
         except (CheckpointException, OSError, ValueError) as error:
             raise RuntimeError(f"cannot resume from {folder}: {error}") from error
@@ -269,31 +277,39 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
     return extra
 
 
-def _stored_part(model: dict[str, Any], optimizer: dict[str, Any], stored: Collection[str]) -> dict[str, Any]:
+def _part_in_checkpoint(
+    model: dict[str, Any], optimizer: dict[str, Any], stored: Collection[str]
+) -> dict[str, Any]:
     """Return the part of an optimizer's state that can be read from a checkpoint.
 
     A parameter that no batch has used yet has no state there: its state in the optimizer is set to 0.
+    ``stored`` are the names in the checkpoint.
 
     Raises:
         ValueError: The checkpoint is of another model or optimizer.
     """
     own = {*(f"model.{name}" for name in model), *(f"optimizer.{name}" for name in optimizer)}
-    others = [name for name in stored if name.startswith(("model.", "optimizer.state.")) and name not in own]
-    if others:
-        raise ValueError(f"it is of another model or optimizer: it has {min(others)}")
-    kept = {name: value for name, value in optimizer.items() if f"optimizer.{name}" in stored}
-    unused = [name for name in optimizer.keys() - kept.keys() if name.startswith("state.")]
-    if not any(name.startswith("state.") for name in kept):
-        return optimizer  # the checkpoint has no such state at all: torch says so
+    foreign = [name for name in stored if name.startswith(("model.", "optimizer.state.")) and name not in own]
+    if foreign:
+        raise ValueError(f"it is of another model or optimizer: it has {min(foreign)}")
+    in_checkpoint = {name: value for name, value in optimizer.items() if f"optimizer.{name}" in stored}
+    unused = [name for name in optimizer.keys() - in_checkpoint.keys() if name.startswith("state.")]
+    if not any(name.startswith("state.") for name in in_checkpoint):
+        return optimizer  # the checkpoint has no state of any parameter: torch's loading refuses it
     for name in unused:
         optimizer[name].zero_()
     return {name: value for name, value in optimizer.items() if name not in unused}
 
 
-def _trained(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
-    """Leave frozen parameters out of a state: torch keeps one under its second name, such as a tied head."""
-    frozen = {name for name, each in model.named_parameters(remove_duplicate=False) if not each.requires_grad}
-    return {name: each for name, each in state.items() if name not in frozen}
+def _without_frozen(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """Return a model's state without frozen parameters, under all of their names.
+
+    torch's ``ignore_frozen_params`` keeps one under its second name, such as a tied head.
+    """
+    frozen = {
+        name for name, tensor in model.named_parameters(remove_duplicate=False) if not tensor.requires_grad
+    }
+    return {name: tensor for name, tensor in state.items() if name not in frozen}
 
 
 @contextlib.contextmanager
@@ -304,14 +320,14 @@ def _without_empty_groups(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     try:
         yield
     finally:
-        filled = iter(optimizer.param_groups)  # loading replaces them
+        filled = iter(optimizer.param_groups)  # not those from before: loading replaces them
         optimizer.param_groups = [next(filled) if group["params"] else group for group in groups]
 
 
 def load_weights(folder: str | Path, model: nn.Module) -> None:
-    """Read only the model's trained parameters from a checkpoint."""
+    """Read only the trained parameters from a checkpoint into a model; no optimizer is needed."""
     release(model)
-    state = {"model": _trained(model, get_model_state_dict(model, options=_OPTIONS))}
+    state = {"model": _without_frozen(model, get_model_state_dict(model, options=_OPTIONS))}
     load_shares(state, checkpoint_id=_complete(folder))
     set_model_state_dict(model, state["model"], options=_OPTIONS)
 
@@ -342,30 +358,31 @@ def export(model: nn.Module, folder: str | Path) -> None:
 
     ``from_pretrained`` needs ``model.config.save_pretrained(folder)`` too.
 
-    Parameters are gathered one at a time: beyond its share, a rank holds one of them.
+    Parameters are gathered one at a time: beyond its share, a rank holds one whole parameter.
     """
     release(model)
-    target, files = Path(folder), _files(model)
+    target, keys_of_files = Path(folder), _files(model)
     state = model.state_dict()
-    names = [_file_name(number, len(files)) for number in range(1, len(files) + 1)]
-    for file_name, keys in zip(names, files, strict=True):
+    names = [_file_name(number, len(keys_of_files)) for number in range(1, len(keys_of_files) + 1)]
+    for file_name, keys in zip(names, keys_of_files, strict=True):
         if _rank() == 0:
             target.mkdir(parents=True, exist_ok=True)
             _write_file(target / file_name, {key: state[key] for key in keys})
         else:
             for key in keys:
                 _whole(state[key])  # rank 0 gathers the same tensors in the same order
-    if _rank() == 0 and len(files) > 1:
-        weights = {key: name for name, keys in zip(names, files, strict=True) for key in keys}
-        index = {"metadata": {"total_size": sum(_size(state[key]) for key in weights)}, "weight_map": weights}
+    if _rank() == 0 and len(keys_of_files) > 1:
+        file_of = {key: name for name, keys in zip(names, keys_of_files, strict=True) for key in keys}
+        index = {"metadata": {"total_size": sum(_size(state[key]) for key in file_of)}, "weight_map": file_of}
         (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))
     _barrier()
 
 
 def _write_file(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Write a file of safetensors, a tensor after the other: its length, a header as JSON, the bytes.
+    """Write a safetensors file: the header's length in bytes, the header as JSON, and then the tensors.
 
-    The format: https://github.com/huggingface/safetensors#format. Its library writes only what is in memory.
+    The format: https://github.com/huggingface/safetensors#format. Its library needs all tensors
+    in memory at once; here one tensor at a time is gathered from the ranks.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -389,7 +406,7 @@ def _write_file(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def _recompute_activations(block: nn.Module) -> None:
-    """Have a block keep its inputs alone: the backward pass computes the rest once more."""
+    """Have a block keep only its inputs: the backward pass computes its activations once more."""
     forward = block.forward
 
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
@@ -401,19 +418,22 @@ def _recompute_activations(block: nn.Module) -> None:
 
 
 def _files(model: nn.Module) -> list[list[str]]:
-    """Divide the names of the model's tensors among files; one that is tied to an earlier one is left out."""
-    files: list[list[str]] = [[]]
-    seen, size = set[int](), 0
+    """Divide the names of a model's tensors among files of at most 5 GB; returns the names in each file.
+
+    A tensor that is tied to (the same as) an earlier one is left out. A tensor above 5 GB has its own file.
+    """
+    names_of_files: list[list[str]] = [[]]
+    tensor_ids, file_bytes = set[int](), 0
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) in seen:
+        if id(tensor) in tensor_ids:
             continue
-        seen.add(id(tensor))
-        if files[-1] and size + _size(tensor) > _MAX_FILE_BYTES:
-            files.append([])
-            size = 0
-        files[-1].append(name)
-        size += _size(tensor)
-    return files
+        tensor_ids.add(id(tensor))
+        if names_of_files[-1] and file_bytes + _size(tensor) > _MAX_FILE_BYTES:
+            names_of_files.append([])
+            file_bytes = 0
+        names_of_files[-1].append(name)
+        file_bytes += _size(tensor)
+    return names_of_files
 
 
 def _size(tensor: torch.Tensor) -> int:
@@ -426,7 +446,7 @@ def _file_name(number: int, files: int) -> str:
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Gather a tensor from all ranks, which all call this."""
+    """Gather a tensor from the shares of all ranks, each of which must call this."""
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().contiguous()
 
 

@@ -43,22 +43,29 @@ class StepPace:
         self._steps = 0
         self._calls: int | None = None  # of collectives, up to the last step; None: not known
         self._alone = 0  # steps in which the process called no collective
-        self._last = self._reported = 0.0
-        self._seconds: deque[float] = deque(maxlen=_MAX_DURATIONS)
+        self._last = self._reported = 0.0  # the clock at the last step and at the last report
+        self._seconds: deque[float] = deque(maxlen=_MAX_DURATIONS)  # of each step since the last report
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Count a step of the first optimizer; a step of another one counts once the first is not used."""
-        first = self._optimizer() if self._optimizer else None
-        if first is not None and first is not optimizer and self._other_steps < _MAX_OTHER_STEPS:
+        """Count a step of the first optimizer; those of others do not count: one step may use several.
+
+        After eight steps of others without one of the first, the optimizer of the next step takes its place.
+        """
+        first_optimizer = self._optimizer() if self._optimizer else None
+        if (
+            first_optimizer is not None
+            and first_optimizer is not optimizer
+            and self._other_steps < _MAX_OTHER_STEPS
+        ):
             self._other_steps += 1
             return
         self._other_steps = 0
-        if first is not optimizer:
+        if first_optimizer is not optimizer:
             self._optimizer = weakref.ref(optimizer)
         now, calls = self._clock(), _collectives()
         if self._steps:
             self._seconds.append(now - self._last)
-            self._alone += calls is not None and calls == self._calls
+            self._alone += calls is not None and calls == self._calls  # no collective since the last step
         else:
             self._reported = now
         self._steps += 1
@@ -67,14 +74,17 @@ class StepPace:
             self.report()
 
     def trained_alone(self) -> str:
-        """Say that this rank exchanged nothing in more than half of the steps; empty: it did."""
+        """Return a warning if this rank exchanged nothing in most of its steps, else an empty text."""
         timed = max(0, self._steps - 1)  # the first step may follow a broadcast of the weights
         if self._alone * 2 <= timed:
             return ""
         return f"in {self._alone} of {timed} steps this rank exchanged nothing with the others"
 
     def report(self) -> None:
-        """Report the pace since the last report; nothing without a step, or in a child of the rank."""
+        """Report the median seconds of the steps since the last report, if there were any.
+
+        A child that the program forked reports nothing: its steps are not the rank's.
+        """
         if not self._seconds or os.getpid() != self._process:
             return
         seconds = statistics.median_low(self._seconds)
@@ -83,7 +93,8 @@ class StepPace:
         fields: dict[str, Any] = {"step": self._steps, "step_seconds": round(seconds, 6)}
         if seconds and (samples := next(iter(_SAMPLES), 0)):
             fields["samples_per_second"] = round(samples / seconds, 3)
-        # Of the first model: the time in which gradients were on their way and nothing was computed.
+        # Of the first model that has them: the time in which gradients were on their way and nothing was
+        # computed.
         for model in [model for reference in _MODELS if (model := reference()) is not None]:
             with suppress(Exception):  # torch does not promise these values
                 times = model._get_ddp_logging_data()  # noqa: SLF001 - no other way

@@ -33,7 +33,7 @@ class RankError(ValueError):
 
 
 class Rank(NamedTuple):
-    """A rank, as torch counts them."""
+    """A rank and its world, which is all ranks that train together; numbered as torch does."""
 
     rank: int
     world_size: int
@@ -43,7 +43,7 @@ class Rank(NamedTuple):
 
     def environment(self) -> dict[str, str]:
         """Build the variables that torch, and everything on top of torch, reads."""
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # in the order of the fields
         return {name: str(number) for name, number in zip(names, self, strict=False)}
 
 
@@ -56,7 +56,7 @@ def read_rank(environ: Mapping[str, str]) -> Rank:
     Raises:
         RankError: A number is missing, is not a number, or is out of range.
     """
-    launcher = next((name for name, (mark, *_) in _LAUNCHERS.items() if environ.get(mark)), None)
+    launcher = next((name for name, (variable, *_) in _LAUNCHERS.items() if environ.get(variable)), None)
     if launcher is None:
         return ALONE
     names = _LAUNCHERS[launcher][1:]
@@ -90,11 +90,11 @@ class RequestedWorld(NamedTuple):
     """Devices of XLA that each process drives; None: it trains on CPUs."""
 
     def check_world(self, rank: Rank) -> None:
-        """End the rank with 87 if the launcher made another world than the run asks for."""
+        """End the rank with exit code 87 if the launcher made another world than the run asks for."""
         if self.nodes is None:
             return
-        low, high = (nodes * self.processes for nodes in self.nodes)
-        if low <= rank.world_size <= high and rank.world_size % self.processes == 0:
+        least, greatest = (nodes * self.processes for nodes in self.nodes)
+        if least <= rank.world_size <= greatest and rank.world_size % self.processes == 0:
             return
         if rank.launcher == "none":
             why = "No known launcher has set its rank: an mpirun of another MPI, or none at all?"
@@ -109,7 +109,10 @@ class RequestedWorld(NamedTuple):
         )
 
     def check_meeting(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """End every rank with 87, and all that is wrong, if the ranks' records do not fit the request."""
+        """End the rank with exit code 87 and all faults if the ranks' records do not fit the request.
+
+        All ranks have the same records, so all of them end.
+        """
         faults = []
         ranks = sorted(record["rank"] for record in records)
         worlds = sorted({record["world_size"] for record in records})
@@ -129,15 +132,18 @@ class RequestedWorld(NamedTuple):
             raise NodeExit(EXIT_PROOF, message)
 
     def choose_backend(self, records: Sequence[Mapping[str, Any]]) -> tuple[str | None, str | None]:
-        """Choose the backend that all ranks have; returns it, and the reason where there was a choice."""
+        """Choose the backend: the one that the run names, else ccl if all ranks have it, else gloo.
+
+        Returns the backend (None: the script chooses), and the reason (None: the run has decided).
+        """
         if self.backend != AUTO:
             return self.backend, None
-        lacking = [record for record in records if record["no_ccl"]]
-        if not lacking:
+        without_ccl = [record for record in records if record["no_ccl"]]
+        if not without_ccl:
             return "ccl", "run.backend is left out, and every rank has ccl"
-        first = min(lacking, key=lambda record: int(record["rank"]))
-        who = f"rank {first['rank']} on {first['host']}"
-        return "gloo", f"run.backend is left out, and {who} has no ccl: {first['no_ccl'][:_REASON_LIMIT]}"
+        lowest = min(without_ccl, key=lambda record: int(record["rank"]))
+        who = f"rank {lowest['rank']} on {lowest['host']}"
+        return "gloo", f"run.backend is left out, and {who} has no ccl: {lowest['no_ccl'][:_REASON_LIMIT]}"
 
     def __str__(self) -> str:
         if self.nodes is None:
@@ -147,11 +153,11 @@ class RequestedWorld(NamedTuple):
 
 
 def read_requested(environ: Mapping[str, str]) -> RequestedWorld:
-    """Read the requested world; outside of a run it requires nothing."""
+    """Read the requested world from the run's variables; without these it accepts any world."""
     nodes, processes = environ.get("MANYCPU_NNODES"), environ.get("MANYCPU_NPROC_PER_NODE")
-    low, _, high = (nodes or "1").partition(":")
+    least, _, greatest = (nodes or "1").partition(":")  # "4", or "2:4" for two to four nodes
     return RequestedWorld(
-        nodes=(int(low), int(high or low)) if nodes or processes else None,
+        nodes=(int(least), int(greatest or least)) if nodes or processes else None,
         processes=int(processes or 1),
         backend=environ.get("MANYCPU_BACKEND") or None,
         spread=environ.get("MANYCPU_SPREAD") == "require",

@@ -61,25 +61,30 @@ class Steps:
     def begins(self, shapes: Sequence[Sequence[int]]) -> None:
         """Begin a step with tensors of these shapes: the step before it has ended."""
         self.ends()
-        present = tuple(dict.fromkeys(tuple(shape) for shape in shapes))
-        self._usual = self._usual or present
-        self._present = present, self._clock(), self._compiled()
+        distinct = tuple(dict.fromkeys(tuple(shape) for shape in shapes))
+        self._usual = self._usual or distinct
+        self._present = distinct, self._clock(), self._compiled()
 
     def ends(self) -> None:
-        """End the present step, if there is one: no batch follows now."""
+        """End the present step, if there is one, and count its time.
+
+        Reports once how long the first steps compiled: at the first step that compiled nothing.
+        """
         if self._present is None:
             return
-        (shapes, since, before), self._present = self._present, None
+        (shapes, since, before), self._present = self._present, None  # since: when the step began
         seconds, compiled = self._clock() - since, self._compiled().since(before)
         self._first = self._first or seconds
         if compiled.number:
             self._note_compilation(shapes, compiled)
             return
         if self._slow and not self._later_steps:  # the first step that compiled nothing
-            total = Compiled(sum(one.number for one in self._slow), sum(one.seconds for one in self._slow))
+            total = Compiled(
+                sum(step.number for step in self._slow), sum(step.seconds for step in self._slow)
+            )
             count = len(self._slow)
-            steps = "the first step was" if count == 1 else f"the first {count} steps were"
-            say("start", message=f"{steps} slow: XLA compiled ({total}); a step takes {seconds:.3f} s now")
+            subject = "the first step was" if count == 1 else f"the first {count} steps were"
+            say("start", message=f"{subject} slow: XLA compiled ({total}); a step takes {seconds:.3f} s now")
         self._later_steps, self._later = self._later_steps + 1, self._later + seconds
 
     def metrics(self) -> dict[str, float | int]:
@@ -97,19 +102,19 @@ class Steps:
         return values
 
     def _note_compilation(self, shapes: Shapes, compiled: Compiled) -> None:
-        """Record that a step compiled; warn of a new shape of its batch, a few times."""
+        """Record that a step compiled; warn if its batch has new shapes, at most five times."""
         if not self._later_steps:
             self._slow.append(compiled)
         if shapes == self._usual or shapes in self._warned or len(self._warned) == _MAX_WARNINGS:
             return
         self._warned.add(shapes)
-        own, usual = (
-            " and ".join("x".join(map(str, shape)) or "a number" for shape in each)
-            for each in (shapes, self._usual)
+        new_shapes, usual_shapes = (
+            " and ".join("x".join(map(str, shape)) or "a number" for shape in batch)
+            for batch in (shapes, self._usual)
         )
         warn(
-            f"a batch of another size made XLA compile again ({compiled}): its tensors are {own}, "
-            f"and those of the first batch {usual}. Give all batches one size, also the "
+            f"a batch of another size made XLA compile again ({compiled}): its tensors are {new_shapes}, "
+            f"and those of the first batch {usual_shapes}. Give all batches one size, also the "
             "evaluation's: drop_last=True for the last one, and padding to one length"
         )
 
@@ -125,7 +130,7 @@ class Devices(NamedTuple):
         metrics.metrics(self.steps.metrics())
 
     def check(self, program: str) -> None:
-        """End the rank with 86 if the program's batches were not divided among the devices."""
+        """End the rank with exit code 86 if the program's batches were not divided among the devices."""
         from torch_xla.debug import metrics as counters
 
         if self.number == 1 or counters.counter_value("CreateOpSharding"):
@@ -141,7 +146,8 @@ class Devices(NamedTuple):
 def take(requested: int) -> Devices:
     """Take the devices of this node, and have every loader of torch_xla divide its batches among them.
 
-    The rank ends with 88 if there is no torch_xla, and with 87 if there is another number of devices.
+    The rank ends with exit code 88 if there is no torch_xla, and with 87 if the node has another number of
+    devices than ``requested``.
     """
     if importlib.util.find_spec("torch_xla") is None:
         raise NodeExit(EXIT_BACKEND, _MISSING)
@@ -164,6 +170,7 @@ def take(requested: int) -> Devices:
 
 
 def _read_compiled() -> Compiled:
+    """Read what XLA has compiled in this process so far."""
     from torch_xla.debug import metrics as counters
 
     count, nanoseconds, _ = counters.metric_data("CompileTime") or (0, 0, ())
@@ -182,7 +189,7 @@ class _Divided:
         self._spmd, self._mesh = spmd, spmd.Mesh(np.arange(devices), (devices,), ("data",))
 
     def xla_spec(self, tensor: torch.Tensor) -> Any:
-        """Describe where a tensor lies; a number is on every device."""
+        """Return torch_xla's description of how a tensor is divided; None: a number is on every device."""
         if tensor.dim() == 0:
             return None
         placed = ("data", *[None] * (tensor.dim() - 1))
@@ -194,19 +201,20 @@ def _wrap_loaders(devices: int, steps: Steps) -> None:
     from torch_xla.distributed import parallel_loader
     from torch_xla.utils.utils import for_each_instance, for_each_instance_rewrite
 
-    loader, of_device = parallel_loader.ParallelLoader, parallel_loader.PerDeviceLoader
+    loader, device_loader = parallel_loader.ParallelLoader, parallel_loader.PerDeviceLoader
     divided = _Divided(devices)
-    make, take_next = loader.__init__, of_device.next
+    original_init, original_next = loader.__init__, device_loader.next
 
-    @functools.wraps(make)
+    @functools.wraps(original_init)
     def divide(self: Any, *args: Any, **kwargs: Any) -> None:
+        # A division that the program asks for stays.
         kwargs["input_sharding"] = kwargs.get("input_sharding") or divided
-        make(self, *args, **kwargs)
+        original_init(self, *args, **kwargs)
 
-    @functools.wraps(take_next)
+    @functools.wraps(original_next)
     def time_step(self: Any) -> Any:
         try:
-            batch = take_next(self)
+            batch = original_next(self)
         except StopIteration:
             steps.ends()
             raise
@@ -215,41 +223,41 @@ def _wrap_loaders(devices: int, steps: Steps) -> None:
         steps.begins(shapes)
         return batch
 
-    send = loader.send_cpu_data_to_device
+    original_send = loader.send_cpu_data_to_device
 
-    @functools.wraps(send)
+    @functools.wraps(original_send)
     def send_narrowed(self: Any, batches: Any, device: Any) -> Any:
-        return send(self, for_each_instance_rewrite(batches, torch.is_tensor, _narrowed), device)
+        return original_send(self, for_each_instance_rewrite(batches, torch.is_tensor, _narrowed), device)
 
-    loader.__init__, of_device.next = divide, time_step
+    loader.__init__, device_loader.next = divide, time_step
     if _downcasts():
         loader.send_cpu_data_to_device = send_narrowed
 
 
 def _wrap_accelerate() -> None:
-    """Have Accelerate do on XLA what its options say.
+    """Have Accelerate on XLA apply its options ``mixed_precision`` and ``downcast_bf16``.
 
     torch_xla no longer reads the variables by which Accelerate asks it for bf16 (XLA_USE_BF16,
     XLA_DOWNCAST_BF16).
     """
     from accelerate import Accelerator
 
-    make, prepare = Accelerator.__init__, Accelerator.prepare_model
+    original_init, original_prepare = Accelerator.__init__, Accelerator.prepare_model
 
-    @functools.wraps(make)
+    @functools.wraps(original_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
+        original_init(self, *args, **kwargs)
         # On TPUs Accelerate does not set this: it sets a variable that torch_xla no longer reads.
         self.native_amp = self.native_amp or self.mixed_precision == "bf16"
         if _downcasts() and self.mixed_precision != "bf16":
             raise ValueError(f"downcast_bf16 needs mixed_precision 'bf16', not {self.mixed_precision!r}")
 
-    @functools.wraps(prepare)
+    @functools.wraps(original_prepare)
     def prepare_model(self: Any, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if _downcasts():
             for tensor in itertools.chain(model.parameters(), model.buffers()):
                 tensor.data = _narrowed(tensor.data)  # in place: the optimizer has these very parameters
-        return prepare(self, model, *args, **kwargs)
+        return original_prepare(self, model, *args, **kwargs)
 
     Accelerator.__init__, Accelerator.prepare_model = init, prepare_model
 

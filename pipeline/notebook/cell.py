@@ -41,7 +41,7 @@ def block_of_cell() -> Any | None:
     """Open a block in the cell that runs, and return IPython's handle of it; None outside notebooks."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
-    if shell is None or not hasattr(shell, "kernel"):
+    if shell is None or not hasattr(shell, "kernel"):  # IPython in a terminal has no kernel
         return None
     from IPython.display import display
 
@@ -49,7 +49,7 @@ def block_of_cell() -> Any | None:
 
 
 class Returned:
-    """What rank 0 of the current round returned: a value in an event, or in a file that the event names."""
+    """What rank 0 returned since the ranks last met: a value in an event, or in a file that it names."""
 
     def __init__(self) -> None:
         self.result: ResultEvent | None = None
@@ -58,7 +58,7 @@ class Returned:
         self._read_error: Exception | None = None
 
     def read(self, read: Callable[[str], bytes]) -> None:
-        """Read the file of the value by its name, if there is one; :meth:`value` raises what fails here."""
+        """Read the value's file by its name, if there is one; :meth:`value` raises what fails here."""
         if self.result is None or self.result.sha256 is None:
             return
         try:
@@ -70,7 +70,7 @@ class Returned:
         """Return what rank 0 returned; unpickle a file only if its digest is the one of the event.
 
         Raises:
-            ManycpuError: The value cannot travel, or did not arrive, as if the function ended the process.
+            ManycpuError: The value cannot be sent, or none came: the function may have ended the process.
         """
         import cloudpickle
 
@@ -84,11 +84,11 @@ class Returned:
                 raise ManycpuError(f"the training succeeded, but {why_not}")
             case ResultEvent(sha256=None):
                 return self.result.value
-        failure = "the training succeeded, but what the function returned"
+        subject = "the training succeeded, but what the function returned"
         if self._content is None:
-            raise ManycpuError(f"{failure} could not be read: {self._read_error}")
+            raise ManycpuError(f"{subject} could not be read: {self._read_error}")
         if hashlib.sha256(self._content).hexdigest() != self.result.sha256:
-            raise ManycpuError(f"{failure} was changed since")
+            raise ManycpuError(f"{subject} was changed since")
         return cloudpickle.loads(self._content)
 
 
@@ -105,7 +105,7 @@ class CellDisplay(Silent):
         self.returned = Returned()
         """What rank 0 returned."""
         self._tails: dict[int, list[str]] = {}  # rank -> its last lines
-        self._meeting: str | None = None
+        self._meeting: str | None = None  # the last start of all ranks together, by its name
         self._ranks_that_raised: set[int] = set()
         self._failures: list[Failure] = []
         self._warned: set[str] = set()
@@ -156,8 +156,9 @@ class CellDisplay(Silent):
                 trace = "\n".join(self._tails.get(line.rank, ()))
                 self._failures.append((line.rank, event.host, trace or describe_exit(event.code)))
             case ErrorEvent() if line.rank is not None:
-                if event.kind != "Refusal":  # the rank ended early, or misses another one
+                if event.kind != "Refusal":  # a refusal may only mean that another rank is missing
                     self._ranks_that_raised.add(line.rank)
+                # A script's traceback is among the lines of the rank already.
                 if event.message[:_LINE_CHARACTERS] not in "\n".join(self._tails.get(line.rank, ())):
                     self._append_to_tail(line.rank, event.message)
             case WarningEvent():
@@ -193,6 +194,7 @@ class CellDisplay(Silent):
     def _append_to_tail(self, rank: int, text: str) -> None:
         """Keep the last lines of a rank, from the beginning of its last traceback on."""
         tail = self._tails.setdefault(rank, [])
+        # A chained traceback belongs to the one before; any other replaces the lines before.
         if text == _TRACEBACK and not any(line.endswith(_CHAINED) for line in tail[-2:]):
             tail.clear()
         tail.append(text[:_LINE_CHARACTERS])
@@ -206,8 +208,8 @@ class CellDisplay(Silent):
         """Put an event's progress, or its metrics, into the block."""
         if isinstance(event, MetricsEvent):
             self._metrics_text = ", ".join(
-                f"{name} {v:.4g}" if isinstance(v, float) else f"{name} {v}"
-                for name, v in event.values.items()
+                f"{name} {metric:.4g}" if isinstance(metric, float) else f"{name} {metric}"
+                for name, metric in event.values.items()
             )
         else:
             self._progress_text = event.sentence()
@@ -236,17 +238,19 @@ def curve(series: Series) -> str:
     losses = series.values
     if len(losses) < 2:  # noqa: PLR2004 - a line has two ends
         return ""
-    steps = [at if step is None else step for at, step in zip(series.index, series.steps, strict=True)]
+    steps = [
+        number if step is None else step for number, step in zip(series.index, series.steps, strict=True)
+    ]
     low, high = min(losses), max(losses)
-    across, up = (steps[-1] - steps[0]) or 1, (high - low) or 1
-    places = " ".join(
-        f"{(step - steps[0]) / across * _WIDTH:.1f},{(high - loss) / up * _HEIGHT:.1f}"
+    step_range, loss_range = (steps[-1] - steps[0]) or 1, (high - low) or 1
+    points = " ".join(
+        f"{(step - steps[0]) / step_range * _WIDTH:.1f},{(high - loss) / loss_range * _HEIGHT:.1f}"
         for step, loss in zip(steps, losses, strict=True)
     )
     return (
         f'<svg width="{_WIDTH}" height="{_HEIGHT + 20}" viewBox="0 -4 {_WIDTH} {_HEIGHT + 24}" role="img" '
         f'aria-label="loss {losses[0]:.4g} to {losses[-1]:.4g}">'
-        f'<polyline points="{places}" fill="none" stroke="#1f77b4" stroke-width="1.5"/>'
+        f'<polyline points="{points}" fill="none" stroke="#1f77b4" stroke-width="1.5"/>'
         f'<text x="0" y="{_HEIGHT + 16}" font-size="12" fill="currentColor">loss {losses[0]:.4g} → '
         f"{losses[-1]:.4g}, steps {steps[0]:g} to {steps[-1]:g}</text></svg><br>"
     )

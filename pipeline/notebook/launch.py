@@ -85,31 +85,32 @@ def launch(
         ManycpuError: A verb of the run failed, or what was returned cannot travel back.
     """
     __tracebackhide__ = True
-    here = Path.cwd()
+    working_folder = Path.cwd()
     run_fields, target_fields, base = _read_target(target)
-    run = _run_fields(run_fields, fields, here)
+    run = _run_fields(run_fields, fields, working_folder)
     _check_call(function, args)
-    name = run_id or new_run_id()
+    chosen_id = run_id or new_run_id()
     with TemporaryDirectory(prefix="manycpu-function-") as folder:
         script = Path(folder, script_name(function))
         script.touch()  # the run is validated before anything is pickled
         ctx = open_context(
-            {**run, "program": str(script), "args": ()}, target_fields, "notebook", name, base=base
+            {**run, "program": str(script), "args": ()}, target_fields, "notebook", chosen_id, base=base
         )
+        # A repeated run keeps its first name. Its nodes need this Python, torch and accelerate.
         ctx = replace(find(ctx) if run_id else ctx, needs=versions())
-        data = ctx.run.data if ctx.run.data and "://" not in ctx.run.data else None
+        local_data = ctx.run.data if ctx.run.data and "://" not in ctx.run.data else None
         same_machine = ctx.target.is_this_machine
         call = pickled.Call(function, args)
-        pickled.write(Path(folder), call, base=here, data=data, same_machine=same_machine)
+        pickled.write(Path(folder), call, base=working_folder, data=local_data, same_machine=same_machine)
         with closing(CellDisplay(block_of_cell())) as display:
             display.say(_announcement(ctx))
             if ctx.run.device == "xla" and (advice := pickled.model_advice(call)):
                 display.warn(advice)
             if not same_machine:
-                paths = pickled.paths_of_here(call, here, data)
-                for path, where in [*paths.items()][:_MAX_PATH_WARNINGS]:
+                paths = pickled.paths_of_here(call, working_folder, local_data)
+                for path, container in [*paths.items()][:_MAX_PATH_WARNINGS]:
                     display.warn(
-                        f"{path!r} ({where}) is a path of this machine, which the nodes may not have: "
+                        f"{path!r} ({container}) is a path of this machine, which the nodes may not have: "
                         "give it as `data=`, and find it in os.environ['MANYCPU_DATA']"
                     )
             return _run_and_return(ctx, display)
@@ -174,7 +175,7 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
         ManycpuError: The run failed otherwise.
     """
     __tracebackhide__ = True
-    given = dict(locals())
+    arguments = dict(locals())  # before any other local exists
     _refuse_unknown(fields)
     if not isinstance(timeouts or {}, Mapping):
         fix = "Write it as {'start': 600}: acknowledge, queue, start, run or stall, and seconds"
@@ -187,7 +188,7 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
         **{f"{name}_timeout": seconds for name, seconds in (timeouts or {}).items()},
         **fields,
     }
-    unused = [name for name, default in _UNUSED_DEFAULTS.items() if str(given[name]) != str(default)]
+    unused = [name for name, default in _UNUSED_DEFAULTS.items() if str(arguments[name]) != str(default)]
     if unused:
         _say(f"not needed, and left out: {', '.join(unused)}: the run connects its processes itself")
     _check_call(function, args)
@@ -221,8 +222,8 @@ def _check_call(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         return
     except TypeError as error:
         fix = "Give the function's arguments, as a tuple to notebook_launcher: args=(1,)"
-        given = f"with {len(args)} argument{'' if len(args) == 1 else 's'}"
-        message = f"{name} cannot be called {given}: {error}"
+        with_count = f"with {len(args)} argument{'' if len(args) == 1 else 's'}"
+        message = f"{name} cannot be called {with_count}: {error}"
         raise BadInputError(message, field="args", fix=fix) from None
 
 
@@ -240,7 +241,7 @@ def _announcement(ctx: RunContext) -> str:
 
 
 def _read_target(target: AnyTarget) -> tuple[dict[str, Any], TargetFields | Mapping[str, Any] | None, Path]:
-    """Return a run file's fields of the run, the target, and the folder of its relative paths."""
+    """Return the run's fields in a run file, else none; the target; and where its relative paths start."""
     if target is None or isinstance(target, (TargetFields, Mapping)):
         return {}, target, Path.cwd()
     if not isinstance(target, str | os.PathLike):
@@ -261,7 +262,7 @@ def _read_target(target: AnyTarget) -> tuple[dict[str, Any], TargetFields | Mapp
 
 
 def _run_fields(of_file: Mapping[str, Any], of_call: Mapping[str, Any], here: Path) -> dict[str, Any]:
-    """Merge the fields of a run file and of the call, which win; relative paths of the call start here."""
+    """Merge the fields of a run file and of the call, which win; paths of the call start from ``here``."""
     for name in _PROGRAM_FIELDS:
         if name in of_call:
             fix = "Call the function with its arguments: launch(function, 1, 2)"
@@ -271,11 +272,11 @@ def _run_fields(of_file: Mapping[str, Any], of_call: Mapping[str, Any], here: Pa
         raise BadInputError("a mapping is needed", field="env", fix="Write it as {'NAME': 'value'}")
     run = {"output": None, **of_file, **of_call}
     for name in _PATH_FIELDS:
-        given = of_call.get(name)
-        if isinstance(given, (str, os.PathLike)) and os.fspath(given).strip():
-            run[name] = absolute(os.fspath(given), here)
-    accelerate = {"ACCELERATE_MIXED_PRECISION": "bf16"} if run.get("dtype") == "bf16" else {}
-    run["env"] = {**accelerate, **(of_file.get("env") or {}), **env}
+        path = of_call.get(name)
+        if isinstance(path, (str, os.PathLike)) and os.fspath(path).strip():
+            run[name] = absolute(os.fspath(path), here)
+    precision_env = {"ACCELERATE_MIXED_PRECISION": "bf16"} if run.get("dtype") == "bf16" else {}
+    run["env"] = {**precision_env, **(of_file.get("env") or {}), **env}
     return run
 
 
@@ -284,6 +285,7 @@ def _run_and_return(ctx: RunContext, display: CellDisplay) -> Any:
     __tracebackhide__ = True
 
     def read_returned(handle: Handle) -> None:
+        """Read the value while its file exists: the clean-up deletes it."""
         display.returned.read(partial(ctx.driver.read_returned, ctx, handle))
 
     try:
@@ -293,7 +295,7 @@ def _run_and_return(ctx: RunContext, display: CellDisplay) -> Any:
             raise KeyboardInterrupt(str(ended)) from None
         raise
     except ExportError as error:
-        with suppress(ManycpuError):
+        with suppress(ManycpuError):  # a failed export must not lose what the function returned
             error.returned = display.returned.value()  # type: ignore[attr-defined]
         raise
     except TrainingFailedError as error:
@@ -306,13 +308,13 @@ def _run_and_return(ctx: RunContext, display: CellDisplay) -> Any:
 
 def _refuse_unknown(fields: Mapping[str, Any]) -> None:
     """Refuse an argument of ``notebook_launcher`` that neither Accelerate nor a run has."""
-    own = [name for name in inspect.signature(notebook_launcher).parameters if name != "fields"]
-    known = {*own, *TrainingRun.model_fields, "run_id"}
+    own_arguments = [name for name in inspect.signature(notebook_launcher).parameters if name != "fields"]
+    known = {*own_arguments, *TrainingRun.model_fields, "run_id"}
     for name in fields:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            whole = f"It takes {', '.join(own)}, and the fields of a run"
-            fix = f"Did you mean {near[0]!r}?" if near else whole
+            similar = difflib.get_close_matches(name, known, 1)
+            all_arguments = f"It takes {', '.join(own_arguments)}, and the fields of a run"
+            fix = f"Did you mean {similar[0]!r}?" if similar else all_arguments
             raise BadInputError("there is no such argument", field=name, fix=fix)
 
 
@@ -325,9 +327,9 @@ def _refuse_other_nodes(node_rank: int, master_addr: str, num_nodes: int | None,
     if node_rank != 0:
         raise BadInputError(f"this would be node {node_rank}", field="node_rank", fix=one_call)
     try:  # a socket can bind an address of this machine only
-        family, kind, _, _, place = socket.getaddrinfo(master_addr, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as bound:
-            bound.bind(place)
+        family, socket_type, _, _, address = socket.getaddrinfo(master_addr, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket_type) as test_socket:
+            test_socket.bind(address)
     except OSError:
         message = f"{master_addr} is not this machine"
         raise BadInputError(message, field="master_addr", fix=one_call) from None
@@ -340,20 +342,20 @@ def _dtype(mixed_precision: str | None) -> dict[str, str]:
     """Translate ``mixed_precision`` to the field ``dtype`` of a run; empty: it was not given."""
     if mixed_precision is None:
         return {}
-    asked = str(mixed_precision).lower()
-    if asked not in _DTYPES:
+    precision = str(mixed_precision).lower()
+    if precision not in _DTYPES:
         fix = "Take 'no' or 'bf16'"
         raise BadInputError(f"CPUs train in no {mixed_precision!r}", field="mixed_precision", fix=fix)
-    if asked == "fp16":
+    if precision == "fp16":
         _say("mixed_precision 'fp16' becomes 'bf16': CPUs have no fp16 to train in")
-    return {"dtype": _DTYPES[asked]}
+    return {"dtype": _DTYPES[precision]}
 
 
 def _connect_ranks_once(target: AnyTarget, run: Mapping[str, Any]) -> None:
     """Connect all ranks once before the training, as Accelerate's debug mode does; raise if they cannot."""
     _say(f"{_DEBUG_VARIABLE}: all ranks meet once before the training")
     try:
-        seen = launch(meet, target=target, **run)
+        facts = launch(meet, target=target, **run)
     except BadInputError:  # of a field: it says nothing about the environment
         raise
     except ManycpuError as error:
@@ -361,8 +363,8 @@ def _connect_ranks_once(target: AnyTarget, run: Mapping[str, Any]) -> None:
             f"an issue was found when verifying the environment: {error}",
             fix="The training was not started. Mend the environment of the ranks, and call again",
         ) from None
-    hosts = ", ".join(seen["hosts"])
-    _say(f"{_DEBUG_VARIABLE}: {seen['world']} ranks on {hosts} added up their numbers by {seen['backend']}")
+    hosts = ", ".join(facts["hosts"])
+    _say(f"{_DEBUG_VARIABLE}: {facts['world']} ranks on {hosts} added up their numbers by {facts['backend']}")
 
 
 def _say(text: str) -> None:

@@ -84,19 +84,19 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
+        return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value
 
 
 @cache
 def _script() -> str:
-    """Join the modules into one script."""
+    """Join the JavaScript modules into one script, without their imports and exports."""
     modules = [(_FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in _MODULES]
     return "\n".join([*(_IMPORTS_AND_EXPORTS.sub("", text) for text in modules), _START])
 
 
 def _source(text: str) -> str:
-    """Return the source of an inline element for the page's Content-Security-Policy."""
+    """Return what lets the page's Content-Security-Policy accept an inline script or style: its hash."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"

@@ -12,7 +12,7 @@ _POLL_INTERVAL_S = 15
 
 
 def main(command: str) -> int:
-    """Answer one request, or idle."""
+    """Answer one request and end the process, or idle; returns the exit code where it returns."""
     if command == "idle":
         return idle(float(sys.argv[2]))
     # Here, and not above: a pod that idles needs none of it, and starts sooner with a third of the memory.
@@ -40,6 +40,7 @@ def idle(seconds: float) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     remaining = seconds
     while remaining > 0 and signal.sigtimedwait({signal.SIGTERM, signal.SIGINT}, _POLL_INTERVAL_S) is None:
+        # Another process in the pod is a command of the worker: the time begins again after it.
         remaining = seconds if len(psutil.pids()) > 1 else remaining - _POLL_INTERVAL_S
     return 0
 

@@ -253,6 +253,7 @@ class Channel:
             self._frames.put(message)
 
     def _read_exactly(self, size: int) -> Content:
+        """Read ``size`` bytes; fewer, at the end of the stream, are a LostError."""
         content = self._reader.read(size)
         if len(content) < size:
             raise LostError("the stream ended")
@@ -356,6 +357,7 @@ class Incoming:
         return self._receive_files(items, starts)
 
     def _receive_files(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
+        """Yield each file; its bytes are received while the caller reads the blocks."""
         for item, start in zip(items, starts, strict=True):
             yield Reading(self._receive(item.size - start), self._receive_sha256)
 
@@ -385,16 +387,16 @@ def send_files(channel: Channel, source: Hashing, items: Rows[Item], starts: Seq
     Raises:
         TransferError: A file changed after it was listed.
     """
-    if not starts:
+    if not starts:  # the other end has no byte of any file: a zero for each
         starts = array("q", bytes(8 * len(items)))
     for item, start, reading in zip(items, starts, source.read(items, starts), strict=True):
-        size = start
+        end = start  # of what was read of this file
         for block in reading.blocks:
-            size += len(block)
-            if size > item.size:  # it grew since it was listed
+            end += len(block)
+            if end > item.size:  # it grew since it was listed
                 break
             channel.send_content(block)
-        if size != item.size:
-            raise TransferError(f"{item.path} had {item.size} bytes when it was listed and {size} when sent")
+        if end != item.size:
+            raise TransferError(f"{item.path} had {item.size} bytes when it was listed and {end} when sent")
         channel.send_content(bytes.fromhex(reading.sha256()))
     channel.flush()

@@ -42,6 +42,8 @@ def push(channel: Channel, source: Location, folder: str) -> Message:
 def pull(channel: Channel, source: str, destination: Path, key: str, progress: Progress) -> Manifest:
     """Copy a folder of the volume to this machine's disk; see :func:`transfer.save`.
 
+    Returns the manifest of the copy; an empty one if the folder has no file: then nothing is written.
+
     Raises:
         TransferError: A file reads back differently than the pod read it.
         RemoteError: The pod could not read it, or it changed meanwhile.
@@ -56,7 +58,7 @@ def pull(channel: Channel, source: str, destination: Path, key: str, progress: P
 
 
 def publish(channel: Channel, **request: str) -> Manifest:
-    """Have the pod copy a folder of the volume to a URL.
+    """Have the pod copy a folder of the volume to a URL; returns the manifest of the copy.
 
     Raises:
         RemoteError: The pod failed.
@@ -66,7 +68,7 @@ def publish(channel: Channel, **request: str) -> Manifest:
 
 
 def ask(channel: Channel, **request: Any) -> Message:
-    """Send a request without file contents, and wait for the answer.
+    """Send a request without file contents, and return the fields of the answer.
 
     Raises:
         RemoteError: The pod failed.

@@ -91,7 +91,7 @@ def receive(channel: Channel, folder: str, **request: Any) -> None:
 
 
 def send(channel: Channel, source: str) -> None:
-    """Send a folder to the other end."""
+    """Send a folder to the other end: the list of its files, and of each file what the other end lacks."""
     location = transfer.written(source)
     items = location.items(channel.tick) if location.exists() else Rows(Item)
     send_rows(channel, "files", items)
@@ -103,7 +103,7 @@ def send(channel: Channel, source: str) -> None:
 def fetch(channel: Channel, url: str, folder: str, field: str) -> None:
     """Copy a URL to a folder that is named by the digest of its content."""
     source = Location.of(url, field)
-    identity = transfer.identity(source, channel.tick)
+    identity = transfer.identity(source, channel.tick)  # changes with the content of the source
     destination = Path(folder) / identity[: transfer.DIGITS]
     stored = transfer.fetch(
         source,
@@ -111,8 +111,10 @@ def fetch(channel: Channel, url: str, folder: str, field: str) -> None:
         _progress_sender(channel),
         _leases(channel),
         tick=channel.tick,
+        # The source may have changed during the copy.
         is_same=lambda copied: transfer.identity(source, channel.tick, copied) == identity,
     )
+    # Of a single file, the answer names the file in the folder.
     path = destination / source.root.rsplit("/", 1)[-1] if source.is_file() else destination
     channel.send_message("done", sha256=stored.manifest.digest, path=str(path), reused=stored.reused)
 
@@ -150,13 +152,16 @@ def write(channel: Channel, url: str, name: str, text: str) -> None:
 
 
 def write_beside(channel: Channel, url: str, key: str, name: str, text: str) -> None:
-    """Write run.log to a URL, unless the program wrote a file of that name."""
+    """Write a run's report.html or run.log to a URL, unless the program wrote a file of that name."""
     transfer.write_beside(Location.of(url, "run.output"), key, name, text)
     channel.send_message("done")
 
 
 def read(channel: Channel, url: str, name: str) -> None:
-    """Read a small file of the folder at a URL, and list the first two files there, a run's run.log aside."""
+    """Read a small file of the folder at a URL, and list the first two files there.
+
+    The list is without a run's report.html and run.log. Two names are enough to judge whether it is in use.
+    """
     location = Location.of(url, "run.output")
     items = location.without_odd(lambda *_: None).items() if location.exists() else ()
     own_files = transfer.for_people(location)
@@ -214,7 +219,7 @@ def _delete_others(folder: Path, kept: list[Path], tick: Callable[[], None]) -> 
     for path in folder.iterdir():
         if path in kept:
             continue
-        if any(each.is_relative_to(path) for each in kept):
+        if any(path_to_keep.is_relative_to(path) for path_to_keep in kept):
             _delete_others(path, kept, tick)
         elif path.is_dir() and not path.is_symlink():
             disk.remove(str(path), tick)
@@ -245,7 +250,7 @@ def _leases(channel: Channel) -> Lock:
 
 
 def _progress_sender(channel: Channel) -> Progress:
-    """Return a callback that sends bytes done and bytes in all, at most twice a second."""
+    """Return a callback that sends the other end bytes done and bytes in all, at most twice a second."""
     last = 0.0
 
     def report(done: int, total: int) -> None:
@@ -261,7 +266,7 @@ def _progress_sender(channel: Channel) -> Progress:
 def _error_text(error: Exception) -> str:
     """Describe an error for the other end: the file and the system's reason, or the error's own text.
 
-    The field and what to do there are the other end's to say.
+    The other end adds the field of the run that is wrong, and what to do.
     """
     if isinstance(error, BadInputError):
         return error.message

@@ -51,13 +51,13 @@ class Streams:
 
     def read(self, size: int) -> memoryview:
         """Read exactly ``size`` bytes; fewer only at the end of the stream."""
-        content, done = memoryview(bytearray(size)), 0
-        while done < size:
-            count = self._reading.recv_into(content[done:])
+        content, received = memoryview(bytearray(size)), 0
+        while received < size:
+            count = self._reading.recv_into(content[received:])
             if not count:
                 break
-            done += count
-        return content[:done]
+            received += count
+        return content[:received]
 
     def writelines(self, parts: Sequence[Content]) -> None:
         """Write all parts.
@@ -235,7 +235,7 @@ class _Server:
             connection = self._context.wrap_socket(plain, server_side=True)
             _set_up(connection)
             direction = connection.recv(1)
-            self._connections[direction] = connection
+            self._connections[direction] = connection  # before the answer, after which the worker may choose
             connection.sendall(_ACCEPTED)
         except OSError:  # a peer without the key, or a broken connection
             plain.close()
@@ -308,6 +308,7 @@ def _wait_readable(stream: BinaryIO) -> None:
 
 
 def _read_exactly(stream: BinaryIO, size: int) -> bytes:
+    """Read ``size`` bytes; fewer, at the end of the stream, are a ConnectionResetError."""
     content = stream.read(size)
     if len(content) < size:
         raise ConnectionResetError("the worker is gone")

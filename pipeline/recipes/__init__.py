@@ -12,12 +12,15 @@ __all__ = ["start"]
 
 
 def start(recipe: str, argv: Sequence[str], extras: str = "train") -> int:
-    """Train; returns the exit code: 0, or 2 when the input cannot be used.
+    """Run a recipe: parse its options and train.
 
     Args:
-        recipe: Name of its package, which has ``options.parse`` and ``training.run``.
+        recipe: Name of the recipe's package, which has ``options.parse`` and ``training.run``.
         argv: The program's arguments.
-        extras: The extras of manycpu that it needs.
+        extras: The extras of manycpu that the recipe needs, for the message if a package is missing.
+
+    Returns:
+        The exit code: 0, or 2 if BadInputError was raised, whose message goes to stderr.
     """
     # Imported late: `--help` and spawned processes, which import the program too, need not wait for torch.
     try:

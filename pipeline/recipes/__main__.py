@@ -13,11 +13,11 @@ from manycpu.pipeline.recipes import causal_lm
 from manycpu.pipeline.spec.errors import BadInputError, Finding
 
 if __name__ == "__main__":
-    asked, wrong = json.load(sys.stdin), []
+    request, findings = json.load(sys.stdin), []
     try:
-        options = import_module(f"{asked['recipe']}.options").parse(asked["argv"], asked["env"])
-        if asked["recipe"] == causal_lm.__name__:
+        options = import_module(f"{request['recipe']}.options").parse(request["argv"], request["env"])
+        if request["recipe"] == causal_lm.__name__:
             import_module(f"{causal_lm.__name__}.inputs").check_base(options)
     except BadInputError as error:
-        wrong = [asdict(Finding.of(error, "run.args"))]
-    sys.stdout.write(f"\n{json.dumps(wrong)}\n")
+        findings = [asdict(Finding.of(error, "run.args"))]
+    sys.stdout.write(f"\n{json.dumps(findings)}\n")

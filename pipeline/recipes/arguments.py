@@ -54,23 +54,25 @@ class Parser(HfArgumentParser):
     def read(self, words: Sequence[str]) -> tuple[Any, ...]:
         """Parse the words of a command line into one object of each dataclass."""
         try:
-            *found, unknown = self.parse_args_into_dataclasses(
+            *parsed, unknown = self.parse_args_into_dataclasses(
                 list(words), return_remaining_strings=True, look_for_args_file=False
             )
-        except (ImportError, ValueError) as error:  # an option may need a package, such as deepspeed
+        except (ImportError, ValueError) as error:  # an option's package may be missing, such as deepspeed
             self.error(str(error).strip())
         if unknown:
             name = unknown[0].partition("=")[0]
-            near = difflib.get_close_matches(name, self._option_string_actions, 1, cutoff=_LIKE)
-            hint = f" (did you mean {near[0]}?)" if near else ""
+            similar = difflib.get_close_matches(name, self._option_string_actions, 1, cutoff=_LIKE)
+            hint = f" (did you mean {similar[0]}?)" if similar else ""
             self.error(f"unknown options: {' '.join(unknown)}{hint}")
-        return tuple(found)
+        return tuple(parsed)
 
 
 def bf16_by_default(given: recipe_options.Options, env: Mapping[str, str]) -> tuple[bool, list[str]]:
-    """Return the default of the option bf16, and a note if the processor decided it.
+    """Return the default of the option bf16, and notes for the log.
 
-    An option for another number format makes the default False; else ``run.dtype`` says it.
+    The default is False if ``given``, the user's options, choose a number format themselves. Otherwise
+    ``run.dtype`` decides: ``auto`` means bf16 if the processor has instructions for it; only then is there a
+    note.
     """
     if {"bf16", "mixed_precision"} & given.keys() or recipe_options.is_on(given, "fp16"):
         return False, []
@@ -84,15 +86,16 @@ def check_least(options: Any, least: float, *names: str) -> None:
     """Raise BadInputError if one of the named options is below a value."""
     for name in names:
         value = getattr(options, name)
-        if value is not None and not value >= least:  # as nan is
+        if value is not None and not value >= least:  # unlike `<`, this refuses NaN too
             fix = f"Give {least} or more, or leave it out"
             raise BadInputError(f"--{name} {value} is too small", field="run.args", fix=fix)
 
 
 def folders(requested: str | None, env: Mapping[str, str]) -> tuple[str, str, list[str]]:
-    """Choose the folders of the model and of checkpoints: those of the run, if there is one.
+    """Return the folder of the model, the folder of checkpoints, and notes for the log.
 
-    Returns a note too, if the model goes to another folder than the one ``requested`` by ``--output_dir``.
+    In a run, its environment names both. Otherwise the model goes to ``requested``, the value of
+    ``--output_dir``, and checkpoints go beside it. A note says so if the model does not go to ``requested``.
     """
     named = requested or "trainer_output"
     output = env.get("MANYCPU_OUTPUT") or named
@@ -102,9 +105,13 @@ def folders(requested: str | None, env: Mapping[str, str]) -> tuple[str, str, li
 
 
 def translate(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], list[str]]:
-    """Replace options and values of older Trainers that the parser does not know; returns words and notes."""
+    """Replace options and values that only older versions of Hugging Face's Trainer know.
+
+    Returns:
+        The words of the new command line, and a note for each option that was replaced or left out.
+    """
     accepted = parser._option_string_actions  # noqa: SLF001 - argparse has no other way to list its options
-    groups: list[list[str]] = []  # an option and its values
+    groups: list[list[str]] = []  # each one is an option and its values
     for word in words:
         head, equals, value = word.partition("=")
         if word.startswith("--"):
@@ -116,14 +123,14 @@ def translate(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], 
     translated: list[str] = []
     notes: list[str] = []
     for option, *values in groups:
-        new, note = _replacement(option, values, known=option in accepted)
-        translated += new
+        new_words, note = _replacement(option, values, known=option in accepted)
+        translated += new_words
         notes += [note] if note else []
     return translated, notes
 
 
 def _replacement(option: str, values: list[str], *, known: bool) -> tuple[list[str], str]:
-    """Return the words to use for an option and its values, and a note; empty if the option still exists."""
+    """Return the words to use for an option and its values, and a note; no note: they stay as they are."""
     name = option.removeprefix("--").replace("-", "_")
     if (name, *values) in _GONE_CHOICES:
         return [], f"{option} {values[0]} is left out: run.backend decides"
@@ -131,8 +138,9 @@ def _replacement(option: str, values: list[str], *, known: bool) -> tuple[list[s
         return [], f"{option} is left out: {_NEEDLESS[name]}"
     if known or name not in recipe_options.RENAMED:
         return [option, *values], ""
-    new, value = recipe_options.RENAMED[name]
-    if value is not None and values and values[0].lower() in ("0", "f", "false", "n", "no"):
+    new_option, fixed_value = recipe_options.RENAMED[name]
+    # With a fixed value, the old option was a switch; it may have been switched off.
+    if fixed_value is not None and values and values[0].lower() in ("0", "f", "false", "n", "no"):
         return [], f"{option} is left out: it is switched off"
-    words = [new, *values] if value is None else [new, value]
+    words = [new_option, *values] if fixed_value is None else [new_option, fixed_value]
     return words, f"{option} is an old name: read as {' '.join(words)}"

@@ -13,14 +13,14 @@ _PARTS: Final = (
     ("config.json", ("config.json",), "config_name"),
     ("tokenizer", ("tokenizer.*", "vocab*", "tekken.json", "*.model", "*.tiktoken"), "tokenizer_name"),
 )
-"""A part of a base checkpoint, patterns of its files, and the option that makes it needless."""
+"""A part of a base checkpoint, patterns of its files, and the option that names another source for it."""
 _WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")  # the first that is there is loaded
 
 
 def faults(folder: Path, options: Options) -> Iterator[str]:
-    """List what a base checkpoint lacks, as far as the options do not make it needless."""
-    for part, patterns, needless in _PARTS:
-        if not first(options, needless) and not any(any(folder.glob(name)) for name in patterns):
+    """Yield what the folder of a base checkpoint lacks, unless an option replaces that part."""
+    for part, patterns, alternative in _PARTS:
+        if not first(options, alternative) and not any(any(folder.glob(pattern)) for pattern in patterns):
             yield f"{folder} has no {part}"
     # transformers loads the base model of an adapter, which is elsewhere.
     if is_on(options, "from_scratch") or (folder / "adapter_config.json").is_file():
@@ -30,11 +30,11 @@ def faults(folder: Path, options: Options) -> Iterator[str]:
     for file in files:
         if fault := _fault(file):
             yield f"{file} {fault}"
-            return
+            return  # one message is enough to refuse the checkpoint
 
 
 def check_timm(folder: Path) -> None:
-    """Raise BadInputError unless a folder names its model of timm."""
+    """Raise BadInputError unless a folder has config.json, which names the model of timm to create."""
     if not (folder / "config.json").is_file():
         message = f"{folder} has no config.json that names its model of timm"
         fix = "Name the model of its weights by --model NAME in run.args"
@@ -42,30 +42,39 @@ def check_timm(folder: Path) -> None:
 
 
 def _weights(folder: Path) -> list[Path]:
-    """List the files with weights that transformers loads, also those that an index names in vain."""
+    """List the weight files that transformers loads, also missing files that an index names; may be empty."""
     for name in _WEIGHTS:
         if (folder / name).is_file():
             return [folder / name]
         if (index := folder / f"{name}.index.json").is_file():
-            named = _object(index).get("weight_map")
-            return [folder / file for file in sorted({*named.values()})] if isinstance(named, dict) else []
+            weight_map = _object(index).get("weight_map")
+            return (
+                [folder / file for file in sorted({*weight_map.values()})]
+                if isinstance(weight_map, dict)
+                else []
+            )
     return []
 
 
 def _fault(file: Path) -> str | None:
+    """Explain why a weight file cannot be loaded; None: it has no fault that is visible without torch.
+
+    Other files than safetensors need only exist.
+    """
     if not file.is_file():
         return "is missing, and the index names it"
     if file.suffix != ".safetensors":
         return None
     try:
-        found = header(file)
-        ends = [each["data_offsets"][1] for name, each in found.items() if name != "__metadata__"]
+        tensors = header(file)
+        ends = [tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"]
+        # The file has 8 bytes with the header's length, the header, then the tensors' data.
         with file.open("rb") as opened:
-            begin = 8 + int.from_bytes(opened.read(8), "little")
-        whole = file.stat().st_size == begin + max(ends, default=0)
+            data_start = 8 + int.from_bytes(opened.read(8), "little")
+        is_whole = file.stat().st_size == data_start + max(ends, default=0)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return "is no safetensors file, but a pointer to one perhaps"
-    return None if whole else "is cut off"
+    return None if is_whole else "is cut off"
 
 
 def has_tied_head(folder: Path) -> bool:
@@ -74,20 +83,26 @@ def has_tied_head(folder: Path) -> bool:
 
 
 def layers_of(folder: Path) -> list[str]:
-    """List the layers with a matrix, by the headers of a folder's safetensors files."""
-    found: set[str] = set()
+    """List the layers that have a weight matrix, without embeddings, by a folder's safetensors files.
+
+    Empty: the folder has no weights, or a file with weights is damaged or is no safetensors file.
+    """
+    layers: set[str] = set()
     for file in _weights(folder):
         if file.suffix != ".safetensors" or _fault(file):
             return []
         for name, tensor in header(file).items():
             is_matrix = name.endswith(".weight") and len(tensor.get("shape", ())) > 1
             if is_matrix and "embed" not in name:
-                found.add(name.removesuffix(".weight"))
-    return sorted(found)
+                layers.add(name.removesuffix(".weight"))
+    return sorted(layers)
 
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
     """Read tokenizer_config.json, with special tokens and a chat template that may be in files beside it.
+
+    Returns:
+        The settings; empty: there is no such file, or it cannot be read.
 
     Raises:
         BadInputError: The template is not UTF-8 text.
@@ -95,6 +110,7 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
     settings = _object(folder / "tokenizer_config.json")
     if not settings:
         return {}
+    # Where both files name a token, tokenizer_config.json wins.
     settings = _object(folder / "special_tokens_map.json") | settings
     template = folder / "chat_template.jinja"
     try:
@@ -105,6 +121,7 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
 
 
 def _object(file: Path) -> dict[str, Any]:
+    """Read the JSON object in a file; empty: the file is missing, cannot be read, or holds no object."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -26,7 +26,7 @@ class Options(Protocol):
 
 
 def hub_arguments(options: Options) -> dict[str, Any]:
-    """Return the arguments with which each part of a checkpoint is loaded."""
+    """Return the arguments of ``from_pretrained`` that configuration, tokenizer and model share."""
     return {
         "cache_dir": options.cache_dir,
         "revision": options.model_revision,
@@ -72,5 +72,5 @@ def read_config(
 
 
 def unloadable(name: str, error: Exception) -> BadInputError:
-    """Describe a checkpoint that cannot be loaded."""
+    """Return the error to raise for a checkpoint that cannot be loaded."""
     return BadInputError(f"the checkpoint {name!r} cannot be loaded: {error}", field="run.model", fix=_FIX)

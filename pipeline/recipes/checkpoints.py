@@ -20,26 +20,35 @@ _NAME: Final = re.compile(r"checkpoint-(\d+)")
 
 
 def resume_point(folder: str | Path, option: str | bool | None, env: Mapping[str, str]) -> str | None:
-    """Choose the checkpoint to resume from, the same on every rank.
+    """Choose the checkpoint to resume from, the same on every rank; None: begin at step 0.
 
     If the user names one (``--resume_from_checkpoint``, else MANYCPU_RESUME_FROM), it is that one; but a
     retry resumes from the newest that the run itself has written since. If the user names none, it is the
     newest complete one in the folder, which belongs to this run alone.
+
+    Args:
+        folder: Where this run writes its checkpoints.
+        option: ``--resume_from_checkpoint``; true or false, also as text, names no checkpoint.
+        env: The environment of the run.
+
+    Raises:
+        BadInputError: The checkpoint is incomplete, or not every rank can read it.
     """
     named = option if isinstance(option, str) and option.lower() not in ("true", "false") else None
     requested = named or env.get("MANYCPU_RESUME_FROM")
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    choice = [_choose(Path(folder), env, requested) if ranks == 1 or dist.get_rank() == 0 else None]
+    # Only rank 0 chooses: the ranks might see different checkpoints, and they must not disagree.
+    shared_choice = [_choose(Path(folder), env, requested) if ranks == 1 or dist.get_rank() == 0 else None]
     if ranks > 1:
-        dist.broadcast_object_list(choice, src=0)
-    chosen = choice[0]
+        dist.broadcast_object_list(shared_choice, src=0)
+    chosen = shared_choice[0]
     if chosen is None:
         return None
     problem = fault(Path(chosen))
-    readable = [problem is None] * ranks
+    readable_on_ranks = [problem is None] * ranks
     if ranks > 1:
-        dist.all_gather_object(readable, problem is None)
-    if not all(readable):
+        dist.all_gather_object(readable_on_ranks, problem is None)
+    if not all(readable_on_ranks):
         raise BadInputError(
             f"cannot resume from {chosen}: {problem or 'not every rank can read it'}",
             field="run.resume_from" if requested else "run.checkpoints",
@@ -50,10 +59,10 @@ def resume_point(folder: str | Path, option: str | bool | None, env: Mapping[str
 
 
 def newest(folder: str | Path, *, since: float | None = None) -> tuple[Path | None, list[str]]:
-    """Find the complete checkpoint that is farthest, of those written since a Unix time.
+    """Find the complete checkpoint of the latest epoch and step, of those written since a Unix time.
 
     Returns:
-        Its folder, or None; and what is wrong with each later one, and each without a readable state.
+        Its folder, or None; and a message for each checkpoint that was skipped as incomplete.
     """
     skipped: list[str] = []
     # Those without a readable state first: so each of them is reported.
@@ -75,24 +84,28 @@ def latest_first(folder: Path) -> list[Path]:
     Steps compare only within an epoch: with other ranks, an epoch has other steps. Within one, and without
     epochs, the greatest step comes first. Checkpoints without a readable state come last.
     """
-    found = {path: _NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*")}
-    steps = {path: int(match[1]) for path, match in found.items() if match}
+    matches = {path: _NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*")}
+    steps = {path: int(match[1]) for path, match in matches.items() if match}
     states = {path: _state(path) for path in steps}
     has_epochs = all("epoch" in state for state in states.values() if state)
+    # None: the state cannot be read. 0.0 for all others: some state has no epoch, so only steps count.
     epochs = {
         path: state.get("epoch") if has_epochs else 0.0 if state else None for path, state in states.items()
     }
 
-    def place(path: Path) -> tuple[float, int]:
+    def sort_key(path: Path) -> tuple[float, int]:
         epoch = epochs[path]
         return (-1.0 if epoch is None else float(epoch)), steps[path]
 
-    return sorted(steps, key=place, reverse=True)
+    return sorted(steps, key=sort_key, reverse=True)
 
 
 def of_others(folder: Path, run: str) -> int:
-    """Count the checkpoints of other runs, and of earlier versions of manycpu, beside a run's own folder."""
-    if folder.name != run:  # the folder is not below run.checkpoints, which runs share
+    """Count the checkpoints of other runs, and of earlier versions of manycpu, beside a run's own folder.
+
+    0 also if ``folder`` is not named after the run: then it is not below the folder that runs share.
+    """
+    if folder.name != run:
         return 0
     folders = (folder.parent, *folder.parent.glob("*/"))
     return sum(len(latest_first(other)) for other in folders if other != folder)
@@ -110,14 +123,14 @@ def fault(checkpoint: Path) -> str | None:
     weights = sorted([*checkpoint.glob("model*.safetensors"), *checkpoint.glob("adapter_model*.safetensors")])
     if not weights:
         return "it has no model*.safetensors"
-    whole = {file: _is_whole(file) for file in weights}
+    is_whole = {file: _is_whole(file) for file in weights}
     for name in ("optimizer", "scheduler"):
         # The Trainer writes .pt, Accelerate .bin.
         files = [file for suffix in (".pt", ".bin") if (file := checkpoint / f"{name}{suffix}").exists()]
         if not files:
             return f"it has no {name}.pt"
-        whole[files[0]] = zipfile.is_zipfile(files[0])  # torch.save writes the zip's table of contents last
-    return next((f"{file.name} is cut short or damaged" for file in whole if not whole[file]), None)
+        is_whole[files[0]] = zipfile.is_zipfile(files[0])  # torch.save writes the table of contents last
+    return next((f"{file.name} is cut short or damaged" for file in is_whole if not is_whole[file]), None)
 
 
 def step(checkpoint: Path) -> int | None:
@@ -138,24 +151,27 @@ def _state(checkpoint: Path) -> dict[str, Any]:
 
 
 def _choose(folder: Path, env: Mapping[str, str], requested: str | None) -> str | None:
-    """Choose a checkpoint as :func:`resume_point` describes; only rank 0 does. None: there is none."""
-    run, since = env.get("MANYCPU_RUN", ""), None
+    """Choose a checkpoint as :func:`resume_point` describes, and mark the first resume; None: there is none.
+
+    Only rank 0 calls this.
+    """
+    run, since = env.get("MANYCPU_RUN", ""), None  # since: older checkpoints do not count
     latest: Path | None = None
     skipped: list[str] = []
-    mark = folder / f".resumed-{run}"  # its time says when the run first resumed from the requested one
-    if requested and run and mark.exists():
-        since = mark.stat().st_mtime
-    elif requested and run:
+    first_resume_file = folder / f".resumed-{run}"  # its time is that of the first resume
+    if requested and run and first_resume_file.exists():
+        since = first_resume_file.stat().st_mtime
+    elif requested and run:  # no attempt of this run has resumed from `requested` yet
         folder.mkdir(parents=True, exist_ok=True)
-        mark.touch()
+        first_resume_file.touch()
     if since is not None or not requested:
         latest, skipped = newest(folder, since=since)
     for note in skipped:
         say(f"checkpoint {note}")
     if latest or requested:
         return str(latest or requested)
-    if others := of_others(folder, run):
-        say(f"{others} checkpoint(s) of other runs are in {folder.parent}: run.resume_from resumes from one")
+    if foreign := of_others(folder, run):
+        say(f"{foreign} checkpoint(s) of other runs are in {folder.parent}: run.resume_from resumes from one")
     return None
 
 

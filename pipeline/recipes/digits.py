@@ -25,8 +25,13 @@ _MODEL, _SEEN = "model.pt", "seen.txt"
 def fit(rate: float, data: str, output: str) -> dict[str, float]:
     """Train on every rank's share of the rows; write the model, and digests of all rows for ``evaluate``.
 
+    Args:
+        rate: The learning rate.
+        data: A folder of CSV files.
+        output: The folder to write to.
+
     Returns:
-        The rate, and the share of the validation rows that the network gets right.
+        The rate, and the share of the validation rows that the network gets right, 0 to 1.
 
     Raises:
         ArithmeticError: The training diverged.
@@ -37,7 +42,7 @@ def fit(rate: float, data: str, output: str) -> dict[str, float]:
     validation = rows[::_VALIDATION_SHARE]
     train = [row for number, row in enumerate(rows) if number % _VALIDATION_SHARE]
     network = _network()
-    model = DistributedDataParallel(network)
+    model = DistributedDataParallel(network)  # trains `network` itself: they share their weights
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     images, labels = _labelled(train[dist.get_rank() :: dist.get_world_size()])
     for step in range(1, _STEPS + 1):
@@ -63,16 +68,16 @@ def evaluate(model: str, data: str) -> dict[str, float]:
     """Evaluate a model, each rank on its share of the rows.
 
     Returns:
-        The share of the rows that it gets right, and their number.
+        The share of the rows that it gets right, 0 to 1, and the number of rows.
 
     Raises:
         ValueError: The model has seen one of the rows.
     """
     dist.init_process_group()
     rows = _read(data)
-    seen = set(Path(model, _SEEN).read_text().split())
-    if known := sum(_digest(row) in seen for row in rows):
-        raise ValueError(f"the model has seen {known} of the {len(rows)} rows to evaluate it on")
+    seen_digests = set(Path(model, _SEEN).read_text().split())
+    if seen_rows := sum(_digest(row) in seen_digests for row in rows):
+        raise ValueError(f"the model has seen {seen_rows} of the {len(rows)} rows to evaluate it on")
     images, labels = _labelled(rows[dist.get_rank() :: dist.get_world_size()])
     right = (_load(model)(images).argmax(1) == labels).sum()
     dist.all_reduce(right)
@@ -93,11 +98,11 @@ def predict(model: str, data: str, output: str) -> dict[str, int]:
     rank, size = dist.get_rank(), dist.get_world_size()
     own_rows = rows[rank::size]
     predicted = _load(model)(_images(own_rows)).argmax(1).tolist() if own_rows else []
-    shares: list[list[int]] = [[] for _ in range(size)]
-    dist.all_gather_object(shares, predicted)
+    digits_of_ranks: list[list[int]] = [[] for _ in range(size)]
+    dist.all_gather_object(digits_of_ranks, predicted)
     if rank == 0:
         # Row number n is in the share of rank n modulo size.
-        lines = [f"{row},{shares[row % size][row // size]}" for row in range(len(rows))]
+        lines = [f"{row},{digits_of_ranks[row % size][row // size]}" for row in range(len(rows))]
         Path(output, "predictions.csv").write_text("\n".join(["row,digit", *lines]) + "\n")
     dist.destroy_process_group()
     return {"rows": len(rows)}

@@ -29,31 +29,31 @@ def use_documents(
 ) -> str | None:
     """Have a model compute attention for each document by itself; returns why it cannot, or None.
 
-    A sharded model that cannot must be loaded again.
+    If it cannot, the model gets its own attention back; a sharded one must be loaded again.
 
     Args:
         model: The model.
-        together: Computes some documents in one row.
-        alone: Computes each of the same documents by itself; the model's own attention is asked.
+        together: Computes some documents in one row, with the attention of this module.
+        alone: Computes each of the same documents by itself, with the model's own attention.
     """
-    why: str | None = None
-    before = model.config._attn_implementation  # noqa: SLF001 - the name that set_attn_implementation takes
+    reason: str | None = None
+    original_attention = model.config._attn_implementation  # noqa: SLF001 - the name that set_attn_implementation takes
     try:
         with probing(model):
             expected = alone()
         model.set_attn_implementation(ATTENTION)
         if model.config._attn_implementation != ATTENTION:  # noqa: SLF001
-            why = "transformers cannot replace its attention"
+            reason = "transformers cannot replace its attention"
         else:
             with probing(model):
-                found = together()
-            if not are_alike(found, expected, rounding(expected)):
-                why = "documents of one sequence change each other's result"
+                packed = together()
+            if not are_alike(packed, expected, rounding(expected)):
+                reason = "documents of one sequence change each other's result"
     except (ValueError, TypeError, RuntimeError, IndexError) as error:
-        why = str(error).splitlines()[0]
-    if why:
-        model.set_attn_implementation(before or "eager")
-    return why
+        reason = str(error).splitlines()[0]
+    if reason:
+        model.set_attn_implementation(original_attention or "eager")
+    return reason
 
 
 def unpad(model: PreTrainedModel) -> str | None:
@@ -63,6 +63,7 @@ def unpad(model: PreTrainedModel) -> str | None:
     last block it has its shape again, with the last token of a row as its padding. A batch without
     ``attention_mask``, or with padding on the left, is computed as it is.
     """
+    # transformers derives the blocks of a model from GradientCheckpointingLayer.
     block_lists = [
         module
         for module in model.modules()
@@ -101,16 +102,16 @@ class _Rows:
         self._real = None
         if mask is None:
             return args, kwargs
-        lengths, place = mask.sum(1), torch.arange(mask.shape[1])
-        if not lengths.min() or not torch.equal(mask.bool(), place < lengths[:, None]):
+        lengths, positions = mask.sum(1), torch.arange(mask.shape[1])
+        if not lengths.min() or not torch.equal(mask.bool(), positions < lengths[:, None]):
             # A row without a real token, or with padding that is not on the right.
             return args, kwargs
         starts = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
         self._real = mask.flatten().nonzero()[:, 0]
-        self._last = starts[:-1, None] + torch.minimum(place, lengths[:, None] - 1)
+        self._last = starts[:-1, None] + torch.minimum(positions, lengths[:, None] - 1)
         # transformers passes a mask of four dimensions on as it is.
-        whole = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-        return args, kwargs | {"attention_mask": whole, "cu_seq_lens_q": starts.int()}
+        full_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+        return args, kwargs | {"attention_mask": full_mask, "cu_seq_lens_q": starts.int()}
 
     def join(self, _: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Turn hidden states of shape (rows, tokens, size) into (1, real, size)."""
@@ -123,10 +124,11 @@ class _Rows:
 
 
 def _probe_rows(model: Any) -> list[list[int]]:
-    """Return two rows of tokens, five and three, without the token that pads."""
+    """Return two rows of tokens to test a model with, five and three, without the token that pads."""
     pad = _padding(model)
+    # Tokens from that of padding on move up by one.
     return [
-        [number + (number >= pad) for number in range(first, first + length)]
+        [token + (token >= pad) for token in range(first, first + length)]
         for first, length in ((1, 5), (11, 3))
     ]
 
@@ -183,39 +185,49 @@ def _attention(  # noqa: PLR0913, PLR0917 - transformers' signature
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend within each document; tensors have shape (1, heads, tokens, size)."""
+    """Attend within each document; query, key and value have shape (1, heads, tokens, size of a head).
+
+    Returns what transformers expects: the result of shape (1, tokens, heads, size), and None for the weights.
+
+    Raises:
+        ValueError: The model's attention has a feature that is not computed here.
+    """
     starts = kwargs.get("cu_seq_lens_q")
     if starts is None or attention_mask is None:  # the batch is not packed, as in generation
-        found: tuple[torch.Tensor, None] = sdpa_attention_forward(
+        unpacked: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
-        return found
-    refused = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
-    if refused:
-        raise ValueError(f"its attention has {refused[0]}, which torch's has not")
+        return unpacked
+    unsupported = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
+    if unsupported:
+        raise ValueError(f"its attention has {unsupported[0]}, which torch's has not")
     is_causal = kwargs.get("is_causal")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if sliding_window and not is_causal:
         raise ValueError("its attention has a window to both sides, which is not known here")
     groups = query.shape[1] // key.shape[1]
     # Repeated once for all documents: enable_gqa does it for each, which costs more.
-    whole = query, repeat_kv(key, groups), repeat_kv(value, groups)
+    tensors = query, repeat_kv(key, groups), repeat_kv(value, groups)
     lengths = starts.diff().tolist()
     outputs = [
         scaled_dot_product_attention(
-            *parts,  # type: ignore[misc]
-            attn_mask=_window(parts[0].shape[2], sliding_window),
+            *document,  # type: ignore[misc]
+            attn_mask=_window(document[0].shape[2], sliding_window),
             dropout_p=dropout,
-            is_causal=is_causal and (not sliding_window or parts[0].shape[2] <= sliding_window),
+            # The mask of a window is causal itself.
+            is_causal=is_causal and (not sliding_window or document[0].shape[2] <= sliding_window),
             scale=scaling,
         )
-        for parts in zip(*(torch.split(tensor, lengths, dim=2) for tensor in whole), strict=True)
+        for document in zip(*(torch.split(tensor, lengths, dim=2) for tensor in tensors), strict=True)
     ]
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
 
 
 def _window(length: int, sliding_window: int | None) -> torch.Tensor | None:
-    """Return the mask of a document; None: the document is not longer than the window of its layer."""
+    """Return the mask of a document under a sliding window; None: the window covers the whole document.
+
+    The mask has shape (tokens, tokens): a token sees itself and the ``sliding_window`` - 1 tokens before it.
+    """
     if not sliding_window or length <= sliding_window:
         return None
     return torch.ones(length, length, dtype=torch.bool).tril().triu(1 - sliding_window)

@@ -5,21 +5,21 @@ from pathlib import Path
 
 
 def below(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """List the files below a folder, sorted by path; those of linked folders too, as staging copies them.
+    """Yield the files below a folder, sorted by path; also those of linked folders, as staging copies them.
 
-    What is hidden is left out: ``.ipynb_checkpoints`` holds copies of data.
+    Hidden files and folders are left out: ``.ipynb_checkpoints`` holds copies of data.
 
     Args:
-        folder: The folder.
-        above: The folders that it is in.
+        folder: The folder; nothing is yielded if it does not exist.
+        above: The resolved folders that contain it in this search, to detect links that lead back to them.
     """
-    place = folder.resolve()
-    if place in above or not place.is_dir():  # a link to a folder around it, which preflight refuses
+    resolved = folder.resolve()
+    if resolved in above or not resolved.is_dir():  # a link to a folder around it, which preflight refuses
         return
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
         if path.is_dir():
-            yield from below(path, (*above, place))
+            yield from below(path, (*above, resolved))
         elif path.is_file():
             yield path

@@ -24,7 +24,10 @@ Lengths = npt.NDArray[np.int64]
 
 
 def token_lengths(dataset: Any, column: str = "input_ids") -> Lengths | None:
-    """Count the tokens of each row, (rows,), without reading the tokens; None where that is not possible."""
+    """Count the tokens of each row, shape (rows,), without reading the tokens; None: the lengths are unknown.
+
+    Known are data sets with an attribute ``token_lengths``, and tables of ``datasets`` with the column.
+    """
     if (counts := getattr(dataset, "token_lengths", None)) is not None:
         return np.asarray(counts, np.int64)
     if not isinstance(dataset, datasets.Dataset) or column not in dataset.column_names:
@@ -35,7 +38,10 @@ def token_lengths(dataset: Any, column: str = "input_ids") -> Lengths | None:
 
 
 def longest_first(dataset: Any) -> Any:
-    """Sort a data set of ``datasets``, the row with most tokens first; equal rows keep their order."""
+    """Sort a table of ``datasets``, the row with most tokens first; equal rows keep their order.
+
+    A data set whose lengths are unknown is returned as it is.
+    """
     lengths = token_lengths(dataset)
     return dataset if lengths is None else dataset.select(np.argsort(-lengths, kind="stable"))
 
@@ -60,27 +66,31 @@ class LengthGroups(Sampler[int]):
         return len(self._lengths)
 
     def __iter__(self) -> Iterator[int]:
+        """Yield each row once: groups of like length, in random order after the one with the longest row."""
         generator = torch.Generator().manual_seed(self._seed + self._epoch())
         rows, size = torch.randperm(len(self), generator=generator).numpy(), self._group
-        whole = len(rows) // size  # number of complete groups; an incomplete one comes last
-        longest = int(np.argmax(self._lengths[rows])) if whole else -1
-        if longest >= whole * size:  # in the incomplete group: move it to the first
+        complete = len(rows) // size  # groups; the rows that fill no group come last
+        longest = int(np.argmax(self._lengths[rows])) if complete else -1
+        if longest >= complete * size:  # in the incomplete group: move it to the first
             rows[[0, longest]] = rows[[longest, 0]]
-        draws = max(math.ceil(whole / _GROUPS_TOGETHER), min(_LEAST_DRAWS, whole), 1)
+        # Sort within each random draw only, so that a group has like lengths but is not always the same.
+        draws = max(math.ceil(complete / _GROUPS_TOGETHER), min(_LEAST_DRAWS, complete), 1)
         groups = [
             ordered
-            for drawn in np.array_split(rows[: whole * size].reshape(whole, size), draws)
-            for ordered in self._sorted(drawn.reshape(-1)).reshape(-1, size)
+            for draw in np.array_split(rows[: complete * size].reshape(complete, size), draws)
+            for ordered in self._sorted(draw.reshape(-1)).reshape(-1, size)
         ]
-        order = torch.randperm(whole, generator=generator).tolist()
-        first = max(order, key=lambda index: int(self._lengths[groups[index][0]]), default=None)
-        ordered_groups = sorted(order, key=lambda index: index != first)  # stable: only the first one moves
+        order = torch.randperm(complete, generator=generator).tolist()
+        longest_group = max(order, key=lambda index: int(self._lengths[groups[index][0]]), default=None)
+        # Sorting is stable: only the longest group moves, to the front.
+        ordered_groups = sorted(order, key=lambda index: index != longest_group)
         return (
             int(row)
-            for group in [*map(groups.__getitem__, ordered_groups), rows[whole * size :]]
+            for group in [*map(groups.__getitem__, ordered_groups), rows[complete * size :]]
             for row in group
         )
 
     def _sorted(self, rows: Lengths) -> Lengths:
+        """Sort rows by their tokens, the longest first."""
         ordered: Lengths = rows[np.argsort(-self._lengths[rows], kind="stable")]
         return ordered

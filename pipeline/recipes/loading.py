@@ -31,12 +31,12 @@ def loader(
     Args:
         kind: The Auto class that loads the model.
         config: The model's configuration.
-        options: The training's options; if ``shard`` is ``auto``, the choice replaces it.
+        options: The training's options; if ``shard`` is ``auto``, it is replaced by ``no`` or ``full``.
         length: Tokens of a sample.
         **more_fields: Fields of Training that the options do not have, to estimate the memory of a rank.
 
     Raises:
-        BadInputError: The model does not name its blocks.
+        BadInputError: The model cannot be sharded, or the ranks would compute in different formats.
     """
     load_whole: Callable[..., PreTrainedModel] = kind.from_pretrained
     ranks = options.world_size
@@ -53,13 +53,13 @@ def loader(
         options.shard = _chosen(config, options, training)
     if options.shard == "no" or ranks == 1:
         return load_whole
-    with torch.device("meta"):
-        empty = kind.from_config(config)
+    with torch.device("meta"):  # without memory for weights
+        meta_model = kind.from_config(config)
     try:
-        blocks = sharding.block_names(empty)
+        blocks = sharding.block_names(meta_model)
     except ValueError as error:
         raise BadInputError(
-            f"{type(empty).__name__} does not name its blocks, so that it cannot be sharded",
+            f"{type(meta_model).__name__} does not name its blocks, so that it cannot be sharded",
             field="run.args",
             fix="Leave out --shard",
         ) from error
@@ -75,9 +75,9 @@ def loader(
     # Late: transformers has it since 5.20, and what is not sharded needs none.
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    copies = sharding.replicas("hybrid" if options.shard == "hybrid" else "full")
-    tied = empty.all_tied_weights_keys
-    if _differ(Path(str(config.name_or_path)), tied):
+    replica_count = sharding.replicas("hybrid" if options.shard == "hybrid" else "full")
+    tied = meta_model.all_tied_weights_keys  # name of a tied weight -> of the weight it shares
+    if _tied_weights_differ(Path(str(config.name_or_path)), tied):
         untied = "tie_word_embeddings is true, and the checkpoint has a head of its own"
         if is_automatic:
             say(f"{untied}: each rank trains a replica, and may run out of memory")
@@ -90,9 +90,12 @@ def loader(
     # Not the models' own plans: many name modules that do not exist, and the whole model would be gathered.
     names = sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in blocks})
     plan = dict.fromkeys(names, "free_full_weight")
-    sizes = {"fsdp_size": ranks // copies, "dp_replicate_size": copies}
-    say(f"the model is sharded over {ranks // copies} ranks" + (f", {copies} replicas" if copies > 1 else ""))
-    model = type(empty)
+    sizes = {"fsdp_size": ranks // replica_count, "dp_replicate_size": replica_count}
+    say(
+        f"the model is sharded over {ranks // replica_count} ranks"
+        + (f", {replica_count} replicas" if replica_count > 1 else "")
+    )
+    model = type(meta_model)
     if tied:
         model = type(model.__name__, (_Tied, model), {})
     shares = DistributedConfig(fsdp_plan=plan, fsdp_mixed_precision=options.bf16, **sizes)
@@ -101,36 +104,39 @@ def loader(
 
 def check_shard(options: CpuTrainingOptions, *, has_adapters: bool = False) -> None:
     """Raise BadInputError if other options exclude the sharding that is asked for."""
-    reason = _unshardable(options, has_adapters=has_adapters)
+    reason = _excluding_option(options, has_adapters=has_adapters)
     if reason and options.shard in ("full", "hybrid"):
         message = f"--shard {options.shard} excludes {reason}"
         raise BadInputError(message, field="run.args", fix="Leave one of them out")
 
 
-def _differ(folder: Path, tied: Mapping[str, str]) -> bool:
-    """Whether a checkpoint has two unequal matrices for two weights that the configuration ties."""
-    places: dict[str, Path] = {}
+def _tied_weights_differ(folder: Path, tied: Mapping[str, str]) -> bool:
+    """Whether a checkpoint has two unequal matrices for two weights that the configuration ties.
+
+    False too if it stores only one of them.
+    """
+    file_of_weight: dict[str, Path] = {}
     for file in folder.glob("model*.safetensors"):
         with safe_open(file, "pt") as opened:
-            places |= dict.fromkeys(opened.keys(), file)
+            file_of_weight |= dict.fromkeys(opened.keys(), file)
 
     def read(name: str) -> torch.Tensor:
-        with safe_open(places[name], "pt") as opened:
-            found: torch.Tensor = opened.get_tensor(name)
-        return found
+        with safe_open(file_of_weight[name], "pt") as opened:
+            tensor: torch.Tensor = opened.get_tensor(name)
+        return tensor
 
-    both = [pair for pair in tied.items() if places.keys() >= set(pair)]
-    return any(not torch.equal(read(target), read(source)) for target, source in both)
+    stored_pairs = [pair for pair in tied.items() if file_of_weight.keys() >= set(pair)]
+    return any(not torch.equal(read(target), read(source)) for target, source in stored_pairs)
 
 
-def _unshardable(options: CpuTrainingOptions, *, has_adapters: bool) -> str | None:
+def _excluding_option(options: CpuTrainingOptions, *, has_adapters: bool) -> str | None:
     """Name the option that excludes sharding; None: there is none."""
     if has_adapters and options.shard == "hybrid":
         # peft takes the sizes of a share there for those of the layer.
         return "adapters: give --method full, or --shard full"
     values = options.to_dict()  # type: ignore[no-untyped-call]
-    given = {name: [str(value)] for name, value in values.items() if value}
-    return "--use_ipex" if options.use_ipex else unshardable(given)
+    set_options = {name: [str(value)] for name, value in values.items() if value}
+    return "--use_ipex" if options.use_ipex else unshardable(set_options)
 
 
 class _Tied:
@@ -142,6 +148,7 @@ class _Tied:
 
     @classmethod
     def maybe_distribute_model(cls, model: Any, *given: Any) -> Any:
+        """Tie the weights, then shard the model as transformers does."""
         model._fsdp_plan = {}  # noqa: SLF001 - the plan in the configuration adds the blocks
         model.tie_weights(recompute_mapping=False)
         return super().maybe_distribute_model(model, *given)  # type: ignore[misc]
@@ -150,21 +157,25 @@ class _Tied:
 def _chosen(
     config: PretrainedConfig, options: CpuTrainingOptions, training: Training
 ) -> Literal["no", "full"]:
-    """Choose "full" if the replicas do not fit the memory of some node; the same on every rank."""
-    ranks, memory = options.world_size, Machine.observe().memory
+    """Choose what ``--shard auto`` means: "full" if some node's memory does not fit its replicas, else "no".
+
+    Every rank makes the same choice. It is "no" too where sharding is excluded, or too little is known.
+    """
+    ranks, node_bytes = options.world_size, Machine.observe().memory
     model = model_shape.of_config(config.to_dict(), causal=training.causal)
-    if ranks == 1 or memory is None or model is None or _unshardable(options, has_adapters=False):
+    if ranks == 1 or node_bytes is None or model is None or _excluding_option(options, has_adapters=False):
         return "no"
     node_ranks = sharding.ranks_of_node()
-    nodes = Nodes(nodes=max(1, ranks // node_ranks), processes=node_ranks, memory=memory)
-    needed = replica(model, training).total * node_ranks
+    nodes = Nodes(nodes=max(1, ranks // node_ranks), processes=node_ranks, memory=node_bytes)
+    needed_bytes = replica(model, training).total * node_ranks
+    # A node with less memory decides for all ranks.
     fits = [memory_plan.choose(model, training, nodes) == "no"] * ranks
     if dist.is_initialized():
         dist.all_gather_object(fits, fits[0])
     if all(fits):
         return "no"
     say(
-        f"the replicas of a node take about {format_bytes(needed)}, which do not fit its memory of "
-        f"{format_bytes(memory)}, a tenth to spare: the model is sharded (--shard no forbids it)"
+        f"the replicas of a node take about {format_bytes(needed_bytes)}, which do not fit its memory of "
+        f"{format_bytes(node_bytes)}, a tenth to spare: the model is sharded (--shard no forbids it)"
     )
     return "full"

@@ -28,13 +28,13 @@ class Pace:
 
     def report(self, step: int, total_steps: int, **values: Any) -> None:
         """Report progress: the step, speed, time left, and ``values``; nothing before a step is done."""
-        done, seconds = step - self._first, time.monotonic() - self._began
-        if done > 0:
+        steps_done, seconds = step - self._first, time.monotonic() - self._began
+        if steps_done > 0:
             progress(
                 step=step,
                 total_steps=total_steps,
-                samples_per_second=round(done * self._batch / seconds, 2),
-                seconds_left=round((total_steps - step) * seconds / done),
+                samples_per_second=round(steps_done * self._batch / seconds, 2),
+                seconds_left=round((total_steps - step) * seconds / steps_done),
                 **values,
             )
 
@@ -47,7 +47,10 @@ def say(message: str) -> None:
 
 
 def say_notes(notes: Iterable[str], env: Mapping[str, str], *, bf16: bool) -> None:
-    """Write notes on options, and what bf16 costs on this processor, unless the plan of run.dtype does so."""
+    """Write notes on options to the log, and a warning if bf16 is slow on this processor.
+
+    With ``run.dtype`` bf16, the CPU plan of the run has that warning already.
+    """
     for note in notes:
         say(note)
     if bf16 and env.get("MANYCPU_DTYPE") != "bf16" and (warning := bf16_warning(processor_flags())):

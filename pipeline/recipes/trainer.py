@@ -81,7 +81,7 @@ class CpuTrainingOptions(TrainingArguments):
 
 
 def usable(options: CpuTrainingOptions) -> list[str]:
-    """Switch off options that cannot be used here; returns a note for each.
+    """Switch off ``--use_ipex`` where it cannot be used; returns a note that says why, or no note.
 
     Raises:
         BadInputError: An option is a secret that would be saved, or a number cannot be used.
@@ -118,7 +118,7 @@ def why_no_ipex() -> str | None:
 
 
 def misfit(extension: str, torch: str) -> str | None:
-    """Explain why the versions do not fit; None: their first two numbers are equal, and so they do."""
+    """Explain why the versions do not fit; None: they fit, as their first two numbers are equal."""
     needed, present = (".".join(number.split(".")[:2]) for number in (extension, torch))
     if needed == present:
         return None
@@ -145,15 +145,15 @@ class CpuTrainer(Trainer):
 
     def __init__(self, model: Any, args: CpuTrainingOptions, **kwargs: Any) -> None:
         # The Trainer complains of a sharded optimizer unless save_only_model is set; this class can save one.
-        only_model, args.save_only_model = args.save_only_model, True
+        is_model_only, args.save_only_model = args.save_only_model, True
         super().__init__(model, args, **kwargs)
-        args.save_only_model = only_model
+        args.save_only_model = is_model_only
         self.is_sharded: bool = getattr(self, "is_distributed_loading_by_transformers", False)
         """Whether each rank holds a share of the model, whatever the options ask for."""
         if self.is_sharded:
             if sharding.spans_nodes():
                 sharding.overlap(model)
-            if only_model:
+            if is_model_only:
                 say("--save_only_model is left out: a sharded checkpoint has model and optimizer in one")
                 args.save_only_model = False
         self.add_callback(ProgressCallback())
@@ -161,7 +161,10 @@ class CpuTrainer(Trainer):
             self.add_callback(Printer())
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
-        """Group rows by length over all ranks; at random where rows have one length, or an unknown one."""
+        """Return the order of the rows: grouped by length over all ranks if ``group_by_length`` is chosen.
+
+        It is random instead where all rows have one length, or their lengths are unknown.
+        """
         dataset = self.train_dataset if train_dataset is None else train_dataset
         options = self.args
         if options.train_sampling_strategy != "group_by_length" or not isinstance(dataset, Sized):
@@ -179,6 +182,7 @@ class CpuTrainer(Trainer):
         return SequentialSampler(eval_dataset) if isinstance(eval_dataset, Sized) else None
 
     def create_accelerator_and_postprocess(self) -> None:
+        """Make the accelerator, and set how torch's DDP stores and compresses gradients."""
         super().create_accelerator_and_postprocess()
         handler = self.accelerator.ddp_handler
         handler.gradient_as_bucket_view = True  # no copy from gradients to buckets
@@ -204,11 +208,14 @@ class CpuTrainer(Trainer):
         """Count the steps of a checkpoint as those of this training: other ranks or batches have other steps.
 
         Where ``--max_steps`` names the end, steps are counted as they are.
+
+        Returns:
+            Epochs that are done, and the batches to skip in the present epoch.
         """
-        begun: tuple[int, int] = super()._init_training_state(max_steps, per_epoch, *args)
+        trainer_result: tuple[int, int] = super()._init_training_state(max_steps, per_epoch, *args)
         done = round((self.state.epoch or 0) * per_epoch)
         if self.args.max_steps > 0 or done == self.state.global_step:
-            return begun
+            return trainer_result
         say(
             f"step {self.state.global_step} of the checkpoint is step {done} here: epoch {self.state.epoch:g}"
         )
@@ -239,7 +246,10 @@ class CpuTrainer(Trainer):
 
     @contextlib.contextmanager
     def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:
-        """Reduce the gradients of each batch: deferred, a rank would hold those of the whole model."""
+        """Reduce the gradients after each batch of a step and not once at its end, unless ``--shard hybrid``.
+
+        Deferred, a rank would hold the gradients of the whole model.
+        """
         if self.args.shard == "hybrid":  # where only the reduction between nodes is deferred
             with super()._defer_fsdp_gradient_reduction():
                 yield
@@ -247,7 +257,14 @@ class CpuTrainer(Trainer):
             yield
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model; Intel's extension trains in bf16 and saves fp32: the configuration must say so."""
+        """Save the model as the Trainer does, or from the shares of all ranks if it is sharded.
+
+        Intel's extension trains in bf16 and saves fp32: the configuration must say so.
+
+        Args:
+            output_dir: The folder to write to; default: that of the options.
+            _internal_call: Whether the model becomes part of a checkpoint.
+        """
         if _internal_call and self.args.should_save and not self.is_sharded:
             # A resume prefers shares: those of the same step, of an earlier sharded attempt, are stale.
             shutil.rmtree(Path(str(output_dir), SHARDED), ignore_errors=True)
@@ -274,6 +291,7 @@ class CpuTrainer(Trainer):
             sharding.export(self.model, folder)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Save both; with a sharded model, each rank also saves its share of the model."""
         if not self.is_sharded:
             super()._save_optimizer_and_scheduler(output_dir)
             return
@@ -282,8 +300,13 @@ class CpuTrainer(Trainer):
         sharding.save(Path(output_dir, SHARDED), self.model, self._plain_optimizer())
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Load the weights, unless the checkpoint is sharded.
+
+        Raises:
+            BadInputError: The model is sharded, and the checkpoint is not.
+        """
         if Path(resume_from_checkpoint, SHARDED).is_dir():
-            return  # the weights come with the optimizer's state
+            return  # _load_optimizer_and_scheduler loads the weights too
         if self.is_sharded:
             raise BadInputError(
                 f"{resume_from_checkpoint} is of a training that was not sharded",
@@ -293,17 +316,20 @@ class CpuTrainer(Trainer):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load both, and the weights of a sharded checkpoint; set the scheduler to this training's step."""
         if checkpoint is None or not Path(checkpoint, SHARDED).is_dir():
             super()._load_optimizer_and_scheduler(checkpoint)
         else:
             sharding.load(Path(checkpoint, SHARDED), self.model, self._plain_optimizer())
             self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, "scheduler.pt"), weights_only=True))
-        scheduler, done = self.lr_scheduler, self.state.global_step
-        if checkpoint and isinstance(scheduler, LambdaLR) and scheduler.last_epoch != done:
-            scheduler.last_epoch = done - 1
+        # With other ranks or batches, _init_training_state has changed the step.
+        scheduler, step = self.lr_scheduler, self.state.global_step
+        if checkpoint and isinstance(scheduler, LambdaLR) and scheduler.last_epoch != step:
+            scheduler.last_epoch = step - 1
             scheduler.step()  # also gives the optimizer the learning rate of this step
 
     def _load_best_model(self) -> None:
+        """Load the weights of the best checkpoint, which may be sharded."""
         best = Path(str(self.state.best_model_checkpoint), SHARDED)
         if best.is_dir():
             sharding.load_weights(best, self.model)
@@ -320,6 +346,7 @@ class Printer(PrinterCallback):
     """Prints what the Trainer logs, once for all nodes of a run, and without what is reported as progress."""
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Print the values, in a run only those of the first rank and without the loss, which is progress."""
         is_progress = "loss" in (logs or {})
         if "MANYCPU_RUN" not in os.environ or (state.is_world_process_zero and not is_progress):
             super().on_log(args, state, control, logs, **kwargs)  # type: ignore[no-untyped-call]
@@ -331,6 +358,7 @@ class ProgressCallback(TrainerCallback):
     _trains = False
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
+        """Begin to measure the speed, from the step that is resumed from."""
         samples = args.train_batch_size * args.gradient_accumulation_steps
         self._pace, self._trains = Pace(state.global_step, samples, args.world_size), True
         self._metrics: dict[str, Any] = {}
@@ -346,9 +374,9 @@ class ProgressCallback(TrainerCallback):
             self._metrics["loss"] = round(float(logs["loss"]), 4)
             self._report(state)
         in_progress = ("epoch", "grad_norm", "learning_rate", "loss")
-        others = {name: value for name, value in logs.items() if name not in in_progress}
-        if others:
-            metrics(others, step=state.global_step)
+        other_values = {name: value for name, value in logs.items() if name not in in_progress}
+        if other_values:
+            metrics(other_values, step=state.global_step)
 
     def on_train_end(self, args: Any, state: TrainerState, *_: Any, **__: Any) -> None:
         """Report that the last step is done, where the Trainer has not logged it."""

@@ -114,11 +114,14 @@ class CpuPlan:
 
 
 def plan(machine: Machine, request: CpuRequest | None = None) -> CpuPlan:
-    """Divide a node's cores among its processes."""
+    """Plan the processes, threads, pinning, preloaded libraries and variables of a node's training.
+
+    ``request`` None: the run has no preferences.
+    """
     request = request or CpuRequest()
     sizes = _sizes(machine, request)
-    unpinned = _why_not_pinned(machine, request, sizes)
-    pins = () if unpinned else pinned(machine.cpus, sizes.processes, sizes.cores_each)
+    why_unpinned = _why_not_pinned(machine, request, sizes)
+    pins = () if why_unpinned else pinned(machine.cpus, sizes.processes, sizes.cores_each)
     preload = () if "LD_PRELOAD" in request.env else _preload(machine)
     memory = request.memory or machine.memory
     return CpuPlan(
@@ -133,7 +136,7 @@ def plan(machine: Machine, request: CpuRequest | None = None) -> CpuPlan:
         warnings=tuple(_warnings(machine, request, sizes, _preload(machine))),
         rows=(
             *_rows_of_machine(machine, request, sizes),
-            *_rows_of_processes(request, sizes, pins, unpinned),
+            *_rows_of_processes(request, sizes, pins, why_unpinned),
             *_rows_of_environment(machine, request, sizes),
         ),
     )
@@ -153,6 +156,7 @@ def _sizes(machine: Machine, request: CpuRequest) -> Sizes:
     """Divide the cores among processes, and the cores of each process among threads."""
     cores = min(machine.cores, request.cpus or math.inf)
     cores_of_socket = len({cpu.core for cpu in machine.cpus}) / machine.sockets
+    # One process for each socket, but for no more sockets than the cores fill.
     processes = request.processes or math.ceil(cores / cores_of_socket)
     fair = max(1, math.floor(cores / (processes * request.subprocesses)))
     # The other variables follow the user's OMP_NUM_THREADS: torch uses the least of them.
@@ -160,10 +164,10 @@ def _sizes(machine: Machine, request: CpuRequest) -> Sizes:
 
 
 def _why_not_pinned(machine: Machine, request: CpuRequest, sizes: Sizes) -> str | None:
-    """Return why ranks are not pinned to cores, the first reason that holds; None: they are."""
-    named = [name for name in AFFINITY_VARIABLES if name in request.env]
+    """Return the first reason why ranks are not pinned to cores; None: they are pinned."""
+    user_affinity = [name for name in AFFINITY_VARIABLES if name in request.env]
     reasons = {
-        f"run.env: {', '.join(named)} decides": bool(named),
+        f"run.env: {', '.join(user_affinity)} decides": bool(user_affinity),
         "one process: it has all that is granted": sizes.processes == 1,
         "more processes than cores": sizes.processes > len({cpu.core for cpu in machine.cpus}),
         "run.env: OMP_NUM_THREADS is not the plan's": sizes.threads != sizes.fair,
@@ -176,13 +180,14 @@ def _why_not_pinned(machine: Machine, request: CpuRequest, sizes: Sizes) -> str 
 
 
 def _preload(machine: Machine) -> tuple[str, ...]:
-    """List the libraries to preload that the node has: an allocator, and Intel's OpenMP."""
+    """List the paths of the libraries to preload that the node has: an allocator, and Intel's OpenMP."""
     libraries = machine.libraries or {}
     allocator = libraries.get("tcmalloc") or libraries.get("jemalloc")
     return tuple(filter(None, (allocator, libraries.get("iomp5"))))
 
 
 def _rows_of_machine(machine: Machine, request: CpuRequest, sizes: Sizes) -> Iterator[Row]:
+    """Yield the plan's rows on what the node grants: processors, sockets, cores and memory."""
     quota = f"cgroup quota {machine.quota:g}" if machine.quota else "no cgroup quota"
     threads = machine.threads_per_core
     smt = f"{threads} hyper-threads share a core's arithmetic" if threads > 1 else "no hyper-threads"
@@ -195,13 +200,13 @@ def _rows_of_machine(machine: Machine, request: CpuRequest, sizes: Sizes) -> Ite
         smt,
     )
     unused = sizes.cores - sizes.computing * sizes.fair
-    rest = f"; {unused:g} left over by whole threads" if unused > 0 else ""
+    leftover = f"; {unused:g} left over by whole threads" if unused > 0 else ""
     why = (
         "run.resources.cpu"
         if request.cpus and request.cpus <= machine.cores
         else "what is granted, SMT aside"
     )
-    yield Row("cores", f"{sizes.cores:g}", why + rest)
+    yield Row("cores", f"{sizes.cores:g}", why + leftover)
     if memory := request.memory or machine.memory:
         why = "run.resources.memory" if request.memory else "the lesser of the node's and the cgroup's limit"
         yield Row("memory", format_bytes(memory), why)
@@ -215,6 +220,7 @@ def _rows_of_machine(machine: Machine, request: CpuRequest, sizes: Sizes) -> Ite
 def _rows_of_processes(
     request: CpuRequest, sizes: Sizes, pins: tuple[tuple[Cpu, ...], ...], unpinned: str | None
 ) -> Iterator[Row]:
+    """Yield the plan's rows on processes, threads and pinning; ``unpinned``: why ranks are not pinned."""
     computing = f"{sizes}" if sizes.subprocesses == 1 else f"({sizes})"
     share = f"floor({counted(sizes.cores, 'core')} / {computing}), at least 1"
     yield Row(
@@ -235,6 +241,7 @@ def _rows_of_processes(
 
 
 def _rows_of_environment(machine: Machine, request: CpuRequest, sizes: Sizes) -> Iterator[Row]:
+    """Yield the plan's rows on oneCCL, preloaded libraries and variables."""
     if request.backend == "ccl":
         yield Row("oneCCL workers", "none", "one thread of each process drives oneCCL, and sleeps between")
     if "LD_PRELOAD" in request.env:
@@ -242,8 +249,8 @@ def _rows_of_environment(machine: Machine, request: CpuRequest, sizes: Sizes) ->
     elif machine.libraries is None:
         yield Row("preload", "", "tcmalloc or jemalloc, and libiomp5, where the node has them")
     else:
-        found = ", ".join(_preload(machine))
-        yield Row("preload", found or "none", "an allocator and OpenMP, where they are installed")
+        preloaded = ", ".join(_preload(machine))
+        yield Row("preload", preloaded or "none", "an allocator and OpenMP, where they are installed")
     from_plan = [name for name in THREAD_VARIABLES if name not in request.env]
     if from_plan:
         yield Row(", ".join(from_plan), str(sizes.threads), "threads")
@@ -253,20 +260,22 @@ def _rows_of_environment(machine: Machine, request: CpuRequest, sizes: Sizes) ->
 
 
 def pinned(cpus: Sequence[Cpu], processes: int, threads: int) -> tuple[tuple[Cpu, ...], ...]:
-    """Give each process ``threads`` cores of its own, with all their hyper-threads.
+    """Give each process ``threads`` cores of its own; return the logical processors of each process.
 
+    A core comes with all its hyper-threads.
     A process gets cores of the first NUMA node with enough free ones; if there is none, the first free cores.
     Cores that are left over serve the data loaders and collectives of the processes on their NUMA node.
     """
     free = list(dict.fromkeys((cpu.node, cpu.core) for cpu in cpus))  # pairs of NUMA node and core
-    own = []  # the cores of each process
+    cores_by_process = []
     for _ in range(processes):
+        # dict(free) has the NUMA nodes that have free cores, in order.
         free_by_node = ([core for core in free if core[0] == node] for node in dict(free))
         taken = next((cores for cores in free_by_node if len(cores) >= threads), free)[:threads]
         free = [core for core in free if core not in taken]
-        own.append(taken)
+        cores_by_process.append(taken)
     pins = []
-    for taken in own:  # adds the cores of its NUMA nodes that no process took
+    for taken in cores_by_process:  # adds the cores of its NUMA nodes that no process took
         nodes = {node for node, _ in taken}
         cores = {core for _, core in taken} | {core for node, core in free if node in nodes}
         pins.append(tuple(cpu for cpu in cpus if cpu.core in cores))
@@ -275,7 +284,7 @@ def pinned(cpus: Sequence[Cpu], processes: int, threads: int) -> tuple[tuple[Cpu
 
 def processor_ranges(cpus: Iterable[Cpu]) -> str:
     """Write the numbers of processors as the kernel does: 0, 1, 2, 5 is ``0-2,5``."""
-    ranges: list[list[int]] = []
+    ranges: list[list[int]] = []  # the first and the last number of each
     for number in sorted(cpu.number for cpu in cpus):
         if ranges and number == ranges[-1][1] + 1:
             ranges[-1][1] = number
@@ -323,7 +332,7 @@ def _excess(machine: Machine, request: CpuRequest) -> Iterator[str]:
 
 
 def _shape(machine: Machine, sizes: Sizes) -> Iterator[str]:
-    """Warn of too many processes, of processes that span sockets, and of a small /dev/shm."""
+    """Warn of more processes than cores, of processes that span sockets, and of a small /dev/shm."""
     if sizes.computing > sizes.cores:
         share = "share" if sizes.computing > 1 else "shares"
         yield f"{sizes} {share} {counted(sizes.cores, 'core')}: oversubscribed"
@@ -342,7 +351,7 @@ def _shape(machine: Machine, sizes: Sizes) -> Iterator[str]:
 
 
 def _threads(request: CpuRequest, sizes: Sizes) -> Iterator[str]:
-    """Warn of variables of the user that set another number of threads than the plan."""
+    """Warn of variables in ``run.env`` that set another number of threads than the plan."""
     scale = f"{sizes} on {counted(sizes.cores, 'core')}"
     for name in THREAD_VARIABLES:
         text = request.env.get(name, "").strip()

@@ -59,26 +59,27 @@ def redacted(text: str) -> str:
 
 
 def without_secrets(text: str, value: Any) -> str:
-    """Hide the secrets of a URL or a description wherever a text has them, also outside of a URL."""
+    """Hide the secrets of ``value``, a URL or a description, wherever ``text`` has them."""
     text = redacted(text)
-    for secret in sorted(secrets_in(value), key=len, reverse=True):  # one may be a part of another
+    # Longest first, because one secret may be a part of another.
+    for secret in sorted(secrets_in(value), key=len, reverse=True):
         text = text.replace(secret, HIDDEN) if len(secret) >= SHORTEST else text
     return text
 
 
 def redacted_fields(value: Any) -> Any:
-    """Hide the credentials of every URL in a JSON value."""
+    """Return a copy of a JSON value in which the credentials of every URL are hidden."""
     if isinstance(value, str):
         return redacted(value)
     if isinstance(value, Mapping):
-        return {name: redacted_fields(each) for name, each in value.items()}
+        return {name: redacted_fields(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [redacted_fields(each) for each in value]
+        return [redacted_fields(item) for item in value]
     return value
 
 
 def redacted_description(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Hide all secrets in the fields of a run or a target."""
+    """Return the fields of a run or a target with all secrets hidden: in URLs, variables and arguments."""
     shown: dict[str, Any] = redacted_fields(fields)
     return _hide_values_named_secret(shown, lambda _: HIDDEN)
 
@@ -117,11 +118,14 @@ Hide = Callable[[str], str]
 
 
 def _hide_values_named_secret(fields: dict[str, Any], hide: Hide) -> dict[str, Any]:
-    """Hide the values that are named like a secret in the fields of a run or a target."""
+    """Hide the variables and arguments that are named like a secret, in the fields of a run or a target."""
     shown: dict[str, Any] = {}
     for name, value in fields.items():
         if name in _VARIABLES and isinstance(value, Mapping):
-            shown[name] = {own: hide(str(v)) if is_secret(own) else v for own, v in value.items()}
+            shown[name] = {
+                variable: hide(str(content)) if is_secret(variable) else content
+                for variable, content in value.items()
+            }
         elif name == "args" and isinstance(value, (str, list, tuple)):
             shown[name] = _hide_options([value] if isinstance(value, str) else map(str, value), hide)
         else:
@@ -144,11 +148,15 @@ def _hide_options(words: Iterable[str], hide: Hide) -> list[str]:
 
 
 def _hide_in_word(word: str, hide: Hide) -> str:
-    """Hide secrets within a word, which may be ``name=value``, a header, JSON, or a command of its own."""
+    """Hide secrets within a word: a header, JSON, ``name=value``, or a whole command with blanks."""
 
     def hide_pair(pair: re.Match[str]) -> str:
-        quote, name, colon, other, value = pair.groups()
-        return f"{quote}{name}{quote}{colon}{other}{hide(value)}{other}" if is_secret(name) else pair[0]
+        quote, name, colon, value_quote, value = pair.groups()
+        return (
+            f"{quote}{name}{quote}{colon}{value_quote}{hide(value)}{value_quote}"
+            if is_secret(name)
+            else pair[0]
+        )
 
     if (header := _HEADER.fullmatch(word)) and is_secret(header[1]):
         return word[: header.start(2)] + hide(header[2])
@@ -176,15 +184,15 @@ def secrets_in(value: Any) -> set[str]:
         if isinstance(node, Mapping):  # called only for what it passes to ``collect``
             _hide_values_named_secret(dict(node), collect)
         if isinstance(node, (Mapping, list, tuple)):
-            for each in node.values() if isinstance(node, Mapping) else node:
-                search(each)
+            for child in node.values() if isinstance(node, Mapping) else node:
+                search(child)
 
     search(value)
     return _credentials(value) | {text for text in named_secret if text.lower() not in _NEVER_MASKED}
 
 
 def _credentials(value: Any) -> set[str]:
-    """Collect the credentials in the URLs of a value."""
+    """Collect the credentials in the URLs of a value: users, passwords, tokens, and what follows a ``?``."""
     users: list[str] = []  # ``user:password``, or a token
     query_values: list[str] = []
     for text in _texts_in(value):
@@ -192,8 +200,10 @@ def _credentials(value: Any) -> set[str]:
             user = _user_part(url[1], url[2])
             if user is not None:
                 users.append(user[1])
+        # Odd passwords, in a text where the users of all other URLs are hidden.
         for url in _ODD_PASSWORD.finditer(_hide_in_urls(text)):
             users += [url[2]] if _may_have_user(url[1]) else []
+        # A URL with an odd password is recognised as a whole only when that is hidden.
         for url in _URL.finditer(_hide_odd_passwords(text)):
             query_values += [match[2] for match in _QUERY_VALUE.finditer(url[2])]
     passwords = [user.split(":", 1)[-1] for user in users]
@@ -201,6 +211,7 @@ def _credentials(value: Any) -> set[str]:
 
 
 def _hide_in_urls(text: str) -> str:
+    """Hide the user and the query values of every URL that ``_URL`` matches in a text."""
     return _URL.sub(lambda url: _hide_in_url(url[1], url[2]), text)
 
 
@@ -236,5 +247,5 @@ def _texts_in(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, (Mapping, list, tuple)):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts_in(each)
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts_in(item)

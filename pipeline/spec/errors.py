@@ -29,6 +29,7 @@ class ManycpuError(Exception):
         # The last of several lines may be a caret below a word: then the fix needs a line of its own.
         between = "\n" if "\n" in self.message else " "
         parts = (part for part in (self.message, self.fix) if part)
+        # Each part ends as a sentence, except one of several lines.
         return where + between.join(
             part if part.endswith((".", "!", "?", ":", "\n")) or "\n" in part else f"{part}."
             for part in parts
@@ -65,7 +66,10 @@ class HttpError(ManycpuError):
     def of_status(
         cls, status: int, message: str, *, field: str | None = None, fix: str | None = None
     ) -> Self:
-        """Make an error for an HTTP status: of the direct subclass that stands for it, or of this class."""
+        """Make an error for an HTTP status.
+
+        Its class is the direct subclass whose ``statuses`` contain the status, or else this class.
+        """
         kind = next((kind for kind in cls.__subclasses__() if status in kind.statuses), cls)
         return kind(message, field=field, fix=fix, status=status)
 
@@ -179,7 +183,7 @@ class Finding:
 
     @classmethod
     def of(cls, error: ManycpuError, field: str) -> Self:
-        """Make a finding of an error, with a field for one that names none."""
+        """Turn an error into a finding; ``field`` is used if the error names no field."""
         return cls(error.field or field, error.message, error.fix or "")
 
     def __str__(self) -> str:
@@ -198,7 +202,7 @@ def raise_findings(findings: Iterable[Finding]) -> None:
 
 
 def as_error(findings: Sequence[Finding]) -> BadInputError:
-    """Turn findings into one error: one line for each."""
+    """Turn one or more findings into one error, which has a line for each of them."""
     if len(findings) == 1:
         return BadInputError(findings[0].message, field=findings[0].field, fix=findings[0].fix)
     lines = "\n".join(["several things need a change:", *(f"- {finding}" for finding in findings)])
@@ -206,6 +210,7 @@ def as_error(findings: Sequence[Finding]) -> BadInputError:
 
 
 def _rebuild(kind: type[ManycpuError], message: str, field: str | None, fix: str | None) -> ManycpuError:
+    """Make an error from its parts when it is unpickled."""
     return kind(message, field=field, fix=fix)
 
 
@@ -218,10 +223,15 @@ _MODULES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def require(extra: str, field: str, what: str) -> None:
-    """Raise unless the modules of an extra are installed; none is imported.
+    """Raise unless the modules of one of manycpu's pip extras are installed; imports none of them.
+
+    Args:
+        extra: The extra, such as ``kubernetes``.
+        field: The field of the run or the target that needs it, for the error.
+        what: What needs it, for the error.
 
     Raises:
-        BadInputError: Some are not; with the line that installs them.
+        BadInputError: A module is missing; the error has the command that installs the extra.
     """
     missing = [module for module in _MODULES[extra] if find_spec(module) is None]
     if missing:

@@ -245,6 +245,7 @@ def decode(text: str) -> Event | None:
         if not isinstance(fields, dict) or not is_shallow(fields):
             return None
         kind = fields.get("event")
+        # A name that is no event of manycpu's is that of an event of the program's own.
         model = EVENTS.get(kind, OwnEvent) if isinstance(kind, str) else OwnEvent
         return model.model_validate(fields)
     except (ValueError, RecursionError):
@@ -258,10 +259,12 @@ def readable(line: RankLine, event: Event | None = None) -> str:
 
 
 def _listed(fields: Mapping[str, Any]) -> str:
+    """Write fields as ``name value, name value``."""
     return ", ".join(f"{name} {value}" for name, value in fields.items())
 
 
 def _formatted(event: Event, formats: Mapping[str, str]) -> list[str]:
+    """Format the fields of an event that are not None; ``formats``: name of a field -> its format."""
     values = ((text, getattr(event, name)) for name, text in formats.items())
     return [text.format(value) for text, value in values if value is not None]
 

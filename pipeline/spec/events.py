@@ -45,10 +45,10 @@ class RankLine(NamedTuple):
 
 
 def encode(event: str, **fields: Any) -> str:
-    """Write an event as a line, without its newline.
+    """Write an event as a line of a rank's output, without its newline.
 
     Raises:
-        ValueError: The line, signed, would be longer than 4,096 bytes.
+        ValueError: The line, with a signature in place of its prefix, would be longer than 4,096 bytes.
     """
     line = PREFIX + json.dumps({"event": event, **fields}, sort_keys=True, default=str)
     if len(line.encode()) > _LONGEST:
@@ -57,7 +57,7 @@ def encode(event: str, **fields: Any) -> str:
 
 
 def missing_lines(count: int) -> str:
-    """Write the warning that a log lacks so many lines."""
+    """Return the line of a warning event: that ``count`` lines are missing in a log at this place."""
     which = "1 line is" if count == 1 else f"{count} lines are"
     message = f"{which} missing in the log here, which could not be written for a while: a full disk, perhaps"
     return encode("warning", message=message)
@@ -74,7 +74,7 @@ def join(rank: int, host: str, text: str) -> str:
 
 
 def is_shallow(value: object, levels: int = _DEPTH) -> bool:
-    """Whether a JSON value has at most so many levels of lists and mappings."""
+    """Whether a JSON value has at most ``levels`` levels of lists and mappings."""
     if not isinstance(value, dict | list):
         return True
     inner = value.values() if isinstance(value, dict) else value
@@ -82,7 +82,7 @@ def is_shallow(value: object, levels: int = _DEPTH) -> bool:
 
 
 def is_plain(value: object) -> bool:
-    """Whether a value comes back from JSON unchanged, with its types."""
+    """Whether a value can be written as JSON and read again with the same types and content."""
     if type(value) is list:
         return all(map(is_plain, value))
     if type(value) is dict:

@@ -61,14 +61,16 @@ def write(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def finished_round(folder: Path) -> list[dict[str, Any]]:
-    """Read the records of the last round that all of its ranks finished, by rank; empty: there is none.
+    """Return the records of the last round in which all ranks ended with 0, by rank; empty: there is none.
+
+    ``folder`` is the folder of an attempt's records, with one folder for each meeting of ranks.
 
     Raises:
-        OSError: The folder is there and cannot be read.
+        OSError: The folder exists and cannot be read.
     """
     finished, last_end = list[dict[str, Any]](), -math.inf
-    for meeting in folder.iterdir() if folder.is_dir() else ():
-        records = sorted(_read(meeting), key=itemgetter("rank")) if meeting.is_dir() else []
+    for meeting_folder in folder.iterdir() if folder.is_dir() else ():
+        records = sorted(_read(meeting_folder), key=itemgetter("rank")) if meeting_folder.is_dir() else []
         size = records[0]["world_size"] if records else 0
         if not records or size != len(records) or [record["rank"] for record in records] != [*range(size)]:
             continue  # not all ranks have ended
@@ -89,7 +91,7 @@ def _read(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _is_record(fields: dict[str, Any]) -> bool:
-    """Whether fields are those of a record, with their types."""
+    """Whether the parsed JSON of a file has the fields of a record, with values of the right types."""
     has_types = all(isinstance(fields.get(name), kind) for name, kind in _FIELDS.items())
     return (
         has_types and abs(fields["time"]) < _LATEST and all(isinstance(line, str) for line in fields["lines"])

@@ -51,6 +51,10 @@ class Reference:
     def parse(cls, text: str, field: str) -> "Reference":
         """Parse a name; without tag and digest it means the tag ``latest``.
 
+        Args:
+            text: The name.
+            field: The field that has the name, for the error.
+
         Raises:
             BadInputError: It is no image's name.
 
@@ -60,10 +64,11 @@ class Reference:
         '10.0.0.1:5000'
         """
         scheme, _, name = text.rpartition("://")
-        host, slash, rest = name.partition("/")
+        host, slash, path_and_version = name.partition("/")
+        # As docker does: a first part that does not look like a host belongs to a repository of Docker Hub.
         if not slash or not ("." in host or ":" in host or host == "localhost"):
-            host, rest = _DOCKER_HUB, name if slash else f"library/{name}"
-        match = _PATH_AND_VERSION.fullmatch(rest)
+            host, path_and_version = _DOCKER_HUB, name if slash else f"library/{name}"
+        match = _PATH_AND_VERSION.fullmatch(path_and_version)
         if scheme not in ("", "http", "https") or not match or not _REPOSITORY.fullmatch(match["path"]):
             raise BadInputError(
                 f"{text!r} is no image's name", field=field, fix="Write it as registry/repository:tag"
@@ -76,7 +81,7 @@ class Reference:
         return self.digest or self.tag or "latest"
 
     def at(self, version: str) -> "Reference":
-        """Return the name of another image of the repository, by tag or digest."""
+        """Return a reference to another image of this repository; ``version`` is its tag or its digest."""
         if ":" in version:
             return replace(self, tag=None, digest=version)
         return replace(self, tag=version, digest=None)
@@ -160,8 +165,11 @@ class Image:
         return self.config.get("os", "linux"), self.config.get("architecture", "")
 
     def changed(self, change: Change) -> "Image":
-        """Return the image with layers added; the change's PYTHONPATH and PATH come before the image's."""
-        config = self.config
+        """Return a new image: this one with the layers and the settings of a change.
+
+        In variables such as PATH and PYTHONPATH, the change's value comes before the image's.
+        """
+        config = self.config  # a new dictionary at each access, so this image stays as it is
         config["rootfs"]["diff_ids"] += [layer.diff_id for layer in change.layers]
         if "history" in config:
             config["history"] += [{"created_by": layer.made_by} for layer in change.layers]
@@ -183,10 +191,14 @@ class Image:
 
 
 def choose(index: Mapping[str, Any], name: str) -> str:
-    """Choose the image for linux/amd64 of an index.
+    """Return the digest of the image for linux/amd64 in an index, which lists one image per platform.
+
+    Args:
+        index: The index, parsed from JSON.
+        name: The image's name, for the error.
 
     Raises:
-        BuildError: There is none.
+        BuildError: The index has no image for linux/amd64.
     """
     platforms = []
     for entry in index["manifests"]:
@@ -199,7 +211,7 @@ def choose(index: Mapping[str, Any], name: str) -> str:
 
 
 def other_platform(name: str, platforms: str) -> BuildError:
-    """Make the error that an image is for other machines."""
+    """Make the error for an image that does not run on linux/amd64; ``platforms`` are those that it has."""
     return BuildError(
         f"{name} has no image for linux/amd64, only for {platforms or 'nothing'}",
         fix="Name an image for linux/amd64",
@@ -222,13 +234,16 @@ def sha256(content: bytes) -> str:
 
 
 def _merged_environment(before: Mapping[str, str], change: Mapping[str, str]) -> dict[str, str]:
-    """Merge variables into an environment; a variable like PATH is put before the old value."""
-    after = {**before, **change}
+    """Merge a change's variables into an environment.
+
+    A new value replaces the old one; if the name ends with PATH, it is put before the old one.
+    """
+    merged = {**before, **change}
     for name in change:
         if name.endswith("PATH"):
-            rest = [part for part in before.get(name, "").split(":") if part and part != change[name]]
-            after[name] = ":".join([change[name], *rest])
-    return after
+            old_parts = [part for part in before.get(name, "").split(":") if part and part != change[name]]
+            merged[name] = ":".join([change[name], *old_parts])
+    return merged
 
 
 def _as_canonical_json(value: object) -> bytes:
@@ -239,6 +254,8 @@ def _as_canonical_json(value: object) -> bytes:
 def base_images(text: str, arguments: Mapping[str, str]) -> list[str]:
     r"""List the images that the stages of a Dockerfile start from, without `scratch` and other stages.
 
+    ``text`` is the Dockerfile; ``arguments`` are build arguments, which win over the defaults of ``ARG``.
+
     >>> base_images("ARG BASE=python\nFROM ${BASE}:3.12 AS a\nFROM a\nFROM debian", {"BASE": "intel/python"})
     ['intel/python:3.12', 'debian']
     """
@@ -246,12 +263,12 @@ def base_images(text: str, arguments: Mapping[str, str]) -> list[str]:
     images: list[str] = []
     stages = {"scratch"}
     for line in _dockerfile_lines(text):
-        if stage := _FROM.match(line):
+        if stage := _FROM.match(line):  # group 1: what it starts from; group 2: the stage's name
             name = _with_values(stage[1], values)
             if name not in stages and name not in images:
                 images.append(name)
             stages.add(stage[2] or "")
-        elif (argument := _ARGUMENT.match(line)) and not images:  # later ones are of one stage alone
+        elif (argument := _ARGUMENT.match(line)) and not images:  # later ones count in their own stage only
             default = _with_values((argument[2] or "").strip().strip("\"'"), values)
             values[argument[1]] = arguments.get(argument[1], default)
     return images
@@ -267,7 +284,7 @@ def needs_buildkit(text: str) -> bool:
 
 
 def _dockerfile_lines(text: str) -> Iterator[str]:
-    """Yield a Dockerfile's instructions, one a line, without comments."""
+    """Yield a Dockerfile's instructions, each as one line without continuations; comments are left out."""
     yield from (line for line in text.replace("\\\n", " ").splitlines() if not line.lstrip().startswith("#"))
 
 

@@ -82,7 +82,9 @@ class JobKind:
         return "launcher" if self.launcher else "rank"
 
     def conditions(self, job: KubeObject | None) -> list[KubeObject]:
-        """List the conditions of a job that are true; a phase counts as one.
+        """List the conditions of a job that are true; ``job`` None: there are none.
+
+        A kind with ``phases`` reports a phase instead: the list then has the condition that it stands for.
 
         >>> MPIJOB.conditions({"status": {"conditions": [{"type": "Running", "status": "False"}]}})
         []
@@ -90,13 +92,13 @@ class JobKind:
         status = (job or {}).get("status") or {}
         if self.phases is None:
             # Former conditions stay in the list, with another status than "True".
-            return [each for each in status.get("conditions") or () if each["status"] == "True"]
+            return [entry for entry in status.get("conditions") or () if entry["status"] == "True"]
         state = status.get("state") or {}
         phase = state.get("phase")
         return [{**state, "type": self.phases.get(phase, phase), "status": "True"}] if phase else []
 
     def condition(self, job: KubeObject | None, name: str) -> KubeObject | None:
-        """Return a condition of a job if it is true."""
+        """Return a job's condition with this name if it is true; None: it is not."""
         return next((condition for condition in self.conditions(job) if condition["type"] == name), None)
 
     def end(self, job: KubeObject | None) -> KubeObject | None:
@@ -113,7 +115,7 @@ class JobKind:
         (True, False)
         """
         value: Any = job
-        for name in self.suspend or ():
+        for name in self.suspend or ():  # follow the path to the field
             value = (value or {}).get(name)
         return self.suspend is not None and bool(value)
 
@@ -125,7 +127,7 @@ class JobKind:
         """
         *outer, last = self.suspend or ()
         patch: KubeObject = {last: suspend}
-        for name in reversed(outer):
+        for name in reversed(outer):  # wrap the field in the keys of its path, the innermost first
             patch = {name: patch}
         return patch
 
@@ -154,7 +156,10 @@ JOB_KINDS: Final[dict[str, JobKind]] = {kind.launch: kind for kind in (PYTORCHJO
 
 
 def resources() -> Mapping[str, ApiResource]:
-    """List what launchers may create, jobs before their companions: kind -> where it is served."""
+    """Map each kind of object that launchers may create to where the API serves it.
+
+    Kinds of jobs come before the kinds of their companions.
+    """
     jobs = [kind.resource for kind in JOB_KINDS.values()]
     companions = [resource for kind in JOB_KINDS.values() for resource in kind.companions]
     return {resource.name: resource for resource in [*jobs, *companions]}
@@ -191,7 +196,9 @@ _OTHER_KINDS: Final = {resource.name: resource for resource in (_JOB, LOCAL_QUEU
 
 
 def kind_of(manifest: KubeObject) -> str:
-    """Return what manycpu calls the kind of a manifest: kinds of two groups may have one name.
+    """Return manycpu's name for the kind of a manifest.
+
+    It differs from the kind if another API group has a kind of the same name (``ApiResource.alias``).
 
     >>> kind_of({"apiVersion": "v1", "kind": "Pod"})
     'Pod'

@@ -12,24 +12,24 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def end_with_parent(number: int) -> None:
-    """Ask for a signal to this process when its parent dies, for any reason (Linux)."""
+    """Have the kernel send the signal ``number`` to this process when its parent dies in any way (Linux)."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of orphans among its descendants (Linux)."""
+    """Make this process the parent of descendants whose own parent dies (Linux)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def boot_id() -> str | None:
-    """Return the kernel's id of this boot of the machine (Linux)."""
+    """Return the kernel's id of this boot of the machine (Linux); None: it cannot be read."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return None
 
 
 def pid_namespace() -> str | None:
-    """Return the kernel's name of this process's PID namespace (Linux)."""
+    """Return the kernel's name of this process's PID namespace (Linux); None: it cannot be read."""
     with suppress(OSError):
         return str(Path("/proc/self/ns/pid").readlink())
     return None
@@ -39,11 +39,11 @@ def address_towards(host: str, port: int) -> str:
     """Find the address by which this host reaches another; no packet is sent.
 
     Raises:
-        OSError: There is no way to it.
+        OSError: The host has no address, or there is no route to it.
     """
-    kind, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-        probe.connect(place)
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # of a UDP socket: chooses the route and the own address, and sends nothing
         return str(probe.getsockname()[0]).partition("%")[0]
 
 

@@ -12,11 +12,11 @@ def is_being_deleted(item: KubeObject) -> bool:
 
 
 def condition(item: KubeObject | None, kind: str) -> KubeObject | None:
-    """Find a condition of an object whose status is "True"; None: there is none."""
+    """Return an object's condition of the type ``kind`` if its status is "True"; None: it is not."""
     conditions = ((item or {}).get("status") or {}).get("conditions") or ()
-    return next((c for c in conditions if c["type"] == kind and c["status"] == "True"), None)
+    return next((entry for entry in conditions if entry["type"] == kind and entry["status"] == "True"), None)
 
 
 def epoch(text: str | None) -> float:
-    """Parse a time as the API writes it, to seconds since the epoch; 0: there is none."""
+    """Parse a time of the API into seconds since the epoch; 0: ``text`` is None or empty."""
     return datetime.fromisoformat(text).timestamp() if text else 0.0

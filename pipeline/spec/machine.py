@@ -119,7 +119,7 @@ def numbers(text: str) -> tuple[int, ...]:
     """Parse a list of numbers as the kernel writes it: ``0-2,5`` is 0, 1, 2, 5.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is no such list.
     """
     values: list[int] = []
     for part in filter(None, text.strip().split(",")):
@@ -137,7 +137,7 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def _value_behind(path: Path, *beginnings: str) -> str:
-    """Read what follows the colon in a file's first line with one of these beginnings; empty: none."""
+    """Read what follows the colon in the first line that begins with one of ``beginnings``; empty: none."""
     lines = (line for line in _read_lines(path) if line.startswith(beginnings))
     return next(lines, "").partition(":")[2]
 
@@ -170,6 +170,7 @@ def _cgroups(root: Path) -> Callable[[str], Iterator[Path]]:
     }
 
     def folders(controller: str) -> Iterator[Path]:
+        """Yield the cgroups' folders, the process's own cgroup first."""
         for line in _read_lines(root / "proc/self/mountinfo"):
             # As in proc_pid_mountinfo(5): which cgroup is mounted (in most containers not "/"), and where.
             head, _, right = line.partition(" - ")
@@ -211,12 +212,15 @@ def _cgroup_memory(folder: Path) -> int | None:
 
 
 def _requests_its_limit(root: Path, folder: Path, quota: float | None) -> bool | None:
-    """Whether a pod requests as much CPU as its limit: compare its share with its quota."""
+    """Whether a pod requests as much CPU as its limit; None: this is no pod, or it cannot be known.
+
+    A pod's request becomes the shares or the weight of its cgroup, and its limit becomes the quota.
+    """
     # The kubelet mounts /etc/hosts and /dev/termination-log into every container.
     mounts = _read_lines(root / "proc/self/mountinfo")
     if quota is None or not any("kubelet/pods/" in line for line in mounts):
         return None
-    expected = quota * _SHARES_PER_CPU
+    expected = quota * _SHARES_PER_CPU  # the shares of a pod whose request equals its limit
     if shares := _words_of_file(folder / "cpu.shares"):
         return abs(int(shares[0]) - expected) <= 1
     if weight := _words_of_file(folder / "cpu.weight"):
@@ -262,13 +266,14 @@ def bf16_warning(flags: Collection[str]) -> str | None:
 
 
 def preload_libraries(root: Path = Path("/")) -> dict[str, str]:
-    """Find the libraries worth preloading, in the folders of the dynamic linker and of Python."""
-    own = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
-    systems = [root / folder.format(machine=os.uname().machine) for folder in _SYSTEM]
-    folders = [*own, Path(sys.prefix, "lib"), *systems]
-    found = {}
+    """Find the libraries worth preloading, in folders of the linker and of Python: library -> its path."""
+    user_folders = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    system_folders = [root / folder.format(machine=os.uname().machine) for folder in _SYSTEM]
+    folders = [*user_folders, Path(sys.prefix, "lib"), *system_folders]
+    path_of = {}
     for name, files in _LIBRARIES.items():
+        # The best name of a library counts first, then the order of the folders.
         places = (folder / file for file in files for folder in folders)
         if path := next((path for path in places if path.is_file()), None):
-            found[name] = str(path)
-    return found
+            path_of[name] = str(path)
+    return path_of

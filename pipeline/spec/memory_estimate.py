@@ -21,8 +21,11 @@ class _Recipe(NamedTuple):
     """The defaults of a recipe's options."""
 
     batch: int
+    """Samples of a rank's step."""
     length: int
+    """Tokens of a sample."""
     causal: bool
+    """Whether the model learns to predict each next token."""
     outputs: int = 0
     """Outputs for each token of the head that the training adds; 0: it adds none."""
     method: str = "full"
@@ -47,7 +50,9 @@ class Row(NamedTuple):
 
     name: str
     replica: str
+    """The amount if each rank holds a replica of the model, as text."""
     sharded: str
+    """The amount if the model is sharded over ranks, as text."""
     reason: str
 
 
@@ -66,7 +71,7 @@ class Estimate:
     """The option that excludes sharding, if there is one."""
 
     def on(self, memory: int) -> Nodes:
-        """Describe the run's nodes with some bytes of memory each."""
+        """Return the run's nodes, each with ``memory`` bytes."""
         return Nodes(nodes=self.nodes, processes=self.processes, memory=memory)
 
     @property
@@ -83,7 +88,10 @@ class Estimate:
 
     @property
     def ways(self) -> tuple[Shard, ...]:
-        """How the ranks may hold the model, in the order in which that is tried; the last if none fits."""
+        """The ways in which the ranks may hold the model, in the order in which they are tried.
+
+        ``no``: a replica in each rank. If no way fits the memory, the last one is reported.
+        """
         if self.shard == "no" or self.nodes * self.processes == 1:
             return ("no",)
         return ("no", "full") if self.shard == "auto" else (self.sharding,)
@@ -92,7 +100,7 @@ class Estimate:
 def estimate(
     run: TrainingRun, base: Path, parameters: int | None = None, *, has_bf16: bool | None = None
 ) -> Estimate | str:
-    """Estimate the memory of a run; if something is not known, return a text that says what.
+    """Collect what the memory of a run depends on; if something is not known, return a text that says what.
 
     Args:
         run: The run.
@@ -113,20 +121,21 @@ def estimate(
     defaults = recipe or _Recipe(1, 1, causal=False)  # a program that is no recipe
     name = first(options, "model_name_or_path") or run.model
     folder = base / name if name else None
-    model, config = None, _overrides(options)
+    model, config = None, _overrides(options)  # later also the values of the model's config.json
     if folder is not None and folder.is_dir():
         model = model_shape.read(folder, causal=defaults.causal, overrides=config)
         config = model_shape.config_of(folder) | config
     if model is None and parameters is None:
-        where = f"{name} is not a folder here with config.json or safetensors" if name else "there is none"
-        return f"the size of the model is not known ({where}): give --parameters"
+        why = f"{name} is not a folder here with config.json or safetensors" if name else "there is none"
+        return f"the size of the model is not known ({why}): give --parameters"
     if parameters is not None:
         model = replace(model or Model(parameters=parameters), parameters=parameters)
     elif model is not None:
         model = model_shape.with_head(model, defaults.outputs)
     assert model is not None  # noqa: S101 - for mypy: one of the two was given
     shard, excluded = first(options, "shard") or DEFAULT_SHARD, unshardable(options)
-    # The ranks choose in the same way: they count the parameters by the configuration.
+    # The ranks choose in the same way: if they cannot count the parameters from the configuration, `auto`
+    # does not shard.
     if shard == "auto" and (excluded or model_shape.of_config(config, causal=defaults.causal) is None):
         shard = "no"
     return Estimate(
@@ -140,7 +149,7 @@ def estimate(
 
 
 def unshardable(options: Options) -> str | None:
-    """Return the first of a recipe's options that excludes sharding, as written; None: none does."""
+    """Return the first of a recipe's options that cannot be used with sharding; None: all can."""
     # Without the switch --torch_compile, its backend or mode turns it on.
     compiles = first(options, "torch_compile_backend", "torch_compile_mode") is not None
     excludes = {
@@ -157,12 +166,12 @@ def unshardable(options: Options) -> str | None:
 def _training(
     run: TrainingRun, recipe: _Recipe, options: Options, model: Model, config: model_shape.Config
 ) -> Training:
-    """Read from a run's options how the model is trained; the recipe's defaults stand for missing ones."""
-    asked, limit = _integer(first(options, *_LENGTH_OPTIONS)), model_shape.length_limit(config)
-    wanted = asked or recipe.length
+    """Read from a run's options how the model is trained; the recipe's defaults replace missing options."""
+    requested, limit = _integer(first(options, *_LENGTH_OPTIONS)), model_shape.length_limit(config)
+    wanted = requested or recipe.length
     length = min(wanted, limit or wanted)
-    if recipe.causal and asked:
-        length = asked  # more than the positions of the model stretches them, or is refused
+    if recipe.causal and requested:
+        length = requested  # more than the positions of the model stretches them, or is refused
     has_adapters = (first(options, "method") or recipe.method) != "full"
     trained, adapters = None, 0  # None: all parameters of the model
     if has_adapters:
@@ -190,20 +199,20 @@ def _training(
 
 
 def _integer(text: str | None) -> int | None:
-    """Parse a number; None: there is none."""
+    """Parse a whole number; None: the text is missing, or is no whole number."""
     return int(text) if text and text.isdecimal() else None
 
 
 def _overrides(options: Options) -> dict[str, Any]:
-    """Parse the option config_overrides: ``name=value``, separated by commas."""
+    """Parse the option config_overrides (``name=value,name=value``): name -> value."""
     parts = (first(options, "config_overrides") or "").split(",")
     return {
-        name.strip(): _value(text) for name, is_given, text in (p.partition("=") for p in parts) if is_given
+        name.strip(): _value(text) for name, equals, text in (part.partition("=") for part in parts) if equals
     }
 
 
 def _value(text: str) -> Any:
-    """Read a number or a truth value; another text stays as it is."""
+    """Parse a number or a truth value; any other text is returned unchanged."""
     try:
         return json.loads(text.lower())
     except ValueError:
@@ -211,35 +220,40 @@ def _value(text: str) -> Any:
 
 
 def findings(estimate: Estimate, memory: int, field: str, node: str = "a node") -> Iterator[Finding]:
-    """Find out whether a run's ranks have the memory that they need.
+    """Yield one finding if a run's ranks need more memory than a node has; nothing if the memory is enough.
 
     Args:
         estimate: The run's arithmetic.
         memory: Bytes of a node.
-        field: The field to change where only more memory helps.
-        node: What the memory is of, for the message.
+        field: The field to change if only more memory helps.
+        node: What has this memory, for the message.
     """
     model, training, nodes = estimate.model, estimate.training, estimate.on(memory)
     if any(memory_plan.fits(model, training, nodes, shard) for shard in estimate.ways):
         return
     needed = memory_plan.parts(model, training, nodes, estimate.ways[-1]).total * nodes.processes
-    how = "with a replica in each rank" if estimate.ways == ("no",) else f"sharded over {estimate.over}"
+    how_held = "with a replica in each rank" if estimate.ways == ("no",) else f"sharded over {estimate.over}"
     message = (
-        f"the training takes about {format_bytes(needed)} of a node {how}, and {node} has "
+        f"the training takes about {format_bytes(needed)} of a node {how_held}, and {node} has "
         f"{format_bytes(memory)}, of which a tenth is kept free"
     )
     ranks_possible = memory_plan.processes_possible(model, training, nodes)
     nodes_needed = None if estimate.excluded else memory_plan.nodes_needed(model, training, nodes, "full")
-    fewer = [f"set run.nproc_per_node to {ranks_possible}"] if 0 < ranks_possible < nodes.processes else []
-    option = ["add --shard full to run.args"] if estimate.shard in ("no", "hybrid") else []
-    more = [f"set run.nnodes to {nodes_needed}"] if nodes_needed and nodes_needed > nodes.nodes else []
+    # Each of these lists has one fix, or is empty.
+    fix_by_fewer_ranks = (
+        [f"set run.nproc_per_node to {ranks_possible}"] if 0 < ranks_possible < nodes.processes else []
+    )
+    fix_by_sharding = ["add --shard full to run.args"] if estimate.shard in ("no", "hybrid") else []
+    fix_by_more_nodes = (
+        [f"set run.nnodes to {nodes_needed}"] if nodes_needed and nodes_needed > nodes.nodes else []
+    )
     if nodes_needed:
-        where = "run.nnodes" if more else "run.args"
-        fixes = [" and ".join([*option, *more]), *fewer]
-    elif fewer:
-        where, fixes = "run.nproc_per_node", fewer
+        field_to_change = "run.nnodes" if fix_by_more_nodes else "run.args"
+        fixes = [" and ".join([*fix_by_sharding, *fix_by_more_nodes]), *fix_by_fewer_ranks]
+    elif fix_by_fewer_ranks:
+        field_to_change, fixes = "run.nproc_per_node", fix_by_fewer_ranks
     else:
-        where, fixes = (
+        field_to_change, fixes = (
             field,
             ["no number of such nodes fits: give them more memory", "compute less at a time"],
         )
@@ -247,13 +261,16 @@ def findings(estimate: Estimate, memory: int, field: str, node: str = "a node") 
         fixes = [*fixes, f"leave out {estimate.excluded}, which excludes sharding"]
     fix = ", or ".join(fixes)
     # A training that lacks no more than the tenth that is kept free may well work: that is not fatal.
-    yield Finding(where, message, fix[0].upper() + fix[1:], fatal=needed > memory)
+    yield Finding(field_to_change, message, fix[0].upper() + fix[1:], fatal=needed > memory)
 
 
 def rows(estimate: Estimate, memory: int | None) -> Iterator[Row]:
-    """Write the arithmetic as a table: a replica in each rank, and the model sharded over the ranks."""
+    """Yield the estimate as the rows of a table, for a replica in each rank and for a sharded model.
+
+    ``memory``: bytes of a node; None: unknown, and there is no row that says whether it is enough.
+    """
     nodes = estimate.on(memory or 0)
-    both = [  # of a replica, and sharded
+    columns = [  # of the table: for a replica in each rank, and for a sharded model
         memory_plan.parts(estimate.model, estimate.training, nodes, each)
         for each in ("no", estimate.sharding)
     ]
@@ -263,10 +280,10 @@ def rows(estimate: Estimate, memory: int | None) -> Iterator[Row]:
         return Row(name, replica, sharded, reason)
 
     for name, reason in _reasons(estimate).items():
-        yield row(name, [getattr(each, name) for each in both], reason)
-    yield row("a rank", [each.total for each in both], "at its peak")
+        yield row(name, [getattr(each, name) for each in columns], reason)
+    yield row("a rank", [each.total for each in columns], "at its peak")
     ranks = counted(nodes.processes, "rank")
-    yield row("a node", [each.total * nodes.processes for each in both], ranks)
+    yield row("a node", [each.total * nodes.processes for each in columns], ranks)
     if memory:
         answers = [_whether_it_fits(estimate, nodes, shard) for shard in ("no", estimate.sharding)]
         yield Row(
@@ -275,19 +292,19 @@ def rows(estimate: Estimate, memory: int | None) -> Iterator[Row]:
 
 
 def _reasons(estimate: Estimate) -> dict[str, str]:
-    """Return each part of a rank's memory, by its name in :class:`memory_plan.Parts`, with its reason."""
+    """Explain each part of a rank's memory: its name in :class:`memory_plan.Parts` -> the text."""
     model, training = estimate.model, estimate.training
     trained = training.adapters + (model.parameters if training.trained is None else training.trained)
-    steps = f"{training.batch} x {training.length} tokens"
+    batch_of_rank = f"{training.batch} x {training.length} tokens"
     evaluation = f"; of an evaluation {training.evaluated} x" if training.evaluated > training.batch else ""
-    again = ", computed again in the backward pass" if training.checkpointing else ""
-    width = "fp32" if training.frozen == memory_plan.FLOAT else "bf16, and adapters in fp32"
+    recomputation = ", computed again in the backward pass" if training.checkpointing else ""
+    formats = "fp32" if training.frozen == memory_plan.FLOAT else "bf16, and adapters in fp32"
     copies = "bf16 weights of a step; " if training.bf16 else ""
     return {
-        "parameters": f"{model.parameters / 1e6:,.1f}M in {width}",
+        "parameters": f"{model.parameters / 1e6:,.1f}M in {formats}",
         "gradients": f"{trained / 1e6:,.1f}M in fp32",
         "optimizer": f"{training.optimizer} bytes for each trained parameter",
-        "activations": f"{steps} of each rank{again}{evaluation}"
+        "activations": f"{batch_of_rank} of each rank{recomputation}{evaluation}"
         if model.layout
         else "not known, not counted",
         "copies": f"{copies}sharded: gathered blocks, and their gradients"
@@ -298,7 +315,7 @@ def _reasons(estimate: Estimate) -> dict[str, str]:
 
 
 def _whether_it_fits(estimate: Estimate, nodes: Nodes, shard: Shard) -> str:
-    """Write in words whether the training fits the memory; if not, on how many nodes it would."""
+    """Say in words whether the training fits the nodes' memory; if not, on how many nodes it would fit."""
     if shard != "no" and estimate.excluded:
         return f"no: {estimate.excluded} excludes it"
     counts_all = bool(estimate.model.layout and estimate.model.block)  # activations and blocks are known

@@ -156,13 +156,15 @@ def sharded(model: Model, training: Training, ranks: int) -> Parts:
     the next one. Of the largest of these units it holds three things more: the buffer in which it was
     gathered, its gradients, and two copies of these in fp32, since gloo reduces a copy.
     """
-    width = HALF if training.bf16 else FLOAT
+    number_bytes = HALF if training.bf16 else FLOAT
     trains = training.trained is None or training.trained > 0
     largest = max(model.block, model.outside)
+    # The present block and the next one; a model with one block has no next one.
     two_blocks = min(2 * model.block, model.parameters - model.outside)
-    gathered = width * (model.outside + two_blocks + largest)
-    reduced = (width + 2 * FLOAT) * largest if trains else 0  # gradients, and their two copies
-    holes = _HEAP if width * model.block / _MATRICES < _MAPPED else 1
+    gathered = number_bytes * (model.outside + two_blocks + largest)
+    reduced = (number_bytes + 2 * FLOAT) * largest if trains else 0  # gradients, and their two copies
+    # The bytes of a block over its matrices are the size of a tensor: only small ones leave holes.
+    holes = _HEAP if number_bytes * model.block / _MATRICES < _MAPPED else 1
     parameters, gradients, optimizer = (math.ceil(part / ranks) for part in _states(model, training))
     return Parts(
         parameters=parameters,
@@ -176,14 +178,14 @@ def sharded(model: Model, training: Training, ranks: int) -> Parts:
 
 def _states(model: Model, training: Training) -> tuple[int, int, int]:
     """Compute the bytes of parameters, gradients and optimizer of the whole model."""
-    own = model.parameters if training.trained is None else training.trained
-    trained = own + training.adapters
-    frozen = (model.parameters - own) * training.frozen
+    own_trained = model.parameters if training.trained is None else training.trained
+    trained = own_trained + training.adapters
+    frozen = (model.parameters - own_trained) * training.frozen
     return frozen + FLOAT * trained, FLOAT * trained, training.optimizer * trained
 
 
 def _in_linear_layers(model: Model, training: Training) -> int:
-    """Count the weights that autocast casts: embeddings are looked up, and frozen bf16 needs no cast."""
+    """Count the weights that autocast casts to bf16: not embeddings, nor frozen weights stored as bf16."""
     if training.frozen == HALF and training.trained is not None:
         return training.trained + training.adapters
     head = model.layout.vocabulary * model.layout.hidden if model.layout and training.causal else 0
@@ -191,9 +193,9 @@ def _in_linear_layers(model: Model, training: Training) -> int:
 
 
 def activations(model: Model, training: Training) -> int:
-    """Compute what a rank keeps of a step for its backward pass, or has at once of an evaluation.
+    """Compute the bytes of a rank's activations; 0: the model's layout is not known.
 
-    0: the model's layout is not known.
+    They are what a step keeps for its backward pass, or what an evaluation has at once, if that is more.
 
     After Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section
     4.1, for the layers of today and for fp32 too: there a layer keeps s b h (34 + 5 a s / h) bytes in 16
@@ -203,30 +205,34 @@ def activations(model: Model, training: Training) -> int:
     if layout is None:
         return 0
     tokens = training.batch * training.length
-    of_layer = tokens * _saved_of_token(layout, training)
+    saved_of_layer = tokens * _saved_of_token(layout, training)
     # The gradients of the layer in its backward pass: of the widest tensors, and of the residual stream.
-    of_token = (HALF if training.bf16 else FLOAT) * (2 * layout.intermediate + 2 * layout.hidden)
-    passing = tokens * of_token
-    kept = tokens * FLOAT * layout.hidden if training.checkpointing else of_layer
-    layers = layout.layers * kept + passing + (of_layer if training.checkpointing else 0)
-    ends = tokens * FLOAT * 3 * layout.hidden  # of the embeddings, and of the last norm
+    gradients_of_token = (HALF if training.bf16 else FLOAT) * (2 * layout.intermediate + 2 * layout.hidden)
+    layer_gradients = tokens * gradients_of_token
+    # With checkpointing, each layer keeps only its input, and one layer at a time is computed again.
+    kept = tokens * FLOAT * layout.hidden if training.checkpointing else saved_of_layer
+    layers = layout.layers * kept + layer_gradients + (saved_of_layer if training.checkpointing else 0)
+    embeddings_and_norm = tokens * FLOAT * 3 * layout.hidden  # of the embeddings, and of the last norm
     logits = _LOGIT_COPIES * FLOAT * tokens * layout.vocabulary if training.causal else 0
-    evaluation = _evaluation(layout, training, of_token)
+    evaluation = _evaluation(layout, training, gradients_of_token)
     # With checkpointing, the logits are freed before the layers' gradients are made: the larger sum counts.
     if training.checkpointing:
-        return int(_HEAP * max(ends + max(layers, layout.layers * kept + logits), evaluation))
-    return int(_HEAP * max(ends + layers + logits, evaluation))
+        return int(_HEAP * max(embeddings_and_norm + max(layers, layout.layers * kept + logits), evaluation))
+    return int(_HEAP * max(embeddings_and_norm + layers + logits, evaluation))
 
 
 def _evaluation(layout: Layout, training: Training, of_token: int) -> int:
-    """Compute what a batch of an evaluation has at once: what a layer makes of it, or the logits."""
+    """Compute the bytes that a batch of an evaluation needs at once: in a layer, or for the logits.
+
+    ``of_token``: bytes of a token in a layer.
+    """
     tokens = training.evaluated * training.length
     logits = (_LOGIT_COPIES - 1) * FLOAT * layout.vocabulary if training.causal else 0
     return tokens * (FLOAT * 3 * layout.hidden + max(of_token, logits))
 
 
 def _saved_of_token(layout: Layout, training: Training) -> int:
-    """Compute the bytes that a layer keeps of each token."""
+    """Compute the bytes that a layer keeps of each token for its backward pass."""
     saved = _SAVED[layout.family]
     # Queries, keys, values and what attention returns; and the wide tensors of the feed-forward network.
     inner = 2 * layout.queries + 2 * layout.keys + saved.wide * layout.intermediate
@@ -240,9 +246,10 @@ def _saved_of_token(layout: Layout, training: Training) -> int:
 
 
 def adapter_parameters(layout: Layout | None, rank: int) -> int:
-    """Count the parameters of LoRA of a rank at every linear layer: at each, rank x (inputs + outputs).
+    """Count the parameters of LoRA at every linear layer: at each, rank x (inputs + outputs).
 
-    0: the model's layout is not known; they are few beside its own.
+    ``rank`` is the rank of LoRA's matrices, and no process. 0: the model's layout is not known; adapters have
+    few parameters beside the model's.
     """
     if layout is None:
         return 0
@@ -273,9 +280,10 @@ class Nodes:
 
 
 def parts(model: Model, training: Training, nodes: Nodes, shard: Shard) -> Parts:
-    """Compute the memory of a rank on some nodes; ``hybrid`` shares the model among a node's ranks.
+    """Compute the memory of a rank on these nodes.
 
-    A single rank holds a replica.
+    ``full`` divides the model among all ranks, ``hybrid`` among the ranks of each node; with ``no``, or with
+    one rank, each rank holds a replica.
     """
     if shard == "no" or nodes.ranks == 1:
         return replica(model, training)
@@ -283,7 +291,7 @@ def parts(model: Model, training: Training, nodes: Nodes, shard: Shard) -> Parts
 
 
 def fits(model: Model, training: Training, nodes: Nodes, shard: Shard) -> bool:
-    """Whether each rank has the memory that it needs."""
+    """Whether each rank's share of its node's memory is enough for the training."""
     return parts(model, training, nodes, shard).total <= nodes.share
 
 
@@ -291,20 +299,20 @@ def nodes_needed(model: Model, training: Training, nodes: Nodes, shard: Shard) -
     """Count the nodes of this kind that the training needs; None: no number of them is enough."""
     if fits(model, training, replace(nodes, nodes=1), shard):
         return 1
-    if shard != "full":
+    if shard != "full":  # more nodes do not make a rank's part smaller
         return None
-    alone = sharded(model, training, 1)
+    on_one_rank = sharded(model, training, 1)
     # More ranks make only the states of a rank smaller, so all else must leave room for them.
-    room = nodes.share - (alone.total - alone.states)
+    room = nodes.share - (on_one_rank.total - on_one_rank.states)
     if room <= 0:
         return None
-    count = max(1, math.ceil(alone.states / room / nodes.processes))
-    # Each of the three parts is rounded up by itself.
+    count = max(1, math.ceil(on_one_rank.states / room / nodes.processes))
+    # Each of the three states is rounded up by itself, so that one more node may be needed.
     return count if fits(model, training, replace(nodes, nodes=count), shard) else count + 1
 
 
 def processes_possible(model: Model, training: Training, nodes: Nodes) -> int:
-    """Count the replicas that fit a node; 0: not even one."""
+    """Count the ranks with a replica each that fit the memory of a node; 0: not even one fits."""
     return int(nodes.memory * (1 - SPARE)) // replica(model, training).total
 
 

@@ -46,7 +46,8 @@ def read(folder: Path, *, causal: bool, overrides: Config | None = None) -> Mode
         overrides: Values of its configuration that the training changes.
 
     Returns:
-        None: the folder says neither; a model without a layout: activations cannot be known.
+        The model; None: the folder has no weights, and its config.json is not enough to count them. The model
+        has no layout if config.json does not say what its activations depend on.
     """
     config = config_of(folder) | dict(overrides or {})
     layout = layout_of(config)
@@ -72,26 +73,27 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def _shapes(folder: Path, *, causal: bool) -> Iterator[tuple[str, int]]:
-    """Yield the name and the size of each tensor of a folder's safetensors files."""
-    # Beside them may be the same weights in another layout, or an adapter.
+    """Yield the name and the number of elements of each trained tensor in a folder's safetensors files."""
+    # Other files beside model*.safetensors may have the same weights in another layout, or an adapter.
     files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
     for file in files:
         try:
-            for name, each in header(file).items():
+            for name, tensor in header(file).items():
+                # The training drops poolers and, unless it is causal, the head of the earlier task.
                 is_counted = not name.startswith(_POOLER) and f".{_POOLER}" not in name
                 if name != "__metadata__" and is_counted and (causal or not name.startswith(_HEADS)):
-                    yield name, math.prod(each["shape"])
+                    yield name, math.prod(tensor["shape"])
         except (OSError, ValueError, KeyError, TypeError):  # the training itself says what is wrong with it
             continue
 
 
 def header(file: Path) -> dict[str, Any]:
-    """Read the header of a safetensors file; raises ValueError if it is none."""
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
+    """Read the header of a safetensors file: tensor -> dtype, shape; raises ValueError for another file."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
         if length > _MAX_HEADER_BYTES:
             raise ValueError(f"{file} is no safetensors file")
-        header: dict[str, Any] = json.loads(opened.read(length))
+        header: dict[str, Any] = json.loads(stream.read(length))
     return header
 
 
@@ -103,15 +105,15 @@ def layout_of(config: Config) -> Layout | None:
         return None
     kind = str(config.get("model_type"))
     intermediate = _number(config, "intermediate") or 4 * hidden  # GPT-2's n_inner is null
-    head = _number(config, "head") or hidden // heads
+    head_size = _number(config, "head") or hidden // heads
     return Layout(
         family="gated" if kind in _GATED else "gpt2" if kind == "gpt2" else "encoder",
         layers=layers,
         hidden=hidden,
         intermediate=intermediate,
         heads=heads,
-        queries=heads * head,
-        keys=(_number(config, "groups") or heads) * head,
+        queries=heads * head_size,
+        keys=(_number(config, "groups") or heads) * head_size,
         vocabulary=vocabulary,
         attention_dropout=_dropout(config, kind, "attention_dropout") > 0,
         hidden_dropout=_dropout(config, kind, "hidden_dropout") > 0,
@@ -119,27 +121,30 @@ def layout_of(config: Config) -> Layout | None:
 
 
 def _number(config: Config, name: str) -> int | None:
-    """Read a number above 0, the largest where each layer has its own; None: there is none."""
-    given = (config.get(each) for each in _NAMES[name])
-    lists = (each if isinstance(each, list) else [each] for each in given)
-    numbers = ([each for each in some if isinstance(each, int) and each > 0] for some in lists)
-    return next((max(some) for some in numbers if some), None)
+    """Read a whole number above 0 from config.json, by manycpu's name for it; None: there is none.
+
+    If the configuration has a list, with a number for each layer, the largest one counts.
+    """
+    values = (config.get(each) for each in _NAMES[name])
+    lists = (each if isinstance(each, list) else [each] for each in values)
+    numbers = ([each for each in candidates if isinstance(each, int) and each > 0] for candidates in lists)
+    return next((max(candidates) for candidates in numbers if candidates), None)
 
 
 def _dropout(config: Config, kind: str, name: str) -> float:
-    """Read a probability of dropout; encoders and GPT-2 have a tenth where the file does not say."""
-    given = (config.get(each) for each in _NAMES[name])
-    unsaid = 0.0 if kind in _GATED else 0.1
-    return next((float(each) for each in given if isinstance(each, int | float)), unsaid)
+    """Read a probability of dropout; if config.json has none: 0 for the kinds in ``_GATED``, else 0.1."""
+    values = (config.get(each) for each in _NAMES[name])
+    default = 0.0 if kind in _GATED else 0.1
+    return next((float(each) for each in values if isinstance(each, int | float)), default)
 
 
 def length_limit(config: Config) -> int | None:
-    """Read how many tokens a model takes at most; None: it does not say."""
+    """Read how many tokens a model takes at most; None: its configuration does not say."""
     return _number(config, "positions")
 
 
 def of_config(config: Config, *, causal: bool) -> Model | None:
-    """Compute a model's numbers of parameters from its configuration; None: another architecture."""
+    """Compute a model's numbers of parameters from its configuration; None: its architecture is not known."""
     count, layout = _COUNTS.get(str(config.get("model_type"))), layout_of(config)
     if count is None or layout is None:
         return None
@@ -148,17 +153,21 @@ def of_config(config: Config, *, causal: bool) -> Model | None:
 
 
 def _encoder(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
-    """Count BERT, RoBERTa and DistilBERT, without a pooler and a head."""
-    del causal
+    """Count the parameters of BERT, RoBERTa or DistilBERT, without pooler and head.
+
+    Returns the parameters of one block, and those outside of the blocks.
+    """
+    del causal  # the head is not counted
     hidden = layout.hidden
     # Four matrices of attention and two of the feed-forward network, with biases; and two norms.
     block = 4 * (hidden + 1) * hidden + 2 * hidden * layout.intermediate + layout.intermediate + 5 * hidden
-    types = 0 if config["model_type"] == "distilbert" else _number(config, "types") or 2
-    rows = layout.vocabulary + (_number(config, "positions") or 512) + types
-    return block, (rows + 2) * hidden  # the 2: a norm
+    token_types = 0 if config["model_type"] == "distilbert" else _number(config, "types") or 2
+    embedding_rows = layout.vocabulary + (_number(config, "positions") or 512) + token_types
+    return block, (embedding_rows + 2) * hidden  # the 2: a norm
 
 
 def _gpt2(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
+    """Count the parameters of GPT-2: of one block, and outside of the blocks."""
     del causal  # its head is its embedding
     hidden = layout.hidden  # a block is as in `_encoder`
     block = 4 * (hidden + 1) * hidden + 2 * hidden * layout.intermediate + layout.intermediate + 5 * hidden
@@ -166,7 +175,7 @@ def _gpt2(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
 
 
 def _llama(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
-    """Count Llama, Mistral and Qwen."""
+    """Count the parameters of Llama, Mistral or Qwen: of one block, and outside of the blocks."""
     kind, hidden, width = config["model_type"], layout.hidden, layout.queries + 2 * layout.keys
     # Attention (queries, keys, values; output), three matrices of the feed-forward network, two norms.
     block = hidden * (width + layout.queries) + 3 * hidden * layout.intermediate + 2 * hidden
@@ -176,6 +185,7 @@ def _llama(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
         block += 2 * (layout.queries // layout.heads)
     if config.get("mlp_bias"):
         block += 2 * layout.intermediate + hidden
+    # A causal model's head is a second matrix of that size, unless it is tied to the embeddings.
     embeddings = 2 if causal and not config.get("tie_word_embeddings") else 1
     return block, embeddings * layout.vocabulary * hidden + hidden
 
@@ -189,7 +199,10 @@ _COUNTS: Final[Mapping[str, Callable[[Config, Layout, bool], tuple[int, int]]]] 
 
 
 def with_head(model: Model, outputs: int) -> Model:
-    """Add a linear head with some outputs for each token."""
+    """Add to a model a linear head with ``outputs`` outputs for each token.
+
+    A model without a layout is returned unchanged: the size of the head is not known.
+    """
     if model.layout is None:
         return model
     head = outputs * (model.layout.hidden + 1)

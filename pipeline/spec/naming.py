@@ -10,23 +10,24 @@ _NAME_LENGTH = 40  # leaves room for what operators append, within the 63 charac
 
 
 def run_key(*identity: object) -> str:
-    """Hash what identifies a run: 10 hexadecimal digits."""
-    # Escaped, so that no part with a separator is taken for two.
+    """Return a run's key: the first 10 hexadecimal digits of a hash of the values that identify it."""
+    # Escape the separator \x1f within parts, so that different parts never give the same text.
     parts = (str(part).replace("\x1e", "\x1e0").replace("\x1f", "\x1e1") for part in identity)
-    # A command line that is not UTF-8 has halves of surrogate pairs.
+    # Python reads bytes that are not UTF-8 as halves of surrogate pairs, which encode() refuses by default.
     text = "\x1f".join(parts).encode(errors="surrogatepass")
     return hashlib.sha256(text).hexdigest()[:_KEY_LENGTH]
 
 
 def run_name(label: str, key: str) -> str:
-    """Join a readable label and the key to a name that Kubernetes allows (DNS-1035, 40 characters)."""
+    """Join a readable label and the run's key to a name that Kubernetes allows (DNS-1035, 40 characters)."""
     slug = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+    # A DNS-1035 name begins with a letter.
     slug = re.sub(r"^[^a-z]+", "", slug)[: _NAME_LENGTH - _KEY_LENGTH - 1].strip("-")
     return f"{slug or 'run'}-{key}"
 
 
 def secret_name(name: str) -> str:
-    """Name the Secret that has a run's variables which are named like a secret."""
+    """Return the name of the Secret that holds a run's secret variables, such as HF_TOKEN."""
     return f"{name}-env"
 
 
@@ -50,7 +51,7 @@ def labels(name: str, **more: str) -> dict[str, str]:
 
 
 def label(item: KubeObject, key: str) -> str:
-    """Read a label ``manycpu/<key>`` of an object; empty: it has none.
+    """Return the value of the label ``manycpu/<key>`` of an object; empty: it has no such label.
 
     >>> label({"metadata": {"labels": labels("qa-1a2b3c4d5e", role="rank")}}, "role")
     'rank'

@@ -63,8 +63,8 @@ class Series(BaseModel):
         self.times.append(time or (self.times[-1] if self.times else 0.0))
         self.values.append(value)
         if len(self.values) > SERIES_LIMIT:
-            fewer = self.thinned(SERIES_LIMIT // 2)
-            for name, column in fewer:
+            fewer_points = self.thinned(SERIES_LIMIT // 2)
+            for name, column in fewer_points:
                 setattr(self, name, column)
 
     def thinned(self, points: int) -> "Series":
@@ -74,16 +74,20 @@ class Series(BaseModel):
         spans = max(1, (points - 2) // 2)
         first, width = self.index[0], (self.index[-1] - self.index[0] + 1) / spans
         chosen = {0, len(self.values) - 1}
-        # Of each span, the places of the least and of the greatest value.
+        # Of each span, keep the places of the least and of the greatest value.
         for _, span in groupby(range(len(self.values)), key=lambda at: int((self.index[at] - first) / width)):
             places = list(span)
             chosen |= {min(places, key=self.values.__getitem__), max(places, key=self.values.__getitem__)}
-        kept = sorted(chosen)
+        kept_places = sorted(chosen)
         columns = self.model_dump()
-        return Series(**{name: [column[at] for at in kept] for name, column in columns.items()})
+        return Series(**{name: [column[at] for at in kept_places] for name, column in columns.items()})
 
     def _is_reread(self, step: float | None, time: float, value: float) -> bool:
-        """Whether a value is from a log that is read again; it is new if only the clock was set back."""
+        """Whether a value was added before, because the log is being read a second time.
+
+        A value that is not later than the last one is either known, and then so are those that follow it up
+        to the time of the last one; or it is new, and the rank's clock was set back.
+        """
         if not time or not self.times or time > self.times[-1]:
             self._rereading = False
             return False
@@ -94,9 +98,15 @@ class Series(BaseModel):
 
 
 def values_of(event: Event, rank: int | None, step: float | None) -> tuple[float | None, Mapping[str, Any]]:
-    """Read the values for curves from an event, and the step that they belong to.
+    """Return the step of an event and its values for curves: name of a metric -> value.
 
-    ``step`` is the last one that the training reported: a pace counts other steps.
+    The step is None if it is unknown; the values are empty if the event has none.
+
+    Args:
+        event: The event.
+        rank: The rank that reported it; of a pace only rank 0 counts.
+        step: The last step that the training reported; None: none. A pace gets it, because its own step
+            counts the steps of the rank's process.
     """
     match event:
         case ProgressEvent():
@@ -159,7 +169,7 @@ class Rank(BaseModel):
 
 
 def _meetings(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return meetings that were read from a file; raises ValueError if one lacks what its readers need."""
+    """Validate meetings that were read from a file; raises ValueError if one lacks what its readers need."""
     for meeting in rounds:
         meeting.update({"hosts": [], "round": 0} | meeting)  # earlier versions left out what was empty
         ranks, hosts = meeting.get("ranks"), meeting["hosts"]
@@ -220,17 +230,18 @@ class Observed(BaseModel):
     @property
     def finished(self) -> bool:
         """Whether all ranks of the last meeting have ended with 0."""
-        everyone = bool(self.ranks) and len(self.ranks) == self.world_size
-        return everyone and all(rank.exit_code == 0 for rank in self.ranks)
+        all_known = bool(self.ranks) and len(self.ranks) == self.world_size
+        return all_known and all(rank.exit_code == 0 for rank in self.ranks)
 
     def forget_failure(self, until: float) -> None:
-        """Forget the recorded failure if it happened at or before ``until``.
+        """Forget the recorded failure of a rank if it happened at or before ``until``.
 
-        The nodes were taken back then, so the ranks are not to blame.
+        ``until``: seconds since the epoch. The job was suspended before then, which ended the ranks.
         """
         if self.failed_at <= until:
             self.failure, self.failed_at = None, 0.0
 
 
 def _is_complete(meeting: dict[str, Any]) -> bool:
+    """Whether as many ranks have joined a meeting as it needs."""
     return len(meeting["ranks"]) == int(meeting["world_size"])

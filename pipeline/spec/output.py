@@ -59,7 +59,7 @@ def claimed_by(name: str) -> str | None:
 
 
 def manifest_name(taken: Collection[str]) -> str:
-    """Choose a name for the manifest that no file at the top of the program's output has.
+    """Choose a name for the manifest that is not in ``taken``: the files at the top of the program's output.
 
     >>> manifest_name({"manifest.json", "manifest.manycpu.json"})
     'manifest.manycpu-2.json'
@@ -68,7 +68,10 @@ def manifest_name(taken: Collection[str]) -> str:
 
 
 def programs_report(taken: Collection[str]) -> str:
-    """Choose a name for a report.json of the program's own: the run's report is beside it."""
+    """Choose a new name for the program's own report.json, whose name the run's report needs.
+
+    ``taken``: the names at the top of the program's output.
+    """
     return next(name for name in _numbered("report.program") if name not in taken)
 
 
@@ -76,6 +79,7 @@ def manifests(has: Callable[[str], bool]) -> list[str]:
     """List the names that the manifest may have in an output, the last one first.
 
     If several files exist, the last one is the manifest: the program wrote the others, so they were taken.
+    ``has`` tells whether the output has a file of a name.
     """
     names = _manifest_names()
     first_two = [next(names), next(names)]  # listed even if the output does not have them
@@ -83,11 +87,13 @@ def manifests(has: Callable[[str], bool]) -> list[str]:
 
 
 def _manifest_names() -> Iterator[str]:
+    """Yield the names that a manifest may have, without end, in the order in which they are tried."""
     yield MANIFEST
     yield from _numbered("manifest.manycpu")
 
 
 def _numbered(stem: str) -> Iterator[str]:
+    """Yield ``STEM.json``, ``STEM-2.json``, ``STEM-3.json`` and so on, without end."""
     yield f"{stem}.json"
     yield from (f"{stem}-{number}.json" for number in count(2))
 
@@ -96,7 +102,7 @@ def fields_of(text: str | None) -> dict[str, Any]:
     """Parse the fields of a manifest or a report; empty: the text is neither."""
     try:
         fields = json.loads(text or "")
-    except (ValueError, RecursionError):  # neither is nested that deeply
+    except (ValueError, RecursionError):  # RecursionError: no manifest or report is nested so deeply
         return {}
     return fields if isinstance(fields, dict) else {}
 
@@ -107,10 +113,15 @@ def is_page(text: str | None) -> bool:
 
 
 def replaceable(report: str | None, key: str) -> bool:
-    """Whether a run may overwrite a report: its own, or that of a run which left no model."""
+    """Whether a run may overwrite the report.json of an output: its own, or of a run that left no model.
+
+    Args:
+        report: The text of report.json; None: the output has none.
+        key: The key of the run that would overwrite it.
+    """
     if report is None:
         return True
     fields = fields_of(report)
-    if "key" not in fields or "state" not in fields:
+    if "key" not in fields or "state" not in fields:  # a file of that name that manycpu did not write
         return False
     return fields["key"] == key or (fields["state"] != "succeeded" and not fields.get("export"))

@@ -41,19 +41,19 @@ def parse(program: str) -> Program:
 
 
 def files_of(root: Path, name: str) -> Iterator[Path]:
-    """List the files of a top-level module in a folder: its one file, or those of its package."""
+    """Yield the files of a top-level module in the folder ``root``: its one file, or those of its package."""
     if (root / f"{name}.py").is_file():
         yield root / f"{name}.py"
     elif (root / name).is_dir():
         for file in (root / name).rglob("*"):
-            # Beside the code also data files, if their folder is a package with an __init__.py.
+            # Data files are part of a package if their own folder has an __init__.py.
             is_part = file.suffix == ".py" or (file.parent / "__init__.py").is_file()
             if is_part and file.is_file() and file.suffix != ".pyc":
                 yield file
 
 
 def imports_of(file: Path) -> Iterator[str]:
-    """List the top-level modules that a file imports; none of a file that is no Python."""
+    """Yield the top-level modules that a file imports; nothing if it cannot be parsed as Python."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):  # importing it would fail as well
@@ -66,14 +66,17 @@ def imports_of(file: Path) -> Iterator[str]:
 
 
 def copy_files(modules: set[str], root_of: Callable[[str], Path | None], folder: Path) -> None:
-    """Copy modules, and the modules that they import, to a folder for the ranks."""
-    waiting = {*modules}
-    seen = {"__main__"}
-    while names := waiting - seen:
-        seen |= names
-        found = [(root, file) for name in names if (root := root_of(name)) for file in files_of(root, name)]
-        for root, file in found:
-            place = folder / file.relative_to(root)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, place)
-            waiting |= {*imports_of(file)} if file.suffix == ".py" else set()
+    """Copy top-level modules, and the modules that they import in turn, to a folder for the ranks.
+
+    ``root_of`` returns the folder that a module is copied from; None: the ranks have the module already.
+    """
+    needed = {*modules}
+    done = {"__main__"}
+    while names := needed - done:
+        done |= names
+        files = [(root, file) for name in names if (root := root_of(name)) for file in files_of(root, name)]
+        for root, file in files:
+            destination = folder / file.relative_to(root)
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, destination)
+            needed |= {*imports_of(file)} if file.suffix == ".py" else set()

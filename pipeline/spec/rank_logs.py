@@ -33,13 +33,13 @@ class RankLog:
 
     def __init__(self, folder: Path, rank: int, ranks: int) -> None:
         self._path = folder / f"{rank}.log"
-        self._limit = max(_LEAST, LIMIT // ranks) // 2
+        self._limit = max(_LEAST, LIMIT // ranks) // 2  # of each of the rank's two files
         self._lines: queue.Queue[bytes | None] = queue.Queue(_AHEAD)
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._thread.start()
 
     def add(self, line: bytes) -> None:
-        """Add a line, which is written later."""
+        """Add a line, which is written later; it is dropped if too many lines wait already."""
         with suppress(queue.Full):
             self._lines.put_nowait(b"%.3f %s\n" % (time.time(), line))
 
@@ -50,7 +50,7 @@ class RankLog:
         self._thread.join(_END_TIMEOUT_S)
 
     def _write(self) -> None:
-        """Write the lines that wait, again and again, until None comes as the last one."""
+        """Write the waiting lines, block by block, until None comes, which :meth:`close` adds."""
         last: bytes | None = b""
         while last is not None:
             lines = [last := self._lines.get()]  # waits for one
@@ -61,16 +61,16 @@ class RankLog:
                 self._append(b"".join(line for line in lines if line))
 
     def _append(self, block: bytes) -> None:
-        """Append to the log; if it is full, it first becomes ``RANK.log.1``."""
+        """Append lines to the log; if they do not fit, it first becomes ``RANK.log.1``."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.exists() and self._path.stat().st_size + len(block) > self._limit:
             self._path.replace(f"{self._path}.1")
         with self._path.open("ab") as file:
-            file.write(block[-self._limit :])
+            file.write(block[-self._limit :])  # of a block above the limit, only the end
 
 
 def merged(folder: Path) -> list[str]:
-    """Return the lines of all ranks in the order of time, without their times; empty: there are none.
+    """Return the lines of all ranks' logs in the order of time, without their times; empty: there are none.
 
     Raises:
         OSError: They cannot be read.

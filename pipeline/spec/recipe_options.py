@@ -42,7 +42,7 @@ RENAMED: Final = {
 
 
 def words(args: Sequence[str], base: Path = Path()) -> list[str]:
-    """Return the words of a command line, which may be one JSON file that holds the options.
+    """Return a command line's words; if it is the name of one JSON file, the words for the options in it.
 
     Args:
         args: The command line.
@@ -58,43 +58,47 @@ def words(args: Sequence[str], base: Path = Path()) -> list[str]:
         pairs = list(options.items())
     except (OSError, ValueError, AttributeError) as error:
         raise BadInputError(f"{args[0]} cannot be read: {error}", field="run.args") from error
-    found: list[str] = []
+    option_words: list[str] = []
     for name, value in pairs:
         if isinstance(value, list):
-            found += [f"--{name}", *map(str, value)]
-        elif value is not None:
-            found += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
-    return found
+            option_words += [f"--{name}", *map(str, value)]
+        elif value is not None:  # null: the option is left out
+            option_words += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return option_words
 
 
 def read(args: Sequence[str], base: Path = Path()) -> dict[str, list[str]]:
-    """Read the options, old names as the new ones; see :func:`words`."""
+    """Parse a recipe's arguments: name of an option, with underscores -> its words.
+
+    Old names of options become the new ones. ``args`` and ``base`` are as in :func:`words`.
+    """
     options: dict[str, list[str]] = {}
     values: list[str] = []
     for word in words(args, base):
         if word.startswith("--"):
-            head, equals, value = word.removeprefix("--").partition("=")
-            name = head.replace("-", "_")
+            name_as_written, equals, value = word.removeprefix("--").partition("=")
+            name = name_as_written.replace("-", "_")
             values = [value] if equals else []
             if name.startswith("no_"):
                 name, values = name.removeprefix("no_"), ["false"]
             options[name] = values  # the words that follow are added to this list
         else:
             values.append(word)
-    for old, (new, switched) in RENAMED.items():
-        given = options.pop(old, None)
-        if given is not None and (switched is None or is_true(given[0] if given else "true")):
-            options.setdefault(new.removeprefix("--"), given if switched is None else [switched])
+    for old, (new, switch_value) in RENAMED.items():
+        old_words = options.pop(old, None)
+        if old_words is not None and (switch_value is None or is_true(old_words[0] if old_words else "true")):
+            # An option that is given under its new name too keeps that value.
+            options.setdefault(new.removeprefix("--"), old_words if switch_value is None else [switch_value])
     return options
 
 
 def first(options: Options, *names: str) -> str | None:
-    """Return the first word of the first of these options that has one."""
+    """Return the first word of the first of these options that has one; None: none of them has."""
     return next((options[name][0] for name in names if options.get(name)), None)
 
 
 def is_on(options: Options, *names: str, default: bool = False) -> bool:
-    """Whether the first of these switches that is given is on."""
+    """Whether the first of these switches that is given is on; ``default`` if none is given."""
     for name in names:
         if name in options:
             return is_true(first(options, name) or "true")

@@ -62,7 +62,7 @@ class Status(BaseModel):
 
     @property
     def refused(self) -> bool:
-        """Whether manycpu's training process refused to continue: another try would be refused as well."""
+        """Whether manycpu itself ended a rank, with one of its own exit codes: a retry would end the same."""
         return self.failure is not None and self.failure.exit_code in EXIT_CODES
 
 

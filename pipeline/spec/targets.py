@@ -38,6 +38,7 @@ OWN_RUNTIME: Final = "own"
 
 
 def _job_kind(launch: str) -> str:
+    """Return ``launch`` if it is a launch kind of Kubernetes; otherwise raise pydantic's error."""
     if launch not in JOB_KINDS:
         raise PydanticKnownError("literal_error", {"expected": " or ".join(map(repr, JOB_KINDS))})
     return launch
@@ -74,11 +75,11 @@ class TargetFields(BaseModel):
 
     @property
     def vouches_for_ranks(self) -> bool:
-        """Whether a success is that of every rank: what starts the ranks fails if one of them fails."""
+        """Whether a success proves that every rank succeeded, as what starts the ranks fails if one fails."""
         return True
 
     def completed(self, run: TrainingRun) -> tuple[TrainingRun, "TargetFields"]:
-        """Fill in what run and target leave open."""
+        """Return run and target with the fields filled in that the user left out, as far as known here."""
         return run, self
 
     def node_folder(self, base: Path) -> Path:
@@ -86,7 +87,7 @@ class TargetFields(BaseModel):
         return base
 
     def recorded(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return fields of a run or a target as the run's ledger keeps them."""
+        """Return fields of a run or a target as they are written to the run's ledger."""
         return fields
 
 
@@ -105,7 +106,7 @@ class Local(TargetFields):
     mpi: str | None = _target(None, description=_MPI, examples=["mpirun.openmpi"])
 
     def completed(self, run: TrainingRun) -> tuple[TrainingRun, "Local"]:
-        """Choose the processes of this machine; and torchrun where ranks may be restarted."""
+        """Fill in torchrun if ranks may be restarted, and the number of processes for this machine."""
         target = self
         if run.max_restarts and "launch" not in self.model_fields_set:
             target = self.model_copy(update={"launch": "torchrun"})
@@ -314,7 +315,7 @@ class Kubernetes(TargetFields):
 
     @property
     def vouches_for_ranks(self) -> bool:
-        """Whether a success is that of every rank: pods without a launcher each end for themselves."""
+        """Whether a success proves that every rank succeeded; without a launcher, pods end independently."""
         return self.has_launcher
 
     def node_folder(self, base: Path) -> Path:  # noqa: ARG002 - the volume is the same from everywhere
@@ -322,7 +323,7 @@ class Kubernetes(TargetFields):
         return Path(self.mount_path)
 
     def recorded(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return fields without secrets: all who may read ConfigMaps of the namespace read its ledgers."""
+        """Return fields without secrets: a ledger is a ConfigMap, which other users may be able to read."""
         return redacted_description(fields)
 
     @property

@@ -71,7 +71,7 @@ class Tracker(Protocol):
 
 
 def place_in_words(name: str, place: Place) -> str:
-    """Write where a tracker has an attempt.
+    """Write in one line where the tracker ``name`` shows an attempt.
 
     >>> place_in_words("mlflow", {"address": "http://mlflow:5000", "experiment": "weekly"})
     'mlflow: address http://mlflow:5000, experiment weekly'

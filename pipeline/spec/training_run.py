@@ -36,11 +36,12 @@ def in_section(name: str) -> Callable[..., Any]:
 
 
 def words(value: object) -> object:
-    """Split text as a shell does."""
+    """Split a text into words as a shell does; a value that is no text is returned unchanged."""
     return shlex.split(value) if isinstance(value, str) else value
 
 
 def _null(value: object) -> object:
+    """Return None for the text ``null``, and any other value unchanged."""
     return None if value == "null" else value  # the trigger form and the command line have only text
 
 
@@ -59,6 +60,7 @@ def passable(value: Any) -> Any:
         elif isinstance(part, str):
             if "\0" in part:
                 raise ValueError("a NUL character can stand in no path, no argument and no environment")
+            # Python reads bytes that are not UTF-8 as characters of this range.
             if not part.isascii() and any("\ud800" <= character <= "\udfff" for character in part):
                 raise ValueError("it is no UTF-8, which ledgers and reports need")
     return value
@@ -269,12 +271,14 @@ class TrainingRun(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _devices_of_xla(cls, fields: Any) -> Any:
+        """Set another default of ``nproc_per_node`` if the device is xla."""
         of_xla = isinstance(fields, Mapping) and fields.get("device") == "xla"
         return {"nproc_per_node": _XLA_DEVICES, **fields} if of_xla else fields
 
     @field_validator("code", "data", "model", "output", "checkpoints", "resume_from")
     @classmethod
     def _paths_are_not_empty(cls, value: str | None) -> str | None:
+        """Return a path or URL unchanged; raises ValueError if it is empty or blank."""
         if value is not None and not value.strip():
             raise ValueError("it is empty, as of a template that gave nothing: give a path or a URL")
         return value
@@ -282,6 +286,7 @@ class TrainingRun(BaseModel):
     @field_validator("nnodes")
     @classmethod
     def _nodes_are_a_count_or_a_range(cls, value: int | str) -> int | str:
+        """Return a count of nodes as an int, or a range as the text ``least:most`` without blanks."""
         match = re.fullmatch(r"\s*([1-9]\d{0,4})\s*(?::\s*([1-9]\d{0,4})\s*)?", str(value))
         if match is None:
             raise ValueError("a number of nodes is needed, such as 4, or a range, such as '1:4'")
@@ -296,13 +301,16 @@ class TrainingRun(BaseModel):
     def _variables_have_names(cls, value: dict[str, str]) -> dict[str, str]:
         wrong = [name for name in value if not name or "=" in name]
         if wrong:
+            # Redacted, because a wrong name may be NAME=secret.
             raise ValueError(f"{redacted_options(wrong)[0]!r} is no name of a variable")
         return value
 
     @field_validator("registered_model")
     @classmethod
     def _model_can_be_registered(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is None or not {"tracking", "output"} <= info.data.keys():  # which is an error already
+        """Return the name unchanged; raises ValueError if MLflow cannot register a model under it."""
+        # A field that is missing in info.data was wrong, which is an error already.
+        if value is None or not {"tracking", "output"} <= info.data.keys():
             return value
         if "mlflow" not in info.data["tracking"]:
             raise ValueError("MLflow registers models: put mlflow into run.tracking")
@@ -338,6 +346,7 @@ class TrainingRun(BaseModel):
         """What the run asks of each node's CPUs."""
         memory = self.resources.memory
         return CpuRequest(
+            # None if the user left it out: then the CPU plan chooses.
             processes=self.processes if "nproc_per_node" in self.model_fields_set else None,
             subprocesses=self.subprocesses,
             cpus=self.resources.cpu,
@@ -349,7 +358,7 @@ class TrainingRun(BaseModel):
 
     @property
     def label(self) -> str:
-        """Readable beginning of the run's names."""
+        """Readable beginning of the run's names: ``job_name``, or the last part of the program's name."""
         if self.job_name:
             return self.job_name
         name = self.program.removeprefix("-m").strip().rsplit("/", 1)[-1]

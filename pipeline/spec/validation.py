@@ -43,7 +43,9 @@ def read_run(fields: Mapping[str, Any] | TrainingRun) -> TrainingRun:
     try:
         return TrainingRun.model_validate(dict(fields))
     except ValidationError as error:
-        findings = [_finding(dict(each), "run", TrainingRun) for each in error.errors(include_url=False)]
+        findings = [
+            _finding(dict(problem), "run", TrainingRun) for problem in error.errors(include_url=False)
+        ]
     # Not within `except`: a traceback would show pydantic's error too, with the user's credentials.
     raise as_error(findings)
 
@@ -66,23 +68,32 @@ def read_target(fields: Mapping[str, Any] | TargetFields | None) -> TargetFields
     try:
         return _TARGETS.validate_python(fields)
     except ValidationError as error:
-        findings = [_finding(dict(each), "target", KINDS[kind]) for each in error.errors(include_url=False)]
+        findings = [
+            _finding(dict(problem), "target", KINDS[kind]) for problem in error.errors(include_url=False)
+        ]
     raise as_error(findings)
 
 
 def _no_mapping(name: str, given: object) -> BadInputError:
+    """Make the error for a run or a target (``name``) that is given as something else than a mapping."""
     fix = f"Give the fields of `{name}` as a dictionary; `manycpu run FILE` reads them from a run file"
     return BadInputError(f"a mapping is needed; given was a {type(given).__name__}", field=name, fix=fix)
 
 
 def _finding(problem: dict[str, Any], prefix: str, model: type[BaseModel]) -> Finding:
-    """Translate an error of pydantic to a finding: what is wrong with which field, and the fix."""
+    """Translate an error of pydantic to a finding: what is wrong with which field, and the fix.
+
+    Args:
+        problem: One of the errors that ``ValidationError.errors()`` lists.
+        prefix: ``run`` or ``target``.
+        model: The model that the error is of.
+    """
     # The union's discriminator stands first in a target's locations, and is no field.
     path = [str(part) for part in problem["loc"] if part not in KINDS]
     field = ".".join([prefix, *path])
     if problem["type"] == "extra_forbidden":
-        around = model if len(path) == 1 else _model_of_field(model.model_fields[path[0]])
-        names = list(around.model_fields) if around else []
+        parent_model = model if len(path) == 1 else _model_of_field(model.model_fields[path[0]])
+        names = list(parent_model.model_fields) if parent_model else []
         fix = _other_kind(prefix, path) or _suggest(names, like=path[-1])
         return Finding(field, "there is no such field", fix)
     if problem["type"] == "missing":
@@ -110,7 +121,7 @@ def _choice(problem: Mapping[str, Any], prefix: str, path: list[str]) -> str | N
 
 
 def _other_kind(prefix: str, path: list[str], value: str | None = None) -> str | None:
-    """Name the kinds of target that have a field, or accept its value; None: there are none."""
+    """Write a fix that names the kinds of target that have a field, or accept its value; None: none does."""
     if prefix != "target" or len(path) > 1:
         return None
     kinds = [kind for kind, model in KINDS.items() if _accepts(model, path[0], value)]
@@ -145,6 +156,7 @@ def _suggest(choices: Mapping[str, object] | list[str], like: str = "") -> str:
 
 
 def _did_you_mean(choices: Mapping[str, object] | list[str], like: str) -> str | None:
+    """Suggest the choice that is most like a text; None: no choice is like it."""
     near = difflib.get_close_matches(like, list(choices), n=1, cutoff=0.5)
     return f"Did you mean {near[0]!r}?" if near else None
 
@@ -159,13 +171,16 @@ def _example(path: list[str], model: type[BaseModel]) -> str:
 
 
 def _innermost_field(path: list[str], model: type[BaseModel]) -> FieldInfo | None:
-    """Find the field of a path, or the one around it: keys of mappings and indexes of lists are no fields."""
+    """Return the deepest field that a path of pydantic leads to; None: it begins with no field.
+
+    The end of a path may be a key of a mapping or an index of a list, which are no fields.
+    """
     field = model.model_fields.get(path[0]) if path else None
     inner = _model_of_field(field) if field else None
     return (_innermost_field(path[1:], inner) or field) if inner else field
 
 
 def _model_of_field(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the model of a field that has fields itself; None: it has none."""
+    """Return the model that a field's value is; None: the value is no model, so it has no fields."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None

@@ -31,7 +31,7 @@ def public(version: str) -> str:
 
 
 def is_true(text: str) -> bool:
-    """Whether a text means true to Accelerate, in its variables and configs.
+    """Whether a text means true in the variables and config files of the library Accelerate.
 
     >>> is_true("Yes"), is_true("no"), is_true("")
     (True, False, False)
@@ -56,14 +56,14 @@ def parse_memory(text: str) -> int:
     """
     if not re.match(AMOUNT_PATTERN, text):
         raise ValueError(f"{text!r} is no amount of memory, such as 512Gi")
-    number = text.rstrip("KMGTki")
+    number = text.rstrip("KMGTki")  # the text without its unit
     unit = text[len(number) :]
     base, units = (1024, _BINARY) if unit in _BINARY else (1000, _DECIMAL)
     return int(float(number) * base ** units.index(unit))
 
 
 def format_bytes(size: float) -> str:
-    """Format bytes for people."""
+    """Format a number of bytes for people, in the unit in which the number is below 1000."""
     power = next((power for power in range(4) if size < 1000 * 1024**power), 4)
     return f"{round(size / 1024**power, 1):g} {_BINARY[power] + 'B' if power else 'B'}"
 
@@ -83,6 +83,6 @@ def half_of_memory(text: str) -> str:
 
 
 def format_cores(cores: float) -> str:
-    """Format a number of cores as Kubernetes does, to a thousandth."""
+    """Format a number of cores as Kubernetes does, rounded to a thousandth: ``500m`` is half a core."""
     thousandths = round(cores * 1000)
     return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)

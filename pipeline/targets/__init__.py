@@ -66,7 +66,10 @@ class Driver(ABC, Generic[Ctx, H]):
 
     @abstractmethod
     def names(self, ctx: Ctx) -> list[str]:
-        """List the names under which a run with this run's key has begun; empty: none has."""
+        """List the names of begun runs that have this run's key; empty: there is none.
+
+        An edited field may change the name of a run, but not its key.
+        """
 
     @abstractmethod
     def runs(self, target: Any) -> list[RunContext]:
@@ -90,18 +93,19 @@ class Driver(ABC, Generic[Ctx, H]):
 
     @abstractmethod
     def stage(self, ctx: Ctx, sources: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
-        """Copy each source to a folder of the volume that is named by the content's hash.
+        """Copy each source to where the ranks read it, into a folder that is named by the content's hash.
 
-        ``sources`` and the result are by field: ``data`` and ``model``. A source is a path or a URL.
+        The keys of ``sources`` and of the result are the fields that the run has: ``data``, ``model``. A
+        source is a path or a URL.
         """
 
     @abstractmethod
     def build(self, ctx: Ctx) -> tuple[Built, bool]:
-        """Make a snapshot or image of the code; True: it existed before."""
+        """Make a snapshot of the code, or an image with it; return it, and whether it existed before."""
 
     @abstractmethod
     def launch(self, ctx: Ctx, staged: Staged, built: Built) -> tuple[H, bool]:
-        """Start the next attempt, or attach to the present one; True: attached."""
+        """Start the next attempt, or attach to the present one; return the handle; True: attached."""
 
     @abstractmethod
     def objects(self, ctx: Ctx) -> list[dict[str, Any]]:
@@ -109,7 +113,10 @@ class Driver(ABC, Generic[Ctx, H]):
 
     @abstractmethod
     def present_handle(self, ctx: Ctx, entry: Entry) -> H | None:
-        """Find the handle of the present attempt, even if a killed launch did not record it; else None."""
+        """Find the handle of the present attempt, even if a killed launch did not record it.
+
+        None: there is no attempt, or nothing of it was started.
+        """
 
     @abstractmethod
     def status(self, ctx: Ctx, handle: H, entry: Entry) -> Status:
@@ -133,7 +140,7 @@ class Driver(ABC, Generic[Ctx, H]):
 
     @abstractmethod
     def cancel(self, ctx: Ctx, by: str, attempt: int | None) -> bool:
-        """End the present attempt, and record ``by`` whom; False: none was running.
+        """End the present attempt, and record ``by`` whom; return False if there was none to end.
 
         If ``attempt`` is a number, only that attempt is ended, and only if it is the present one.
         """
@@ -196,14 +203,16 @@ class Driver(ABC, Generic[Ctx, H]):
     def remove_expired(self, ctx: Ctx, now: float, end: Callable[[RunContext], bool]) -> list[Finding]:
         """Delete other runs whose lease has expired; return warnings about failures.
 
-        ``end`` returns whether a run may be deleted; ``now`` is in seconds since the epoch.
+        ``end`` returns whether a run may be deleted; if it must be kept, ``end`` records for how long.
+        ``now`` is in seconds since the epoch, by the clock of leases.
         """
 
     def declare_gone(self, ctx: Ctx, entry: Entry) -> bool:  # noqa: ARG002 - overrides use them
-        """Record that the present attempt ended with its host or container, as a person confirms.
+        """Record that the present attempt ended because its host or container is gone, as a person confirms.
 
         Returns:
-            Whether it was recorded: False if the attempt has an exit record, or the target needs none.
+            Whether it was recorded: False if there is no attempt, its end is known, or the target has no
+            such records.
 
         Raises:
             LaunchError: The attempt runs on this host.

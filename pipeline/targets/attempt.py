@@ -33,13 +33,13 @@ def join(ctx: RunContext, entry: Entry, role: str) -> None:
 
 def _check_same_fields(ctx: RunContext, entry: Entry, first_task: str) -> None:
     """Raise ForeignRunError if the task's fields differ from those of the task that came first."""
-    mine = {"run": ctx.run_fields, "target": ctx.target_fields}
-    theirs = entry.described().model_dump(mode="json")
+    own = {"run": ctx.run_fields, "target": ctx.target_fields}
+    recorded = entry.described().model_dump(mode="json")
     fields = [
         f"{part}.{name}"
-        for part in mine
-        for name in sorted(mine[part] | theirs[part])
-        if mine[part].get(name) != theirs[part].get(name)
+        for part in own
+        for name in sorted(own[part] | recorded[part])
+        if own[part].get(name) != recorded[part].get(name)
     ]
     if fields:
         raise ForeignRunError(
@@ -50,7 +50,7 @@ def _check_same_fields(ctx: RunContext, entry: Entry, first_task: str) -> None:
 
 
 def attempt_of(ctx: RunContext, staged: Staged, built: Built) -> Attempt:
-    """Describe the next attempt: the fields, and what was staged and built."""
+    """Describe the next attempt for the ledger: its fields, and what was staged and built for it."""
     return Attempt(
         run=ctx.run_fields,
         target=ctx.target_fields,
@@ -63,7 +63,10 @@ def attempt_of(ctx: RunContext, staged: Staged, built: Built) -> Attempt:
 
 
 def checkpoints_of(ctx: RunContext, directory: object) -> str:
-    """Return the folder of checkpoints on the nodes; below ``run.checkpoints``, each run has its own."""
+    """Return the run's folder of checkpoints on the nodes, which all its attempts share.
+
+    It is below ``run.checkpoints``, or, if that is null, below the run's own folder ``directory``.
+    """
     return f"{ctx.run.checkpoints}/{ctx.name}" if ctx.run.checkpoints else f"{directory}/checkpoints"
 
 
@@ -72,6 +75,7 @@ def should_attach(status: Status, entry: Entry) -> bool:
 
     If not, the attempt's end is recorded in the ledger's entry, and the next attempt may start.
     """
+    # fruitless: an export found that the attempt had written no model.
     if not status.state.terminal or (status.state is RunState.SUCCEEDED and not entry.described().fruitless):
         return True
     entry.ends.setdefault(entry.attempt, End(state=status.state, reason=status.in_short))
@@ -89,7 +93,7 @@ def attempt_status(ctx: RunContext, handle: Handle, entry: Entry) -> Status:
 
 def with_canceller(status: Status, handle: Handle, entry: Entry) -> Status:
     """Return the status; if the attempt was cancelled, the reason names who did it, if that is recorded."""
-    by = entry.cancelled.get(handle.attempt)
-    if status.state is RunState.CANCELLED and by is not None:
-        return Status(state=RunState.CANCELLED, reason=f"ended by {by}")
+    canceller = entry.cancelled.get(handle.attempt)
+    if status.state is RunState.CANCELLED and canceller is not None:
+        return Status(state=RunState.CANCELLED, reason=f"ended by {canceller}")
     return status

@@ -118,7 +118,7 @@ class RunContext(Generic[Target_co, Ledger_co]):
         return Location.of(self.destination, "run.output")
 
     def new_entry(self, created: float) -> Entry:
-        """Make the first ledger entry of the run; ``created`` is in seconds since the epoch."""
+        """Make the entry with which the run's ledger begins; ``created`` is in seconds since the epoch."""
         return Entry(
             key=self.key,
             name=self.name,
@@ -143,13 +143,17 @@ class RunContext(Generic[Target_co, Ledger_co]):
         return self.target.recorded(self.target.model_dump(mode="json", exclude_none=True))
 
     def origin(self, *fields: str) -> str:
-        """Hash some fields of the run, and the target: a result of the same hash need not be made again."""
+        """Hash some fields of the run, and the target: results of the same hash are reused."""
         target = {name: value for name, value in self.target_fields.items() if name not in WAY}
         return run_key(*(getattr(self.run, field) for field in fields), json.dumps(target, sort_keys=True))
 
 
 def home(directory: str | None = None) -> Path:
-    """Return the folder for runs, data and code: ``directory``, else $MANYCPU_HOME, else ~/.manycpu."""
+    """Return the folder for runs, data and code: ``directory``, else $MANYCPU_HOME, else ~/.manycpu.
+
+    Raises:
+        BadInputError: The home folder of the user is unknown, or the path is no UTF-8.
+    """
     folder = Path(directory or os.environ.get("MANYCPU_HOME") or "~/.manycpu")
     try:
         return Path(passable(str(folder.expanduser().absolute())))

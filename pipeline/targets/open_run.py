@@ -52,13 +52,16 @@ def open_context(
 def reopen(
     entry: Entry, directory: str | None = None, access: Access | None = None, attempt: int | None = None
 ) -> RunContext:
-    """Open a run that has begun, from its ledger.
+    """Open a run that has begun, from the fields in its ledger.
 
     Args:
         entry: The ledger's entry.
         directory: The folder of a target on machines; None: as recorded.
         access: Access to a cluster and its registry; None: from the target's fields.
-        attempt: The attempt whose description to use; None: the present one.
+        attempt: The attempt whose fields to use; None: the present one.
+
+    Raises:
+        LedgerError: This version cannot read the recorded fields.
     """
     described = entry.described(attempt)
     try:
@@ -89,7 +92,10 @@ def reopen_all(
 
 
 def find(ctx: RunContext) -> RunContext:
-    """Return the run under the name with which it began: an edited field may have changed the name."""
+    """Return the run under the name with which it began: an edited field may have changed the name.
+
+    A run that has not begun is returned as it is.
+    """
     if ctx.ledger.exists():
         return ctx
     names = ctx.driver.names(ctx)
@@ -136,13 +142,16 @@ def _with_absolute_paths(run: TrainingRun, target: TargetFields, base: Path) -> 
 
 
 def _resolved_args(run: TrainingRun, base: Path) -> tuple[str, ...]:
-    """Return a run's arguments; a recipe's JSON file is replaced by its options: ranks have no such file."""
+    """Return a run's arguments; for a recipe, a JSON file of options is replaced by the options in it.
+
+    The nodes may not have that file.
+    """
     if program.parse(run.program).kind != "recipe":
         return run.args
     try:
         return tuple(recipe_options.words(run.args, base))
     except BadInputError:
-        if (base / run.args[0]).is_file():  # here, and wrong
+        if (base / run.args[0]).is_file():  # this machine has the file, and its content is wrong
             raise
         return run.args  # only the nodes may have the file
 
@@ -152,9 +161,9 @@ def absolute(path: str | None, base: Path) -> str | None:
     if path is None or "://" in path:
         return path
     try:
-        found: str = passable(os.path.normpath(base.absolute() / Path(path).expanduser()))
+        absolute_path: str = passable(os.path.normpath(base.absolute() / Path(path).expanduser()))
     except RuntimeError as error:  # ~name, and there is no such user
         raise BadInputError(f"{path}: {error}", fix="Write the path without ~") from error
     except ValueError as error:
         raise BadInputError(f"{str(base)!r}: {error}", fix="Start from a folder with another name") from error
-    return found
+    return absolute_path

@@ -6,25 +6,33 @@ from manycpu.pipeline.targets.context import RunContext
 
 
 def outcome(ctx: RunContext, status: Status, observed: Observed) -> Status:
-    """Return the final status: a failure with its first failed rank, a success with the proof of scale."""
+    """Return the final status: a success without the proof of scale becomes a failure.
+
+    A failure gets the first rank that failed, if the ranks reported one.
+    """
     if status.state is RunState.FAILED:
         return status.model_copy(update={"failure": observed.failure or status.failure})
-    if status.state is RunState.SUCCEEDED and (lack := _lacking_proof(ctx, observed)):
-        return Status(state=RunState.FAILED, reason=lack)
+    if status.state is RunState.SUCCEEDED and (fault := _lacking_proof(ctx, observed)):
+        return Status(state=RunState.FAILED, reason=fault)
     return status
 
 
 def _lacking_proof(ctx: RunContext, observed: Observed) -> str:
-    """Explain what the proof of scale lacks; empty: nothing."""
-    run, world = ctx.run, observed.world_size
-    low, high = (nodes * run.processes for nodes in run.nodes)
-    if world is None:
+    """Explain what the proof of scale lacks; empty: nothing.
+
+    The proof of scale is the evidence that the ranks that met are those asked for, in number, hosts and
+    backend.
+    """
+    run, world_size = ctx.run, observed.world_size
+    least, most = (nodes * run.processes for nodes in run.nodes)  # ranks: an elastic run has a range of nodes
+    if world_size is None:
         return "no rank ever introduced itself, so nothing shows that the training ran as asked"
-    if not low <= world <= high:
-        asked = str(low) if low == high else f"{low} to {high}"
-        return f"{asked} ranks were asked for, {world} met"
-    if len(observed.ranks) != world:
-        return f"{world} ranks met, but {len(observed.ranks)} introduced themselves"
+    if not least <= world_size <= most:
+        asked = str(least) if least == most else f"{least} to {most}"
+        return f"{asked} ranks were asked for, {world_size} met"
+    if len(observed.ranks) != world_size:
+        return f"{world_size} ranks met, but {len(observed.ranks)} introduced themselves"
+    # Whether a run without an observed backend is a fault, `_lacking_end` decides.
     if run.backend is not None and observed.backend not in (None, run.backend):
         return f"backend {run.backend} was asked for, {observed.backend} was used"
     devices = {rank.devices for rank in observed.ranks}
@@ -36,11 +44,11 @@ def _lacking_proof(ctx: RunContext, observed: Observed) -> str:
 def _lacking_spread(ctx: RunContext, observed: Observed) -> str:
     """Explain that the ranks ran on fewer nodes or machines than were asked for; empty: they did not."""
     # Each pod has a host name of its own; `observed.hosts` are the machines.
-    nodes, places = ctx.run.nodes.least, sorted({rank.hostname or rank.host for rank in observed.ranks})
-    if ctx.target.has_host_per_node and len(places) < nodes:
-        return f"{nodes} nodes were asked for, and all ranks ran in {', '.join(places)}"
-    if ctx.run.spread == "require" and len(observed.hosts) < nodes:
-        return f"run.spread requires {nodes} machines, and all ranks ran on {', '.join(observed.hosts)}"
+    least, hostnames = ctx.run.nodes.least, sorted({rank.hostname or rank.host for rank in observed.ranks})
+    if ctx.target.has_host_per_node and len(hostnames) < least:
+        return f"{least} nodes were asked for, and all ranks ran in {', '.join(hostnames)}"
+    if ctx.run.spread == "require" and len(observed.hosts) < least:
+        return f"run.spread requires {least} machines, and all ranks ran on {', '.join(observed.hosts)}"
     return ""
 
 

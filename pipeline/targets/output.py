@@ -11,9 +11,16 @@ from manycpu.pipeline.targets.context import RunContext
 
 
 def claim(ctx: RunContext, holder: ProcessHandle | None = None) -> None:
-    """Claim the run's output, or renew the claim.
+    """Claim the run's output, or renew the claim: a small file that refuses a second run with this output.
 
-    Does nothing if only the cluster reaches the output: then a pod claims it while it stages.
+    Does nothing if ``run.output`` is null, or if only pods reach the output: a pod then claims it.
+
+    Args:
+        ctx: The run.
+        holder: The process that runs all verbs of the run; None: several processes work in turn.
+
+    Raises:
+        BadInputError: Another run has claimed the output, or it cannot be written.
     """
     if ctx.run.output is None or ctx.output_in_cluster:
         return
@@ -22,7 +29,7 @@ def claim(ctx: RunContext, holder: ProcessHandle | None = None) -> None:
         transfer.claim(ctx.output, claimant)
     except transfer.ClaimedError as error:
         raise_findings([taken(ctx, str(error), error.fix)])
-    except BadInputError:
+    except BadInputError:  # of the URL: it has its field and fix already
         raise
     except Exception as error:
         # Each fsspec protocol raises its own error types.
@@ -40,7 +47,7 @@ def release(ctx: RunContext) -> None:
 
 
 def taken(ctx: RunContext, other: str, fix: str) -> Finding:
-    """Make the finding that another run has claimed the output."""
+    """Make the finding that another run has claimed the output; ``other`` describes that run."""
     return Finding("run.output", f"{ctx.destination} is in use: {other}", fix)
 
 
@@ -50,14 +57,14 @@ def read_beside(ctx: RunContext, name: str) -> str | None:
 
 
 def write_report(ctx: RunContext, text: str) -> None:
-    """Write the output's report.json, unless this run may not replace the report that is there.
+    """Write the output's report.json, unless it would replace the report of another run that left a model.
 
     Raises:
-        BadInputError: There is such a report, for example of another run with its model.
+        BadInputError: The output has such a report, or a report.json that manycpu did not write.
     """
-    before = ctx.output.read_text(REPORT)
-    if not replaceable(before, ctx.key):
-        raise_findings([not_empty_finding(ctx, REPORT, before)])
+    existing_text = ctx.output.read_text(REPORT)
+    if not replaceable(existing_text, ctx.key):
+        raise_findings([not_empty_finding(ctx, REPORT, existing_text)])
     ctx.output.write_text(REPORT, text)
 
 
@@ -67,18 +74,18 @@ def write_beside(ctx: RunContext, name: str, text: str) -> None:
 
 
 def occupied(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding | None:
-    """Make a finding if the output has files that this run must not overwrite.
+    """Return a finding if the output has files that this run must not overwrite; None: it has none.
 
     Args:
         ctx: The run.
-        names: Names of files in the output, except report.html and run.log; it is enough to give two.
+        names: Names of files in the output, except report.html and run.log; two of them are enough to judge.
         text: The content of the output's report.json; None: there is none.
     """
     if not names:
         return None
-    before = run_report.parse(text)
-    if before is not None:
-        is_own = before.key == ctx.key
+    report = run_report.parse(text)
+    if report is not None:
+        is_own = report.key == ctx.key
         is_only_report_of_a_failure = len(names) == 1 and replaceable(text, ctx.key)
         if is_own or is_only_report_of_a_failure:
             return None
@@ -86,18 +93,18 @@ def occupied(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding
 
 
 def not_empty_finding(ctx: RunContext, name: str, text: str | None) -> Finding:
-    """Make the finding that the output has a file or an empty folder that this run did not write.
+    """Make the finding that the output has a file or a folder that this run did not write.
 
     Args:
         ctx: The run.
         name: Name of the file or folder in the output.
         text: The content of the output's report.json; None: there is none.
     """
-    before = run_report.parse(text)
-    if before is not None and not replaceable(text, ctx.key):
+    report = run_report.parse(text)
+    if report is not None and not replaceable(text, ctx.key):
         return Finding(
             "run.output",
-            f"{ctx.destination} is not empty: another run, {before.name}, wrote its model and report there",
+            f"{ctx.destination} is not empty: another run, {report.name}, wrote its model and report there",
             "Give another output, or move that one away; that run again, by its --run-id, replaces it",
         )
     return Finding(

@@ -25,7 +25,7 @@ _PROJECT = (".git", "pyproject.toml")  # a folder that has one of them is the ro
 _MAX_BYTES, _MAX_FILES = 100 << 20, 10_000
 _NOT_CODE = {"__pycache__", "node_modules", "venv", "env", "site-packages"}
 _PACKAGE = Path(__file__).resolve().parents[1]
-_GIT, _DOCKER = ".gitignore", ".dockerignore"
+_GITIGNORE, _DOCKERIGNORE = ".gitignore", ".dockerignore"
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 _SOURCES = "src"  # folder in which a project may keep its packages
 
@@ -46,15 +46,16 @@ def program_of(ctx: RunContext) -> tuple[Path | None, tuple[str, ...]]:
         script = Path(name)
         folder = root or script.parent
         return folder, (script.relative_to(folder).as_posix(),)
+    # No code folder: a module beside the run file is code all the same, and not an installed module.
     if root is None and kind == "module" and has_module(ctx.base, name):
         root = ctx.base
     return root, ("-m", name)
 
 
 def _code_folder(run: TrainingRun, base: Path) -> Path | None:
-    """Find the folder that ``run.code`` names, or for ``auto`` the project's around the program.
+    """Find the folder that ``run.code`` names; for ``auto``, the nearest project folder around the program.
 
-    None: the field is not set, or there is no project.
+    None: the field is not set, or no folder around the program is a project.
     """
     if run.code != program.AUTO:
         return base / run.code if run.code else None
@@ -84,7 +85,7 @@ def _fault_of_code_field(ctx: RunContext, root: Path | None, kind: str, name: st
 
 
 def main_file(run: TrainingRun, base: Path) -> Path | None:
-    """Find the main file of a program; None: the program is installed, a recipe, or missing."""
+    """Find the file that starts the program; None: the program is installed, a recipe, or missing."""
     kind, name = program.parse(run.program)
     candidates: list[Path] = []
     if kind == "script":
@@ -110,9 +111,9 @@ def installed(module: str) -> bool:
 
 
 def installed_digest() -> str:
-    """Hash the code of manycpu that runs inside a training process."""
-    parts = ("node", "recipes", "spec")
-    files = [path for part in parts for path in sorted((_PACKAGE / part).rglob("*.py"))]
+    """Hash the code of manycpu that runs inside a training process, so that a change of it is noticed."""
+    packages = ("node", "recipes", "spec")
+    files = [path for package in packages for path in sorted((_PACKAGE / package).rglob("*.py"))]
     source = Location.of(str(_PACKAGE), "run.program").only(
         [path.relative_to(_PACKAGE).as_posix() for path in files]
     )
@@ -136,20 +137,26 @@ class Code(NamedTuple):
     def __str__(self) -> str:
         size = decimal(sum(self.files.values()))
         files = sum(not path.endswith("/") for path in self.files)
-        largest = sorted(self.files.items(), key=lambda item: item[1], reverse=True)[:3]
-        named = ", ".join(f"{path} ({decimal(size_bytes)})" for path, size_bytes in largest)
-        return f"{files} file(s) of {self.root}, {size}; the largest: {named}"
+        three_largest = sorted(self.files.items(), key=lambda item: item[1], reverse=True)[:3]
+        largest = ", ".join(f"{path} ({decimal(size_bytes)})" for path, size_bytes in three_largest)
+        return f"{files} file(s) of {self.root}, {size}; the largest: {largest}"
 
 
 def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
-    """Select the files of a program's folder that are code; ``program``: as :func:`program_of` returns it.
+    """Select the files of a program's folder that are code: all but data, outputs and ignored files.
+
+    Args:
+        ctx: The run.
+        root: The folder.
+        program: The arguments of Python that run the program, as :func:`program_of` returns them.
 
     Raises:
         BadInputError: The files are too many or too large for code, or the program is not among them.
     """
     run = ctx.run
     fields = (run.data, run.model, run.output, run.checkpoints, run.resume_from)
-    excluded = {Path(path) for path in fields if path and "://" not in path}  # no code, wherever they are
+    # These may be below ``root``, and are no code.
+    excluded = {Path(path) for path in fields if path and "://" not in path}
     home = ctx.driver.home(ctx)
     code = Code(root, {})
     for path in _code_files(root, excluded | ({home} if home else set())):
@@ -157,13 +164,13 @@ def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
             continue
         code.files[path] = 0 if path.endswith("/") else (root / path).stat().st_size
         if len(code.files) > _MAX_FILES:
-            break
+            break  # a search of all files might take long, and is refused below anyway
     if len(code.files) > _MAX_FILES or sum(code.files.values()) > _MAX_BYTES:
         raise BadInputError(
             f"more than {_MAX_BYTES >> 20} MiB or {_MAX_FILES:,} files are more than code: {code}",
             field="run.program",
-            fix=f"Name what is no code in {_GIT} or {_DOCKER}, or put the program into a folder of its own; "
-            "data and models go into run.data and run.model",
+            fix=f"Name what is no code in {_GITIGNORE} or {_DOCKERIGNORE}, or put the program into a folder "
+            "of its own; data and models go into run.data and run.model",
         )
     *module_option, name = program
     if module_option:  # -m: the top package or module must be code
@@ -179,7 +186,7 @@ def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
 
 
 def _why_left_out(ctx: RunContext, root: Path, path: Path, excluded: set[Path]) -> tuple[str, str]:
-    """Explain why the program's file or folder does not count as code, and how to fix that."""
+    """Explain why the program's file or folder does not count as code: return the reason, and the fix."""
     if _is_same_file(path, ctx.run_file) or is_run_file(path):
         return "is a run file, and no program", "Give the script that trains, or `-m module`"
     if path in excluded:
@@ -190,11 +197,11 @@ def _why_left_out(ctx: RunContext, root: Path, path: Path, excluded: set[Path]) 
     if _is_output(path):
         return f"is in {path}, where a run wrote its model or report", "Give the program a folder of its own"
     fix = "Let them have it (`!name`), or put the program into a folder of its own"
-    return f"is among what {_GIT} or {_DOCKER} of {root} leave out", fix
+    return f"is among what {_GITIGNORE} or {_DOCKERIGNORE} of {root} leave out", fix
 
 
 def _is_same_file(path: Path, file: Path | None) -> bool:
-    """Whether two paths, perhaps through links, lead to the same file; false if there is no such file."""
+    """Whether two paths, perhaps through links, lead to the same file; false if ``file`` does not exist."""
     return file is not None and file.exists() and path.samefile(file)
 
 
@@ -203,31 +210,31 @@ def _code_files(root: Path, excluded: set[Path]) -> Iterator[str]:
     docker = _docker_patterns(root)
     repository = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root)
     # As in git, the .gitignore files of parent folders count, up to the root of the repository.
-    above = [folder for folder in root.parents if folder.is_relative_to(repository)]
-    # Folder -> the rules for its content.
-    ignored: dict[Path, Ignored] = {
-        root.parent: tuple(rule for folder in above for rule in _git_rules(folder))
+    parents = [folder for folder in root.parents if folder.is_relative_to(repository)]
+    # Folder -> the rules for its content. `os.walk` visits a folder before its subfolders.
+    rules_by_folder: dict[Path, Ignored] = {
+        root.parent: tuple(rule for folder in parents for rule in _git_rules(folder))
     }
     for folder, folders, files in os.walk(root, followlinks=True):
         current = Path(folder)
-        rules = (*_git_rules(current), *ignored[current.parent])
-        ignored[current] = rules
+        rules = (*_git_rules(current), *rules_by_folder[current.parent])
+        rules_by_folder[current] = rules
         if not folders and not files and current != root:
-            empty = current.relative_to(root).as_posix()
-            if not _docker_ignores(docker, empty):
-                yield f"{empty}/"
+            empty_folder = current.relative_to(root).as_posix()
+            if not _docker_ignores(docker, empty_folder):
+                yield f"{empty_folder}/"
         folders[:] = [  # os.walk searches only these
             name
             for name in folders
             if _is_code(current / name, excluded, rules, "/")
             and not _is_output(current / name)
-            and not _leads_back(current / name, root, excluded)
+            and not _is_link_to_skip(current / name, root, excluded)
         ]
         for name in files:
             path = current / name
-            below = path.relative_to(root).as_posix()
-            if _is_code(path, excluded, rules) and not _docker_ignores(docker, below) and path.is_file():
-                yield below
+            relative = path.relative_to(root).as_posix()
+            if _is_code(path, excluded, rules) and not _docker_ignores(docker, relative) and path.is_file():
+                yield relative
 
 
 def _is_code(path: Path, excluded: set[Path], rules: Ignored, end: str = "") -> bool:
@@ -246,32 +253,35 @@ def _has_name_of_code(path: Path) -> bool:
     return not path.name.startswith(".") and path.name not in _NOT_CODE and path.suffix != ".pyc"
 
 
-def _leads_back(path: Path, root: Path, excluded: set[Path]) -> bool:
-    """Whether a path is a link to a folder around it (a search would not end), or to an excluded path."""
+def _is_link_to_skip(path: Path, root: Path, excluded: set[Path]) -> bool:
+    """Whether a path is a link to a folder around itself (a search would not end), or to an excluded path."""
     if not path.is_symlink():
         return False
     target = path.resolve()
-    if target in {other.resolve() for other in excluded}:
+    if target in {excluded_path.resolve() for excluded_path in excluded}:
         return True
-    folders = [folder.resolve() for folder in path.parents if folder.is_relative_to(root)]
-    return any(folder.is_relative_to(target) for folder in folders)
+    parents = [folder.resolve() for folder in path.parents if folder.is_relative_to(root)]
+    return any(folder.is_relative_to(target) for folder in parents)
 
 
 def _git_rules(folder: Path) -> Ignored:
-    """Read the .gitignore of a folder; empty: it has none."""
-    file = folder / _GIT
+    """Read the rules in the .gitignore of a folder; empty: it has none."""
+    file = folder / _GITIGNORE
     return ((folder, GitIgnoreSpec.from_lines(_lines(file))),) if file.is_file() else ()
 
 
 def _docker_patterns(root: Path) -> "PathSpec[Any]":  # in quotes: not generic before pathspec 1.1
-    """Read the patterns of .dockerignore, which are relative to its folder; none if it does not exist."""
-    file = root / _DOCKER
+    """Read the patterns of the .dockerignore in a folder; none if it does not exist.
+
+    They are translated to the syntax of .gitignore, which the library can match.
+    """
+    file = root / _DOCKERIGNORE
     patterns = []
     for line in _lines(file) if file.is_file() else ():
         text = line.strip()
         negation = "!" if text.startswith("!") else ""
         pattern = os.path.normpath(text.lstrip("!/"))
-        if text and not pattern.startswith("#"):
+        if text and not pattern.startswith("#"):  # neither an empty line nor a comment
             patterns.append(f"{negation}/{pattern}")  # a slash, as they begin at the root
     return PathSpec.from_lines("gitignore", patterns)
 
@@ -289,7 +299,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _is_output(folder: Path) -> bool:
-    """Whether a run wrote its report, or the manifest of a model, to a folder."""
+    """Whether a folder is the output of a run: it has the report of a run, or the manifest of a model."""
     report = folder / output.REPORT
     if report.is_file() and run_report.parse(report.read_text(errors="replace")):
         return True
@@ -309,26 +319,26 @@ def import_findings(ctx: RunContext) -> Iterator[Finding]:
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, RecursionError):
-        return
+        return  # Python reports it when it starts the program
     reported: set[str] = set()
     for name, line in _imported_modules(tree.body):
-        if name not in reported and not installed(name) and (found := _find_outside_code(ctx, name)):
+        if name not in reported and not installed(name) and (outside := _find_outside_code(ctx, name)):
             reported.add(name)
-            message, fix = found
+            message, fix = outside
             yield Finding("run.code", f"{file.name}:{line}: {message}", fix, fatal=False)
 
 
 def hint(ctx: RunContext, lines: Iterable[str]) -> str | None:
     """Say how a failed program can find the module that it missed, if that is in a folder around its code.
 
-    ``lines`` are the last lines of the program. None: no module was missed, or no such folder has it.
+    ``lines`` are the last lines that the program wrote. None: no module was missed, or no such folder has it.
     """
     names = [match[1] for line in lines if (match := _MISSING.search(line))]
     try:
-        found = _find_outside_code(ctx, names[-1]) if names else None
-    except BadInputError:
+        outside = _find_outside_code(ctx, names[-1]) if names else None
+    except BadInputError:  # run.code is wrong, so the folder of the code is unknown
         return None
-    return found and ". ".join(found)
+    return outside and ". ".join(outside)
 
 
 def _find_outside_code(ctx: RunContext, module: str) -> tuple[str, str] | None:
@@ -344,10 +354,10 @@ def _find_outside_code(ctx: RunContext, module: str) -> tuple[str, str] | None:
     for folder in root.parents:
         for place in (folder, folder / _SOURCES):
             if has_module(place, module):
-                more = "" if place == folder else f" and run.env to {{PYTHONPATH: {_SOURCES}}}"
+                also_set = "" if place == folder else f" and run.env to {{PYTHONPATH: {_SOURCES}}}"
                 return (
                     f"{module} is in {place}, and the code is {root} alone",
-                    f"Set run.code to {folder}{more}",
+                    f"Set run.code to {folder}{also_set}",
                 )
         if _is_project(folder):
             return None
@@ -355,9 +365,9 @@ def _find_outside_code(ctx: RunContext, module: str) -> tuple[str, str] | None:
 
 
 def _imported_modules(body: Iterable[ast.stmt]) -> Iterator[tuple[str, int]]:
-    """Yield name and line of each top-level module that a file always imports.
+    """Yield the name of each top-level module that a file always imports, and the number of the line.
 
-    Imports in functions, and below ``try`` or ``if``, do not count.
+    Imports in functions, and below ``try`` or ``if``, do not count; nor do relative imports.
     """
     for node in body:
         if isinstance(node, ast.Import):

@@ -65,7 +65,7 @@ def tell_state(ctx: RunContext, handle: Handle, status: Status) -> None:
     with suppress(ManycpuError):  # unreadable ledger or events: the end of the run sends it again
         entry = ctx.ledger.read()
         trackers = as_started(ctx, entry, handle.attempt).run.tracking
-        if not trackers or entry.attempt != handle.attempt:
+        if not trackers or entry.attempt != handle.attempt:  # a later attempt has begun
             return
         observed = ctx.driver.observed_of(ctx, handle)
         report = run_report.draft(entry, observed, status.state, status.reason)
@@ -106,9 +106,9 @@ def ending_of(report: Report, time: float, path: str | None = None, model: str |
         time=time,
         final=path is not None,
         points=[
-            Point(name, int(step or 0), at, float(value))
+            Point(name, int(step or 0), written_at, float(value))
             for name, curve in report.series.items()
-            for step, at, value in zip(curve.steps, curve.times, curve.values, strict=True)
+            for step, written_at, value in zip(curve.steps, curve.times, curve.values, strict=True)
         ],
         tags={f"manycpu.{name}": str(value) for name, value in tags.items() if value is not None},
         model=model if exported and report.state is RunState.SUCCEEDED else None,
@@ -119,7 +119,7 @@ def ending_of(report: Report, time: float, path: str | None = None, model: str |
 def _deliver(
     ctx: RunContext, trackers: Iterable[str], attempt: Tracked, ending: Ending, places: dict[str, Place]
 ) -> Iterator[str]:
-    """Send an end to trackers and note where each has the attempt; yield a warning for each that fails."""
+    """Send an end to trackers, and note where each has the attempt; yield a warning for each failure."""
     for name in dict.fromkeys(trackers):
         timeout_s = _END_TIMEOUT_S if ending.final else _DRAFT_TIMEOUT_S
         timeout_s = _UPLOAD_TIMEOUT_S if name == "mlflow" and ending.model else timeout_s
@@ -128,7 +128,7 @@ def _deliver(
 
 
 def _send(name: str, ctx: RunContext, attempt: Tracked, ending: Ending, places: dict[str, Place]) -> None:
-    """Send an end to one tracker, and note its place before and after: a tracker may never answer."""
+    """Send an end to a tracker; note its place in ``places`` before, as it may never answer, and after."""
     tracker = open_tracker(name, ctx)
     places[name] = tracker.place_of(attempt)
     try:
@@ -138,7 +138,7 @@ def _send(name: str, ctx: RunContext, attempt: Tracked, ending: Ending, places: 
 
 
 def _failure(call: Callable[[], None], timeout_s: float) -> str | None:
-    """Run a call with a timeout; return why it failed, or None. A call that times out keeps its thread."""
+    """Run a call; return why it failed or timed out, else None. A call that times out keeps its thread."""
     failures: list[str] = []
 
     def run() -> None:

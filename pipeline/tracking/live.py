@@ -61,7 +61,8 @@ class _TrackerListener(Silent):
         self._name, self._label, self._ctx, self._handle = name, TRACKERS[name].label, ctx, handle
         self._warn, self._say, self._step = warn, say, step
         self._queue: deque[Point] = deque(maxlen=_QUEUE_POINTS)
-        self._change = threading.Condition()
+        self._change = threading.Condition()  # notified when a flush begins, and when the thread ends
+        # `_sending`: the thread runs. `_gave_up`: it ends after a failure; the next point starts another.
         self._sending = self._gave_up = self._flushing = self._warned = self._said_place = False
         self._opened: tuple[Tracker, Tracked] | None = None
 
@@ -82,7 +83,7 @@ class _TrackerListener(Silent):
                 threading.Thread(target=self._run, name=f"to {self._label}", daemon=True).start()
 
     def flush(self) -> None:
-        """Send the last batch now, with a timeout."""
+        """Make the thread send the queued points now, and wait until it ends, at most ten seconds."""
         with self._change:
             self._flushing = True
             self._change.notify_all()
@@ -114,7 +115,7 @@ class _TrackerListener(Silent):
                 self._gave_up = why is not None and (self._flushing or len(self._queue) == queued)
 
     def _send(self, batch: Sequence[Point]) -> str | None:
-        """Send a batch to the tracker, which the first one opens; return why that failed, or None."""
+        """Send a batch to the tracker, which the first batch opens; return why that failed, else None."""
         try:
             if self._opened is None:
                 self._opened = open_tracker(self._name, self._ctx), _described(self._ctx, self._handle)

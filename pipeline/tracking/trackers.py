@@ -42,7 +42,7 @@ def open_tracker(name: str, ctx: RunContext) -> Tracker:
 
 
 def findings(ctx: RunContext) -> Iterator[Finding]:
-    """List what the trackers of a run lack; a tracker that does not answer is only a warning."""
+    """Yield what the trackers of a run lack; one that does not answer is a warning, all else an error."""
     for name in dict.fromkeys(ctx.run.tracking):
         try:
             kind = _installed(name)
@@ -77,7 +77,7 @@ def _address() -> str:
 
 
 def _tensorboard_is_away(ctx: RunContext) -> str | None:
-    """Return why TensorBoard's folder cannot be written; None: it can."""
+    """Create TensorBoard's folder; return why it cannot be created or written, else None."""
     folder = _folder(ctx)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -88,8 +88,8 @@ def _tensorboard_is_away(ctx: RunContext) -> str | None:
 
 def _folder(ctx: RunContext) -> Path:
     """Return TensorBoard's folder: $MANYCPU_TENSORBOARD, or else one in the home of the run's target."""
-    given = os.environ.get("MANYCPU_TENSORBOARD", "").strip()
-    return home(given) if given else home(getattr(ctx.target, "directory", None)) / "tensorboard"
+    chosen = os.environ.get("MANYCPU_TENSORBOARD", "").strip()
+    return home(chosen) if chosen else home(getattr(ctx.target, "directory", None)) / "tensorboard"
 
 
 TRACKERS: Final[Mapping[str, Kind]] = {
@@ -102,7 +102,7 @@ TRACKERS: Final[Mapping[str, Kind]] = {
 
 
 def points_of(event: Event, rank: int | None, step: float | None, now: float) -> list[Point]:
-    """Return the points of a rank's event, as the curves of the report have them.
+    """Return the points of a rank's event: the values that the curves of the report show.
 
     Args:
         event: The event.
@@ -110,10 +110,10 @@ def points_of(event: Event, rank: int | None, step: float | None, now: float) ->
         step: The training's last step, for events of pace.
         now: Time of an event that has none, in seconds since the epoch.
     """
-    of_step, values = values_of(event, rank, step)
+    event_step, values = values_of(event, rank, step)
     time = float(now if event.time is None else event.time)
     return [
-        Point(name, int(of_step or 0), time, float(value))
+        Point(name, int(event_step or 0), time, float(value))
         for name, value in values.items()
         if is_finite(value)
     ]
@@ -121,9 +121,9 @@ def points_of(event: Event, rank: int | None, step: float | None, now: float) ->
 
 def tracked(entry: Entry, attempt: int) -> Tracked:
     """Describe an attempt for a tracker: its run, its group, its parameters and tags."""
-    ran, handle = entry.described(attempt), entry.handle
+    described, handle = entry.described(attempt), entry.handle
     # The program's name: without its folder, `.py`, or the `-m` of a module.
-    script = ran.run["program"].rsplit("/", 1)[-1].removesuffix(".py").removeprefix("-m").strip()
+    script = described.run["program"].rsplit("/", 1)[-1].removesuffix(".py").removeprefix("-m").strip()
     tags = {
         "manycpu.key": entry.key,
         "manycpu.name": entry.name,
@@ -131,8 +131,8 @@ def tracked(entry: Entry, attempt: int) -> Tracked:
         "manycpu.dag_run_id": entry.dag.get("run_id"),
         "manycpu.partition_key": entry.dag.get("partition_key"),
         "manycpu.task": entry.tasks.get("train"),
-        "manycpu.image": ran.image,
-        **{f"manycpu.{name}": digest for name, digest in ran.digests.items()},
+        "manycpu.image": described.image,
+        **{f"manycpu.{name}": digest for name, digest in described.digests.items()},
     }
     return Tracked(
         key=entry.key,
@@ -140,8 +140,8 @@ def tracked(entry: Entry, attempt: int) -> Tracked:
         began=entry.created,
         attempt=attempt,
         started=handle.began if handle is not None and handle.attempt == attempt else entry.created,
-        group=entry.dag.get("dag_id") or ran.run.get("job_name") or script,
-        params=_params(ran.run, ran.target),
+        group=entry.dag.get("dag_id") or described.run.get("job_name") or script,
+        params=_params(described.run, described.target),
         tags={name: value for name, value in tags.items() if value},
     )
 
@@ -158,11 +158,12 @@ def _params(run: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, str]
     params |= {"env": sorted(run.get("env") or {})}
     params |= {f"target.{name}": target[name] for name in ("kind", "launch") if name in target}
     # Of the program's arguments: --name value, --name=value, and --name, which is true.
+    # The added "--" follows the last word.
     for word, following in pairwise([*(shown.get("args") or ()), "--"]):
         name, equals, value = word.partition("=")
         if name.startswith("--") and name.strip("-"):
-            given = "true" if following.startswith("--") else following
-            params[f"args.{name.lstrip('-')}"] = value if equals else given
+            next_value = "true" if following.startswith("--") else following
+            params[f"args.{name.lstrip('-')}"] = value if equals else next_value
     return {name: text for name, text in _flat(params) if text}
 
 

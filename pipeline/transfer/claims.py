@@ -216,7 +216,7 @@ def _wait_for_decision(files: _ClaimFiles, key: str) -> Claim | None:
             if other.held is False and other.key < key:  # of runs that ask, the lowest key gets the output
                 return other
         if time.monotonic() > deadline:
-            return others[0]
+            return others[0]  # it has neither withdrawn nor become the holder: do not wait for ever
         time.sleep(_POLL_INTERVAL_S)
     return None
 

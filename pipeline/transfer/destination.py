@@ -26,7 +26,10 @@ def signed(manifest: Manifest, key: str) -> str:
 
 
 def earlier(destination: Location, key: str) -> Earlier | None:
-    """Read the manifest of an earlier export of the same run; None: there is none."""
+    """Read the manifest of an earlier export of the same run; None: there is none.
+
+    It is that run's if the manifest, or the report beside it, has the run's key.
+    """
     key_in_report = output.fields_of(destination.read_text(output.REPORT)).get("key")
     for name in (*output.manifests(destination.has), output.OUTDATED):
         try:
@@ -47,10 +50,10 @@ def strangers(destination: Location, key: str) -> list[str]:
     odd: list[str] = []  # what no export writes, such as a FIFO
     items = destination.without_odd(lambda path, _: odd.append(path)).items()
     exported, own_names = set(), [*output.PARTIALS]  # files of the model; files of manycpu beside them
-    before = earlier(destination, key)
-    if before:
-        exported = {(file.path, file.size) for file in before.manifest.files}
-        own_names.append(before.name)
+    export = earlier(destination, key)
+    if export:
+        exported = {(file.path, file.size) for file in export.manifest.files}
+        own_names.append(export.name)
     if output.replaceable(destination.read_text(output.REPORT), key):
         own_names += [output.REPORT, *for_people(destination)]
     unknown = [item.path for item in items if (item.path, item.size) not in exported]
@@ -64,8 +67,8 @@ def for_people(destination: Location) -> list[str]:
 
 def write_beside(destination: Location, key: str, name: str, text: str) -> None:
     """Write a run's report.html or run.log, unless the program wrote a file of that name."""
-    before = earlier(destination, key)
-    is_of_program = before is not None and any(file.path == name for file in before.manifest.files)
+    export = earlier(destination, key)
+    is_of_program = export is not None and any(file.path == name for file in export.manifest.files)
     if not is_of_program and (name in for_people(destination) or not destination.has(name)):
         destination.write_text(name, text)
 

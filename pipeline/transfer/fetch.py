@@ -51,7 +51,9 @@ class Stored(NamedTuple):
 
 
 def strays(destination: Path, copy: Path | None = None) -> list[Path]:
-    """List files in a fetched folder that :func:`fetch` did not write, bytecode aside.
+    """List files in a fetched folder that :func:`fetch` did not write, except bytecode (``__pycache__``).
+
+    Empty also if the folder is not complete: then nothing says what was fetched.
 
     Args:
         destination: The fetched folder.
@@ -154,27 +156,27 @@ def store(  # noqa: PLR0913 - the last two are seldom given
     # The digest of the content is unknown before the copy, so copies of the same list of files share a lock.
     stem = folder / items.digest[:DIGITS]
 
-    def held(path: Path) -> AbstractContextManager[int | None]:
+    def lock_unless_held(path: Path) -> AbstractContextManager[int | None]:
         # Of no files, stem and destination are the digest of nothing, whose lock is held already.
         return lock(_lock_path(path)) if path != stem else nullcontext()
 
     folder.mkdir(parents=True, exist_ok=True)
     with lock(_lock_path(stem)) as descriptor:
         progress, tick = _with_signs_of_life(descriptor, progress, tick)
-        same_list = [marker for marker in folder.glob(f"*{_MARKER}") if _lists_same_files(marker, items)]
-        expected = digest() if same_list else ""
-        for marker in same_list:
+        markers = [marker for marker in folder.glob(f"*{_MARKER}") if _lists_same_files(marker, items)]
+        expected = digest() if markers else ""
+        for marker in markers:
             candidate = folder / marker.name.removesuffix(_MARKER)
             recorded = staged(candidate)
             if recorded is None or recorded.digest != expected:
                 continue
-            with held(candidate):  # also to take over the lock of a process that was killed
+            with lock_unless_held(candidate):  # also to take over the lock of a process that was killed
                 existing = _verified(candidate, tick)
             if existing:
                 return Stored(candidate, existing, reused=True)
         partial, manifest = copy(source, stem, progress, tick)
         destination = folder / manifest.digest[:DIGITS]
-        with held(destination):
+        with lock_unless_held(destination):
             existing = _verified(destination, tick)
             if existing:  # another process finished first, and its copy may be in use
                 disk.remove(str(partial), tick)
@@ -208,7 +210,7 @@ def _lists_same_files(marker: Path, items: Rows[Item]) -> bool:
     listed = ((item.path, item.size, item.executable) for item in items)
     try:
         marked = ((file.path, file.size, file.executable) for file in map(file_of, read_lines(marker)))
-        return all(here == there for here, there in zip_longest(listed, marked))
+        return all(item_row == marker_row for item_row, marker_row in zip_longest(listed, marked))
     except _NO_VALID_MARKER:
         return False
 
@@ -295,8 +297,9 @@ def _write_marker(destination: Path, manifest: Manifest, tick: Tick) -> None:
             yield file.json_fields() | {"mtime_ns": mtime_ns}
 
     marker = _marker(destination)
-    for left in marker.parent.glob(f"{glob.escape(marker.stem)}.*.partial"):  # by processes that were killed
-        left.unlink(missing_ok=True)
+    # Processes that were killed while they wrote it have left partial files.
+    for leftover in marker.parent.glob(f"{glob.escape(marker.stem)}.*.partial"):
+        leftover.unlink(missing_ok=True)
     partial = marker.with_suffix(f".{uuid.uuid4().hex[:8]}.partial")
     with partial.open("w") as file:
         file.writelines(json_lines(fields_with_mtime()))

@@ -140,9 +140,9 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         FileNotFoundError: There is none.
     """
     with path.open(encoding="utf-8") as file:
-        first = file.readline()
-        if first.rstrip("\n") != _BEGIN:
-            yield from _parse_at_once(first + file.read())["files"]
+        first_line = file.readline()
+        if first_line.rstrip("\n") != _BEGIN:
+            yield from _parse_at_once(first_line + file.read())["files"]
             return
         for line in file:
             if line.startswith(_END) and line.endswith("}\n"):
@@ -166,7 +166,7 @@ def _parse_at_once(text: str) -> dict[str, Any]:
 def scan(source: Location, tick: Tick = lambda: None) -> Manifest:
     """Read and hash every file of a folder."""
     items = source.items(tick)
-    return Manifest(File(i.path, i.size, source.sha256(i, tick), i.executable) for i in items)
+    return Manifest(File(item.path, item.size, source.sha256(item, tick), item.executable) for item in items)
 
 
 def identity(source: Location, tick: Tick = lambda: None, copied: Manifest | None = None) -> str:
@@ -198,7 +198,7 @@ def identity(source: Location, tick: Tick = lambda: None, copied: Manifest | Non
             version = version or (copied_file.sha256 if copied_file else "none")
         if not version:
             version = source.sha256(item, tick)
-        comma = ", " if number else ""
+        comma = ", " if number else ""  # what is hashed is the text of a JSON list
         digest.update(f"{comma}{json.dumps([item.path, item.size, version])}".encode())
     digest.update(b"]")
     return digest.hexdigest()

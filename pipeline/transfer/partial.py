@@ -95,7 +95,7 @@ class Journal:
 
 
 def _journal_name(items: Iterable[Item]) -> str:
-    """Return the journal's name, with as many ``~`` before it as make it differ from all names to copy."""
+    """Return a name for the journal that no file or folder to copy has: more ``~`` are put before it."""
     top_names = (item.path.split("/", 1)[0] for item in items)
     taken = {top for top in top_names if top.endswith(_JOURNAL)}
     name = _JOURNAL
@@ -178,8 +178,8 @@ def _adopt_or_make(stem: Path, partial: Path, tick: Tick) -> bool:
     name_without_token = partial.name.removesuffix(partial.suffixes[-2] + ".partial")
     delete_broken_copies(stem, except_prefix=f"{name_without_token}.", tick=tick)
     for broken in _broken_copies(stem):
-        with suppress(FileNotFoundError):
-            if partial.exists():
+        with suppress(FileNotFoundError):  # another process was faster
+            if partial.exists():  # one is adopted: the others of the same files are of no use
                 disk.remove(str(broken), tick)
             else:
                 broken.rename(partial)
@@ -192,7 +192,10 @@ def _adopt_or_make(stem: Path, partial: Path, tick: Tick) -> bool:
 def _fill(
     partial: Path, source: Source, items: Rows[Item], journal: Journal | None, tally: "_Tally"
 ) -> Manifest:
-    """Copy what is missing of each file into the partial folder, if the disk has room for all of it."""
+    """Copy what is missing of each file into the partial folder; OSError: the disk has no room for all of it.
+
+    Returns the manifest of the files that are now on disk.
+    """
     starts = _keep_good_parts(partial, items, journal, tally.tick)
     needed = sum(item.size - start for item, start in zip(items, starts, strict=True))
     free = disk.free(partial)
@@ -221,11 +224,11 @@ def _make_folders(partial: Path, folder: str) -> None:
 
 
 def _keep_good_parts(partial: Path, items: Rows[Item], journal: Journal | None, tick: Tick) -> "array[int]":
-    """Truncate each file of a broken copy to the part that can be kept; return the bytes of each part.
+    """Truncate each file of a broken copy to the part that can be kept; return how many bytes each part has.
 
     Without a journal all bytes are kept: the source's sha256 shows at the end whether they are right.
     """
-    starts = array("q", bytes(8 * len(items)))
+    starts = array("q", bytes(8 * len(items)))  # a zero for each file
     if not any(partial.iterdir()):
         return starts
     for number, item in enumerate(items):
@@ -265,7 +268,7 @@ def _copy_file(  # noqa: PLR0913, PLR0917 - each is of another type
     """
     path = f"{partial}/{item.path}"
     tally.add(start)
-    if item.is_folder:  # an empty one, which has no bytes
+    if item.is_folder:  # an empty one: any byte that comes for it is a fault, which is raised below
         copied = File(item.path, sum(map(len, reading.blocks)), hashlib.sha256().hexdigest())
     else:
         mode = _EXECUTABLE_MODE if item.executable else _MODE
@@ -315,7 +318,7 @@ class _Copy:
             return True
 
     def write(self, block: Block) -> bool:
-        """Write a block; once enough bytes are written, read them back and hash them, and return True."""
+        """Write a block; return True if this completed a stretch of 8 MiB, which was read back and hashed."""
         self._size += len(block)
         rest = memoryview(block)
         while rest:
@@ -329,6 +332,7 @@ class _Copy:
     def read_back(self) -> int:
         """Read back and hash what was written since the last call; returns the file's size in bytes."""
         self._file.seek(self.hashed)
+        # At least one byte: an empty buffer would look like the end of the file.
         buffer = memoryview(bytearray(min(_BLOCK_BYTES, self._size - self.hashed + 1)))
         while count := self._file.readinto(buffer):
             self._tick()

@@ -49,18 +49,18 @@ def publish(
         manifest = scan(origin, tick)
         files = [file for file in manifest.files if not file.path.endswith("/")]  # no empty folders in URLs
         escaped = Manifest(file._replace(path=_utf8_path(file.path)) for file in files)
-        taken = _top_names(escaped)
-        published = _with_report_renamed(escaped, programs_report(taken))
+        programs_names = _top_names(escaped)
+        published = _with_report_renamed(escaped, programs_report(programs_names))
         _delete_outdated(destination, published, key, tick)
         destination.delete_broken_uploads({file.path for file in published.files})
-        done = 0
+        bytes_done = 0
         for file, target in zip(files, published.files, strict=True):
             holding.check()
             _upload(origin, destination, file, target, tick)
-            done += file.size
-            progress(done, published.size)
+            bytes_done += file.size
+            progress(bytes_done, published.size)
         holding.check_others()
-        destination.write_text(manifest_name(taken), signed(published, key))
+        destination.write_text(manifest_name(programs_names), signed(published, key))
     return published
 
 
@@ -110,12 +110,12 @@ def _utf8_path(path: str) -> str:
 
 def _complete(partial: Path, manifest: Manifest, key: str) -> Manifest:
     """Write the manifest into a copy, and rename a report.json of the program; return the manifest."""
-    taken = _top_names(manifest)
+    programs_names = _top_names(manifest)
     try:
-        if REPORT in taken:
-            (partial / REPORT).rename(partial / programs_report(taken))
-            manifest = _with_report_renamed(manifest, programs_report(taken))
-        with (partial / manifest_name(taken)).open("w") as file:
+        if REPORT in programs_names:
+            (partial / REPORT).rename(partial / programs_report(programs_names))
+            manifest = _with_report_renamed(manifest, programs_report(programs_names))
+        with (partial / manifest_name(programs_names)).open("w") as file:
             file.writelines(manifest.lines(run=key))
         disk.sync(partial)
     except FileNotFoundError as error:
@@ -146,18 +146,18 @@ def _delete_outdated(destination: Location, manifest: Manifest, key: str, tick: 
 
     Before the first file is deleted, the earlier manifest gets another name: only a complete folder has one.
     """
-    current = {(file.path, file.sha256) for file in manifest.files}
+    new_files = {(file.path, file.sha256) for file in manifest.files}
     # A file of this export may be there from a broken upload: _upload compares its content.
-    refuse_if_any(set(strangers(destination, key)) - {path for path, _ in current})
-    before = earlier(destination, key)
-    refuse_if_any(changed(destination, before, tick))
-    if before is None:
+    refuse_if_any(set(strangers(destination, key)) - {path for path, _ in new_files})
+    old_export = earlier(destination, key)
+    refuse_if_any(changed(destination, old_export, tick))
+    if old_export is None:
         return
-    if before.name != OUTDATED:
-        destination.write_text(OUTDATED, signed(before.manifest, key))
-        destination.remove(before.name)
-    for file in before.manifest.files:
-        if (file.path, file.sha256) not in current and destination.has(file.path):
+    if old_export.name != OUTDATED:
+        destination.write_text(OUTDATED, signed(old_export.manifest, key))
+        destination.remove(old_export.name)
+    for file in old_export.manifest.files:
+        if (file.path, file.sha256) not in new_files and destination.has(file.path):
             destination.remove(file.path)
     destination.remove(OUTDATED)
 

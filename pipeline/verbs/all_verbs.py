@@ -73,7 +73,7 @@ def new_run_id() -> str:
 def run_all(
     ctx: RunContext, listener: RunListener, trained: Callable[[Handle], None] = lambda _: None
 ) -> Report:
-    """Run all verbs of a run, clean up, and return the report.
+    """Run all verbs of a run, from prepare to the clean-up, and return the report.
 
     If a verb fails while the training may still run, the training continues, and the same run id attaches to
     it. A person can end it, by Ctrl-C or ``manycpu cancel``.
@@ -126,7 +126,11 @@ def _naming_what_stays(ctx: RunContext) -> Iterator[None]:
 
 
 def _after_prepare(ctx: RunContext, listener: RunListener, trained: Callable[[Handle], None]) -> Report:
-    """Run the verbs from stage to export, and clean up unless a verb failed while the training runs on."""
+    """Run the verbs from stage to export, then clean up and return the report.
+
+    If a verb fails while the training may still run, its error is raised without a clean-up. After a Ctrl-C,
+    the clean-up ends the training.
+    """
     failure: BaseException | None = None
     try:
         _stage_to_export(ctx, listener, trained)
@@ -153,26 +157,26 @@ def _end(ctx: RunContext, listener: RunListener, failure: BaseException | None) 
     interrupted = isinstance(failure, KeyboardInterrupt)
     try:
         with _reporting(listener, "cleanup"):
-            written = _clean_up(ctx, by="the terminal" if interrupted else None)
-            if written is None:  # an earlier process has cleaned up
-                written = read_report(ctx)
+            report = _clean_up(ctx, by="the terminal" if interrupted else None)
+            if report is None:  # an earlier process has cleaned up
+                report = read_report(ctx)
                 remember(ctx)
     except Exception as error:
         if interrupted and ctx.ledger.exists():
             error.add_note(_what_stays(ctx))
         raise error from failure
-    listener.report(written, report_path(ctx))
-    if interrupted:
+    listener.report(report, report_path(ctx))
+    if interrupted:  # raise an error of manycpu's in place of the Ctrl-C
         interrupt, failure = failure, CancelledError("interrupted; the training was ended")
         failure.__cause__ = interrupt
-    if failure is not None and not interrupted and written.state is RunState.SUCCEEDED:
+    if failure is not None and not interrupted and report.state is RunState.SUCCEEDED:
         _LOG.warning("the run has succeeded in spite of this error: %s", failure)
         failure = None
     if failure is not None:
-        if written.advice:
-            failure.add_note(written.advice)
+        if report.advice:
+            failure.add_note(report.advice)
         raise failure
-    return conclude_run(written)
+    return conclude_run(report)
 
 
 def _may_still_train(ctx: RunContext) -> bool:
@@ -204,6 +208,9 @@ def _clean_up(ctx: RunContext, by: str | None = None) -> Report | None:
     Args:
         ctx: The run.
         by: Who cancels its training before the clean-up, for the record; None: it is not cancelled.
+
+    Returns:
+        The report; None: an earlier process has already cleaned up the run.
     """
 
     def cancel_and_clean_up() -> Report | None:
@@ -246,7 +253,7 @@ def _stage_to_export(ctx: RunContext, listener: RunListener, trained: Callable[[
 
 @contextmanager
 def _reporting(listener: RunListener, verb: str) -> Iterator[None]:
-    """Report to the listener the begin of a verb, and, after the block, its seconds and its result."""
+    """Report to the listener that a verb begins; after the block, how many seconds it took and its result."""
     listener.begin(verb)
     started, result = time.monotonic(), "failed"
     try:

@@ -11,7 +11,7 @@ def cancel(ctx: RunContext, by: str, attempt: int | None = None) -> bool:
     Args:
         ctx: The run.
         by: Who ends it, for the record.
-        attempt: The attempt to end, if it is the present one; None: the present one.
+        attempt: The attempt to end; if it is not the present one, nothing is ended. None: the present one.
 
     Returns:
         Whether an attempt was running.

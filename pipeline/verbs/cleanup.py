@@ -115,7 +115,7 @@ def cleanup(
 
 
 def _is_superseded(ctx: RunContext, attempt: int | None) -> bool:
-    """Whether a later attempt than the given one began; None: it does not matter."""
+    """Whether an attempt later than ``attempt`` has begun; False if ``attempt`` is None."""
     return attempt is not None and ctx.ledger.read().attempt > attempt
 
 
@@ -144,16 +144,21 @@ def _is_exported(ctx: RunContext, entry: Entry) -> bool:
 
 
 def _report_without_ledger(ctx: RunContext, *, finished: bool = False) -> Report | None:
-    """Read the report of a run that is exported and has no ledger any more, but an unfinished clean-up.
+    """Read the report of a run whose ledger is deleted, if it was exported and its clean-up is unfinished.
 
-    With ``finished``, the clean-up may be finished too. None: this is no such run.
+    Args:
+        ctx: The run.
+        finished: Whether a run whose clean-up is finished counts as well.
+
+    Returns:
+        The report; None: the run is in another state, or its report or its model cannot be seen.
     """
     try:
         report = read_report(ctx)
     except ManycpuError:
         return None
-    record = report.verbs.get(CLEANUP)
-    is_unfinished = finished or record is None or record.result == "failed"
+    cleanup_record = report.verbs.get(CLEANUP)
+    is_unfinished = finished or cleanup_record is None or cleanup_record.result == "failed"
     # The name becomes part of a path that is deleted: an edited report must not choose another path.
     is_name_valid = report.name == run_name(report.name.removesuffix(ctx.key), ctx.key)
     if not is_name_valid or not is_unfinished or report.state is not RunState.SUCCEEDED:
@@ -164,25 +169,28 @@ def _report_without_ledger(ctx: RunContext, *, finished: bool = False) -> Report
 def _finish_half_done_cleanup(ctx: RunContext, tell: Callable[[Report], object]) -> Report | None:
     """Finish the clean-up of a run if an earlier process was killed after it had deleted the ledger.
 
-    Returns the report; None: this is no such run.
+    Returns the report; None: the run has no clean-up to finish.
     """
-    started, written = time.monotonic(), _report_without_ledger(ctx)
-    if written is None:
+    started, report = time.monotonic(), _report_without_ledger(ctx)
+    if report is None:
         return None
-    ctx = replace(ctx, name=written.name)  # the run may have begun under another name
-    result = _remove(ctx, written)
+    ctx = replace(ctx, name=report.name)  # the run may have begun under another name
+    result = _remove(ctx, report)
     entry = None  # what trackers need of the deleted ledger; None: an older version wrote the report
-    if written.began is not None:
-        update = {"attempt": written.attempts, "digests": written.digests, "image": written.image}
-        entry = ctx.new_entry(written.began).model_copy(update=update)
-    _complete(ctx, entry, written, started, result)
-    tell(written)
-    write_report(ctx, written)
-    return written
+    if report.began is not None:
+        update = {"attempt": report.attempts, "digests": report.digests, "image": report.image}
+        entry = ctx.new_entry(report.began).model_copy(update=update)
+    _complete(ctx, entry, report, started, result)
+    tell(report)
+    write_report(ctx, report)
+    return report
 
 
 def _remove(ctx: RunContext, written: Report) -> str:
-    """Delete what the run owns, list in the report what is left, and return the result of the verb."""
+    """Delete what the run owns, and list in the report what could not be deleted.
+
+    Returns the result of the verb cleanup: ``done``, or ``failed`` if something is left.
+    """
     written.kept = [item for item in written.kept if not ctx.driver.owns(ctx, item)]
     written.left_behind = ctx.driver.remove(ctx)
     return "failed" if written.left_behind else "done"
@@ -201,13 +209,13 @@ def _complete(ctx: RunContext, entry: Entry | None, written: Report, started: fl
 
 
 def remains(ctx: RunContext) -> Remains:
-    """Return what the run still holds of a training, by its ledger and the state of its present attempt.
+    """Find out what the run still holds of a training, from its ledger and the state of its attempt.
 
     Raises:
         ClusterError: The cluster does not answer.
     """
     entry = ctx.ledger.read()
-    if entry.attempt == 0:
+    if entry.attempt == 0:  # nothing was launched
         return Remains.NOTHING
     handle = ctx.driver.present_handle(ctx, entry)
     if entry.described().fruitless:  # the program may have written its model elsewhere in the run's folder
@@ -227,7 +235,7 @@ def remains(ctx: RunContext) -> Remains:
 
 
 def _remains_of_attempt(ctx: RunContext, entry: Entry, handle: Handle) -> Remains:
-    """Return what a run holds of an attempt whose end no verb has recorded, by its present state."""
+    """Find out what a run holds of an attempt from the attempt's state, as no verb recorded a success."""
     status = attempt_status(ctx, handle, entry)
     if not status.state.terminal:
         return Remains.RUNNING
@@ -280,7 +288,11 @@ def _keep_results(ctx: RunContext, left: Remains, *, keeps_all: bool) -> list[st
 
 
 def _advice_on_kept(ctx: RunContext, left: Remains, kept: list[str], until: float | None) -> str | None:
-    """Say what is kept, until when, how to resume the run, and what deletes it; None: it succeeded."""
+    """Say what is kept, until when, what the same run does with it, and what deletes it.
+
+    None: the run holds nothing of a training (``Remains.NOTHING``), so that no advice is needed.
+    ``until``: seconds since the epoch; None: without a time limit.
+    """
     if left is Remains.NOTHING:
         return None
     what = {
@@ -290,12 +302,12 @@ def _advice_on_kept(ctx: RunContext, left: Remains, kept: list[str], until: floa
         Remains.FAILED: "Its output and checkpoints are kept",
         Remains.FILES: "run.output is null, and what the program wrote is kept",
     }[left]
-    again = "continues from there" if left is not Remains.FILES else "with an output exports it"
+    effect = "continues from there" if left is not Remains.FILES else "with an output exports it"
     if left is Remains.MODEL and ctx.ledger.read().described().fruitless:
-        what, again = "Files that the program wrote outside of its output are kept", "trains again"
+        what, effect = "Files that the program wrote outside of its output are kept", "trains again"
     date = "" if until is None else time.strftime(" until %Y-%m-%d %H:%M UTC", time.gmtime(until))
     return (
-        f"{what}{date} in {first_of(kept)}. The same run (its --run-id, or its task cleared) {again}; "
+        f"{what}{date} in {first_of(kept)}. The same run (its --run-id, or its task cleared) {effect}; "
         f"`{ctx.deletion}` deletes it"
     )
 
@@ -321,14 +333,17 @@ def _draft_report(ctx: RunContext) -> Report:
     handle = ctx.driver.present_handle(ctx, entry)
     observed = ctx.driver.observed_of(ctx, handle) if handle else Observed()
     state, error = _state_and_error(ctx, entry, handle)
-    written = run_report.draft(entry, observed, state, error)
+    report = run_report.draft(entry, observed, state, error)
     if handle and (reason := unseen(ctx, entry, handle)):
-        written.state, written.error, written.export = RunState.FAILED, reason, None
-    return written
+        report.state, report.error, report.export = RunState.FAILED, reason, None
+    return report
 
 
 def _state_and_error(ctx: RunContext, entry: Entry, handle: Handle | None) -> tuple[RunState, str | None]:
-    """Return the final state of a run, and the error that made it fail; None: it succeeded."""
+    """Return the final state of a run, and the error that made it fail; None: it succeeded.
+
+    The error of the first verb that failed counts most, then a bad end of the attempt, then a missing verb.
+    """
     if _is_exported(ctx, entry):  # even if the evidence of the end is deleted already
         return RunState.SUCCEEDED, None
     error = next((record.error for record in entry.verbs.values() if record.result == "failed"), None)

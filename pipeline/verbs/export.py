@@ -48,11 +48,11 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
         else:
             manifest = ctx.driver.export(ctx, handle, progress)
             if not manifest.files:
-                before = ctx.ledger.read().export
-                if before is None or not seen(ctx, before):
+                earlier_export = ctx.ledger.read().export
+                if earlier_export is None or not seen(ctx, earlier_export):
                     raise _record_no_model(ctx, handle)
                 # An earlier try exported the model, and was killed while it deleted the files of the attempt.
-                return Exported(**before, metrics=ctx.driver.observed_of(ctx, handle).metrics)
+                return Exported(**earlier_export, metrics=ctx.driver.observed_of(ctx, handle).metrics)
         _warn_of_strays(ctx, handle)
         observed = ctx.driver.observed_of(ctx, handle)
         exported = Exported(
@@ -87,8 +87,8 @@ def _record_no_model(ctx: RunContext, handle: Handle) -> ExportError:
         entry.attempts[handle.attempt] = entry.described(handle.attempt).model_copy(
             update={"fruitless": True}
         )
-    elsewhere = ctx.driver.strays(ctx, entry, handle)
-    detail = f" to its output; {first_of(elsewhere)} came into being elsewhere" if elsewhere else ""
+    strays = ctx.driver.strays(ctx, entry, handle)
+    detail = f" to its output; {first_of(strays)} came into being elsewhere" if strays else ""
     return ExportError(
         f"the training succeeded, but the program wrote nothing{detail}",
         field="run.output",
@@ -133,7 +133,10 @@ def unseen(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
 
 
 def _why_not_visible(ctx: RunContext, digest: str) -> str | None:
-    """Explain why the exported model of a digest cannot be seen in the output; None: it can."""
+    """Explain why the exported model cannot be seen in the output; None: it can.
+
+    ``digest`` is that of the export's manifest, so a later model in the same place does not count.
+    """
     try:
         # In the cluster, a pod reads each file: a third name, of a program with two such files, is not tried.
         names = manifests((lambda _: False) if ctx.output_in_cluster else ctx.output.has)

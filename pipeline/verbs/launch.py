@@ -36,9 +36,9 @@ def launch(ctx: RunContext, staged: Staged, built: Built) -> tuple[Handle, bool]
 
 
 def edited(ctx: RunContext, handle: Handle, staged: Staged, built: Built) -> Finding | None:
-    """Warn about fields that were edited after an attempt was started; None: none were."""
+    """Return a warning that names the fields that were edited after an attempt was started; None: none."""
     recorded = ctx.ledger.read().attempts.get(handle.attempt)
-    if recorded is None:
+    if recorded is None:  # an older version of manycpu started it
         return None
     before, now = _fields_that_bind(recorded), _fields_that_bind(attempt_of(ctx, staged, built))
     names = [name for name in sorted(before | now) if before.get(name) != now.get(name)]

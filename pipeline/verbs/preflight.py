@@ -70,6 +70,7 @@ def preflight(ctx: RunContext) -> list[Finding]:
 
 
 def _program(ctx: RunContext) -> Findings:
+    """Check that the program exists: as a script here, as a module here or installed, or as a recipe."""
     kind, name = program.parse(ctx.run.program)
     if kind == "script" and Path(name).is_dir():
         yield Finding("run.program", f"{name} is a folder", "Give the script in it that trains")
@@ -111,11 +112,11 @@ def _main_file(ctx: RunContext) -> Findings:
     yield from process_findings(source, path.name, ctx.run.subprocesses, threads)
     with suppress(BadInputError):  # `_code` reports a wrong `run.code`
         yield from import_findings(ctx)
-    written = next(relative_writes(source, ctx.run.args), None) if ctx.run.output is None else None
-    if written is not None:
+    write = next(relative_writes(source, ctx.run.args), None) if ctx.run.output is None else None
+    if write is not None:
         yield Finding(
             "run.output",
-            f"{path.name} writes to {written.path!r} ({written.where}), in its working folder, which goes "
+            f"{path.name} writes to {write.path!r} ({write.where}), in its working folder, which goes "
             "with the run: run.output is null, and nothing is exported",
             "Give run.output, and have the program write to {output}, or $MANYCPU_OUTPUT",
             fatal=False,
@@ -124,7 +125,7 @@ def _main_file(ctx: RunContext) -> Findings:
 
 def _code(ctx: RunContext) -> Findings:
     """Check that the files of the program's folder can be read, and are not too many or too large."""
-    # Only for its errors. `_program` reports a script that does not exist.
+    # The calls are made for the errors that they raise. `_program` reports a script that does not exist.
     try:
         root, arguments = program_of(ctx)
         if root and root.is_dir() and (arguments[0] == "-m" or (root / arguments[0]).is_file()):
@@ -136,11 +137,14 @@ def _code(ctx: RunContext) -> Findings:
 
 
 def _recipe(ctx: RunContext) -> Findings:
-    """Check data and model of a recipe for faults that are certain; the recipe checks the rest."""
+    """Check data and model of a recipe, if they are on this machine, and some options.
+
+    The recipe itself checks the rest.
+    """
     run, options = ctx.run, _options(ctx)
     if options is None:
         return
-    # Options that name data or a model come before run.data and run.model.
+    # Options that name data or a model win over run.data and run.model, which are then not checked.
     data = None if any(map(options.get, _DATA_OPTIONS)) else _here(run.data)
     model = None if any(map(options.get, ("model_name_or_path", "model"))) else _here(run.model)
     try:
@@ -161,6 +165,11 @@ def _recipe(ctx: RunContext) -> Findings:
 
 
 def _hogwild(run: TrainingRun, data: Path | None, options: recipe_options.Options) -> Findings:
+    """Check that ``--mode shared``, the default, has one rank, and that MNIST's files are in ``data``.
+
+    Raises:
+        BadInputError: A file is missing.
+    """
     averaged = recipe_options.first(options, "mode") == "averaged"
     if not averaged and (run.nproc_per_node > 1 or run.nodes.most > 1):
         fix = "Add --mode averaged to run.args, or set run.nnodes and run.nproc_per_node to 1"
@@ -168,21 +177,28 @@ def _hogwild(run: TrainingRun, data: Path | None, options: recipe_options.Option
         message = f"--mode shared has one model in one rank's memory, and there are {ranks}"
         yield Finding("run.args", message, fix)
     if data:
-        files.find(data)
+        files.find(data)  # for its error
 
 
 def _check_images(run: TrainingRun, data: Path | None, options: recipe_options.Options) -> None:
-    named = run.data or run.env_from or "MANYCPU_DATA" in run.env or any(map(options.get, _DATA_OPTIONS))
-    if data or not named:
-        found = images.read(data, recipe_options.first(options, "label_pattern") or images.LABEL_PATTERN)
+    """Raise BadInputError if there are no images, or fewer than one batch for each rank.
+
+    ``data``: the folder of images; None: there is none on this machine. That is an error only if nothing in
+    the run can name images elsewhere.
+    """
+    is_named = run.data or run.env_from or "MANYCPU_DATA" in run.env or any(map(options.get, _DATA_OPTIONS))
+    if data or not is_named:
+        images_found = images.read(
+            data, recipe_options.first(options, "label_pattern") or images.LABEL_PATTERN
+        )
         batch = recipe_options.first(options, "batch_size") or str(images.BATCH_SIZE)
         if batch.isdecimal():
-            count = images.train_count(len(found.files))
+            count = images.train_count(len(images_found.files))
             images.check_sizes(count, int(batch), run.nodes.least * run.processes)
 
 
 def _here(url: str | None) -> Path | None:
-    """Return the path of a source on this machine; None: it is elsewhere, or missing."""
+    """Return the path of data or a model on this machine; None: ``url`` is None, elsewhere, or missing."""
     with suppress(BadInputError):  # `_data` reports it
         path = Location.of(url, "run.data").local if url else None
         return path if path and path.exists() else None
@@ -190,7 +206,7 @@ def _here(url: str | None) -> Path | None:
 
 
 def _options(ctx: RunContext) -> recipe_options.Options | None:
-    """Read the options of a recipe; None: the program is no recipe, or a file with options is not here."""
+    """Read a recipe's options; None: the program is no recipe, or its file of options cannot be read here."""
     if ctx.run.program not in program.RECIPES:
         return None
     try:
@@ -200,28 +216,28 @@ def _options(ctx: RunContext) -> recipe_options.Options | None:
 
 
 def _recipe_arguments(ctx: RunContext) -> Findings:
-    """Have a recipe judge its options and base checkpoint, in another process, because it imports torch.
+    """Have a recipe check its own options and base checkpoint, in another process, because it imports torch.
 
-    If the ranks run on this machine, that is left to them: they begin as soon.
+    If the ranks run on this machine, they do this check: they start as soon as that process would.
     """
     run, recipe = ctx.run, program.parse(ctx.run.program)
     if not run.args or _options(ctx) is None or ctx.target.is_this_machine:
         return
     model = str(_here(run.model) or run.model or "")
     env = {"MANYCPU_OUTPUT": "output", "MANYCPU_DTYPE": run.dtype or "auto", "MANYCPU_MODEL": model}
-    with suppress(LaunchError):  # a machine that is busy
+    with suppress(LaunchError):  # on a busy machine, the process may take too long
         question = json.dumps({"recipe": recipe.name, "argv": run.args, "env": env}).encode()
         command = [sys.executable, "-P", "-m", recipes.__name__]
-        answered = commands.run(command, timeout=_PARSER_TIMEOUT_S, input=question)
-        if answered.code == 0:  # else this machine lacks packages of the recipe
-            yield from (Finding(**wrong) for wrong in json.loads(answered.out.splitlines()[-1]))
+        process_result = commands.run(command, timeout=_PARSER_TIMEOUT_S, input=question)
+        if process_result.code == 0:  # else this machine lacks packages of the recipe
+            yield from (Finding(**fields) for fields in json.loads(process_result.out.splitlines()[-1]))
 
 
 def _sources(ctx: RunContext) -> Findings:
-    """Find that a recipe on transformers has no data, no base checkpoint, or only a part of one's files."""
+    """Check that a recipe on transformers has data and a base checkpoint, with all files of the latter."""
     run, options = ctx.run, _options(ctx)
     if run.program not in ("question_answering", "causal_lm") or options is None or run.env_from:
-        return  # also because a Secret of env_from may name them
+        return  # env_from: a Secret may have variables that name data and model
     if not run.data and "MANYCPU_DATA" not in run.env and not any(map(options.get, _DATA_OPTIONS)):
         fix = "Name a folder or a file there, or give --dataset_name or --train_file in run.args"
         yield Finding("run.data", "there is no data set", fix)
@@ -236,6 +252,7 @@ def _sources(ctx: RunContext) -> Findings:
 
 
 def _data(ctx: RunContext) -> Findings:
+    """Check the sources run.data and run.model."""
     yield from _source(ctx.run.data, "run.data", ctx.base)
     yield from _source(ctx.run.model, "run.model", ctx.base)
     protocol, _, name = (ctx.run.data or "").partition("://")
@@ -245,7 +262,10 @@ def _data(ctx: RunContext) -> Findings:
 
 
 def _source(url: str | None, field: str, base: Path) -> Findings:
-    """Check that a source exists, is not empty, and can be copied; of a URL, only that it is no web page."""
+    """Check that a source of data or of a model exists, is not empty, and can be copied.
+
+    Of a URL, check only that it is no web page.
+    """
     if url is None:
         return
     try:
@@ -278,12 +298,16 @@ def _source(url: str | None, field: str, base: Path) -> Findings:
 
 
 def _unreadable(field: str, error: Exception, url: str | None = None) -> Finding:
+    """Make a finding of an error of reading; the secrets of ``url`` are hidden in its message."""
     reason = without_secrets(str(error) or type(error).__name__, url)
     return Finding(field, f"not all of it can be read: {reason}", "See that it can, from here")
 
 
 def _output(ctx: RunContext) -> Findings:
-    """Check that the output is no file, and has no files that this run did not write; a recipe needs one."""
+    """Check that the output is no file, and has no files that this run did not write.
+
+    A recipe, except hogwild, must have an output.
+    """
     if ctx.run.output is None and ctx.run.program in program.RECIPES and ctx.run.program != "hogwild":
         message = f"run.output is null, and {ctx.run.program} writes a model"
         yield Finding("run.output", message, "Give a folder or a URL for it")
@@ -298,8 +322,8 @@ def _output(ctx: RunContext) -> Findings:
             for name in transfer.strangers(output, ctx.key)[:1]:
                 yield not_empty_finding(ctx, name, output.read_text(REPORT))
         elif output.exists():
-            own = transfer.for_people(output)
-            names = [item.path for item in output.items() if item.path not in own]
+            manycpu_files = transfer.for_people(output)
+            names = [item.path for item in output.items() if item.path not in manycpu_files]
             if finding := occupied(ctx, names, output.read_text(REPORT)):
                 yield finding
     except BadInputError as error:
@@ -309,15 +333,19 @@ def _output(ctx: RunContext) -> Findings:
 
 
 def _places(ctx: RunContext) -> Findings:
-    """Find an output or checkpoints where manycpu deletes files, or where the next run would stage them."""
+    """Check that output and checkpoints are not in manycpu's own folders, where it deletes files.
+
+    The output must not be in run.data or run.model either: the next run would stage its files.
+    """
     home = ctx.driver.home(ctx)
-    own = [home.resolve() / name for name in OWN_FOLDERS] if home else []
+    own_folders = [home.resolve() / name for name in OWN_FOLDERS] if home else []
     with suppress(BadInputError):  # `_output` reports it
         output = ctx.output.local
         for field, path in (("output", output), ("checkpoints", ctx.run.checkpoints)):
             place = path and Path(path).resolve()
-            is_home = place in {each.parent for each in own}
-            if place and (is_home or any(map(place.is_relative_to, own))):
+            # The folder that contains manycpu's own folders is refused too.
+            is_home = place in {folder.parent for folder in own_folders}
+            if place and (is_home or any(map(place.is_relative_to, own_folders))):
                 message = f"{path} is where manycpu keeps its own, and deletes it"
                 yield Finding(f"run.{field}", message, "Give a folder elsewhere")
         for field in ("data", "model"):
@@ -352,6 +380,7 @@ def _writable(ctx: RunContext) -> Findings:
 
 
 def _checkpoints(ctx: RunContext) -> Findings:
+    """Check that run.checkpoints is no URL."""
     folder = ctx.run.checkpoints
     if folder is not None and is_remote(folder):
         fix = "Give a folder that the nodes have, such as one of a shared disk"
@@ -359,7 +388,7 @@ def _checkpoints(ctx: RunContext) -> Findings:
 
 
 def _logins(ctx: RunContext) -> Findings:
-    """Find URLs with the name of a login that pods would have to know."""
+    """Find URLs with a login that pods do not have: its name on this machine, or credentials for S3."""
     for field in ("data", "model", "output"):
         url = getattr(ctx.run, field)
         if not ctx.target.has_image or not url:
@@ -390,8 +419,9 @@ def _placeholders(ctx: RunContext) -> Findings:
 def _secret_arguments(ctx: RunContext) -> Findings:
     """Warn of a secret among the arguments of the program."""
     shown = redacted_options(ctx.run.args)
-    changed = next((at for at, word in enumerate(shown) if word != ctx.run.args[at]), None)
+    changed = next((index for index, word in enumerate(shown) if word != ctx.run.args[index]), None)
     if changed is not None:
+        # The hidden word with the word before it, which may be the option.
         option = " ".join(shown[max(changed - 1, 0) : changed + 1])
         message = f"{option} is a secret: `ps` shows it, and on Kubernetes the job and its pods do"
         fix = "Have the program read it from a variable: put it into run.env or run.env_from"

@@ -32,7 +32,7 @@ def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Findin
     try:
         entry: Entry = ctx.ledger.open(ctx.new_entry(time.time()))
     except BaseException:
-        if not ctx.ledger.exists():  # else the claim belongs to the run, which continues
+        if not ctx.ledger.exists():  # otherwise the run has begun, and its claim must stay
             release(ctx)
         raise
     if entry.attempt + 1 in entry.cancelled:  # a person cancelled an earlier try, before its launch
@@ -41,6 +41,6 @@ def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Findin
     if "prepare" not in entry.verbs:
         with ctx.ledger.timed("prepare") as record:
             record.seconds = 0
-        with ctx.ledger.update() as entry:  # the seconds from before there was a ledger, too
+        with ctx.ledger.update() as entry:  # with the seconds before the ledger existed
             entry.verbs["prepare"].seconds = time.monotonic() - started
     return findings

@@ -50,8 +50,8 @@ def write_report(ctx: RunContext, report: Report) -> None:
     text = run_report.as_json(report)
     has_page = report.state.terminal and not ctx.output_in_cluster and ctx.output.local is not None
     try:
-        is_first = has_page and fields_of(ctx.output.read_text(REPORT)).get("key") != ctx.key
-        if has_page and not is_first:
+        page_comes_last = has_page and fields_of(ctx.output.read_text(REPORT)).get("key") != ctx.key
+        if has_page and not page_comes_last:
             _write_page(ctx, report)
         ctx.driver.write_report(ctx, text)
     except Exception as error:
@@ -62,7 +62,7 @@ def write_report(ctx: RunContext, report: Report) -> None:
             field="run.output",
             fix="Mend the output, and run again with the same run id",
         ) from error
-    if is_first:
+    if page_comes_last:
         _write_page(ctx, report)
     if report.state.terminal and not ctx.output_in_cluster:
         release(ctx)
@@ -92,7 +92,7 @@ def log_of(ctx: RunContext, handle: Handle) -> str:
 
 
 def write_log(ctx: RunContext, text: str) -> str | None:
-    """Write run.log beside the report, unless it is empty; returns what went wrong."""
+    """Write run.log beside the report, unless ``text`` is empty; return what went wrong, None: nothing."""
     try:
         if text:
             ctx.driver.write_beside(ctx, LOG, text)

@@ -36,9 +36,13 @@ _WRITES: Final = set("wax")  # in the mode of open()
 
 
 def process_findings(source: str, name: str, subprocesses: int, threads: int | None) -> Iterator[Finding]:
-    """Find mistakes in how a program's main file (``name``) starts processes, as warnings.
+    """Yield a warning for each kind of mistake in how a program's main file starts processes.
 
-    ``threads`` are those of a rank in the CPU plan; None: unknown.
+    Args:
+        source: The text of the file.
+        name: The name of the file, for messages.
+        subprocesses: ``run.subprocesses``.
+        threads: The threads of each computing process in the CPU plan; None: unknown.
     """
     try:
         program = _Program(source)
@@ -109,7 +113,7 @@ class _Program:
         return self._name(call.func) in _MAKE_THREADS or getattr(call.func, "attr", "") == "backward"
 
     def too_many_threads(self, threads: int | None) -> _Mistake | None:
-        """Find a statement that sets more threads than the CPU plan."""
+        """Find a statement that sets more threads than the CPU plan's ``threads``; None: they are unknown."""
         for node in ast.walk(self.tree):
             value: ast.expr | None = None
             if isinstance(node, ast.Call) and self._name(node.func) == _SET_THREADS:
@@ -135,14 +139,15 @@ class _Program:
                 imported.append(node.module or "")
         imports_torch = any(name.split(".")[0] == "torch" for name in imported)
         sets_threads = any(self._name(call.func) == _SET_THREADS for call in calls)
+        # Then the processes are counted, or cannot compute with more threads than planned.
         if subprocesses > 1 or threads == 1 or sets_threads or not imports_torch:
             return None
         for call in calls:
             if self._name(call.func) in _STARTERS:
-                each = f"{threads} threads" if threads else "threads"
+                amount = f"{threads} threads" if threads else "threads"
                 return _Mistake(
                     call.lineno,
-                    f"processes are started, and run.subprocesses is 1: each takes the {each} of its rank",
+                    f"processes are started, and run.subprocesses is 1: each takes the {amount} of its rank",
                     "Set run.subprocesses to the number of processes that compute at a time",
                 )
         return None
@@ -153,7 +158,8 @@ class _Program:
             return {alias.asname: _without_torch(alias.name) for alias in node.names if alias.asname}
         if isinstance(node, ast.ImportFrom):
             return {
-                each.asname or each.name: _without_torch(f"{node.module}.{each.name}") for each in node.names
+                imported.asname or imported.name: _without_torch(f"{node.module}.{imported.name}")
+                for imported in node.names
             }
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name = self._name(node.value)
@@ -189,7 +195,7 @@ class _Program:
         return None
 
     def _start_method(self, start: ast.Call) -> object:
-        """Find the start method of processes; None: the file sets none, or several."""
+        """Find the start method of the call ``start``, as a text; None: the file sets none, or several."""
         if self._name(start.func) == _ALWAYS_SPAWN:
             return "spawn"
         methods = set()  # all that the file sets, anywhere
@@ -209,15 +215,17 @@ def _without_torch(name: str) -> str:
 
 
 def _constant(node: ast.expr | None) -> object:
+    """Return the value of a constant; None: the expression is something else, or missing."""
     return node.value if isinstance(node, ast.Constant) else None
 
 
 def _calls(nodes: Iterable[ast.AST]) -> list[ast.Call]:
+    """Select the calls among nodes."""
     return [node for node in nodes if isinstance(node, ast.Call)]
 
 
 def _executed_nodes(body: Iterable[ast.AST], *, guarded: bool) -> Iterator[ast.AST]:
-    """Walk the nodes that a block executes.
+    """Yield the nodes of the source that run when a block runs.
 
     Bodies of functions are left out; blocks of ``if __name__ == "__main__"`` are too, unless ``guarded``.
     """
@@ -240,7 +248,7 @@ class Written(NamedTuple):
 
 
 def relative_writes(source: str, args: Sequence[str] = ()) -> Iterator[Written]:
-    """Find the relative paths that a program writes to, in its arguments and in its source.
+    """Yield the relative paths that a program writes to, first in its arguments, then in its source.
 
     >>> list(relative_writes("torch.save(model, 'model.pt')", ["--output_dir", "out"]))
     [Written(path='out', where='--output_dir'), Written(path='model.pt', where='line 1')]
@@ -269,6 +277,7 @@ def _output_options(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _option_name(option: str) -> str:
+    """Return an option's name as Python's parameters have it: ``output_dir`` for ``--output-dir``."""
     return option.lstrip("-").replace("-", "_")
 
 
@@ -287,8 +296,8 @@ def _relative_paths_written(call: ast.Call, given_options: set[str]) -> Iterator
         inner = getattr(call.func, "value", None)  # Path(...), whose argument is the path
         paths = [*map(_text, inner.args[:1])] if isinstance(inner, ast.Call) else []
     elif name == "add_argument":
-        of_output = _option_name((texts[0] if texts else None) or "") in _OPTIONS - given_options
-        paths = [keywords.get("default")] if of_output else []
+        names_output = _option_name((texts[0] if texts else None) or "") in _OPTIONS - given_options
+        paths = [keywords.get("default")] if names_output else []
     else:
         paths = [keywords.get(option) for option in _OPTIONS - given_options]
         if name in _SAVE:

@@ -8,7 +8,9 @@ Progress = Callable[[int, int], None]
 
 
 def stage(ctx: RunContext, progress: Progress = lambda *_: None) -> Staged:
-    """Copy data and base model to the volume, verified, unless a copy exists; a retry resumes a partial copy.
+    """Copy data and base model to where the ranks read them, and verify the copies.
+
+    A copy that exists is used again, and a partial copy is resumed.
 
     Raises:
         StageError: A source changed or cannot be read, or the volume is full.

@@ -48,7 +48,7 @@ def wait(ctx: RunContext, handle: Handle, *listeners: RankListener) -> Status:
             if status.state.terminal:
                 flush(listeners)
                 return outcome(watching.ctx, status, watching.observed)
-            if not watching.behind:
+            if not watching.behind:  # else there is more to read at once
                 time.sleep(POLL)
 
 

@@ -35,7 +35,7 @@ def describe_wait() -> str:
 
 @functools.cache
 def register() -> None:
-    """Register the backend, once.
+    """Make the backend ``ccl`` known to torch, once; build it first where that is needed.
 
     Raises:
         UnavailableError: The backend cannot be used; the message says why, and what to do.
@@ -70,14 +70,16 @@ def _create_group(module: ModuleType, store: Store, rank: int, size: int, timeou
     """Create a group, as torch.distributed asks for it on each of the group's ranks."""
     environment.apply()
     connect_timeout = max(timeout, _MIN_CONNECT_TIMEOUT)
-    met = peers.connect(store, rank, size, connect_timeout, environment.address())
-    own = PrefixStore(met.token, store)  # has no keys of an earlier meeting
-    # It does what oneCCL lacks.
-    gloo = dist.ProcessGroupGloo(PrefixStore("gloo", own), rank, size, connect_timeout)
-    shared = peers.share(own, rank, size, connect_timeout, module.PART)
-    descriptors = [connection.detach() for connection in met.connections]
+    rank_links = peers.connect(store, rank, size, connect_timeout, environment.address())
+    meeting_store = PrefixStore(rank_links.token, store)  # has no keys of an earlier meeting
+    # gloo does what oneCCL lacks.
+    gloo = dist.ProcessGroupGloo(PrefixStore("gloo", meeting_store), rank, size, connect_timeout)
+    memory = peers.share(meeting_store, rank, size, connect_timeout, module.PART)
+    descriptors = [connection.detach() for connection in rank_links.connections]
     leftovers.sweep()  # first: libfabric would reuse the region of a dead process with this process' id
     try:
-        return module.create(own, rank, size, timeout, connect_timeout, descriptors, met.names, shared, gloo)
+        return module.create(
+            meeting_store, rank, size, timeout, connect_timeout, descriptors, rank_links.names, memory, gloo
+        )
     finally:
-        leftovers.claim()
+        leftovers.claim()  # libfabric has made the regions of this group, perhaps also where it failed

@@ -73,7 +73,10 @@ def load() -> ModuleType:
 
 
 def built() -> Path:
-    """Find the library, or build it; if several processes need it, one builds and the others wait."""
+    """Return the path of the backend's library, and build it where it is missing.
+
+    If several processes need it, one builds it and the others wait.
+    """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise UnavailableError(f"oneCCL exists for Linux on x86_64, not for {platform.platform()}; use gloo")
     oneccl, compiler = find_oneccl(), find_compiler()
@@ -94,17 +97,17 @@ def built() -> Path:
         ) from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not library.exists():
+        if not library.exists():  # else another process has built it while this one waited
             _build_unless_failed(library, oneccl, compiler)
     return library
 
 
 def is_to_be_built() -> bool:
-    """Whether the library is still to be compiled."""
+    """Whether :func:`built` would have to compile the library; UnavailableError: it could not."""
     oneccl, compiler = find_oneccl(), find_compiler()
     folder = folder_of(cache(), oneccl, compiler)
     if compiler is None:
-        _built_elsewhere(folder)
+        _built_elsewhere(folder)  # raises if there is no library
         return False
     return not (folder / f"{NAME}.so").exists()
 
@@ -119,8 +122,8 @@ def folder_of(base: Path, oneccl: OneCcl, compiler: Compiler | None) -> Path:
     """Name a build's folder: a digest of torch, oneCCL, Python, flags and source, then of the compiler."""
     # When one of these changes, even a comment in the source, every machine builds it again.
     source = [path.read_text() for path in sorted(SOURCE.iterdir())]
-    made_for = [torch.__version__, oneccl.version, str(sysconfig.get_config_var("SOABI")), *_FLAGS, *source]
-    return base / "ccl" / f"{_digest(made_for)}-{_digest([compiler.version]) if compiler else 'none'}"
+    inputs = [torch.__version__, oneccl.version, str(sysconfig.get_config_var("SOABI")), *_FLAGS, *source]
+    return base / "ccl" / f"{_digest(inputs)}-{_digest([compiler.version]) if compiler else 'none'}"
 
 
 def _digest(words: list[str]) -> str:
@@ -192,7 +195,10 @@ def _built_elsewhere(folder: Path) -> Path:
 
 
 def _build_unless_failed(library: Path, oneccl: OneCcl, compiler: Compiler) -> None:
-    """Build, unless another rank of the same attempt has failed to: else each rank would try in turn."""
+    """Build the library, unless another rank of the same attempt has failed to.
+
+    Else the ranks would try one after the other, each for up to minutes. The next attempt tries again.
+    """
     attempt = [os.environ.get("MANYCPU_RUN"), os.environ.get("MANYCPU_ATTEMPT")]
     failure = library.with_name("failed.json")
     failed_attempt, reason = json.loads(failure.read_text()) if failure.exists() else (None, "")
@@ -205,7 +211,7 @@ def _build_unless_failed(library: Path, oneccl: OneCcl, compiler: Compiler) -> N
         _compile(_command(built, oneccl, compiler))
         built.replace(library)  # atomic: no process sees half of it
     except UnavailableError as error:
-        if None not in attempt:
+        if None not in attempt:  # outside of a run there are no other ranks to spare
             failure.write_text(json.dumps([attempt, error.args[0]]))
         raise
     finally:
@@ -214,16 +220,17 @@ def _build_unless_failed(library: Path, oneccl: OneCcl, compiler: Compiler) -> N
 
 
 def _command(library: Path, oneccl: OneCcl, compiler: Compiler) -> list[str]:
-    python = Path(sysconfig.get_path("include"))
-    if not (python / "Python.h").exists():
+    """Build the compiler's command line; UnavailableError: Python's headers are missing."""
+    python_headers = Path(sysconfig.get_path("include"))
+    if not (python_headers / "Python.h").exists():
         raise UnavailableError(
-            f"there is no {python / 'Python.h'}, which the backend is compiled with; "
+            f"there is no {python_headers / 'Python.h'}, which the backend is compiled with; "
             "install Python's headers (Debian: apt-get install python3-dev), or build where they are: "
             "python -m manycpu.pipeline.node.ccl"
         )
     torch_folder = Path(torch.__file__).parent
     torch_headers = torch_folder / "include"
-    headers = [oneccl.include, torch_headers, torch_headers / "torch/csrc/api/include", python]
+    headers = [oneccl.include, torch_headers, torch_headers / "torch/csrc/api/include", python_headers]
     return [
         compiler.path,
         *_FLAGS,
@@ -239,6 +246,7 @@ def _command(library: Path, oneccl: OneCcl, compiler: Compiler) -> list[str]:
 
 
 def _compile(command: list[str]) -> None:
+    """Run the compiler; UnavailableError: it failed, or was not done after ten minutes."""
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_COMPILE_LIMIT_S)
     except subprocess.TimeoutExpired as error:

@@ -56,11 +56,11 @@ def settings(  # noqa: PLR0913 - everything that they depend on
         system_has_fabric: Whether the system has a libfabric, which Intel MPI then uses.
     """
     # If the launcher belongs to an installation of Intel MPI, use the library of that installation.
-    of_launcher = Path(environ.get("I_MPI_ROOT", "")) / "lib" / mpi.name
-    used = of_launcher if environ.get("I_MPI_ROOT") and of_launcher.exists() else mpi
+    launchers_mpi = Path(environ.get("I_MPI_ROOT", "")) / "lib" / mpi.name
+    mpi_library = launchers_mpi if environ.get("I_MPI_ROOT") and launchers_mpi.exists() else mpi
     variables = _FIXED | {
         "CCL_OFI_LIBRARY_PATH": str(fabric),
-        "CCL_MPI_LIBRARY_PATH": str(used),
+        "CCL_MPI_LIBRARY_PATH": str(mpi_library),
         "FI_PROVIDER_PATH": str(fabric.parent),
         "CCL_KVS_IFACE": interface,
         "FI_TCP_IFACE": interface,
@@ -68,9 +68,9 @@ def settings(  # noqa: PLR0913 - everything that they depend on
     # Intel's mpirun has started the rank: that of MPICH is a hydra too, but sets no variable with I_MPI_.
     if rank.launcher == "hydra" and any(name.startswith("I_MPI_") for name in environ):
         # Intel MPI looks for libfabric among the system's libraries, but impi-rt has it beside MPI's library.
-        beside = used.with_name(fabric.name)
-        of_mpi = {"I_MPI_OFI_LIBRARY": str(beside)} if beside.exists() and not system_has_fabric else {}
-        return variables | of_mpi | {"CCL_ATL_TRANSPORT": "mpi", "CCL_ALLTOALLV": _ALLTOALLV}
+        beside = mpi_library.with_name(fabric.name)
+        setting = {"I_MPI_OFI_LIBRARY": str(beside)} if beside.exists() and not system_has_fabric else {}
+        return variables | setting | {"CCL_ATL_TRANSPORT": "mpi", "CCL_ALLTOALLV": _ALLTOALLV}
     return variables | {
         "CCL_ATL_TRANSPORT": "ofi",
         "CCL_PROCESS_LAUNCHER": "none",
@@ -86,7 +86,7 @@ def interface() -> str:
 
 
 def address() -> str:
-    """Find this host's address on the interface that :func:`interface` names."""
+    """Find this host's address on the interface that :func:`interface` names, IPv4 if it has one."""
     addresses = psutil.net_if_addrs().get(interface(), [])
     for kind in (socket.AF_INET, socket.AF_INET6):
         for candidate in addresses:
@@ -96,5 +96,6 @@ def address() -> str:
 
 
 def _towards_master() -> str:
+    """Return the address by which this host reaches the meeting point, MASTER_ADDR."""
     master, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT", "1")
     return address_towards(master, int(port))

@@ -51,6 +51,7 @@ def release() -> None:
     """Delete the regions of this process that are still there."""
     for path, descriptor in _claimed.items():
         with suppress(OSError):
+            # Another process may have a new region under the name of a region that is gone.
             if os.path.samestat(path.lstat(), os.fstat(descriptor)):
                 path.unlink()
         os.close(descriptor)
@@ -58,14 +59,14 @@ def release() -> None:
 
 
 def _delete_if_left(path: Path) -> None:
-    """Delete a region that has lost its owner; OSError: it has not, or that is not known."""
+    """Delete a region whose owner has ended; OSError: the owner still runs, or is not known."""
     descriptor = _opened(path)
     try:
-        seen = os.fstat(descriptor)
-        if seen.st_uid != os.getuid() or not seen.st_mode & _MARK:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.getuid() or not status.st_mode & _MARK:
             raise PermissionError(f"{path} has no known owner")
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(path.lstat(), seen):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while the owner runs
+        if not os.path.samestat(path.lstat(), status):
             raise FileNotFoundError(f"{path} is another file now")
         path.unlink()
     finally:

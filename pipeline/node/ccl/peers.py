@@ -32,7 +32,10 @@ _CLOEXEC: Final = 1  # MFD_CLOEXEC
 
 
 class Peers(NamedTuple):
-    """Connections, the ranks at their other ends by name, and a token of this meeting of the group alone."""
+    """A rank's connections, the names of the ranks at their other ends, and a token of this meeting alone.
+
+    Rank 0 has a connection with every other rank, in the order of ranks; the others have one with rank 0.
+    """
 
     connections: list[socket.socket]
     names: list[str]
@@ -64,16 +67,19 @@ def _name() -> str:
 
 
 def _serve(store: Store, size: int, deadline: float, address: str) -> Peers:
-    """Accept a connection of every other rank; returns them in the order of ranks."""
+    """On rank 0: publish where it listens, and accept a connection of every other rank.
+
+    A TimeoutError names the ranks that did not come by the deadline.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     token = secrets.token_hex(8)
-    came: dict[int, tuple[socket.socket, str]] = {}
+    joined: dict[int, tuple[socket.socket, str]] = {}
     with socket.create_server((address, 0), family=family, backlog=size) as server:
         store.set(_KEY, f"{address} {server.getsockname()[1]} {token} {_name()}")
-        while len(came) < size - 1:
-            missing = [str(other) for other in range(1, size) if other not in came]
-            who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
-            server.settimeout(_seconds_left(deadline, f"{who} of the group did not come"))
+        while len(joined) < size - 1:
+            missing = [str(other) for other in range(1, size) if other not in joined]
+            missing_ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
+            server.settimeout(_seconds_left(deadline, f"{missing_ranks} of the group did not come"))
             try:
                 link, _ = server.accept()
             except TimeoutError:
@@ -84,12 +90,13 @@ def _serve(store: Store, size: int, deadline: float, address: str) -> Peers:
             except (OSError, ValueError):
                 link.close()  # of a program that is not in the group; a rank that was late connects again
                 continue
-            came[rank] = (link, name)
-    ordered = [came[rank] for rank in sorted(came)]
+            joined[rank] = (link, name)
+    ordered = [joined[rank] for rank in sorted(joined)]
     return Peers([link for link, _ in ordered], [name for _, name in ordered], token)
 
 
 def _seconds_left(deadline: float, why: str) -> float:
+    """Return the seconds until a deadline; if it has passed, raise a TimeoutError that says ``why``."""
     seconds = deadline - time.monotonic()
     if seconds <= 0:
         raise TimeoutError(f"ccl: {why} in time")
@@ -97,11 +104,14 @@ def _seconds_left(deadline: float, why: str) -> float:
 
 
 def _greeting(link: socket.socket, token: str, deadline: float) -> tuple[int, str]:
-    """Read which rank has connected, and welcome it; ValueError: it is another program."""
+    """Read which rank has connected, and welcome it; returns its number in the group and its name.
+
+    A program that does not send the token, which is in the group's store, is a ValueError.
+    """
     link.settimeout(_seconds_left(deadline, "a rank of the group connected and did not say which it is"))
     with link.makefile("r", encoding="utf-8", newline="\n") as stream:
-        greeting, rank, name = stream.readline(512).rstrip("\n").split(" ", 2)
-    if not secrets.compare_digest(greeting, token):
+        sent_token, rank, name = stream.readline(512).rstrip("\n").split(" ", 2)
+    if not secrets.compare_digest(sent_token, token):
         raise ValueError("not one of the group")
     link.sendall(_WELCOME)
     _tune(link)
@@ -109,7 +119,7 @@ def _greeting(link: socket.socket, token: str, deadline: float) -> tuple[int, st
 
 
 def _join(store: Store, rank: int, deadline: float) -> Peers:
-    """Connect to rank 0, whose address and token are in the store."""
+    """On every other rank: connect to rank 0, whose address and token are in the store."""
     store.wait([_KEY], timedelta(seconds=_seconds_left(deadline, "rank 0 of the group did not come")))
     while True:
         # Read it in each try: torchrun may have replaced rank 0, and the store still have the old address.
@@ -127,7 +137,10 @@ def _join(store: Store, rank: int, deadline: float) -> Peers:
 
 
 def _tune(link: socket.socket) -> None:
-    """Enable keepalives, so that the kernel notices within a minute that a whole host is gone."""
+    """Prepare a connection for collectives: no timeout, no delay of small packets, and keepalives.
+
+    By keepalives the kernel notices within a minute that a whole host is gone.
+    """
     link.settimeout(None)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -143,23 +156,26 @@ def share(store: Store, rank: int, size: int, timeout: timedelta, part: int) -> 
     """
     if size == 1:
         return None
-    own = PrefixStore("memory", store)
-    memory = _offer(own, size, timeout, part) if rank == 0 else _accept(own, rank, timeout, part)
-    if memory is None or own.get(_VERDICT).decode() == _YES:
+    keys = PrefixStore("memory", store)
+    memory = _offer(keys, size, timeout, part) if rank == 0 else _accept(keys, rank, timeout, part)
+    if memory is None or keys.get(_VERDICT).decode() == _YES:
         return memory
     os.close(memory)
     return None
 
 
 def _offer(store: Store, size: int, timeout: timedelta, part: int) -> int | None:
-    """Create the memory, collect the answers of all ranks, and publish whether all have it."""
+    """On rank 0: create the memory, collect the answers of all ranks, and publish whether all have it.
+
+    Returns a descriptor, or None if it could not be created; the caller reads the verdict.
+    """
     memory, answer = None, _YES
     try:
         memory = _create_nameless(f"manycpu-{secrets.token_hex(8)}")
         os.ftruncate(memory, size * part)
         _reserve(memory, 0, part)
-        place = Path(f"/proc/{os.getpid()}/fd/{memory}")  # where other processes can open it
-        store.set(_OFFER, f"{_host()}\n{place}\n{place.readlink()}")
+        fd_path = Path(f"/proc/{os.getpid()}/fd/{memory}")  # where other processes can open it
+        store.set(_OFFER, f"{_host()}\n{fd_path}\n{fd_path.readlink()}")
     except OSError as error:
         answer = str(error)
         store.set(_OFFER, _ELSEWHERE)
@@ -167,23 +183,26 @@ def _offer(store: Store, size: int, timeout: timedelta, part: int) -> int | None
     store.wait(others, timeout)
     all_answers = {answer, *(store.get(rank).decode() for rank in others)}
     store.set(_VERDICT, _YES if all_answers == {_YES} else _ELSEWHERE)
-    faults = all_answers - {_YES, _ELSEWHERE}
+    faults = all_answers - {_YES, _ELSEWHERE}  # a rank on another host is no fault, and needs no warning
     if faults:
         _warn(f"ccl: the ranks of this host share no memory, so that collectives are slower: {min(faults)}")
     return memory
 
 
 def _accept(store: Store, rank: int, timeout: timedelta, part: int) -> int | None:
-    """Open the memory that rank 0 offers, if it is of this host; answer, and wait for the verdict."""
+    """On every other rank: open the memory of rank 0, if that is on this host; answer, and await the verdict.
+
+    Returns a descriptor, or None if it could not be opened.
+    """
     memory, answer = None, _ELSEWHERE
     store.wait([_OFFER], timeout)
     offer = store.get(_OFFER).decode().split("\n")
     if offer[0] == _host():
         try:
-            place = Path(offer[1])
-            if str(place.readlink()) != offer[2]:  # no other memory has that name: open nothing else
-                raise FileNotFoundError(f"{place} is not {offer[2]}")
-            memory, answer = os.open(place, os.O_RDWR | os.O_CLOEXEC), _YES
+            fd_path = Path(offer[1])
+            if str(fd_path.readlink()) != offer[2]:  # no other memory has that name: open nothing else
+                raise FileNotFoundError(f"{fd_path} is not {offer[2]}")
+            memory, answer = os.open(fd_path, os.O_RDWR | os.O_CLOEXEC), _YES
             _reserve(memory, rank * part, part)
         except OSError as error:
             answer = str(error)

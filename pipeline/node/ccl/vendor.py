@@ -57,7 +57,10 @@ def is_served(torch_version: str) -> bool:
 
 
 def find(torch_version: str) -> Binding | None:
-    """Find the binding to use, and refuse one made for another torch; None: manycpu's own backend."""
+    """Find Intel's binding to use; None: there is none for this torch, so manycpu's own backend is used.
+
+    A binding that is installed and was made for another torch is an UnavailableError.
+    """
     if not is_served(torch_version):
         return None
     for package, module in _PACKAGES:
@@ -88,10 +91,11 @@ def use(binding: Binding) -> None:
         )
     script = Path(spec.origin).parent / "env" / "setvars.sh"
     if script.exists():
+        # Run the script ("$0") in a shell, and read all variables that the shell then has, separated by NUL.
         command = ["sh", "-c", '. "$0" >/dev/null && env -0', str(script)]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
-        if done.returncode:
-            raise UnavailableError(f"{script} failed: {done.stderr.strip()[:500]}")
-        pairs = (entry.partition("=") for entry in done.stdout.split("\0") if "=" in entry)
+        result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        if result.returncode:
+            raise UnavailableError(f"{script} failed: {result.stderr.strip()[:500]}")
+        pairs = (entry.partition("=") for entry in result.stdout.split("\0") if "=" in entry)
         os.environ.update({name: value for name, _, value in pairs})
     importlib.import_module(binding.module)

@@ -20,7 +20,15 @@ def card(
     results: Mapping[str, Any],
     samples: Sequence[tuple[str, str]],
 ) -> str:
-    """Return the card as Markdown, with the fields that the Hub reads at its top."""
+    """Return the model card as Markdown; the Hub reads the fields at its top.
+
+    Args:
+        options: The options of the training.
+        env: The environment of the run.
+        prepared: Split -> its documents.
+        results: Results of the training by name; :data:`_SHOWN` are shown.
+        samples: Prompts, each with the text by which the trained model continues it.
+    """
     model, data, training = options.model, options.data, options.training
     base, is_of_hub = base_of(options, env)
     fields = [
@@ -32,13 +40,13 @@ def card(
     ]
     layers = ", ".join(model.lora_target_modules)
     adapter = f"{model.method}, rank {model.lora_r}, alpha {model.lora_alpha}, of {layers}"
-    steps = training.gradient_accumulation_steps
+    accumulation_steps = training.gradient_accumulation_steps
     is_stretched = bool(data.rope_scaling and data.max_seq_length)
     scheduler = getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type)
     rows = {
         "base": f"{base}{', random weights' if model.from_scratch else ''}",
         "trained": "all weights" if model.method == "full" else adapter,
-        "sequences of a step": training.train_batch_size * steps * training.world_size,
+        "sequences of a step": training.train_batch_size * accumulation_steps * training.world_size,
         "learning rate": f"{training.learning_rate:g}, {scheduler}",
         "number format": "bf16" if training.bf16 else "fp32",
         "seed": training.seed,
@@ -48,26 +56,27 @@ def card(
     lines = ["---", *fields, "---", "", f"# {env.get('MANYCPU_RUN') or Path(options.output).name}", ""]
     lines += ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows.items()), ""]
     lines += ["## Data", "", *_data(options, env, prepared), ""]
-    for asked, said in samples:
-        lines += ["## Sample", "", *_quoted(asked), "", "It continues:", "", *_quoted(said), ""]
+    for prompt, continuation in samples:
+        lines += ["## Sample", "", *_quoted(prompt), "", "It continues:", "", *_quoted(continuation), ""]
     return "\n".join([*lines, "Made by " + ", ".join(_versions()) + ".", ""])
 
 
 def base_of(options: Options, env: Mapping[str, str]) -> tuple[str, bool]:
-    """Return the base model as it was named, and whether that is a name of the Hub."""
+    """Return the name of the base model as the user wrote it, and whether it is a name on the Hub."""
     name = str(options.model.model_name_or_path)
-    if name != env.get("MANYCPU_MODEL"):  # an option names it
+    if name != env.get("MANYCPU_MODEL"):  # the option names another model than run.model
         return name, not Path(name).is_dir()
-    given = env.get("MANYCPU_MODEL_NAME", name)
-    return given.removeprefix("hf://"), given.startswith("hf://")
+    # `name` is the folder that run.model was staged to.
+    run_model = env.get("MANYCPU_MODEL_NAME", name)
+    return run_model.removeprefix("hf://"), run_model.startswith("hf://")
 
 
 def _data(options: Options, env: Mapping[str, str], prepared: Mapping[str, Documents]) -> list[str]:
-    """List the data set's name or files, and the number of documents in each split."""
-    counts = [f"- {split}: {len(each.table)} documents" for split, each in prepared.items()]
+    """Return the card's lines on the data: the data set's name or files, and the documents of each split."""
+    counts = [f"- {split}: {len(documents.table)} documents" for split, documents in prepared.items()]
     if name := options.data.dataset_name:
         return [f"- {name} of the Hub", *counts]
-    files = [file for found in files_of(options.data, env).values() for file in found]
+    files = [file for files_of_split in files_of(options.data, env).values() for file in files_of_split]
     return [*(f"- `{file.name}`, sha256 {_digest(file)}" for file in files), *counts]
 
 
@@ -81,11 +90,11 @@ def _quoted(text: str) -> list[str]:
 
 
 def _versions() -> list[str]:
-    """List the packages that are installed, with their versions."""
-    found = []
+    """List each of ``_PACKAGES`` that is installed, with its version."""
+    installed = []
     for package in _PACKAGES:
         try:
-            found.append(f"{package} {version(package)}")
+            installed.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             continue
-    return found
+    return installed

@@ -48,13 +48,15 @@ def main(folder: str | Path) -> None:
 
 
 def _questions(paragraphs: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
+    """Yield a record for each question: context and question as the prompt, its answer as the completion."""
     for paragraph in paragraphs:
-        for asked in paragraph["qas"]:
-            prompt = f"{paragraph['context']}\n{asked['question']}\n"
-            yield {"prompt": prompt, "completion": asked["answers"][0]["text"]}
+        for entry in paragraph["qas"]:
+            prompt = f"{paragraph['context']}\n{entry['question']}\n"
+            yield {"prompt": prompt, "completion": entry["answers"][0]["text"]}
 
 
 def _write(file: Path, records: Iterator[dict[str, str]]) -> None:
+    """Write records as JSON lines, and create the file's folder."""
     file.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     file.write_text(text, encoding="utf-8")
@@ -64,17 +66,24 @@ def write_model(folder: Path, **changes: Any) -> Path:
     """Write a configuration and a tokenizer, without weights; returns the folder.
 
     Args:
-        folder: Is made.
+        folder: Where to write; it is created.
         changes: Fields of the configuration that differ from :data:`CONFIG`.
     """
-    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    # The fields of each special token, but its text and number.
+    special = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     vocabulary = {text: number for number, text in enumerate([*SPECIALS, *_symbols()])}
     tokenizer = {
         "version": "1.0",
         "added_tokens": [{"id": number, "content": text, **special} for number, text in enumerate(SPECIALS)],
-        "pre_tokenizer": level,
-        "decoder": level,
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
         "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
     }
     settings = {
@@ -92,11 +101,14 @@ def write_model(folder: Path, **changes: Any) -> Path:
 
 
 def _symbols() -> Iterator[str]:
-    """Yield the character that stands for each byte in byte-level BPE, as in GPT-2."""
-    others = count(256)
+    """Yield the character that stands for each byte in byte-level BPE, as in GPT-2.
+
+    Bytes that are no visible character get the characters from 256 on.
+    """
+    substitutes = count(256)
     for byte in range(256):
         is_visible = chr(byte).isprintable() and byte not in (0x20, 0xA0, 0xAD)
-        yield chr(byte) if is_visible else chr(next(others))
+        yield chr(byte) if is_visible else chr(next(substitutes))
 
 
 if __name__ == "__main__":

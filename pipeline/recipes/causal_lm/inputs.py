@@ -51,30 +51,31 @@ def read_config(options: ModelOptions) -> tuple[PretrainedConfig, PreTrainedToke
 
 
 def check_base(options: Options) -> None:
-    """Raise BadInputError if the training would refuse a base checkpoint for its configuration or tokenizer.
+    """Raise BadInputError if the base checkpoint does not suit the options, so far as a folder shows it.
 
-    Only a folder is checked. One that this transformers cannot read passes: the ranks may have another one.
+    A model on the Hub is not checked, nor one with code of its own, which would run here. A folder that this
+    transformers cannot read passes: the ranks may have another version.
     """
     model, data = options.model, options.data
     if model.trust_remote_code or not Path(str(model.model_name_or_path)).is_dir():
         return
     try:
         config, tokenizer = read_config(model)
-        with torch.device("meta"):
-            empty = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        with torch.device("meta"):  # without memory for weights
+            meta_model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     except (BadInputError, ImportError, ValueError) as error:
         if isinstance(error, BadInputError) and error.field == "run.args":
-            raise
-        return
+            raise  # an option is wrong
+        return  # the ranks may be able to read it
     if not data.packing:
         check_pad(tokenizer)
     usable_length(data, config)
     if model.method != "full":
-        check_targets(empty, model)
+        check_targets(meta_model, model)
 
 
 def check_pad(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise BadInputError if batches cannot be padded."""
+    """Raise BadInputError if the tokenizer has no pad token, without which batches cannot be padded."""
     if tokenizer.pad_token_id is None:
         raise BadInputError(
             "the tokenizer has no pad token, and batches are padded",
@@ -84,32 +85,32 @@ def check_pad(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def usable_length(data: DataOptions, config: PretrainedConfig) -> int:
-    """Return how many tokens a document may have; stretch the model's positions if the options ask for it.
+    """Return how many tokens a document may have; stretch the positions in ``config`` if the options say so.
 
     Raises:
         BadInputError: The model has fewer positions, and they cannot or must not be stretched.
     """
     positions = getattr(config, "max_position_embeddings", None)
-    asked = data.max_seq_length
-    if not isinstance(positions, int) or positions <= 0:
-        return asked or _DEFAULT_LENGTH
-    if asked is None or asked <= positions:
-        return asked or min(_DEFAULT_LENGTH, positions)
+    requested = data.max_seq_length
+    if not isinstance(positions, int) or positions <= 0:  # the configuration names no limit
+        return requested or _DEFAULT_LENGTH
+    if requested is None or requested <= positions:  # no need to stretch
+        return requested or min(_DEFAULT_LENGTH, positions)
     rope = getattr(config, "rope_parameters", None) or {}
     if data.rope_scaling is None or "rope_theta" not in rope:
         fix = "Give less, or add --rope_scaling yarn (or linear)" if "rope_theta" in rope else "Give less"
-        message = f"--max_seq_length {asked} is more than the model's {positions} positions"
+        message = f"--max_seq_length {requested} is more than the model's {positions} positions"
         raise BadInputError(message, field="run.args", fix=fix)
-    if (scaled := rope.get("rope_type", "default")) != "default":
-        message = f"the model's positions are stretched already, by {scaled}"
+    if (present_scaling := rope.get("rope_type", "default")) != "default":
+        message = f"the model's positions are stretched already, by {present_scaling}"
         raise BadInputError(message, field="run.args", fix=f"Give --max_seq_length {positions} or less")
-    scaling: dict[str, Any] = {"rope_type": data.rope_scaling, "factor": asked / positions}
+    scaling: dict[str, Any] = {"rope_type": data.rope_scaling, "factor": requested / positions}
     if data.rope_scaling == "yarn":
         scaling["original_max_position_embeddings"] = positions
     config.rope_parameters = {**rope, **scaling}
-    config.max_position_embeddings = asked
-    say(f"positions are stretched from {positions} to {asked} by {data.rope_scaling}")
-    return asked
+    config.max_position_embeddings = requested
+    say(f"positions are stretched from {positions} to {requested} by {data.rope_scaling}")
+    return requested
 
 
 def read_data(
@@ -119,8 +120,11 @@ def read_data(
 
     The data set is the first that is given: one of the Hub, files named by options, or MANYCPU_DATA.
 
+    Returns:
+        Split -> its records, at most as many as the options ask for.
+
     Raises:
-        BadInputError: There is no data set, or it has no such columns.
+        BadInputError: There is no data set, it cannot be read, or it has nothing to train on.
     """
     common = {"cache_dir": model.cache_dir}
     source = data.dataset_name or data.train_file or env.get("MANYCPU_DATA")
@@ -148,6 +152,7 @@ def read_data(
         parts = tables["train"].train_test_split(test_size=held_out, seed=seed)
         tables = {"train": parts["train"], "validation": parts["test"]}
     limits = {"train": data.max_train_samples, "validation": data.max_eval_samples}
+    # A split without a limit stays as it is.
     return {
         split: table.select(range(min(limit, len(table)))) if (limit := limits[split]) else table
         for split, table in tables.items()
@@ -155,20 +160,24 @@ def read_data(
 
 
 def files_of(data: DataOptions, env: Mapping[str, str]) -> dict[str, list[Path]]:
-    """List the files of each split, those of the options or of MANYCPU_DATA."""
-    named = {"train": data.train_file, "validation": data.validation_file}
-    found = {split: [Path(file)] for split, file in named.items() if file}
-    for split, files in found.items():
+    """Return the files of each split: those that options name, else those in MANYCPU_DATA; empty: neither.
+
+    Raises:
+        BadInputError: A file does not exist, or the files of a split have no common format.
+    """
+    option_values = {"train": data.train_file, "validation": data.validation_file}
+    named_files = {split: [Path(file)] for split, file in option_values.items() if file}
+    for split, files in named_files.items():
         if not files[0].is_file():
             message = f"there is no file {files[0]}"
             raise BadInputError(message, field="run.args", fix=f"Check --{split}_file")
-    if not found and (folder := env.get("MANYCPU_DATA")):
+    if not named_files and (folder := env.get("MANYCPU_DATA")):
         return records.splits(folder)
-    return records.of_one_format(found)
+    return records.of_one_format(named_files)
 
 
 def _table(files: Sequence[Path], common: dict[str, Any]) -> Dataset:
-    """Read the files of a split as one table; ``common`` has arguments of all readers."""
+    """Read the files of a split as one table; ``common`` has arguments that both readers take."""
     read = Dataset.from_parquet if files[0].suffix == ".parquet" else Dataset.from_json
     return read([glob.escape(str(file)) for file in files], **common)
 
@@ -185,7 +194,9 @@ class Documents(NamedTuple):
 def prepare(
     splits: Mapping[str, Dataset], data: DataOptions, tokenizer: PreTrainedTokenizerBase, length: int
 ) -> dict[str, Documents]:
-    """Turn records into documents of at most ``length`` tokens, through the cache of ``datasets``.
+    """Turn the records of each split into documents of at most ``length`` tokens.
+
+    The result is kept in the cache of ``datasets``: the ranks of a node that come later read it from there.
 
     Raises:
         BadInputError: A record cannot be trained on, or no answer fits.
@@ -237,32 +248,39 @@ class _Writer(NamedTuple):
         """Turn a batch of records into documents; a text longer than ``length`` becomes several.
 
         A document is left out if no token of it is to be predicted, such as one whose answer begins too late.
+
+        Args:
+            batch: Column -> its value in each record.
+            rows: Number of each record in its table, from 0.
         """
-        found: dict[str, list[Any]] = {"input_ids": [], "labels": [], "length": [], "cut": []}
+        output: dict[str, list[Any]] = {"input_ids": [], "labels": [], "length": [], "cut": []}
         names = list(batch)
         for row, values in zip(rows, zip(*batch.values(), strict=True), strict=True):
             record = dict(zip(names, values, strict=True))
-            if why := self.columns.fault(record, self.kind):
-                raise BadInputError(f"record {row + 1}: {why}", field="run.data", fix=records.FIX)
+            if fault := self.columns.fault(record, self.kind):
+                raise BadInputError(f"record {row + 1}: {fault}", field="run.data", fix=records.FIX)
             for ids, labels in self._tokenized(record, row):
-                kept = labels[: self.length]
-                if any(label != IGNORED for label in kept[1:]):  # no token predicts the first one
-                    found["input_ids"].append(ids[: self.length])
-                    found["labels"].append(kept)
-                    found["length"].append(len(kept))
-                    found["cut"].append(len(ids) > self.length)
-        return found
+                kept_labels = labels[: self.length]
+                if any(label != IGNORED for label in kept_labels[1:]):  # no token predicts the first one
+                    output["input_ids"].append(ids[: self.length])
+                    output["labels"].append(kept_labels)
+                    output["length"].append(len(kept_labels))
+                    output["cut"].append(len(ids) > self.length)
+        return output
 
     def _tokenized(self, record: Mapping[str, Any], row: int) -> list[tuple[list[int], list[int]]]:
-        """Return the token ids and the labels of each document that a record becomes."""
+        """Return the token ids and the labels of each document that a record becomes.
+
+        A label is the token's own id, or IGNORED in a prompt. Only texts are divided at ``length``.
+        """
         if self.kind == "messages":
             return [self._conversation(record[self.columns.messages], f"record {row + 1}")]
         end = [self.tokenizer.eos_token_id] if self.tokenizer.eos_token_id is not None else []
         if self.kind == "text":
             ids = self._encode_without_end(record[self.columns.text]) + end
             return [
-                (ids[at : at + self.length], ids[at : at + self.length])
-                for at in range(0, len(ids), self.length)
+                (ids[start : start + self.length], ids[start : start + self.length])
+                for start in range(0, len(ids), self.length)
             ]
         prompt = self._encode_without_end(record[self.columns.prompt])
         answer = [*self.tokenizer.encode(record[self.columns.completion], add_special_tokens=False), *end]
@@ -274,7 +292,10 @@ class _Writer(NamedTuple):
         return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
 
     def _render(self, messages: Sequence[Mapping[str, Any]], begin_answer: bool) -> str:
-        """Write messages by the chat template; ``begin_answer``: add at the end what begins an answer."""
+        """Return messages as the text that the tokenizer's chat template makes of them.
+
+        With ``begin_answer``, the text ends with what the template writes before an answer of the assistant.
+        """
         return str(
             self.tokenizer.apply_chat_template(
                 [*map(dict, messages)], tokenize=False, add_generation_prompt=begin_answer
@@ -284,20 +305,27 @@ class _Writer(NamedTuple):
     def _conversation(
         self, messages: Sequence[Mapping[str, Any]], source: str
     ) -> tuple[list[int], list[int]]:
-        """Return the token ids of a conversation, and labels: only the answers' tokens have one."""
-        text, spans = records.answer_spans(messages, self._render, source)
+        """Return the token ids of a conversation, and a label for each token.
+
+        The label is the token's own id in an answer and at the end of its turn, else IGNORED.
+        """
+        text, answers = records.answer_spans(messages, self._render, source)
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids: list[int] = encoded["input_ids"]
-        labels, specials = [IGNORED] * len(ids), set(self.tokenizer.all_special_ids)
-        for token, (begin, end) in enumerate(encoded["offset_mapping"]):
-            if any(begin < stop and end > start for start, stop in spans):  # it overlaps an answer
-                labels[token] = ids[token]
-            elif token and ids[token] in specials and any(begin == stop for _, stop in spans):
-                labels[token] = ids[token]  # the token that ends the turn
+        labels, special_ids = [IGNORED] * len(ids), set(self.tokenizer.all_special_ids)
+        for index, (begin, end) in enumerate(encoded["offset_mapping"]):
+            if any(begin < stop and end > start for start, stop in answers):  # it overlaps an answer
+                labels[index] = ids[index]
+            elif index and ids[index] in special_ids and any(begin == stop for _, stop in answers):
+                labels[index] = ids[index]  # the token that ends the turn
         return ids, labels
 
     def prompt(self, record: Mapping[str, Any]) -> str:
-        """Return what a sample continues: a prompt, a conversation up to its last answer, or half a text."""
+        """Return the text that the trained model continues as a sample: the beginning of a record.
+
+        It is the prompt, the conversation up to its last answer, or the first half of a text, at most
+        ``_SAMPLE_PROMPT_TOKENS`` tokens.
+        """
         if self.kind == "completion":
             return str(record[self.columns.prompt])
         if self.kind == "text":
@@ -305,13 +333,13 @@ class _Writer(NamedTuple):
             return str(self.tokenizer.decode(ids[: min(_SAMPLE_PROMPT_TOKENS, 1 + len(ids) // 2)]))
         messages = record[self.columns.messages]
         text, spans = records.answer_spans(messages, self._render, "a sample")
-        return text[: spans[-1][0]] or text
+        return text[: spans[-1][0]] or text  # all of it, if nothing is before the answer
 
 
 def load_model(
     options: ModelOptions, config: PretrainedConfig, training: CpuTrainingOptions, length: int
 ) -> PreTrainedModel:
-    """Load the model, or make it of its configuration; sequences have ``length`` tokens.
+    """Load the model, or make it of its configuration with random weights; sequences have ``length`` tokens.
 
     Weights that are trained are fp32: bf16 is for the computation (autocast). With adapters, those of the
     model are frozen, and stay bf16 if the checkpoint has them so: half the memory, and no cast in each step.
@@ -322,8 +350,8 @@ def load_model(
         )
         say(f"{model.num_parameters():,} weights begin at random")
         return model
-    stored = getattr(config, "dtype", None)
-    is_frozen_bf16 = options.method != "full" and training.bf16 and stored == torch.bfloat16
+    stored_dtype = getattr(config, "dtype", None)
+    is_frozen_bf16 = options.method != "full" and training.bf16 and stored_dtype == torch.bfloat16
     layout = layout_of(config.to_dict())
     adapters = adapter_parameters(layout, options.lora_r) if options.method != "full" else 0
     name = str(options.model_name_or_path)
@@ -334,7 +362,7 @@ def load_model(
             training,
             length,
             causal=True,
-            trained=None if options.method == "full" else 0,
+            trained=None if options.method == "full" else 0,  # of the model's own parameters; None: all
             adapters=adapters,
             frozen=HALF if is_frozen_bf16 else FLOAT,
         )
@@ -368,6 +396,7 @@ def with_adapter(model: PreTrainedModel, options: ModelOptions) -> Any:
         lora_dropout=options.lora_dropout,
         target_modules=records.ALL_LINEAR if targets == [records.ALL_LINEAR] else targets,
         use_dora=options.method == "dora",
+        # Conv1D, the linear layer of GPT-2, stores its weights transposed.
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
     try:
@@ -382,18 +411,18 @@ def with_adapter(model: PreTrainedModel, options: ModelOptions) -> Any:
 
 
 def check_targets(model: Any, options: ModelOptions) -> None:
-    """Raise BadInputError if adapters name no layer, or a head that shares the weights of the embeddings.
+    """Raise BadInputError if a target of the adapters names no layer, or a tied layer while merging is on.
 
-    The latter cannot be merged: both would change.
+    Tied layers are a head and embeddings that share their weights: a merged adapter would change both.
     """
     layers = [name for name, module in model.named_modules() if isinstance(module, (torch.nn.Linear, Conv1D))]
-    if wrong := records.missing_target(options.lora_target_modules, layers):
-        raise BadInputError(wrong[0], field="run.args", fix=wrong[1])
+    if problem := records.missing_target(options.lora_target_modules, layers):
+        raise BadInputError(problem[0], field="run.args", fix=problem[1])
     shared = model.get_input_embeddings().weight
     if not options.merge_adapter or getattr(model.get_output_embeddings(), "weight", None) is not shared:
         return
-    tied = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
-    names = [name for name, module in model.named_modules() if id(module) in tied]
+    tied_modules = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
+    names = [name for name, module in model.named_modules() if id(module) in tied_modules]
     for name in names:
         for target in options.lora_target_modules:
             if records.is_target(name, target):

@@ -94,18 +94,21 @@ class Options(NamedTuple):
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     """Parse the options, or one JSON file that has them; the environment of a run has defaults."""
-    kinds: list[Any] = [ModelOptions, DataOptions, CpuTrainingOptions]
-    parser = Parser(kinds, model_name_or_path=env.get("MANYCPU_MODEL"), output_dir=env.get("MANYCPU_OUTPUT"))
+    option_classes: list[Any] = [ModelOptions, DataOptions, CpuTrainingOptions]
+    parser = Parser(
+        option_classes, model_name_or_path=env.get("MANYCPU_MODEL"), output_dir=env.get("MANYCPU_OUTPUT")
+    )
     words, notes = translate(recipe_options.words(argv), parser)
-    given = recipe_options.read(words)
-    bf16, bf16_notes = arguments.bf16_by_default(given, env)
+    given_options = recipe_options.read(words)
+    bf16, bf16_notes = arguments.bf16_by_default(given_options, env)
     parser.set_defaults(bf16=bf16)
-    if "early_stopping_patience" in given:
-        strategy = recipe_options.first(given, "save_strategy", "eval_strategy") or "epoch"
+    if "early_stopping_patience" in given_options:
+        checkpoint_strategy = recipe_options.first(given_options, "save_strategy", "eval_strategy") or "epoch"
         parser.set_defaults(
             load_best_model_at_end=True, metric_for_best_model="eval_loss", greater_is_better=False
         )
-        parser.set_defaults(save_strategy=strategy, eval_strategy=strategy)
+        # The Trainer keeps the best model only if it evaluates whenever it saves.
+        parser.set_defaults(save_strategy=checkpoint_strategy, eval_strategy=checkpoint_strategy)
     model, data, training = parser.read(words)
     arguments.check_least(model, 1, "lora_r", "lora_alpha")
     arguments.check_least(data, 1, *(name for name in _COUNTS if not name.startswith("lora")))
@@ -118,6 +121,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         if training.shard not in {"no", "auto"}:
             parser.error(f"--method dora excludes --shard {training.shard}: leave one of them out")
         training.shard = "no"
+    # Random weights are made as a whole on each rank.
     if model.from_scratch and training.shard in ("full", "hybrid"):
         parser.error(f"--from_scratch excludes --shard {training.shard}: leave one of them out")
     check_shard(training, has_adapters=model.method != "full")

@@ -19,7 +19,7 @@ IGNORED: Final = -100
 
 
 def bins(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Pack by best fit decreasing: each document goes where it leaves the least room.
+    """Pack documents by best fit decreasing: longest first, each goes where it leaves the least room.
 
     >>> bins([3, 9, 4, 2, 5, 1], 10)
     [[1, 5], [4, 2], [0, 3]]
@@ -66,18 +66,19 @@ class Packs(Dataset[dict[str, Any]]):
         return len(self._packs)
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        rows = self._table[self._packs[number]]
+        """Join the documents of a pack: all tokens, all labels, and the length of each document."""
+        documents = self._table[self._packs[number]]
         return {
-            "input_ids": [token for row in rows["input_ids"] for token in row],
-            "labels": [label for row in rows["labels"] for label in row],
-            "lengths": rows["length"],
+            "input_ids": [token for values in documents["input_ids"] for token in values],
+            "labels": [label for values in documents["labels"] for label in values],
+            "lengths": documents["length"],
         }
 
 
 def flat(packs: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
     """Join packs to one batch of shape (1, tokens): input_ids, labels and position_ids.
 
-    Its cu_seq_lens_q says where each document begins, and where the last one ends.
+    cu_seq_lens_q has the place of each document's first token, and at its end the number of all tokens.
     """
     lengths = torch.tensor([length for pack in packs for length in pack["lengths"]])
     joined = {
@@ -110,7 +111,7 @@ class Padded:
 
         mask = [[1] * len(pack["input_ids"]) + [0] * (longest - len(pack["input_ids"])) for pack in packs]
         labels = padded("labels", IGNORED)
-        labels[:, 0] = IGNORED
+        labels[:, 0] = IGNORED  # no token before it could predict it
         return {
             "input_ids": padded("input_ids", self._pad),
             "labels": labels,
@@ -128,20 +129,22 @@ def model_inputs(batch: Mapping[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def loss_sum(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Sum the cross-entropy of all labelled tokens; logits are computed for the tokens before them alone.
+    """Sum the cross-entropy of all tokens that have a label.
+
+    A token's loss comes from the logits at the token before it: only at such places are logits computed.
 
     Args:
         model: A model for causal language modelling, which may be wrapped.
         batch: As of :func:`flat` or :class:`Padded`.
     """
-    following = batch["labels"][:, 1:]
-    kept = (following != IGNORED).any(0).nonzero()[:, 0]  # places with a label in any row
-    if len(kept) == 0:  # a backward pass needs a path to every parameter
-        kept = torch.zeros(1, dtype=torch.long)
-    logits = model(**model_inputs(batch), logits_to_keep=kept).logits
+    next_labels = batch["labels"][:, 1:]
+    positions = (next_labels != IGNORED).any(0).nonzero()[:, 0]  # where any row's next token has a label
+    if len(positions) == 0:  # compute one, of loss 0: a backward pass needs a path to every parameter
+        positions = torch.zeros(1, dtype=torch.long)
+    logits = model(**model_inputs(batch), logits_to_keep=positions).logits
     return torch.nn.functional.cross_entropy(
         logits.float().flatten(0, 1),
-        following[:, kept].flatten(),
+        next_labels[:, positions].flatten(),
         ignore_index=IGNORED,
         reduction="sum",
     )
@@ -156,19 +159,22 @@ def use_packing(model: PreTrainedModel) -> str | None:
     """
     if getattr(model.config, "attention_chunk_size", None):
         return "the model attends within chunks of a sequence"
-    asked: Any = model
-    vocabulary = asked.get_input_embeddings().weight.shape[0]
+    untyped_model: Any = model
+    vocabulary = untyped_model.get_input_embeddings().weight.shape[0]
+    # Two documents of five tokens each; the tokens are arbitrary.
     documents = [[number * 7 % vocabulary for number in range(first, first + 5)] for first in (1, 11)]
     packs = [{"input_ids": ids, "labels": ids, "lengths": [len(ids)]} for ids in documents]
     return use_documents(
         model,
-        together=lambda: asked(**model_inputs(flat(packs))).logits[0],
-        alone=lambda: torch.cat([asked(torch.tensor([ids]), use_cache=False).logits[0] for ids in documents]),
+        together=lambda: untyped_model(**model_inputs(flat(packs))).logits[0],
+        alone=lambda: torch.cat(
+            [untyped_model(torch.tensor([ids]), use_cache=False).logits[0] for ids in documents]
+        ),
     )
 
 
 def is_causal(model: Any) -> bool:
-    """Whether no token of a sequence changes the logits of those before it."""
+    """Whether no token of a sequence changes the logits of those before it, as two sequences show."""
     # One by one: equal shapes round alike, so that a difference is no rounding, in bf16 neither.
     with probing(model):
         first, second = (model(torch.tensor([[1, last]]), use_cache=False).logits[0, 0] for last in (2, 3))

@@ -15,7 +15,7 @@ _WITHOUT_TOKENS: Final = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 def findings(data: Path | None, model: Path | None, options: Options) -> Iterator[Finding]:
-    """Find what the recipe would refuse, as far as it can be seen from here: in files, not behind URLs.
+    """Yield what the recipe would refuse, as far as files on this machine show it.
 
     Args:
         data: What the recipe trains on, if it is on this machine.
@@ -23,9 +23,9 @@ def findings(data: Path | None, model: Path | None, options: Options) -> Iterato
         options: The recipe's options.
     """
     folder = model if model and model.is_dir() else None
-    tokenizer, settings = None if "tokenizer_name" in options else folder, dict[str, Any]()
+    tokenizer_folder, settings = None if "tokenizer_name" in options else folder, dict[str, Any]()
     try:
-        settings = base_folder.tokenizer_settings(tokenizer) if tokenizer else {}
+        settings = base_folder.tokenizer_settings(tokenizer_folder) if tokenizer_folder else {}
     except BadInputError as error:
         yield Finding.of(error, "run.model")
     if data:
@@ -45,9 +45,9 @@ def findings(data: Path | None, model: Path | None, options: Options) -> Iterato
     if settings and not packing and not settings.get("pad_token") and not first(options, "pad_token"):
         end = _text(settings.get("eos_token")) or "<pad>"
         fix = f"Add --pad_token '{end}' to run.args, or leave --packing on"
-        # Other classes may have one of their own, which the recipe sees.
-        is_known = settings.get("tokenizer_class") in _WITHOUT_TOKENS
-        yield Finding("run.model", "the tokenizer has no pad token, and batches are padded", fix, is_known)
+        # Other classes may have a pad token of their own, which only the recipe sees.
+        is_fatal = settings.get("tokenizer_class") in _WITHOUT_TOKENS
+        yield Finding("run.model", "the tokenizer has no pad token, and batches are padded", fix, is_fatal)
     targets = options.get("lora_target_modules", [])
     layers = base_folder.layers_of(folder) if folder and targets else []
     # The files hold weights that head and embeddings share only once, as the embeddings'.
@@ -55,14 +55,17 @@ def findings(data: Path | None, model: Path | None, options: Options) -> Iterato
         layers.append(_HEAD)
         if _HEAD in targets and is_on(options, "merge_adapter", default=True):
             yield Finding("run.args", *records.tied_target(_HEAD))
-    if layers and (wrong := records.missing_target(targets, layers)):
-        yield Finding("run.args", *wrong)
+    if layers and (problem := records.missing_target(targets, layers)):
+        yield Finding("run.args", *problem)
 
 
 def _limits(options: Options) -> dict[str, int]:
-    """Read how many records of each split are used; the parser says what is no number."""
-    given = {"train": first(options, "max_train_samples"), "validation": first(options, "max_eval_samples")}
-    return {split: int(text) for split, text in given.items() if text and text.isdecimal() and int(text)}
+    """Return how many records of a split are used, for each split that an option limits.
+
+    A value that is no number is left out: the recipe's parser refuses it.
+    """
+    texts = {"train": first(options, "max_train_samples"), "validation": first(options, "max_eval_samples")}
+    return {split: int(value) for split, value in texts.items() if value and value.isdecimal() and int(value)}
 
 
 def _text(token: object) -> str:

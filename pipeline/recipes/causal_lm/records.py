@@ -41,12 +41,12 @@ class Columns(NamedTuple):
 
     def kind(self, present: Iterable[str]) -> str | None:
         """Return which of ``messages``, ``completion`` and ``text`` a data set has; None: none of them."""
-        have = set(present)
+        present_columns = set(present)
         defaults = {"messages": ["messages"], "completion": ["prompt", "completion"], "text": ["text"]}
-        names = {kind: [getattr(self, name) for name in each] for kind, each in defaults.items()}
-        found = [kind for kind, each in names.items() if have.issuperset(each)]
-        # What an option renames comes first.
-        return min(found, key=lambda kind: names[kind] == defaults[kind], default=None)
+        names = {kind: [getattr(self, name) for name in columns] for kind, columns in defaults.items()}
+        kinds = [kind for kind, columns in names.items() if present_columns.issuperset(columns)]
+        # A kind whose columns an option renames comes first, then the order above counts.
+        return min(kinds, key=lambda kind: names[kind] == defaults[kind], default=None)
 
     def fault(self, record: Mapping[str, Any], kind: str) -> str | None:
         """Explain what is wrong with a record; None if it can be trained on."""
@@ -75,7 +75,7 @@ def _conversation_fault(messages: Any) -> str | None:
 
 
 def splits(path: str | Path) -> dict[str, list[Path]]:
-    """Find the files of each split in a folder; a single file is trained on, whatever its name.
+    """Find the files of each split in a folder; a single file is the split train, whatever its name.
 
     Raises:
         BadInputError: There is nothing to train on, or the files of a split have no one format.
@@ -83,23 +83,29 @@ def splits(path: str | Path) -> dict[str, list[Path]]:
     path, fix = Path(path), "Give a file, or a folder with train*.jsonl or train*.parquet"
     if path.is_file():
         return of_one_format({"train": [path]})
-    found: dict[str, list[Path]] = {}
+    by_split: dict[str, list[Path]] = {}
     files = [file for file in below(path) if file.suffix in SUFFIXES]
     for file in files:
         if split := _split(file):
-            found.setdefault(split, []).append(file)
-    if not found and len(files) == 1:
-        found = {"train": files}
-    if not found:
+            by_split.setdefault(split, []).append(file)
+    if not by_split and len(files) == 1:
+        by_split = {"train": files}
+    if not by_split:
         raise BadInputError(f"{path} holds no file that could be a data set", field="run.data", fix=fix)
-    if "train" not in found:
+    if "train" not in by_split:
         message = f"{path} holds nothing to train on: by its name, {files[0].name} is to evaluate on"
         raise BadInputError(message, field="run.data", fix=fix)
-    return of_one_format(found)
+    return of_one_format(by_split)
 
 
 def of_one_format(found: dict[str, list[Path]]) -> dict[str, list[Path]]:
-    """Return the files of each split; raises BadInputError unless those of a split have one known format."""
+    """Return the files of each split unchanged, if those of a split have one format.
+
+    JSON lines and JSON lists count as one format, Parquet as another.
+
+    Raises:
+        BadInputError: A file has another format, or a split has both.
+    """
     for split, files in found.items():
         for file in files:
             if file.suffix not in SUFFIXES:
@@ -112,7 +118,7 @@ def of_one_format(found: dict[str, list[Path]]) -> dict[str, list[Path]]:
 
 
 def _split(file: Path) -> str | None:
-    """Return the split with whose name a file's name begins; None: no split."""
+    """Return the split that a file belongs to by the beginning of its name; None: no split."""
     name = file.name.lower()
     return next((split for split, starts in SPLITS.items() if name.startswith(starts)), None)
 
@@ -126,12 +132,13 @@ def read(file: Path) -> Iterator[dict[str, Any]]:
     if file.suffix == ".parquet":
         yield from _rows(file)
         return
-    number = 1
+    number = 1  # for an error before the first record
     with file.open(encoding="utf-8-sig") as stream:
         is_list = stream.readline().lstrip().startswith("[")
         stream.seek(0)
         try:
             for number, line in enumerate(json.load(stream) if is_list else stream, 1):
+                # `line` is a record already if the file is one list; an empty line holds no record.
                 record = line if is_list else json.loads(line) if line.strip() else None
                 if isinstance(record, dict):
                     yield record
@@ -169,27 +176,28 @@ def check(
     """
     notes = []
     for split, files in splits(path).items():
-        left = (limits or {}).get(split, sys.maxsize)
+        remaining = (limits or {}).get(split, sys.maxsize)
         for file in files:
             if file.suffix == ".parquet" and find_spec("pyarrow") is None:
                 notes.append(f"{file.name} is not checked: pyarrow is not installed here")
-                left = 0  # where its records end is not known
-            elif left:
-                first = list(islice(read(file), min(_CHECKED, left)))
-                _check_records(file, first, columns, render, has_template)
-                left -= len(first)
+                remaining = 0  # how many of them this file has is not known
+            elif remaining:
+                first_records = list(islice(read(file), min(_CHECKED, remaining)))
+                _check_records(file, first_records, columns, render, has_template)
+                remaining -= len(first_records)
     return notes
 
 
 def _check_records(
     file: Path, found: Sequence[dict[str, Any]], columns: Columns, render: Render | None, has_template: bool
 ) -> None:
+    """Raise BadInputError if there are no records, or one of them cannot be trained on."""
     if not found:
         raise BadInputError(f"{file} holds no record", field="run.data", fix="Give one record a line")
     kind = kind_of(columns, found[0], str(file))
     for number, record in enumerate(found, 1):
-        if why := columns.fault(record, kind):
-            raise BadInputError(f"{file}, record {number}: {why}", field="run.data", fix=FIX)
+        if problem := columns.fault(record, kind):
+            raise BadInputError(f"{file}, record {number}: {problem}", field="run.data", fix=FIX)
         if kind == "messages" and not has_template:
             raise no_template()
         if kind == "messages" and render:
@@ -212,6 +220,7 @@ def kind_of(columns: Columns, present: Iterable[str], source: str) -> str:
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a Parquet file; raises BadInputError if it is none."""
     from pyarrow import lib, parquet  # type: ignore[import-untyped]
 
     try:
@@ -219,8 +228,8 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
             for batch in opened.iter_batches(batch_size=_CHECKED):
                 yield from batch.to_pylist()
     except (lib.ArrowInvalid, OSError) as error:
-        why = f"{file} is no Parquet file: {error}"
-        raise BadInputError(why, field="run.data", fix="Write it again") from error
+        message = f"{file} is no Parquet file: {error}"
+        raise BadInputError(message, field="run.data", fix="Write it again") from error
 
 
 def answer_spans(
@@ -233,63 +242,83 @@ def answer_spans(
     Raises:
         BadInputError: The chat template refuses the messages, or leaves out an answer, or a part of it.
     """
-    write = _refusing(render, source)
+    write = _with_bad_input_errors(render, source)
     text, spans = write(messages, False), list[tuple[int, int]]()
-    marked: dict[int, tuple[int, int]] | None = None
+    spans_by_number: dict[int, tuple[int, int]] | None = None
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before = write(messages[:number], True) if number else ""
-        through = write(messages[: number + 1], False)
-        answer = message["content"].rpartition(_THOUGHT)[2].strip()
+        text_before = write(messages[:number], True) if number else ""
+        text_through = write(messages[: number + 1], False)
+        answer_text = message["content"].rpartition(_THOUGHT)[2].strip()
         # Most templates write a turn in the same way whatever follows: the answer is what the turn adds.
-        is_prefix = number > 0 and text.startswith(before) and text.startswith(through)
-        if is_prefix and _writes(answer, messages[: number + 1], write):
-            spans.append((len(before), len(through)))
+        is_prefix = number > 0 and text.startswith(text_before) and text.startswith(text_through)
+        if is_prefix and _writes_whole_answer(answer_text, messages[: number + 1], write):
+            spans.append((len(text_before), len(text_through)))
             continue
         # Templates may write an earlier turn in another way than the last one.
-        marked = _marked(messages, write, text) if marked is None else marked
-        if number not in marked:
+        spans_by_number = (
+            _spans_by_marks(messages, write, text) if spans_by_number is None else spans_by_number
+        )
+        if number not in spans_by_number:
             raise BadInputError(
                 f"{source}: the chat template cuts off or changes the answer {message['content'][:40]!r}",
                 field="run.model",
                 fix="Mend the tokenizer's chat template, or give prompt and completion instead",
             )
-        spans.append(marked[number])
+        spans.append(spans_by_number[number])
     return text, spans
 
 
-def _writes(answer: str, messages: Sequence[Mapping[str, Any]], write: Render) -> bool:
-    """Whether the template writes the whole answer of the last message: a mark after it follows at once."""
+def _writes_whole_answer(answer: str, messages: Sequence[Mapping[str, Any]], write: Render) -> bool:
+    """Whether the template writes the whole answer, which is the end of the last message.
+
+    To see it, a mark is added to the message: in the text, it must directly follow the answer.
+    """
     *earlier, last = messages
     marked = {**last, "content": last["content"].rstrip() + _MARK}
     return not answer or answer + _MARK in write([*earlier, marked], False)
 
 
-def _marked(messages: Sequence[Mapping[str, Any]], write: Render, text: str) -> dict[int, tuple[int, int]]:
-    """Find the answers in ``text``: write marks in place of the answers, and compare what is between them.
+def _spans_by_marks(
+    messages: Sequence[Mapping[str, Any]], write: Render, text: str
+) -> dict[int, tuple[int, int]]:
+    """Find the answers in ``text``, which is what the template makes of the messages.
 
-    Returns the number of each answer -> its begin and end; nothing if the template changes an answer.
+    The messages are written again, with a mark instead of each answer. What is between the marks must be in
+    ``text`` too: the rest of ``text`` is the answers.
+
+    Returns:
+        Number of an answer's message -> its begin and end in ``text``; empty if the template changes an
+        answer or the text around it.
     """
-    marks = {n: f"{_MARK}{n}{_MARK}" for n, each in enumerate(messages) if each["role"] == "assistant"}
-    marked = [{**each, "content": marks.get(n, each["content"])} for n, each in enumerate(messages)]
-    rest, place, found = write(marked, False), 0, {}
+    marks = {
+        index: f"{_MARK}{index}{_MARK}"
+        for index, message in enumerate(messages)
+        if message["role"] == "assistant"
+    }
+    marked_messages = [
+        {**message, "content": marks.get(index, message["content"])} for index, message in enumerate(messages)
+    ]
+    rest_of_marked, position, spans = write(marked_messages, False), 0, {}
     for number, mark in marks.items():
         # `head` is what stands before this mark, `following` what stands between this one and the next.
-        head, _, rest = rest.partition(mark)
-        following, content = rest.partition(_MARK)[0], messages[number]["content"]
+        head, _, rest_of_marked = rest_of_marked.partition(mark)
+        following, content = rest_of_marked.partition(_MARK)[0], messages[number]["content"]
+        # Templates may strip an answer.
         forms = (content, content.strip(), content.lstrip(), content.rstrip())
-        written = next((form for form in forms if text.startswith(head + form + following, place)), None)
+        written = next((form for form in forms if text.startswith(head + form + following, position)), None)
         if written is None:
             return {}
-        begin = place + len(head)
-        place = begin + len(written)
-        end = write(marked[: number + 1], False).rpartition(mark)[2]
-        found[number] = begin, place + (len(end) if rest.startswith(end) else 0)
-    return found if text[place:] == rest else {}
+        begin = position + len(head)
+        position = begin + len(written)
+        # If the conversation ends here, the text after its last mark is what ends the assistant's turn.
+        end_of_turn = write(marked_messages[: number + 1], False).rpartition(mark)[2]
+        spans[number] = begin, position + (len(end_of_turn) if rest_of_marked.startswith(end_of_turn) else 0)
+    return spans if text[position:] == rest_of_marked else {}
 
 
-def _refusing(render: Render, source: str) -> Render:
+def _with_bad_input_errors(render: Render, source: str) -> Render:
     """Wrap ``render``, so that each of its errors becomes BadInputError."""
 
     def write(messages: Sequence[Mapping[str, Any]], begins: bool) -> str:
@@ -306,20 +335,22 @@ def _refusing(render: Render, source: str) -> Render:
 
 
 def missing_target(targets: Sequence[str], layers: Sequence[str]) -> tuple[str, str] | None:
-    """Find the first target that names no layer; returns what is wrong, and the fix.
+    """Find the first target that names no layer; returns what is wrong, and the fix. None: there is none.
 
     >>> missing_target(["q_proj", "vproj"], ["layers.0.q_proj", "layers.0.v_proj"])[1]
     'Did you mean v_proj?'
     """
     if list(targets) == [ALL_LINEAR]:
         return None
-    ends = sorted({layer.rpartition(".")[2] for layer in layers})
+    last_parts = sorted({layer.rpartition(".")[2] for layer in layers})
     for target in targets:
         if any(is_target(layer, target) for layer in layers):
             continue
-        near = difflib.get_close_matches(target, ends, 1, cutoff=_LIKE)
-        message = f"the model has no layer {target!r} for --lora_target_modules; it has {', '.join(ends)}"
-        return message, f"Did you mean {near[0]}?" if near else f"Name some of them, or {ALL_LINEAR}"
+        similar = difflib.get_close_matches(target, last_parts, 1, cutoff=_LIKE)
+        message = (
+            f"the model has no layer {target!r} for --lora_target_modules; it has {', '.join(last_parts)}"
+        )
+        return message, f"Did you mean {similar[0]}?" if similar else f"Name some of them, or {ALL_LINEAR}"
     return None
 
 
@@ -357,19 +388,22 @@ def renderer(settings: Mapping[str, Any]) -> Render | None:
     environment.filters["tojson"] = lambda value, **options: json.dumps(
         value, **{"ensure_ascii": False} | options
     )
-    specials = {
+    special_tokens = {
         name: value.get("content") if isinstance(value, dict) else value
         for name, value in settings.items()
         if name.endswith("_token")
     }
     try:
-        named = meta.find_undeclared_variables(environment.parse(template))
-        if any(name.endswith("_token") and name not in specials for name in named):
+        variables = meta.find_undeclared_variables(environment.parse(template))
+        if any(name.endswith("_token") and name not in special_tokens for name in variables):
             return None  # a token that the tokenizer's class has, perhaps
         compiled = environment.from_string(template)
-        compiled.render(messages=[{"role": "user", "content": "a"}], add_generation_prompt=True, **specials)
-    except (TemplateError, TypeError, ValueError):  # it uses what only transformers has
+        # A trial: it fails if the template needs what only transformers has.
+        compiled.render(
+            messages=[{"role": "user", "content": "a"}], add_generation_prompt=True, **special_tokens
+        )
+    except (TemplateError, TypeError, ValueError):
         return None
     return lambda messages, begins: compiled.render(
-        messages=messages, add_generation_prompt=begins, **specials
+        messages=messages, add_generation_prompt=begins, **special_tokens
     )

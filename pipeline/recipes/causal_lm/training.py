@@ -38,7 +38,10 @@ _LARGEST_EXPONENT: Final = 700.0  # of a perplexity that is a number
 
 
 def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
-    """Train and evaluate; write the model, the adapter, samples and a model card to ``options.output``."""
+    """Train and evaluate; write the model, the adapter, samples and a model card to ``options.output``.
+
+    Returns the results by name.
+    """
     training = options.training
     begin(training, options.notes, env)
     config, tokenizer = inputs.read_config(options.model)
@@ -55,18 +58,20 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     set_seed(training.seed)  # random weights do not depend on whether the data was cached
     trainer = _trainer(options, config, tokenizer, prepared, length)
     resume = resume_point(str(training.output_dir), training.resume_from_checkpoint, env)
-    if resume and (other := _method_of(Path(resume))) != options.model.method:
-        fix = f"Give --method {other}, or another folder of checkpoints"
-        raise BadInputError(f"{resume} is of a training by --method {other}", field="run.args", fix=fix)
+    if resume and (checkpoint_method := _method_of(Path(resume))) != options.model.method:
+        fix = f"Give --method {checkpoint_method}, or another folder of checkpoints"
+        raise BadInputError(
+            f"{resume} is of a training by --method {checkpoint_method}", field="run.args", fix=fix
+        )
     if resume and options.model.method != "full":
         _check_adapter(Path(resume), trainer.model)
     trained = trainer.train(resume_from_checkpoint=resume)
     packs: Any = trainer.train_dataset
     # The Trainer reports the loss of rank 0 only.
-    mean = trainer.accelerator.reduce(torch.tensor(trained.metrics["train_loss"]), "mean")
+    mean_loss = trainer.accelerator.reduce(torch.tensor(trained.metrics["train_loss"]), "mean")
     results: dict[str, Any] = {
         **trained.metrics,
-        "train_loss": float(mean),
+        "train_loss": float(mean_loss),
         "train_steps": trained.global_step,
         "train_tokens": packs.tokens,
         "train_tokens_per_second": round(
@@ -86,15 +91,20 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
 def _check_adapter(checkpoint: Path, model: Any) -> None:
     """Raise BadInputError if a checkpoint has adapters of another rank, or of layers of other names."""
     saved = json.loads((checkpoint / "adapter_config.json").read_text(encoding="utf-8"))
-    own = model.peft_config["default"]
-    ends = [
+    config = model.peft_config["default"]
+    layer_names = [
         " ".join(sorted({name.rpartition(".")[2] for name in names}))
-        for names in (saved["target_modules"], own.target_modules)
+        for names in (saved["target_modules"], config.target_modules)
     ]
-    for name, there, here in (("lora_r", saved["r"], own.r), ("lora_target_modules", *ends)):
-        if there != here:
-            fix = f"Give these instead of {here}, or another folder of checkpoints"
-            raise BadInputError(f"{checkpoint} has adapters of --{name} {there}", field="run.args", fix=fix)
+    for name, saved_value, own_value in (
+        ("lora_r", saved["r"], config.r),
+        ("lora_target_modules", *layer_names),
+    ):
+        if saved_value != own_value:
+            fix = f"Give these instead of {own_value}, or another folder of checkpoints"
+            raise BadInputError(
+                f"{checkpoint} has adapters of --{name} {saved_value}", field="run.args", fix=fix
+            )
 
 
 def _method_of(checkpoint: Path) -> str:
@@ -123,7 +133,7 @@ def _trainer(
         )
     why_unpacked = use_packing(model) if options.data.packing else None
     if why_unpacked and isinstance(model, FSDPModule):
-        del model
+        del model  # first, so that memory has one model only
         model = load()  # a forward pass that ended in the middle leaves FSDP's shares in a wrong state
     is_packed = options.data.packing and why_unpacked is None
     if why_unpacked:
@@ -131,11 +141,14 @@ def _trainer(
         inputs.check_pad(tokenizer)
     if options.model.method != "full":
         model = inputs.with_adapter(model, options.model)
-    packs = {split: Packs(each.table, length if is_packed else None) for split, each in prepared.items()}
-    for split, each in packs.items():
-        filled = each.tokens / (len(each) * length)
-        packing = f", in {len(each)} sequences of {length}, {filled:.1%} filled" if is_packed else ""
-        say(f"{split}: {each.documents} documents of {each.tokens} tokens{packing}")
+    packs = {
+        split: Packs(split_data.table, length if is_packed else None)
+        for split, split_data in prepared.items()
+    }
+    for split, split_data in packs.items():
+        filled = split_data.tokens / (len(split_data) * length)
+        packing = f", in {len(split_data)} sequences of {length}, {filled:.1%} filled" if is_packed else ""
+        say(f"{split}: {split_data.documents} documents of {split_data.tokens} tokens{packing}")
     patience = options.data.early_stopping_patience
     return LanguageTrainer(
         model=model,
@@ -163,10 +176,10 @@ class LanguageTrainer(CpuTrainer):
         ``num_items_in_batch`` counts the tokens of all ranks. DDP divides the sum of the gradients by the
         number of ranks: so the loss is multiplied by that number.
         """
-        counted = (
+        token_count = (
             (inputs["labels"][:, 1:] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
         )
-        tokens = torch.as_tensor(counted).clamp(min=1)
+        tokens = torch.as_tensor(token_count).clamp(min=1)
         is_global = num_items_in_batch is not None and self.args.average_tokens_across_devices
         loss = loss_sum(model, inputs) / tokens * (self.args.world_size if is_global else 1)
         return (loss, {}) if return_outputs else loss
@@ -182,17 +195,17 @@ class LanguageTrainer(CpuTrainer):
         """Evaluate each pack once, whatever the number of ranks; the loss is the mean over all tokens."""
         del description, prediction_loss_only, ignore_keys
         packs, size = dataloader.dataset, self.args.eval_batch_size
-        batches = [range(at, min(at + size, len(packs))) for at in range(0, len(packs), size)]
+        batches = [range(start, min(start + size, len(packs))) for start in range(0, len(packs), size)]
         ranks, rank = self.args.world_size, self.args.process_index
         model: Any = self.model
         model.eval()
-        sums = torch.zeros(2)
+        sums = torch.zeros(2)  # of the losses, and of the tokens that have one
         # Every rank computes as many batches, because ranks may have to meet in each: a rank without a batch
         # of its own computes the first one, which does not count.
-        for first in range(0, len(batches), ranks):
-            is_own = first + rank < len(batches)
-            numbers = batches[first + rank if is_own else 0]
-            batch = self.data_collator([packs[number] for number in numbers])
+        for first_batch in range(0, len(batches), ranks):
+            is_own = first_batch + rank < len(batches)
+            pack_numbers = batches[first_batch + rank if is_own else 0]
+            batch = self.data_collator([packs[number] for number in pack_numbers])
             with torch.no_grad(), self.compute_loss_context_manager():
                 loss = loss_sum(model, batch)
             if is_own:
@@ -216,37 +229,42 @@ def _export(  # noqa: PLR0913, PLR0917 - what a model card tells
     prepared: Mapping[str, Documents],
     results: Mapping[str, Any],
 ) -> None:
-    """Write adapter and merged model, or the trained model; then samples of its text, results and a card."""
+    """Write the trained model or adapter; on rank 0 also the merged model, samples, results and a card."""
     output, is_adapter = Path(options.output), options.model.method != "full"
-    kept = output / ADAPTER if is_adapter else output
-    trainer.save_model(str(kept))
+    trained_folder = output / ADAPTER if is_adapter else output
+    trainer.save_model(str(trained_folder))
     if not trainer.is_world_process_zero():
         return
     # A pickle of the options is not part of a model, and it may hold a token.
-    (kept / "training_args.bin").unlink(missing_ok=True)
+    (trained_folder / "training_args.bin").unlink(missing_ok=True)
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     if trainer.is_sharded:  # rank 0 holds a share, which neither generates nor merges
-        merged = "; --merge_adapter too: merge it by peft's merge_and_unload" if is_adapter else ""
-        say(f"the model is sharded: samples of its text are left out{merged}")
+        merge_note = "; --merge_adapter too: merge it by peft's merge_and_unload" if is_adapter else ""
+        say(f"the model is sharded: samples of its text are left out{merge_note}")
     samples = [] if trainer.is_sharded else _samples(options, model, tokenizer, prepared)
     if is_adapter and options.model.merge_adapter and not trainer.is_sharded:
         # In place, in the dtype of the base: the sum with the adapter, which is fp32, is rounded once.
         model.merge_and_unload().save_pretrained(output)
     if is_adapter:
-        described = kept / "adapter_config.json"
-        fields = json.loads(described.read_text())
+        adapter_config = trained_folder / "adapter_config.json"
+        fields = json.loads(adapter_config.read_text())
         fields["base_model_name_or_path"], _ = base_of(options, env)  # and not where it was staged
-        described.write_text(json.dumps(fields, indent=2, sort_keys=True))
+        adapter_config.write_text(json.dumps(fields, indent=2, sort_keys=True))
         if options.data.rope_scaling or options.model.config_overrides:
             # The base needs these, and the adapter does not record them.
-            trained_config(model).save_pretrained(kept)
-        (kept / "README.md").unlink(missing_ok=True)  # peft's form, with nothing filled in
+            trained_config(model).save_pretrained(trained_folder)
+        (trained_folder / "README.md").unlink(missing_ok=True)  # peft's form, with nothing filled in
         tokenizer.save_pretrained(output)
     if samples:
-        metrics({f"sample_{number}": f"{asked} → {said}" for number, (asked, said) in enumerate(samples, 1)})
+        metrics(
+            {
+                f"sample_{number}": f"{prompt} → {continuation}"
+                for number, (prompt, continuation) in enumerate(samples, 1)
+            }
+        )
         text = "".join(
-            json.dumps({"prompt": asked, "generated": said}, ensure_ascii=False) + "\n"
-            for asked, said in samples
+            json.dumps({"prompt": prompt, "generated": continuation}, ensure_ascii=False) + "\n"
+            for prompt, continuation in samples
         )
         (output / "samples.jsonl").write_text(text, encoding="utf-8")
     (output / "README.md").write_text(card(options, env, prepared, results, samples), encoding="utf-8")

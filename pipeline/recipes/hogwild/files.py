@@ -13,13 +13,21 @@ DIMENSIONS: Final = {"images": 3, "labels": 1}
 
 
 def find(folder: Path) -> dict[str, Path]:
-    """Find the four files in a folder or below it: ``train-images``, ``train-labels``, and so on -> path."""
-    found: dict[str, Path] = {}
+    """Return name -> path of the four files: ``train-images``, ``train-labels``, and the same of ``t10k``.
+
+    Args:
+        folder: They are in it or below it; of several copies of a file, the first one by path is taken.
+
+    Raises:
+        BadInputError: A file is missing.
+    """
+    path_of_part: dict[str, Path] = {}
     for path in below(folder):
         if match := _NAME.fullmatch(path.name):
-            found.setdefault(f"{match[1]}-{match[2][:6]}", path)
+            # Both `images` and `labels` have six letters.
+            path_of_part.setdefault(f"{match[1]}-{match[2][:6]}", path)
     needed = {f"{part}-{kind}": kind for kind in DIMENSIONS for part in ("train", "t10k")}
-    if missing := sorted(needed.keys() - found):
+    if missing := sorted(needed.keys() - path_of_part):
         names = [f"{name}-idx{DIMENSIONS[needed[name]]}-ubyte" for name in missing]
         raise BadInputError(
             f"{folder} has no file {', no '.join(names)}",
@@ -27,4 +35,4 @@ def find(folder: Path) -> dict[str, Path]:
             fix="Give a folder with MNIST's four IDX files, as they are or packed (.gz); without "
             "run.data the digits of scikit-learn are taken",
         )
-    return found
+    return path_of_part

@@ -48,23 +48,23 @@ class _Parser(ArgumentParser):
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     """Parse the options; MANYCPU_SUBPROCESSES in the environment is the default of --num-processes."""
-    given = vars(_parser(env).parse_args(argv))
-    notes = [f"--{name}: this recipe trains on CPUs, as it does now" for name in _DEVICES if given.pop(name)]
-    if (device := given.pop("device")) != "cpu":
+    values = vars(_parser(env).parse_args(argv))
+    notes = [f"--{name}: this recipe trains on CPUs, as it does now" for name in _DEVICES if values.pop(name)]
+    if (device := values.pop("device")) != "cpu":
         raise BadInputError(
             f"--device {device}: this recipe trains on CPUs", field="run.args", fix="Leave it out"
         )
-    options = Options(**given, notes=tuple(notes))
-    fixes = {name: "Give 1 or more, or leave it out" for name in _COUNTS if given[name] < 1}
+    options = Options(**values, notes=tuple(notes))
+    fix_of_option = {name: "Give 1 or more, or leave it out" for name in _COUNTS if values[name] < 1}
     if (options.threads_per_process or 0) < 0:
-        fixes["threads_per_process"] = "Give 0 or more, or leave it out"
+        fix_of_option["threads_per_process"] = "Give 0 or more, or leave it out"
     if not (math.isfinite(options.lr) and options.lr > 0):
-        fixes["lr"] = "Give a number above 0"
+        fix_of_option["lr"] = "Give a number above 0"
     if not 0 <= options.momentum < 1:
-        fixes["momentum"] = "Give a number from 0 to below 1"
-    if fixes:
-        name, fix = next(iter(fixes.items()))
-        message = f"--{name.replace('_', '-')} {given[name]} cannot be used"
+        fix_of_option["momentum"] = "Give a number from 0 to below 1"
+    if fix_of_option:
+        name, fix = next(iter(fix_of_option.items()))
+        message = f"--{name.replace('_', '-')} {values[name]} cannot be used"
         raise BadInputError(message, field="run.args", fix=fix)
     ranks = int(env.get("WORLD_SIZE") or 1)
     if ranks > 1 and not options.averaged:

@@ -27,24 +27,24 @@ _SHARED: Final = Path("/dev/shm")  # noqa: S108 - where shared memory is
 
 
 def run(chosen: Options, env: Mapping[str, str]) -> dict[str, Any]:
-    """Train and test; write model and results to the output."""
+    """Train and test; write model and results to the run's output, and return the results by name."""
     say_notes(chosen.notes, env, bf16=False)
-    default, ranks = torch.get_num_threads(), int(env.get("WORLD_SIZE") or 1)
-    threads = options.threads(chosen, env, default)
+    torch_threads, ranks = torch.get_num_threads(), int(env.get("WORLD_SIZE") or 1)
+    threads = options.threads(chosen, env, torch_threads)
     torch.set_num_threads(1)  # OpenMP's threads must not exist when processes are forked
-    trained, tested = images.load(env)
-    jobs = _jobs(chosen, env, trained, threads)
+    train_images, test_images = images.load(env)
+    jobs = _jobs(chosen, env, train_images, threads)
     say(
         f"{ranks * len(jobs)} processes, {'a model each' if chosen.averaged else 'one model'}; "
-        f"{len(trained)} images; threads of each process: {threads}"
+        f"{len(train_images)} images; threads of each process: {threads}"
     )
     results = _train(chosen, jobs, ranks)
-    torch.set_num_threads(threads * len(jobs))
+    torch.set_num_threads(threads * len(jobs))  # the processes have ended: the test takes their threads
     if env.get("RANK", "0") == "0":
-        results |= _test(jobs[0], tested, chosen.test_batch_size)
+        results |= _test(jobs[0], test_images, chosen.test_batch_size)
         _write_outputs(jobs[0].model, results, chosen, env)
     if ranks > 1:
-        dist.barrier()
+        dist.barrier()  # until rank 0 has written
         dist.destroy_process_group()
     return results
 
@@ -52,6 +52,7 @@ def run(chosen: Options, env: Mapping[str, str]) -> dict[str, Any]:
 def _average(models: list[nn.Module], ranks: int) -> None:
     """Set all models, also those of other ranks, to the mean of their weights."""
     states = [list(model.state_dict().values()) for model in models]
+    # All weights of a model in one tensor: the ranks reduce it in one call.
     mean = torch.stack([torch.cat([tensor.flatten() for tensor in state]) for state in states]).mean(0)
     if ranks > 1:
         dist.all_reduce(mean)
@@ -63,7 +64,11 @@ def _average(models: list[nn.Module], ranks: int) -> None:
 
 
 def _jobs(chosen: Options, env: Mapping[str, str], trained: Images, threads: int) -> list[Job]:
-    """Make the jobs of this rank's processes, with models and images in shared memory."""
+    """Return a job for each process of this rank, with models and images in shared memory.
+
+    Raises:
+        BadInputError: The shared memory has not enough room for the images.
+    """
     needed = trained.pixels.nbytes + trained.labels.nbytes
     if _SHARED.is_dir() and needed > (free := shutil.disk_usage(_SHARED).free):
         # A process that fills it up dies of SIGBUS.
@@ -95,12 +100,12 @@ def _jobs(chosen: Options, env: Mapping[str, str], trained: Images, threads: int
 
 
 def _train(chosen: Options, jobs: list[Job], ranks: int) -> dict[str, Any]:
-    """Start a process for each job, train all epochs, and report progress; returns the results.
+    """Start a process for each job, train all epochs, and report progress; returns the results by name.
 
     All processes of all ranks take the same number of steps, so that they meet for each average.
     """
     count = len(jobs[0].images)
-    last: dict[int, float] = {}  # number of a process -> its last loss
+    last_losses: dict[int, float] = {}  # number of a process -> its last loss
     averages = 0  # of all processes of this rank: each reports each average
     # Processes are started first: a process group has threads, whose locks would stay held in a fork.
     with Workers(jobs, chosen.start_method) as workers:
@@ -108,32 +113,32 @@ def _train(chosen: Options, jobs: list[Job], ranks: int) -> dict[str, Any]:
             dist.init_process_group()
         workers.ready()
         # Steps of an epoch: as many as the rank with the least data can take.
-        least = torch.tensor(1 if chosen.dry_run else math.ceil(count / chosen.batch_size))
+        epoch_steps = torch.tensor(1 if chosen.dry_run else math.ceil(count / chosen.batch_size))
         if ranks > 1:
-            dist.all_reduce(least, dist.ReduceOp.MIN)
-        steps = int(least)
+            dist.all_reduce(epoch_steps, dist.ReduceOp.MIN)
+        steps = int(epoch_steps)
         total = steps * chosen.epochs
-        began = time.monotonic()
+        start = time.monotonic()
         for index, report, values in workers.train(
             steps, partial(_average, [job.model for job in jobs], ranks)
         ):
-            last[index], accuracy = values.tolist()
+            last_losses[index], accuracy = values.tolist()
             averages += report.kind == "average"
             if report.kind == "progress":
                 say(
                     f"process {index}: epoch {report.epoch}, step {report.step} of {total}, "
-                    f"loss {last[index]:.4f}, accuracy {accuracy:.2f}"
+                    f"loss {last_losses[index]:.4f}, accuracy {accuracy:.2f}"
                 )
                 if index == 0:
-                    progress(step=report.step, total_steps=total, epoch=report.epoch, loss=last[index])
-        seconds = time.monotonic() - began
+                    progress(step=report.step, total_steps=total, epoch=report.epoch, loss=last_losses[index])
+        seconds = time.monotonic() - start
     processes = len(jobs) * ranks
     samples = min(steps * chosen.batch_size, count) * chosen.epochs * processes
     return {
         "averages": averages // len(jobs),
         "processes": processes,
         "threads_per_process": jobs[0].threads,
-        "train_loss": sum(last.values()) / len(last),
+        "train_loss": sum(last_losses.values()) / len(last_losses),
         "train_runtime": seconds,
         "train_samples_per_second": samples / seconds,
         "train_steps": total * processes,
@@ -142,7 +147,7 @@ def _train(chosen: Options, jobs: list[Job], ranks: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def _test(job: Job, tested: Images, size: int) -> dict[str, Any]:
-    """Test the job's model on images, ``size`` at a time; returns results."""
+    """Test the job's model on images, ``size`` at a time; returns the results by name."""
     job.model.eval()
     loss, right = 0.0, 0
     for indices in torch.split(torch.arange(len(tested)), size):

@@ -155,14 +155,15 @@ class Workers:
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> Self:
+        """Start the processes; if one cannot be started, end those that run."""
         try:
             for index, job in enumerate(self._jobs):
-                queue, end_of_process = self._context.Pipe()
+                queue, process_queue = self._context.Pipe()
                 process = self._context.Process(  # type: ignore[attr-defined]
-                    target=_work, args=(job, end_of_process), name=f"hogwild-{index}", daemon=True
+                    target=_work, args=(job, process_queue), name=f"hogwild-{index}", daemon=True
                 )
                 process.start()
-                end_of_process.close()  # else the queue would stay open when the process has ended
+                process_queue.close()  # else the queue would stay open when the process has ended
                 self._workers.append(_Worker(index, process, queue, job.tensors))
         except BaseException:
             self.__exit__()
@@ -170,6 +171,7 @@ class Workers:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Kill the processes that still run, and wait until all have ended."""
         for worker in self._workers:
             worker.process.kill()
         for worker in self._workers:
@@ -177,58 +179,68 @@ class Workers:
             worker.queue.close()
 
     def ready(self) -> None:
-        """Wait until all of them can begin; raises DiedError if one has ended."""
-        waiting = len(self._workers)
+        """Wait until every process has reported that it can begin; raises DiedError if one has ended."""
+        not_ready = len(self._workers)
         for _, report in self._reports():
-            waiting -= report.kind == "ready"
-            if not waiting:
+            not_ready -= report.kind == "ready"
+            if not not_ready:
                 return
 
     def train(self, steps: int, average: Callable[[], None]) -> Iterator[tuple[int, Report, torch.Tensor]]:
-        """Have all of them take their steps; yield the number of a process, its report, and the values.
+        """Have all processes take their steps; yield each report: number of the process, report, and values.
+
+        The values are the loss and the accuracy of a batch, valid until the next report is requested.
 
         Args:
             steps: Steps in each epoch.
-            average: Called when all of them wait for their weights to be averaged.
+            average: Sets all models to their mean; called whenever all processes wait for it.
+
+        Raises:
+            DiedError: A process has ended too early.
         """
         for worker in self._workers:
             worker.send(steps)
-        meeting: list[tuple[_Worker, int]] = []
+        waiting: list[tuple[_Worker, int]] = []
         for worker, report in self._reports():
             yield worker.number, report, worker.tensors[report.tensor]
             if report.kind != "average":
                 worker.send(report.tensor)
                 continue
-            meeting.append((worker, report.tensor))
-            if len(meeting) == len(self._workers):
+            waiting.append((worker, report.tensor))
+            if len(waiting) == len(self._workers):
                 average()
-                for each, tensor in meeting:
-                    each.send(tensor)
-                meeting.clear()
+                for waiting_worker, tensor in waiting:
+                    waiting_worker.send(tensor)
+                waiting.clear()
 
     def _reports(self) -> Iterator[tuple[_Worker, Report]]:
-        """Yield what the processes report, until all have ended."""
-        queues: dict[Any, _Worker] = {worker.queue: worker for worker in self._workers}
-        ends: dict[Any, _Worker] = {worker.process.sentinel: worker for worker in self._workers}
-        done: set[int] = set()
-        while queues or ends:
-            for each in connection.wait([*queues, *ends]):
-                if worker := ends.pop(each, None):
+        """Yield each report with its process, until all processes have ended.
+
+        Raises:
+            DiedError: A process has failed, or has ended without the report ``done``.
+        """
+        by_queue: dict[Any, _Worker] = {worker.queue: worker for worker in self._workers}
+        by_sentinel: dict[Any, _Worker] = {worker.process.sentinel: worker for worker in self._workers}
+        done_numbers: set[int] = set()
+        while by_queue or by_sentinel:
+            for ready_object in connection.wait([*by_queue, *by_sentinel]):
+                # A sentinel becomes ready when its process ends.
+                if worker := by_sentinel.pop(ready_object, None):
                     worker.process.join()
                     if worker.process.exitcode:
                         raise self._died(worker)
                     continue
-                worker = queues[each]
+                worker = by_queue[ready_object]
                 try:
                     report: Report = worker.queue.recv()
                 except (EOFError, ConnectionResetError):
-                    del queues[each]
-                    if worker.number not in done:
+                    del by_queue[ready_object]
+                    if worker.number not in done_numbers:
                         worker.process.join()  # only its end closes its queue
                         raise self._died(worker) from None
                 else:
                     if report.kind == "done":
-                        done.add(worker.number)
+                        done_numbers.add(worker.number)
                     yield worker, report
 
     def _died(self, worker: _Worker) -> DiedError:
@@ -237,8 +249,8 @@ class Workers:
         how = f"ended with exit code {code}"
         if code < 0:
             how = f"was ended by {signal.Signals(-code).name}{_HINTS.get(-code, '')}"
-        others = len(self._workers) - 1
+        other_count = len(self._workers) - 1
         return DiedError(
             f"process {worker.number} (pid {worker.process.pid}) {how}, before it had trained to the end; "
-            f"the {others} other(s) of this rank are ended"
+            f"the {other_count} other(s) of this rank are ended"
         )

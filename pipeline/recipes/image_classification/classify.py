@@ -30,29 +30,29 @@ class Classifier:
 
     def __init__(self, folder: str | Path) -> None:
         self._model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-        described: Any = self._model.pretrained_cfg
-        self._classes: list[str] = described["label_names"]
-        self._transform = model.evaluation_transform(described["input_size"][-1])
+        config: Any = self._model.pretrained_cfg
+        self._classes: list[str] = config["label_names"]
+        self._transform = model.evaluation_transform(config["input_size"][-1])
         self._mean, self._std = model.normalization(self._model)
 
     def classify(self, images: Sequence[str | Path]) -> list[Guess]:
-        """Guess the class of each image.
+        """Return the likeliest class of each image.
 
         Raises:
             OSError: One cannot be read.
         """
         batch = torch.stack([model.pixels(file, self._transform) for file in images])
         with torch.inference_mode():
-            odds = self._model((batch - self._mean) / self._std).softmax(dim=-1)
-        best = odds.max(dim=-1)
+            probabilities = self._model((batch - self._mean) / self._std).softmax(dim=-1)
+        likeliest = probabilities.max(dim=-1)
         return [
             Guess(self._classes[number], probability)
-            for number, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            for number, probability in zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
         ]
 
 
 def main(argv: list[str]) -> int:
-    """Print each image's class; return what to exit with."""
+    """Print each image's class; return the exit code: 0, or 2 on wrong input."""
     if len(argv) < 2:  # noqa: PLR2004 - as in the usage
         sys.stderr.write(f"usage: {__spec__.name} MODEL IMAGE...\n")
         return 2

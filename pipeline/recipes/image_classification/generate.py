@@ -17,7 +17,7 @@ _MAX_VALUE = 16
 
 
 def main(folder: str) -> None:
-    """Write the digits into a folder, which is made."""
+    """Write the digits as JPEG files into a folder, which is created."""
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     digits = load_digits()

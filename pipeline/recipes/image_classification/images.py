@@ -33,10 +33,13 @@ class Split(NamedTuple):
 
 
 def read(folder: str | Path | None, pattern: str) -> Labelled:
-    """Find the images of a folder and their classes.
+    """Return the images of a folder with their classes.
 
     If the folder itself has images, the first group of the pattern, searched in their names, is their class;
-    else each folder in it is a class.
+    else each folder in it is a class, with the images below it.
+
+    Raises:
+        BadInputError: There are no images, a file's name has no class, or all are of one class.
     """
     if folder is None:
         fix = "Name a folder of images there, or give --data_dir in run.args"
@@ -47,7 +50,9 @@ def read(folder: str | Path | None, pattern: str) -> Labelled:
         named = list(_by_name(files, pattern))
     else:
         folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
-        named = [(path, each.name) for each in folders for path in below(each) if _is_image(path)]
+        named = [
+            (path, subfolder.name) for subfolder in folders for path in below(subfolder) if _is_image(path)
+        ]
     if not named:
         raise BadInputError(
             f"there is no image in {root}, nor in a folder of it",
@@ -73,21 +78,21 @@ def split(images: Labelled, seed: int) -> Split:
     import numpy as np
 
     order = [int(index) for index in np.random.default_rng(seed).permutation(len(images.files))]
-    cut = train_count(len(order))
+    train_size = train_count(len(order))
     train, evaluation = (
         Labelled(tuple(images.files[i] for i in part), tuple(images.labels[i] for i in part), images.classes)
-        for part in (order[:cut], order[cut:])
+        for part in (order[:train_size], order[train_size:])
     )
     return Split(train, evaluation)
 
 
 def train_count(images: int) -> int:
-    """Compute how many of some images are trained on."""
+    """Return how many of this number of images are trained on: four fifths, rounded down."""
     return int(0.8 * images)
 
 
 def check_sizes(count: int, batch_size: int, ranks: int) -> None:
-    """Raise BadInputError unless every rank has a whole batch, of so many images to train on."""
+    """Raise BadInputError if ``count`` images to train on are fewer than all ranks take in one step."""
     needed = batch_size * ranks
     if count < needed:
         fitting = count // ranks

@@ -24,12 +24,18 @@ _ALTERNATIVES = (
 
 
 def create(options: ImageOptions, classes: int, env: Mapping[str, str]) -> Any:
-    """Create the model, with a head for the classes; call it after the seed is set."""
+    """Create the model, with a head for ``classes`` classes; frozen but for the head unless ``--unfreeze``.
+
+    Call it after the seed is set: a new head has random weights.
+
+    Raises:
+        BadInputError: The model cannot be loaded, takes no images of this size, or has nothing to train.
+    """
     name, weights = _source(options.model, env.get("MANYCPU_MODEL"))
-    overlay = {"file": str(weights)} if weights and options.pretrained else None
+    staged_weights = {"file": str(weights)} if weights and options.pretrained else None
     try:
         model: Any = timm.create_model(
-            name, pretrained=options.pretrained, pretrained_cfg_overlay=overlay, num_classes=classes
+            name, pretrained=options.pretrained, pretrained_cfg_overlay=staged_weights, num_classes=classes
         )
     except Exception as error:  # libraries that download raise errors of many kinds
         raise BadInputError(
@@ -39,6 +45,7 @@ def create(options: ImageOptions, classes: int, env: Mapping[str, str]) -> Any:
         ) from error
     model.float()  # bf16 is for the computation (autocast) alone
     size = options.image_size
+    # Try it: some models take images of one size only.
     try:
         with torch.inference_mode():
             model.eval()(torch.zeros(1, 3, size, size))
@@ -59,7 +66,7 @@ def create(options: ImageOptions, classes: int, env: Mapping[str, str]) -> Any:
 
 
 def normalization(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and standard deviation of each channel, as the model was trained with."""
+    """Return the mean and the standard deviation of each channel by which the model's input is normalised."""
     mean, std = (torch.tensor(model.pretrained_cfg[name])[None, :, None, None] for name in ("mean", "std"))
     return mean, std
 
@@ -70,7 +77,7 @@ def evaluation_transform(size: int) -> Any:
 
 
 def pixels(file: str | Path, transform: Any) -> torch.Tensor:
-    """Read an image, and transform it."""
+    """Read an image file, and transform it to a tensor."""
     with Image.open(file) as image:
         transformed: torch.Tensor = transform(image.convert("RGB"))
         return transformed
@@ -92,7 +99,15 @@ def write(model: Any, folder: Path, classes: tuple[str, ...], size: int) -> None
 
 
 def _source(name: str | None, staged: str | None) -> tuple[str, Path | None]:
-    """Choose where the model comes from: its name as timm reads it, and a file with weights for it."""
+    """Return the model's name as timm reads it, and the file with its weights; None: timm finds them itself.
+
+    Args:
+        name: The option ``--model``.
+        staged: Where run.model was staged.
+
+    Raises:
+        BadInputError: timm has no such model, or the folder to read lacks config.json or weights.
+    """
     folder = staged
     if name is not None:
         folder = name if Path(name).is_dir() else None
@@ -102,23 +117,27 @@ def _source(name: str | None, staged: str | None) -> tuple[str, Path | None]:
     if name is None:
         return _DEFAULT, None
     if not name.startswith("hf-hub:") and not timm.is_model(name.partition(".")[0]):
-        near = difflib.get_close_matches(name, timm.list_models(), n=3)
+        similar = difflib.get_close_matches(name, timm.list_models(), n=3)
         raise BadInputError(
             f"timm {timm.__version__} has no model {name!r}",
             field="run.args",
-            fix=f"Did you mean {', '.join(near)}?" if near else "`timm.list_models()` lists them",
+            fix=f"Did you mean {', '.join(similar)}?" if similar else "`timm.list_models()` lists them",
         )
     return name, _weights(Path(staged)) if staged else None
 
 
 def _weights(staged: Path) -> Path:
-    """Find the one file of weights: what was staged, or a file in that folder."""
+    """Return the one file with weights: ``staged`` itself, or a file in that folder.
+
+    Raises:
+        BadInputError: There is no such file, or more than one.
+    """
     in_folder = [] if staged.is_file() else [path for path in staged.iterdir() if path.suffix in _WEIGHTS]
-    found = [staged] if staged.is_file() else sorted(in_folder)
-    if len(found) != 1:
+    candidates = [staged] if staged.is_file() else sorted(in_folder)
+    if len(candidates) != 1:
         raise BadInputError(
-            f"{staged} has {len(found)} files with weights ({', '.join(_WEIGHTS)}); one is needed",
+            f"{staged} has {len(candidates)} files with weights ({', '.join(_WEIGHTS)}); one is needed",
             field="run.model",
             fix="Name a folder with the weights of the model that --model names, or leave run.model out",
         )
-    return found[0]
+    return candidates[0]

@@ -40,7 +40,10 @@ _INITIAL_DIVISOR = 25
 
 
 def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
-    """Train and evaluate; write the model and ``all_results.json`` to ``options.output``."""
+    """Train and evaluate; write the model and ``all_results.json`` to ``options.output``.
+
+    Returns the results by name.
+    """
     chosen = options.images
     say_notes(options.notes, env, bf16=chosen.mixed_precision == "bf16")
     labelled = images.read(chosen.data_dir, chosen.label_pattern)
@@ -57,20 +60,22 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
             )
         ],
     )
-    split = _checked(labelled, chosen, accelerator)
+    split = _checked_split(labelled, chosen, accelerator)
     set_seed(chosen.seed)
     with accelerator.local_main_process_first():  # it downloads what the others then find in the cache
         model = models.create(chosen, len(labelled.classes), env)
     epochs = _Epochs(options, accelerator, model, _loaders(split, chosen, env))
-    began = time.monotonic()
-    resumed = epochs.resume(checkpoints.resume_point(options.checkpoints, chosen.resume_from_checkpoint, env))
-    evaluated, seconds = epochs.train(), time.monotonic() - began
+    start = time.monotonic()
+    resumed_step = epochs.resume(
+        checkpoints.resume_point(options.checkpoints, chosen.resume_from_checkpoint, env)
+    )
+    evaluated, seconds = epochs.train(), time.monotonic() - start
     results = {
         **evaluated,
         "train_steps": epochs.step,
         "train_runtime": round(seconds, 4),
-        "train_samples_per_second": round((epochs.step - resumed) * epochs.batch / seconds, 3),
-        **({"resumed_from_step": resumed} if resumed else {}),
+        "train_samples_per_second": round((epochs.step - resumed_step) * epochs.batch / seconds, 3),
+        **({"resumed_from_step": resumed_step} if resumed_step else {}),
     }
     metrics(results)
     if accelerator.is_main_process:
@@ -80,8 +85,14 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     return results
 
 
-def _checked(labelled: Labelled, options: ImageOptions, accelerator: Accelerator) -> Split:
-    """Split the images, and check that they can be read, each rank a part of them."""
+def _checked_split(labelled: Labelled, options: ImageOptions, accelerator: Accelerator) -> Split:
+    """Split the images for training and evaluation, and check that all of them can be read.
+
+    Each rank reads a part of them; all ranks learn of a fault.
+
+    Raises:
+        BadInputError: An image cannot be read, or there are too few.
+    """
     split = images.split(labelled, options.seed)
     images.check_sizes(len(split.train.files), options.batch_size, accelerator.num_processes)
     own_files = labelled.files[accelerator.process_index :: accelerator.num_processes]
@@ -131,6 +142,8 @@ def _loaders(
 def loader_processes(asked: int | None, threads: int) -> int:
     """Choose how many processes load images; each replaces one of the rank's threads (docs/speed.md).
 
+    ``asked`` is ``--num_workers``; None: one for each four threads, four at most.
+
     >>> [loader_processes(None, threads) for threads in (1, 3, 4, 16, 56)]
     [0, 0, 1, 4, 4]
     >>> [loader_processes(4, threads) for threads in (1, 3, 4, 16)]
@@ -147,9 +160,9 @@ class _Epochs:
     ) -> None:
         self._options, self._images, self._accelerator = options, options.images, accelerator
         self._mean, self._std = models.normalization(model)
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         lr, epochs = self._images.lr, self._images.num_epochs
-        optimizer = torch.optim.Adam(trained, lr=lr / _INITIAL_DIVISOR, fused=True)
+        optimizer = torch.optim.Adam(trainable, lr=lr / _INITIAL_DIVISOR, fused=True)
         schedule = OneCycleLR(optimizer, max_lr=lr, epochs=epochs, steps_per_epoch=len(loaders[0]))
         self._model, self._optimizer, self._train_loader, self._eval_loader, self._schedule = (
             accelerator.prepare(model, optimizer, *loaders, schedule)
@@ -163,10 +176,11 @@ class _Epochs:
         _save_bare_models(accelerator)
 
     def resume(self, checkpoint: str | None) -> int:
-        """Resume from a checkpoint, also from one of another number of ranks; returns the step."""
+        """Resume from a checkpoint, also from one of another number of ranks; return the step, 0 for None."""
         if checkpoint:
             self._accelerator.load_state(checkpoint)
             state = json.loads(Path(checkpoint, "trainer_state.json").read_text(encoding="utf-8"))
+            # An epoch has other steps if the number of ranks is another one.
             self.step = round(float(state["epoch"]) * self._epoch_steps)
         return self.step
 
@@ -181,7 +195,7 @@ class _Epochs:
             metrics({**results, "epoch": epoch}, step=self.step)
             if self._options.save_every == "epoch":
                 self._save()
-        return results or self._evaluate()
+        return results or self._evaluate()  # no epoch was left, as all were done before a resume
 
     def _epoch(self, epoch: int, pace: Pace) -> None:
         """Train the steps of an epoch that are left; report progress, and save checkpoints when due."""
@@ -216,18 +230,24 @@ class _Epochs:
 
     @torch.no_grad()
     def _evaluate(self) -> dict[str, float]:
-        """Evaluate on all ranks together; gather drops the samples that only fill up the last batch."""
+        """Evaluate on all ranks together; returns the accuracy in percent, and the mean loss.
+
+        The samples that only fill up the last batch do not count: gather_for_metrics drops them.
+        """
         self._model.eval()
-        right, losses = [], []
+        is_right_by_batch, losses_by_batch = [], []
         for batch in self._eval_loader:
             scores = self._model(self._inputs(batch))
             is_right = scores.argmax(dim=-1) == batch["label"]
-            of_rank = is_right, cross_entropy(scores, batch["label"], reduction="none")
-            of_all_ranks, all_losses = self._accelerator.gather_for_metrics(of_rank)
-            right.append(of_all_ranks)
-            losses.append(all_losses)
-        accuracy = 100 * torch.cat(right).double().mean().item()
-        return {"accuracy": round(accuracy, 2), "eval_loss": round(torch.cat(losses).mean().item(), 4)}
+            rank_results = is_right, cross_entropy(scores, batch["label"], reduction="none")
+            all_is_right, all_losses = self._accelerator.gather_for_metrics(rank_results)
+            is_right_by_batch.append(all_is_right)
+            losses_by_batch.append(all_losses)
+        accuracy = 100 * torch.cat(is_right_by_batch).double().mean().item()
+        return {
+            "accuracy": round(accuracy, 2),
+            "eval_loss": round(torch.cat(losses_by_batch).mean().item(), 4),
+        }
 
     def _save(self) -> None:
         """Save a checkpoint, its state last: without a state it is incomplete, and not resumed from."""
@@ -246,13 +266,13 @@ class _Epochs:
 
 def _save_bare_models(accelerator: Accelerator) -> None:
     """Make checkpoints hold the model without its wrappers, so that any number of ranks can load it."""
-    bare = partial(accelerator.unwrap_model, keep_torch_compile=False)
+    unwrap = partial(accelerator.unwrap_model, keep_torch_compile=False)
 
     def save(models: list[Any], weights: list[Any], _: str) -> None:
-        weights[:] = [bare(model).state_dict() for model in models]
+        weights[:] = [unwrap(model).state_dict() for model in models]
 
     def load(models: list[Any], _: str) -> None:
-        models[:] = map(bare, models)
+        models[:] = map(unwrap, models)
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)

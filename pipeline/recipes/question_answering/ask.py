@@ -32,11 +32,12 @@ class Reader:
         self._shape = Shape(usable_length(384, self._tokenizer, self._model.config), 128)
 
     def answer(self, question: str, context: str, limits: Limits = Limits()) -> Answer:  # noqa: B008 - immutable
-        """Answer a question with a stretch of the context, however long that is.
+        """Answer a question with a part of the context, which may be of any length.
 
         Raises:
             BadInputError: The question leaves no room for the context.
         """
+        # A long context becomes several features; the best answer of all of them counts.
         batch = {"id": ["question"], "question": [question], "context": [context]}
         features = build(batch, [0], self._tokenizer, self._shape)
         inputs = {name: features[name] for name in self._tokenizer.model_input_names if name in features}
@@ -48,7 +49,7 @@ class Reader:
 
 
 def main(argv: list[str]) -> int:
-    """Print the answer; return what to exit with."""
+    """Print the answer to a question; return the exit code: 0, or 2 on wrong input."""
     if len(argv) != 3:  # noqa: PLR2004 - as in the usage
         sys.stderr.write(f"usage: {__spec__.name} MODEL QUESTION CONTEXT\n")
         return 2

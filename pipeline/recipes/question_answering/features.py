@@ -27,7 +27,7 @@ class Shape(NamedTuple):
 
 
 def usable_length(requested: int, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> int:
-    """Limit a feature's length to what tokenizer and model (its position embeddings) can take."""
+    """Return a feature's length in tokens: ``requested``, or less if tokenizer or model take less."""
     positions = getattr(config, "max_position_embeddings", None)
     if not isinstance(positions, int) or positions <= 0:
         positions = requested
@@ -74,7 +74,8 @@ def build(
         return_offsets_mapping=True,
         padding="max_length" if shape.pad else False,
     )
-    owners = encoded["overflow_to_sample_mapping"]
+    owners = encoded["overflow_to_sample_mapping"]  # for each feature, the number of its example in the batch
+    # Tokens of the question and special tokens get no offsets.
     offsets = [
         [
             tuple(pair) if part == _CONTEXT else NO_OFFSET
@@ -88,7 +89,7 @@ def build(
     columns |= {"example": [rows[owner] for owner in owners], "offsets": offsets}
     if "answers" not in batch:
         return columns
-    spans = [label(own, batch["answers"][owner]) for own, owner in zip(offsets, owners, strict=True)]
+    spans = [label(places, batch["answers"][owner]) for places, owner in zip(offsets, owners, strict=True)]
     return columns | {
         "start_positions": [start for start, _ in spans],
         "end_positions": [end for _, end in spans],
@@ -96,7 +97,12 @@ def build(
 
 
 def label(offsets: Sequence[tuple[int, int]], answers: Mapping[str, Sequence[Any]]) -> tuple[int, int]:
-    """Find the first and last token of the first answer; both NOWHERE if the stretch has not all of it."""
+    """Return the first and last token of the first answer; NOWHERE twice: the stretch lacks a part of it.
+
+    Args:
+        offsets: For each token its begin and end in the context, in characters, or NO_OFFSET.
+        answers: The texts of the answers, and where they begin in the context; empty: there is no answer.
+    """
     if not answers["text"]:
         return NOWHERE, NOWHERE
     begin = answers["answer_start"][0]

@@ -127,15 +127,16 @@ def main(folder: str) -> None:
 
 
 def _article(key: str, names: Names, rng: random.Random) -> dict[str, Any]:
-    """Make an article: a context, and some questions about its facts with their answers."""
+    """Make an article in SQuAD's format: a context, and questions about its facts with their answers."""
     things = _draw_things(names, rng)
     context = _context(things, rng)
     questions: list[tuple[str, str]] = []  # a question and its answer, for each fact that has wordings
     for subject, facts in things:
         for fact, wordings in subject.questions.items():
-            usable = [words for words in wordings if _braces(words) <= set(facts)]
-            if fact in facts and usable:
-                questions.append((_pick(rng, usable).format(**facts), _bare(facts[fact])))
+            # Wordings that name a fact which the context lacks cannot be used.
+            usable_wordings = [words for words in wordings if _braces(words) <= set(facts)]
+            if fact in facts and usable_wordings:
+                questions.append((_pick(rng, usable_wordings).format(**facts), _bare(facts[fact])))
     qas = [
         {
             "id": f"{key}-{i}",
@@ -149,13 +150,14 @@ def _article(key: str, names: Names, rng: random.Random) -> dict[str, Any]:
 
 
 def _draw_things(names: Names, rng: random.Random) -> list[Thing]:
-    """Choose subjects, and facts of which two or more are of the same kind; draw names, years and amounts."""
+    """Draw one or two things with their facts: first what kinds of facts, then names, years and amounts."""
     count, sizes = (2, _FACTS_OF_TWO) if rng.random() < _TWO_THINGS_CHANCE else (1, _FACTS_OF_ONE)
     fact_count = _pick(rng, sizes)
     # Drawn again until two facts are of the same kind, so that a model must read the question.
     while True:
         chosen_subjects = _shuffle(rng, subjects())[:count]
         plan = [(subject, _shuffle(rng, sorted(subject.facts))[:fact_count]) for subject in chosen_subjects]
+        # Fewer kinds than facts: two facts share a kind.
         if len({subject.facts[fact] for subject, facts in plan for fact in facts}) < count * fact_count:
             break
     things = []
@@ -169,28 +171,28 @@ def _draw_things(names: Names, rng: random.Random) -> list[Thing]:
 
 
 def _context(things: list[Thing], rng: random.Random) -> str:
-    """Choose statements that state every fact once, in a random order."""
+    """Write the context: sentences in random order that state every fact of the things once."""
     chosen: list[tuple[Thing, str]] = []
     for thing in things:
-        remaining = set(thing.facts) - {"it"}
-        for words in _shuffle(rng, thing.subject.statements):
-            used = _braces(words) - {"it"}
-            if used <= remaining:
-                remaining -= used
-                chosen.append((thing, words))
+        unstated = set(thing.facts) - {"it"}
+        for statement in _shuffle(rng, thing.subject.statements):
+            stated = _braces(statement) - {"it"}
+            if stated <= unstated:  # it repeats no fact
+                unstated -= stated
+                chosen.append((thing, statement))
     sentences: list[str] = []
     before: Thing | None = None
-    for thing, words in _shuffle(rng, chosen):
+    for thing, statement in _shuffle(rng, chosen):
         # The second of two sentences about the same thing may say "it", or the like, for the name.
         again = thing is before and rng.random() < _AGAIN_CHANCE
-        text = words.format(**(thing.facts | {"it": thing.subject.again} if again else thing.facts))
+        text = statement.format(**(thing.facts | {"it": thing.subject.again} if again else thing.facts))
         sentences.append(text[0].upper() + text[1:])
         before = thing
     return " ".join(sentences)
 
 
 def _braces(text: str) -> set[str]:
-    """Return the names in a text's braces: of the facts that fill it in."""
+    """Return the names of the facts that fill a text's braces."""
     return {name for _, name, _, _ in string.Formatter().parse(text) if name}
 
 

@@ -45,15 +45,15 @@ _SCHEMA = datasets.Features(
 def load_model(
     options: ModelOptions, training: CpuTrainingOptions, length: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the model and its fast tokenizer from a folder or the Hub.
+    """Load the base model and its fast tokenizer from a folder or the Hub.
 
-    If ``training.shard`` is ``auto``, it is replaced by a choice that depends on ``length``, the tokens of a
-    sample.
+    If ``training.shard`` is ``auto``, a choice between ``no`` and ``full`` replaces it, which depends on
+    ``length``, the tokens of a sample.
     """
     config, tokenizer = base_model.read_config(options, options.config_name)
     name = str(options.model_name_or_path)
     try:
-        # Returns a from_pretrained, by which each rank of a sharded model reads only its own share.
+        # `load` works as from_pretrained, but each rank of a sharded model reads only its own share.
         load = loader(AutoModelForQuestionAnswering, config, training, length)
         # Weights are fp32 also where the checkpoint has others: bf16 is for the computation (autocast) alone.
         model = load(name, config=config, dtype=torch.float32, **base_model.hub_arguments(options))
@@ -66,16 +66,19 @@ def load_model(
 
 
 def exclude_padding(model: PreTrainedModel) -> None:
-    """Make the model give the tokens of padding the least scores, so that no answer and no loss has them."""
-    masks: list[torch.Tensor | None] = [None]  # one element: the mask of the present batch
+    """Make the model score tokens of padding so low that no answer and no loss contains them.
+
+    One hook notes the mask of each batch; another one sets the scores of padding.
+    """
+    mask_of_batch: list[torch.Tensor | None] = [None]  # one element, which `read` sets and `exclude` reads
 
     def read(_: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         del args
-        masks[0] = kwargs.get("attention_mask")
+        mask_of_batch[0] = kwargs.get("attention_mask")
 
     def exclude(_: torch.nn.Module, args: Any, scores: torch.Tensor) -> torch.Tensor:
         del args
-        mask = masks[0]
+        mask = mask_of_batch[0]
         if mask is None or mask.shape != scores.shape[:2]:
             return scores
         return scores.masked_fill(mask[..., None] == 0, _LEAST)
@@ -90,15 +93,18 @@ def read_data(model: ModelOptions, data: DataOptions, env: Mapping[str, str]) ->
 
     The data set is the first that is given: one of the Hub, files named by options, or MANYCPU_DATA. Tables
     have the columns id, context, question and answers, as rajpurkar/squad has them.
+
+    Raises:
+        BadInputError: There is no data set, or it cannot be read, or a split lacks what the training needs.
     """
     if data.dataset_name:
         tables = _hub(model, data)
     else:
-        named = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
-        files = {split: [Path(file)] for split, file in named.items() if file}
+        option_values = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
+        files = {split: [Path(file)] for split, file in option_values.items() if file}
         if not files and (folder := env.get("MANYCPU_DATA")):
             files = squad.splits(folder)
-        tables = {split: _table(split, listed, model.cache_dir, data) for split, listed in files.items()}
+        tables = {split: _table(split, paths, model.cache_dir, data) for split, paths in files.items()}
     if not tables:
         raise BadInputError(
             "there is no data set",
@@ -119,7 +125,7 @@ def read_data(model: ModelOptions, data: DataOptions, env: Mapping[str, str]) ->
 
 
 def _hub(model: ModelOptions, data: DataOptions) -> dict[str, Dataset]:
-    """Load the splits of a data set of the Hub."""
+    """Load the splits train, validation and test of a data set of the Hub, those that it has."""
     try:
         loaded = datasets.load_dataset(
             str(data.dataset_name), data.dataset_config_name, cache_dir=model.cache_dir, token=model.token
@@ -151,7 +157,7 @@ def _table(split: str, files: list[Path], cache: str | None, data: DataOptions) 
     try:
         return Dataset.from_generator(_records, features=_SCHEMA, cache_dir=cache, gen_kwargs=source)
     except DatasetGenerationError as error:
-        raise error.__cause__ or error from None
+        raise error.__cause__ or error from None  # the cause is the error of _records
 
 
 def _records(files: list[str], digest: str, unanswered: bool) -> Iterator[dict[str, Any]]:
@@ -170,8 +176,8 @@ def _records(files: list[str], digest: str, unanswered: bool) -> Iterator[dict[s
 
 def _check(split: str, table: Dataset, data: DataOptions) -> None:
     """Raise BadInputError if a split lacks a column, has no question, or lacks answers that are needed."""
-    needed = ("id", "context", "question", *(() if split == "test" else ("answers",)))
-    missing = [name for name in needed if name not in table.column_names]
+    needed_columns = ("id", "context", "question", *(() if split == "test" else ("answers",)))
+    missing = [name for name in needed_columns if name not in table.column_names]
     if missing:
         raise BadInputError(
             f"the {split} split has no column {missing[0]!r}; it has {', '.join(table.column_names)}",
@@ -184,11 +190,11 @@ def _check(split: str, table: Dataset, data: DataOptions) -> None:
         )
     if split != "test" and not data.version_2_with_negative:
         pairs = zip(table["id"], table["answers"], strict=True)
-        without = [key for key, answers in pairs if not answers["text"]]
-        if without:
-            count = f"{len(without)} of {len(table)} {split} questions"
+        unanswered = [key for key, answers in pairs if not answers["text"]]
+        if unanswered:
+            count = f"{len(unanswered)} of {len(table)} {split} questions"
             raise BadInputError(
-                f"{count} have no answer, the first is {without[0]!r}",
+                f"{count} have no answer, the first is {unanswered[0]!r}",
                 field="run.data",
                 fix="For data of SQuAD v2.0 add --version_2_with_negative to run.args",
             )

@@ -88,18 +88,18 @@ class Options(NamedTuple):
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     """Parse the options, or one JSON file that has them; the environment of a run has defaults."""
-    kinds: list[Any] = [ModelOptions, DataOptions, CpuTrainingOptions]
+    option_classes: list[Any] = [ModelOptions, DataOptions, CpuTrainingOptions]
     model_name, output = env.get("MANYCPU_MODEL"), env.get("MANYCPU_OUTPUT")
-    parser = Parser(kinds, model_name_or_path=model_name, output_dir=output)
+    parser = Parser(option_classes, model_name_or_path=model_name, output_dir=output)
     words, notes = translate(recipe_options.words(argv), parser)
-    given = recipe_options.read(words)
-    bf16, bf16_notes = arguments.bf16_by_default(given, env)
+    given_options = recipe_options.read(words)
+    bf16, bf16_notes = arguments.bf16_by_default(given_options, env)
     parser.set_defaults(bf16=bf16)
     model, data, training = parser.read(words)
     arguments.check_least(data, 1, *_COUNTS)
     arguments.check_least(data, 0, "doc_stride")
     check_shard(training)
-    chosen = bool({"do_train", "do_eval", "do_predict"} & set(given))
+    chosen = bool({"do_train", "do_eval", "do_predict"} & set(given_options))
     output, training.output_dir, folder_notes = arguments.folders(training.output_dir, env)
     all_notes = (*notes, *bf16_notes, *usable(training), *folder_notes)
     return Options(model, data, training, output, chosen, all_notes)

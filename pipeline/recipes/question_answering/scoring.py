@@ -65,7 +65,7 @@ def answers(
     scores: tuple[Scores, Scores],
     limits: Limits,
 ) -> Iterator[Answer]:
-    """Choose an answer for each context; an empty text when nothing could be chosen.
+    """Yield the answer of each context; its text is empty if no answer was found, or "no answer" is better.
 
     Args:
         contexts: Context of each example.
@@ -75,38 +75,40 @@ def answers(
             padding.
         limits: How far to search.
     """
-    features: list[list[int]] = [[] for _ in contexts]
+    features_of_example: list[list[int]] = [[] for _ in contexts]
     for feature, owner in enumerate(owners):
-        features[owner].append(feature)
+        features_of_example[owner].append(feature)
     starts, ends = scores
-    for context, own_features in zip(contexts, features, strict=True):
-        # Stretches of a context overlap: the same answer may have been found in two of them.
-        found = sorted(
+    for context, own_features in zip(contexts, features_of_example, strict=True):
+        # Stretches of a context overlap: the same answer may have been found in two of them. Its better score
+        # is sorted last, and stays in `by_span`.
+        all_candidates = sorted(
             candidate
             for feature in own_features
             for candidate in candidates(offsets[feature], starts[feature], ends[feature], limits)
         )
-        unique = {(start, end): score for score, start, end in found}
-        best = sorted(((score, *place) for place, score in unique.items()), reverse=True)[: limits.n_best]
+        by_span = {(start, end): score for score, start, end in all_candidates}
+        best = sorted(((score, *span) for span, score in by_span.items()), reverse=True)[: limits.n_best]
         texts = [(context[start:end], score) for score, start, end in best]  # the best first
-        text, odds = texts[0][0] if texts else "", None
+        text, no_answer_lead = texts[0][0] if texts else "", None
         if limits.null_threshold is not None:
             # "No answer" scores as in the stretch where it is least likely: the answer may be there.
             null_scores = (
                 float(starts[feature][NOWHERE] + ends[feature][NOWHERE]) for feature in own_features
             )
-            null = min(null_scores, default=0.0)
-            odds = null - texts[0][1] if texts else float("inf")
-            text = "" if odds > limits.null_threshold else text
-            texts = sorted([*texts, ("", null)], key=lambda pair: -pair[1])
+            no_answer_score = min(null_scores, default=0.0)
+            no_answer_lead = no_answer_score - texts[0][1] if texts else float("inf")
+            text = "" if no_answer_lead > limits.null_threshold else text
+            texts = sorted([*texts, ("", no_answer_score)], key=lambda pair: -pair[1])
+        # The softmax of the scores; the greatest one is subtracted so that exp cannot overflow.
         logits = np.array([score for _, score in texts])
         weights = np.exp(logits - logits.max()) if texts else logits
-        shares = weights / weights.sum()  # probabilities: the softmax of the logits
-        listed = [
-            {"text": each, "score": score, "probability": float(share)}
-            for (each, score), share in zip(texts, shares, strict=True)
+        shares = weights / weights.sum()  # the probabilities
+        ranked = [
+            {"text": candidate_text, "score": score, "probability": float(share)}
+            for (candidate_text, score), share in zip(texts, shares, strict=True)
         ]
-        yield Answer(text, listed, odds)
+        yield Answer(text, ranked, no_answer_lead)
 
 
 def candidates(
@@ -117,9 +119,9 @@ def candidates(
     A candidate is a pair of one of the ``n_best`` starts and one of the ``n_best`` ends. Both are tokens of
     the context, the end is not before the start, and from start to end are at most ``max_tokens`` tokens.
     """
-    pairs = np.asarray(offsets)
-    length = len(pairs)
-    inside = pairs[:, 0] != NO_OFFSET[0]
+    spans = np.asarray(offsets)  # (tokens, 2): begin and end of each token, in characters
+    length = len(spans)
+    inside = spans[:, 0] != NO_OFFSET[0]
     first, last = (
         np.argsort(-np.where(inside, logits[:length], -np.inf), kind="stable")[: limits.n_best]
         for logits in (starts, ends)
@@ -129,7 +131,7 @@ def candidates(
     rows, columns = np.nonzero(valid)
     begin, end = first[rows], last[columns]
     scores = (starts[begin] + ends[end]).tolist()
-    return sorted(map(Candidate, scores, pairs[begin, 0].tolist(), pairs[end, 1].tolist()), reverse=True)
+    return sorted(map(Candidate, scores, spans[begin, 0].tolist(), spans[end, 1].tolist()), reverse=True)
 
 
 class Scorer:
@@ -141,19 +143,25 @@ class Scorer:
         self._answers: dict[str, Answer] = {}
 
     def __call__(self, prediction: "EvalPrediction | PredictionOutput") -> dict[str, float]:
-        """Answer every question by its features' logits; returns scores, none without reference answers."""
+        """Answer every question by its features' logits; returns exact match and F1, in percent.
+
+        Empty: there are no reference answers to compare with.
+
+        Raises:
+            ValueError: There is not one row of logits for each feature.
+        """
         starts, ends = tuple(prediction.predictions)
         if not len(starts) == len(ends) == len(self.features):
             raise ValueError(f"{len(starts)} rows of scores for {len(self.features)} features")
-        keys, features = self._examples["id"], self.features
+        ids, features = self._examples["id"], self.features
         chosen = answers(
             self._examples["context"], features["example"], features["offsets"], (starts, ends), self._limits
         )
-        self._answers = dict(zip(keys, chosen, strict=True))
+        self._answers = dict(zip(ids, chosen, strict=True))
         references: dict[str, list[str]] = {}
         if "answers" in self._examples.column_names:
-            pairs = zip(keys, self._examples["answers"], strict=True)
-            references = {key: listed["text"] for key, listed in pairs}
+            pairs = zip(ids, self._examples["answers"], strict=True)
+            references = {key: reference["text"] for key, reference in pairs}
         if not any(references.values()):
             return {}
         return score({key: answer.text for key, answer in self._answers.items()}, references)
@@ -194,15 +202,20 @@ def f1(prediction: str, reference: str) -> float:
 def score(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> dict[str, float]:
     """Compute ``exact_match`` and ``f1`` in percent, over all references; a missing prediction counts as 0.
 
-    Where some questions have no answer, also for both kinds apart, as version 2.0 reports them.
+    Where some questions have no answer, both also for each kind of question apart, as version 2.0 reports
+    them: with the prefixes ``has_answer_`` and ``no_answer_``.
+
+    Args:
+        predictions: Id of a question -> the predicted answer.
+        references: Id of a question -> its reference answers; empty: it has no answer.
     """
-    groups = {"": list(references)}
+    groups = {"": list(references)}  # prefix of the names -> ids of the questions
     if unanswerable := [key for key, answers in references.items() if not answers]:
         answerable = [key for key, answers in references.items() if answers]
         groups |= {"has_answer_": answerable, "no_answer_": unanswerable}
     return {
         prefix + name: 100
-        * sum(_best(measure, predictions.get(key), references[key]) for key in keys)
+        * sum(_best_over_references(measure, predictions.get(key), references[key]) for key in keys)
         / len(keys)
         for prefix, keys in groups.items()
         if keys
@@ -210,7 +223,9 @@ def score(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]
     }
 
 
-def _best(measure: Callable[[str, str], float], prediction: str | None, answers: Sequence[str]) -> float:
+def _best_over_references(
+    measure: Callable[[str, str], float], prediction: str | None, answers: Sequence[str]
+) -> float:
     """Return the best score of a prediction over the reference answers; None: 0."""
     if prediction is None:
         return 0.0

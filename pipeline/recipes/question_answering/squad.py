@@ -42,7 +42,13 @@ class _Malformed(Exception):  # noqa: N818 - is caught in this file
 
 
 def splits(path: str | Path) -> dict[str, list[Path]]:
-    """Find the files of each split in a folder, or the split of one file: ``train`` if its name has none."""
+    """Return the files of each split: those in a folder, or a single file, by how their names begin.
+
+    A single file is ``train`` if its name begins with no split's name.
+
+    Raises:
+        BadInputError: There are no such files, or those of a split are in several folders or formats.
+    """
     path = Path(path)
     if path.is_file():
         return {_split(path) or "train": [path]}
@@ -54,12 +60,13 @@ def splits(path: str | Path) -> dict[str, list[Path]]:
             by_split.setdefault(split, []).append(file)
     if not by_split:
         raise BadInputError(f"{path} holds no file that could be a data set", field="run.data", fix=_FIX)
+    # A split may have several files, but of one format and in one folder: else they are alternatives.
     for split, files in by_split.items():
-        kinds = {(file.parent, file.suffix): file for file in files}
-        if len(kinds) > 1:
-            shown = " and ".join(str(file) for file in list(kinds.values())[:2])
+        file_of_kind = {(file.parent, file.suffix): file for file in files}
+        if len(file_of_kind) > 1:
+            two_files = " and ".join(str(file) for file in list(file_of_kind.values())[:2])
             raise BadInputError(
-                f"several files could be the {split} split: {shown}",
+                f"several files could be the {split} split: {two_files}",
                 field="run.data",
                 fix="Point it at the folder that holds one of them",
             )
@@ -67,7 +74,7 @@ def splits(path: str | Path) -> dict[str, list[Path]]:
 
 
 def problems(path: str | Path, *, version_2: bool = False) -> list[str]:
-    """List all that is wrong with a folder or file; parquet is not read.
+    """List all that is wrong with a folder or file; empty: nothing. Parquet files are not read.
 
     ``version_2``: questions may have no answer, as in SQuAD v2.0.
     """
@@ -93,13 +100,16 @@ def load(path: str | Path, *, unanswered: bool = False) -> list[Question]:
 
 
 def _split(file: Path) -> str | None:
-    """Return the split with whose name a file's name begins; None: no split."""
+    """Return the split that a file belongs to by the beginning of its name; None: no split."""
     name = file.name.lower()
     return next((split for split, starts in SPLITS.items() if name.startswith(starts)), None)
 
 
 def _scan(file: Path, *, unanswered: bool) -> tuple[list[Question], list[str]]:
-    """Read the questions of a file; returns them, and what is wrong with the file or with them."""
+    """Return the questions of a file, and messages on what is wrong with the file or with them.
+
+    ``unanswered``: questions may have no answer.
+    """
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
         questions = list(_questions(document))
@@ -125,22 +135,22 @@ def _questions(document: Any) -> Iterator[Question]:
             yield _question(article, article, _get(article, "context", str, location), location, _columns)
             continue
         for j, paragraph in enumerate(_get(article, "paragraphs", list, location)):
-            at = f"{location}.paragraphs[{j}]"
-            context = _get(paragraph, "context", str, at)
-            for k, record in enumerate(_get(paragraph, "qas", list, at)):
-                yield _question(record, article, context, f"{at}.qas[{k}]", _objects)
+            paragraph_location = f"{location}.paragraphs[{j}]"
+            context = _get(paragraph, "context", str, paragraph_location)
+            for k, record in enumerate(_get(paragraph, "qas", list, paragraph_location)):
+                yield _question(record, article, context, f"{paragraph_location}.qas[{k}]", _objects)
 
 
 def _question(record: Any, article: Any, context: str, location: str, answers: Reader) -> Question:
-    """Read a question at a path in the document; ``answers`` reads its answers."""
-    key, question = _get(record, "id", (str, int), location), _get(record, "question", str, location)
+    """Read a question; ``article`` has its title, ``location`` is its path in the document, for messages."""
+    question_id, question = _get(record, "id", (str, int), location), _get(record, "question", str, location)
     pairs = answers(record, location) if "answers" in record else []
     texts, starts = tuple(text for text, _ in pairs), tuple(start for _, start in pairs)
-    return Question(str(key), str(article.get("title", "")), context, question, texts, starts)
+    return Question(str(question_id), str(article.get("title", "")), context, question, texts, starts)
 
 
 def _objects(record: Any, location: str) -> list[tuple[str, int]]:
-    """Read answers as the official layout has them."""
+    """Read answers as the official layout has them: a list of objects with text and answer_start."""
     listed = _get(record, "answers", list, location)
     places = [f"{location}.answers[{i}]" for i in range(len(listed))]
     return [
@@ -150,7 +160,7 @@ def _objects(record: Any, location: str) -> list[tuple[str, int]]:
 
 
 def _columns(record: Any, location: str) -> list[tuple[str, int]]:
-    """Read answers as flat records have them."""
+    """Read answers as flat records have them: one object with a list of texts and a list of starts."""
     answers, at = _get(record, "answers", dict, location), f"{location}.answers"
     texts, starts = _get(answers, "text", list, at), _get(answers, "answer_start", list, at)
     if len(texts) != len(starts):
@@ -166,13 +176,13 @@ def _columns(record: Any, location: str) -> list[tuple[str, int]]:
 
 def _get(holder: Any, key: str, kind: type | tuple[type, ...], location: str) -> Any:
     """Return the value of a key; raises _Malformed if it is missing or of another type than ``kind``."""
-    shown = location or "the top"
+    name_of_holder = location or "the top"
     if not isinstance(holder, dict):
-        raise _Malformed(f"{shown} is {_kind(holder)}, not an object with {key!r}")
+        raise _Malformed(f"{name_of_holder} is {_kind(holder)}, not an object with {key!r}")
     if key not in holder:
-        raise _Malformed(f"{shown} has no {key!r}")
+        raise _Malformed(f"{name_of_holder} has no {key!r}")
     if not isinstance(holder[key], kind) or isinstance(holder[key], bool):
-        raise _Malformed(f"{key!r} of {shown} is {_kind(holder[key])}")
+        raise _Malformed(f"{key!r} of {name_of_holder} is {_kind(holder[key])}")
     return holder[key]
 
 
@@ -183,23 +193,26 @@ def _kind(value: Any) -> str:
 
 
 def _faults(questions: Sequence[Question], *, unanswered: bool) -> Iterator[str]:
-    """Yield what is wrong with questions: places of answers, ids used twice, missing answers."""
-    wrong = [
+    """Yield a message for each kind of fault of the questions, with the first example.
+
+    The kinds: an answer is not where it should be, an id is used twice, answers are missing.
+    """
+    misplaced = [
         (question, text, start)
         for question in questions
         for text, start in zip(question.texts, question.starts, strict=True)
         if start < 0 or not text or question.context[start : start + len(text)] != text
     ]
-    for question, text, start in wrong[:1]:
+    for question, text, start in misplaced[:1]:  # the first one is the example for all
         actual = question.context[max(start, 0) : max(start, 0) + max(len(text), 1)]
         yield (
-            f"{len(wrong)} answers are not where answer_start says; "
+            f"{len(misplaced)} answers are not where answer_start says; "
             f"the first is of question {question.id!r}: {text!r} should stand at character {start}, "
             f"where the context has {actual!r}"
         )
-    ((key, count),) = Counter(question.id for question in questions).most_common(1)
+    ((most_common_id, count),) = Counter(question.id for question in questions).most_common(1)
     if count > 1:
-        yield f"the id {key!r} names {count} questions"
+        yield f"the id {most_common_id!r} names {count} questions"
     without = [question for question in questions if not question.texts]
     if len(without) == len(questions) and not unanswered:
         yield "no question has an answer"

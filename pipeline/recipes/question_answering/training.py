@@ -39,16 +39,16 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     with training.main_process_first(local=True, desc="preparing the data"):
         splits = _chosen_splits(options, read_data(options.model, options.data, env))
         prepared = _prepare(splits, options.data, tokenizer, model.config)
-    evaluated = prepared.get("validation")
+    validation_scorer = prepared.get("validation")
     trainer = CpuTrainer(
         model=model,
         args=training,
         train_dataset=prepared["train"].features if "train" in prepared else None,
-        eval_dataset=evaluated.features if evaluated else None,
+        eval_dataset=validation_scorer.features if validation_scorer else None,
         processing_class=tokenizer,
         # Multiples of 8 suit the matrix units; a fixed length suits torch.compile.
         data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8),
-        compute_metrics=evaluated,
+        compute_metrics=validation_scorer,
     )
     results = _results(options, env, trainer, prepared)
     metrics(results)
@@ -64,7 +64,11 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _chosen_splits(options: Options, splits: dict[str, Dataset]) -> dict[str, Dataset]:
-    """Select the splits that the options train, evaluate or predict on."""
+    """Return the splits to train, evaluate or predict on; set the options do_train and do_eval if not given.
+
+    Raises:
+        BadInputError: A chosen split does not exist, or no split is chosen.
+    """
     training = options.training
     if not options.chosen:
         training.do_train, training.do_eval = "train" in splits, "validation" in splits
@@ -89,7 +93,10 @@ def _prepare(
     tokenizer: PreTrainedTokenizerBase,
     config: PretrainedConfig,
 ) -> dict[str, Scorer]:
-    """Make the features of every split, through the cache of ``datasets``, and the scorer of its answers."""
+    """Return a scorer for each split, which has the split's features and the questions they come from.
+
+    Features are kept in the cache of ``datasets``.
+    """
     length = usable_length(options.max_seq_length, tokenizer, config)
     if length < options.max_seq_length:
         say(f"--max_seq_length {options.max_seq_length} is more than the model takes: {length} is used")
@@ -125,13 +132,17 @@ def _prepare(
 def _results(
     options: Options, env: Mapping[str, str], trainer: Trainer, prepared: dict[str, Scorer]
 ) -> dict[str, Any]:
-    """Train, evaluate and predict on the splits that are prepared; returns all results by their names."""
+    """Train, evaluate and predict on the splits that are prepared; returns all results by their names.
+
+    A name ends in ``_before`` for the evaluation before training, and begins with ``predict_`` for the split
+    test.
+    """
     results: dict[str, Any] = {}
     if "train" in prepared:
         resume = resume_point(str(options.training.output_dir), options.training.resume_from_checkpoint, env)
         if resume is None and _worth_evaluating_before(options, prepared):
-            before = trainer.evaluate(metric_key_prefix="before")
-            results |= {f"{name}_before": before[f"before_{name}"] for name in ("exact_match", "f1")}
+            before_training = trainer.evaluate(metric_key_prefix="before")
+            results |= {f"{name}_before": before_training[f"before_{name}"] for name in ("exact_match", "f1")}
         trained = trainer.train(resume_from_checkpoint=resume)
         trainer.save_model(options.output)
         # A pickle of the options is not part of a model, and it may hold a token.
@@ -141,10 +152,10 @@ def _results(
         if resume:
             results["resumed_from_step"] = int(resume.rpartition("-")[2])
     if "validation" in prepared:
-        evaluated = trainer.evaluate()
+        evaluation = trainer.evaluate()
         # Scores get their usual names, speed and loss keep the Trainer's.
         kept_names = ("eval_loss", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
-        for name, value in evaluated.items():
+        for name, value in evaluation.items():
             if name in kept_names:
                 results[name] = value
             elif name.endswith(("exact_match", "f1")):
@@ -157,12 +168,18 @@ def _results(
 
 
 def _worth_evaluating_before(options: Options, prepared: dict[str, Scorer]) -> bool:
-    """Whether to evaluate before the training too: if the options say so, else if it costs little."""
+    """Whether to evaluate before the training too.
+
+    The option ``evaluate_before`` decides; if it is not given, the evaluation must cost little.
+    """
     if "validation" not in prepared:
         return False
     if options.data.evaluate_before is not None:
         return options.data.evaluate_before
     training, rows = options.training, len(prepared["train"].features)
     batch = int(training.train_batch_size * training.gradient_accumulation_steps * training.world_size)
-    samples = training.max_steps * batch if training.max_steps > 0 else rows * training.num_train_epochs
-    return len(prepared["validation"].features) * _FORWARD_SHARE <= _MAX_EVALUATION_SHARE * samples
+    trained_samples = (
+        training.max_steps * batch if training.max_steps > 0 else rows * training.num_train_epochs
+    )
+    # Costs are in training steps of one sample.
+    return len(prepared["validation"].features) * _FORWARD_SHARE <= _MAX_EVALUATION_SHARE * trained_samples

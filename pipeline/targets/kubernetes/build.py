@@ -25,7 +25,7 @@ _HERE = Reference("manycpu.local", "train")  # name of an image that is in no re
 
 
 def build(ctx: "ClusterContext") -> tuple[Built, bool]:
-    """Push the training image with the program's code; return whether the registry had it already.
+    """Push the training image with the program's code; return it, and whether the registry had it already.
 
     Raises:
         BuildError: The image cannot be built or pushed.
@@ -40,7 +40,7 @@ def build(ctx: "ClusterContext") -> tuple[Built, bool]:
 
 
 def code_tree(ctx: "ClusterContext", root: Path, program: tuple[str, ...]) -> layers.Tree:
-    """Pack the code of a program's folder."""
+    """Pack the code of a program's folder as a layer of an image."""
     code = code_of(ctx, root, program)
     _log.info("the code: %s", code)
     return layers.code(code.location)
@@ -58,16 +58,16 @@ def save_image(ctx: "ClusterContext", archive: Path) -> str:
     root, program = program_of(ctx)
     trees = [layers.library(), *([code_tree(ctx, root, program)] if root else [])]
     with registries(ctx) as opened, _base(ctx, opened) as (base, contents):
-        new = images.change(trees)
+        additions = images.change(trees)
         name = str(_HERE.at(layers.tag_of(base.digest, trees)))
-        new_contents = [of_bytes(layer.content, layer.digest) for layer in new.layers]
-        write_archive(archive, name, base.changed(new), [*contents, *new_contents])
+        new_contents = [of_bytes(layer.content, layer.digest) for layer in additions.layers]
+        write_archive(archive, name, base.changed(additions), [*contents, *new_contents])
     return name
 
 
 @contextmanager
 def _base(ctx: "ClusterContext", opened: Registries) -> Iterator[tuple[Image, Sequence[Content]]]:
-    """Open the image with Python and the packages: the user's, or one that is built on this machine."""
+    """Open the image with Python and the packages, and its layers: the user's, or one that is built here."""
     if reference := base_image.finished_image(ctx, "train"):
         source = opened.repository(reference)
         image = source.pull(reference.version)

@@ -116,10 +116,10 @@ def _delete_all_but_results(ctx: ClusterContext, checkpoints: bool) -> list[str]
         return []
     # On a claim that was made for the run, all files are the run's; on a user's claim, one folder is.
     within = ctx.target.home if ctx.target.makes_claim else folder
-    asked = {"folder": folder, "within": within, "checkpoints": checkpoints}
+    request = {"folder": folder, "within": within, "checkpoints": checkpoints}
     try:
         with helper(ctx, "cleanup", claim_of(ctx), lambda *_: None) as pod:
-            return [f"{folder}/{result} of {where}" for result in pod.ask("trim", **asked)["results"]]
+            return [f"{folder}/{result} of {where}" for result in pod.ask("trim", **request)["results"]]
     except RunGoneError:
         raise
     except (TransferError, ManycpuError) as error:
@@ -139,12 +139,13 @@ def remove(ctx: ClusterContext) -> list[str]:
         return wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S)
     uid = ctx.ledger.uid()
     undeleted = _begin_removal(ctx, uid)
-    left_out = partial(_stays if undeleted else _is_of_another_run, uid)  # see `_begin_removal`
-    return undeleted + wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S, but=left_out)
+    # If something could not be deleted, `_begin_removal` left the ledger: do not wait for it and its claim.
+    not_awaited = partial(_stays if undeleted else _is_of_another_run, uid)
+    return undeleted + wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S, but=not_awaited)
 
 
 def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
-    """Delete what the run owns, and its ledger last; return what could not be deleted.
+    """Delete what the run owns, and its ledger last; return the names of what could not be deleted.
 
     If anything could not be deleted, the ledger stays: without it, no later clean-up would know of the rest.
     """
@@ -168,23 +169,29 @@ def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
 
 
 def _remove_objects(ctx: ClusterContext, uid: str) -> list[str]:
-    """Delete the run's objects, also in other namespaces, where owner references do not work.
+    """Delete the run's objects, except its ledger and claim; also those in other namespaces.
+
+    There, owner references do not work: Kubernetes would not delete these objects with the ledger.
+
+    Args:
+        ctx: The run.
+        uid: The uid of its ledger; objects of a later run of the same name stay.
 
     Returns:
-        What in other namespaces could not be deleted.
+        The objects in other namespaces that could not be deleted.
     """
     undeleted = []
-    for name in ctx.ledger.read().elsewhere:
-        namespace, kind, item_name = name.split("/")
+    for full_name in ctx.ledger.read().elsewhere:
+        namespace, kind, item_name = full_name.split("/")
         try:
             cluster = cluster_of(ctx).in_namespace(namespace)
             cluster.delete(kind, item_name)
             item = cluster.get(kind, item_name)
         except ManycpuError as error:
-            undeleted.append(f"{name}: {error}")
+            undeleted.append(f"{full_name}: {error}")
             continue
         if item is not None and not is_being_deleted(item):
-            undeleted.append(name)
+            undeleted.append(full_name)
     for item in present(ctx, labels(ctx.name)):
         if not _stays(uid, item):
             cluster_of(ctx).delete(item["kind"], item["metadata"]["name"], uid=item["metadata"]["uid"])
@@ -192,9 +199,9 @@ def _remove_objects(ctx: ClusterContext, uid: str) -> list[str]:
 
 
 def _stays(uid: str, item: KubeObject) -> bool:
-    """Whether to leave an object out when a run's are deleted: its ledger and claim, and any of a later run.
+    """Whether an object stays while a run's objects are deleted: ledger, claim, and objects of a later run.
 
-    ``uid`` is that of the run's ledger.
+    ``uid`` is that of the run's ledger. Ledger and claim are deleted at the end, if at all.
     """
     return item["kind"] in _DELETED_LAST or _is_of_another_run(uid, item)
 
@@ -215,18 +222,18 @@ def remove_expired(ctx: ClusterContext, now: float, end: Callable[[RunContext], 
     Args:
         ctx: The run that starts the removal.
         now: Seconds since the epoch, by the clock of leases.
-        end: Returns whether such a run may be deleted; if not, records for how long the run is kept.
+        end: Returns whether such a run may be deleted; if it must be kept, records for how long.
 
     Returns:
         Warnings about runs that could not be removed; they do not stop this run.
     """
     troubles: list[Finding] = []
-    work = threading.Thread(target=_remove_all_expired, args=(ctx, now, end, troubles), daemon=True)
-    work.start()
-    work.join(_EXPIRED_TIMEOUT_S)
-    if work.is_alive():
+    removal = threading.Thread(target=_remove_all_expired, args=(ctx, now, end, troubles), daemon=True)
+    removal.start()
+    removal.join(_EXPIRED_TIMEOUT_S)
+    if removal.is_alive():
         troubles.append(_not_removed(f"the removal of older runs takes more than {_EXPIRED_TIMEOUT_S:g} s"))
-    return troubles[:]
+    return troubles[:]  # a copy: the thread may still append to the list
 
 
 def _remove_all_expired(
@@ -258,8 +265,8 @@ def _remove_all_expired(
         except ManycpuError as error:
             undeleted = [str(error)]
         troubles += [
-            _not_removed(f"run {ledger.name}, whose time is over, is not removed: {what}")
-            for what in undeleted
+            _not_removed(f"run {ledger.name}, whose time is over, is not removed: {problem}")
+            for problem in undeleted
         ]
 
 

@@ -20,7 +20,7 @@ def is_on_kubernetes(ctx: RunContext) -> TypeIs[ClusterContext]:
 
 
 def cluster_of(ctx: ClusterContext) -> Cluster:
-    """Return the run's namespace; contexts with the same ``access`` share one connection.
+    """Return the cluster client for the run's namespace; contexts with the same ``access`` share it.
 
     Raises:
         ClusterError: No cluster can be reached.
@@ -29,17 +29,17 @@ def cluster_of(ctx: ClusterContext) -> Cluster:
     if namespace not in opened:
         connect = ctx.access.connect or partial(cluster.connect, ctx.target.connection)
         opened[namespace] = Cluster(connect, namespace)
-    found: Cluster = opened[namespace]
-    return found
+    client: Cluster = opened[namespace]
+    return client
 
 
 def sharing(namespace: Cluster) -> Access:
-    """Make an access to a namespace that is already connected, to be shared by several runs."""
+    """Make an access that gives several runs one open connection to their namespace."""
     return Access(opened={namespace.namespace: namespace})
 
 
 def claim_of(ctx: ClusterContext) -> str:
-    """Return the name of the claim: the user's, or the one that is made for the run."""
+    """Return the name of the PersistentVolumeClaim: the user's, or the one that is made for the run."""
     return ctx.target.claim or f"{ctx.name}-data"
 
 

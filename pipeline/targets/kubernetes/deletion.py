@@ -10,7 +10,7 @@ from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_
 
 
 def kinds() -> list[str]:
-    """List the kinds of objects that manycpu creates with a run's labels, and of the pods of its jobs.
+    """List the kinds of objects that have a run's labels: those that manycpu creates, and its jobs' pods.
 
     Other objects that operators create for a job are deleted with the job.
     """
@@ -38,18 +38,18 @@ def wait_until_gone(
 
 def present(ctx: ClusterContext, selector: Mapping[str, str]) -> list[KubeObject]:
     """List the objects with these labels, of all launch kinds: earlier attempts may have had another kind."""
-    own, items = JOB_KINDS[ctx.target.launch], list[KubeObject]()
+    chosen, items = JOB_KINDS[ctx.target.launch], list[KubeObject]()
     for kind in kinds():
         try:
             items += cluster_of(ctx).list(kind, selector)
         except (ForbiddenError, NotFoundError):
-            # The cluster may lack the operators of other launch kinds, and the account the rights to them.
-            is_needed = kind not in resources() or resources()[kind] in (own.resource, *own.companions)
+            # For other launch kinds, the cluster may lack the operator, and the account the rights.
+            is_needed = kind not in resources() or resources()[kind] in (chosen.resource, *chosen.companions)
             if is_needed:
                 raise
     return items
 
 
 def named(ctx: ClusterContext, items: Iterable[KubeObject]) -> list[str]:
-    """Write objects as a report names them: kind, namespace and name."""
+    """Return the names of objects as a report lists them: kind, namespace and name."""
     return [f"{item['kind']} {ctx.target.namespace}/{item['metadata']['name']}" for item in items]

@@ -60,8 +60,8 @@ class KubernetesDriver(Driver[ClusterContext, JobHandle]):
         return f"{ctx.target.namespace}/{ctx.name}"
 
     def location(self, ctx: ClusterContext) -> tuple[str, ...]:
-        given = ctx.target.connection
-        return ("--namespace", ctx.target.namespace, *(("--connection", given) if given else ()))
+        connection = ctx.target.connection
+        return ("--namespace", ctx.target.namespace, *(("--connection", connection) if connection else ()))
 
     def names(self, ctx: ClusterContext) -> list[str]:
         return configmap.names(cluster_of(ctx), ctx.key)

@@ -20,7 +20,7 @@ _LOG_START_TIMEOUT_S: Final = 60  # for the pod that reads logs: a report withou
 
 
 def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manifest:
-    """Copy what the program wrote to the output; the manifest has no files if the program wrote none.
+    """Copy the files that the program wrote to the run's output; return their manifest, which may be empty.
 
     Raises:
         ExportError: The output cannot be written, or has other content when it is read back.
@@ -47,7 +47,7 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
 
 
 def _pull(ctx: ClusterContext, pod: Helper, source: str) -> Manifest:
-    """Copy a folder of the volume to the output, a folder of this machine."""
+    """Copy a folder of the volume, through the pod, to the output, which is a folder of this machine."""
     output = ctx.output.local
     if output is None:
         raise ExportError(f"{ctx.destination} is no folder of this machine", field="run.output")

@@ -74,7 +74,7 @@ def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle
     handle = _make_handle(ctx, _create(ctx, manifests), attempt)
     if _record_handle_or_delete(ctx, handle):
         return handle, False
-    return launch(ctx, staged, built)  # another launch has begun another attempt: attach to that
+    return launch(ctx, staged, built)  # another launch has begun a later attempt: attach to that
 
 
 def _create(ctx: ClusterContext, manifests: list[KubeObject]) -> KubeObject:
@@ -111,23 +111,23 @@ def _create_one(ctx: ClusterContext, manifest: KubeObject) -> KubeObject:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         resource = resource_of(kind_of(manifest))
         # With its group, as kinds of two groups may have one name; the core group's name is empty.
-        words = f"{resource.plural}.{resource.group}".rstrip(".")
+        full_kind = f"{resource.plural}.{resource.group}".rstrip(".")
         raise LaunchError(
             f"there is a {kind} {name} that is not of this run, such as one whose ledger was deleted",
             field="target.namespace",
-            fix=f"`kubectl -n {ctx.target.namespace} delete {words} {name}` if you may, and run again",
+            fix=f"`kubectl -n {ctx.target.namespace} delete {full_kind} {name}` if you may, and run again",
         )
     return created
 
 
 def _belongs_to(item: KubeObject, owners: Iterable[KubeObject]) -> bool:
     """Whether an object has these owners: an object of another run may have the same name."""
-    present = {owner["uid"] for owner in item["metadata"].get("ownerReferences", [])}
-    return present.issuperset(owner["uid"] for owner in owners)
+    item_owners = {owner["uid"] for owner in item["metadata"].get("ownerReferences", [])}
+    return item_owners.issuperset(owner["uid"] for owner in owners)
 
 
 def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
-    """Derive an attempt's status as its follower does, except for the time budgets, which it enforces."""
+    """Derive an attempt's status as its follower does, without time budgets: the follower enforces them."""
     recorded = attempt_state(entry, handle)
     if recorded.succeeded is not None:  # a success stays one, even if its job is deleted
         return outcome(ctx, recorded.succeeded, recorded.observed)
@@ -136,8 +136,8 @@ def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
     snapshot.apply("Event", cluster_of(ctx).list("Event", fields="type=Warning"), [], complete=True)
     job_status = judgement.status_without_budgets(ctx.run, snapshot, recorded.activity)
     if not job_status.state.terminal:
-        more = describe_wait_once(cluster_of(ctx), snapshot, time.time())
-        return job_status.model_copy(update={"reason": f"{job_status.reason}\n{more}".strip()})
+        queue_reason = describe_wait_once(cluster_of(ctx), snapshot, time.time())
+        return job_status.model_copy(update={"reason": f"{job_status.reason}\n{queue_reason}".strip()})
     job_status = judgement.final_status(entry, handle, job_status)
     if job_status.state is not RunState.SUCCEEDED:
         return job_status
@@ -146,7 +146,7 @@ def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
 
 
 def has_ended(ctx: ClusterContext, handle: JobHandle) -> bool:
-    """Whether an attempt has ended and its job is gone or over: a failed attempt's job may still run."""
+    """Whether an attempt has ended, and its job is gone or ended: a failed attempt's job may still run."""
     job, pods = observe(ctx, handle)
     continues = job is not None and JOB_KINDS[handle.launch].end(job) is None
     return not continues and JOB_LAUNCHERS[handle.launch].state(job, pods).state.terminal
@@ -175,7 +175,10 @@ def present_handle(ctx: ClusterContext, entry: Entry) -> JobHandle | None:
 
 
 def objects(ctx: ClusterContext) -> list[KubeObject]:
-    """Describe the objects of an attempt before anything is staged or built; the last one is the job."""
+    """Describe the objects that a launch would create, without staging or building; the last one is the job.
+
+    Placeholders stand for what is not known yet: the image, and the folders of data and base model.
+    """
     _, arguments = program_of(ctx)
     staged = Staged(data=_example_path(ctx, "data"), model=_example_path(ctx, "model"))
     image = (ctx.target.image or "IMAGE").removeprefix("http://")  # only manycpu knows this prefix
@@ -187,7 +190,7 @@ def objects(ctx: ClusterContext) -> list[KubeObject]:
 def place(
     ctx: ClusterContext, staged: Staged, built: Built, attempt: int, *, owned: bool = True
 ) -> Placement:
-    """Choose the names, and the paths in the pods, of an attempt's parts.
+    """Collect what a launcher must know of an attempt: its names, its image, and its paths in the pods.
 
     ``owned``: the ledger owns the objects; False for a description only, as the ledger may not exist.
     """
@@ -247,7 +250,10 @@ def _delete(ctx: ClusterContext, handle: JobHandle) -> None:
 
 
 def _judge_by_exit_records(ctx: ClusterContext) -> None:
-    """Judge an attempt that failed without a follower: the ranks' exit records may prove a success."""
+    """Judge an attempt that failed without a follower: the ranks' exit records may prove a success.
+
+    A success is recorded in the ledger, so that the launch attaches to this attempt and does not train again.
+    """
     entry = ctx.ledger.read()
     handle = present_handle(ctx, entry)
     if handle is None or handle.attempt in entry.cancelled:
@@ -280,7 +286,7 @@ def _retry_conflicts(act: Callable[..., Result], *arguments: object) -> Result:
     """Update the ledger; retry if another process changed it at the same time.
 
     Raises:
-        ConflictError: Others did so at each of the tries.
+        ConflictError: Another process did so at each of the tries.
     """
     retrying = Retrying(
         retry=retry_if_exception_type(ConflictError),
@@ -292,14 +298,21 @@ def _retry_conflicts(act: Callable[..., Result], *arguments: object) -> Result:
 
 
 def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | None, int]:
-    """Record the next attempt: return None and its number; or its handle and number, if one continues."""
+    """Record the next attempt in the ledger, unless the present one runs or has succeeded.
+
+    Returns:
+        The handle of the attempt to attach to, or None if its job must be created; and its number.
+
+    Raises:
+        ConflictError: Another process changed the ledger at the same time.
+    """
     with ctx.ledger.claim() as entry:
         join(ctx, entry, "train")
         present = present_handle(ctx, entry)
         if present is not None and should_attach(attempt_status(ctx, present, entry), entry):
             entry.handle = present
             return present, entry.attempt
-        # The attempt is recorded and has no job: its launch was killed in between. Complete that attempt.
+        # An attempt that is recorded and has no job: its launch was killed in between. Complete that attempt.
         has_no_job = entry.attempt > 0 and present is None and entry.cancelled_by is None
         # A changed description needs a new attempt: the earlier launch may still create its job.
         if not has_no_job or entry.attempts.get(entry.attempt, described) != described:
@@ -342,6 +355,7 @@ def _end_earlier_attempts(ctx: ClusterContext, attempt: int) -> None:
 
 
 def _make_handle(ctx: ClusterContext, job: KubeObject, attempt: int) -> JobHandle:
+    """Make the handle of an attempt from its job, as the cluster returned it."""
     meta = job["metadata"]
     return JobHandle(
         run=ctx.name,

@@ -32,15 +32,15 @@ def write_report(ctx: ClusterContext, text: str) -> None:
         return
     with _report_pod(ctx) as pod:
         put(ctx, pod, text)
-        written = run_report.parse(text)
-        if written is not None and written.state.terminal:
+        report = run_report.parse(text)
+        if report is not None and report.state.terminal:
             release(ctx, pod)
     if ctx.ledger.exists() and ctx.ledger.lease().kept:
         run_secret.remove(ctx)  # which this pod needed once more: of a kept run, no secret stays
 
 
 def write_beside(ctx: ClusterContext, name: str, text: str) -> None:
-    """Write run.log, unless the program wrote a file of that name."""
+    """Write report.html or run.log to the output, unless the program wrote a file of that name."""
     if not ctx.output_in_cluster:
         output.write_beside(ctx, name, text)
         return
@@ -49,7 +49,7 @@ def write_beside(ctx: ClusterContext, name: str, text: str) -> None:
 
 
 def claim(ctx: ClusterContext, pod: Helper) -> None:
-    """Claim the output through a running pod.
+    """Claim the output for this run, through a running pod; a claim refuses a second run with this output.
 
     Raises:
         BadInputError: Another run has claimed it.
@@ -73,11 +73,11 @@ def put(ctx: ClusterContext, pod: Helper, text: str) -> None:
         BadInputError: The output has files that the run did not write.
         RemoteError: The output cannot be read or written.
     """
-    where = {"url": ctx.destination, "name": REPORT}
-    answer = pod.ask("read", **where)
+    report_file = {"url": ctx.destination, "name": REPORT}
+    answer = pod.ask("read", **report_file)
     finding = output.occupied(ctx, answer["names"], answer["text"])
     raise_findings([finding] if finding else [])
-    pod.ask("write", **where, text=text)
+    pod.ask("write", **report_file, text=text)
 
 
 def read_beside(ctx: ClusterContext, name: str) -> str | None:

@@ -68,9 +68,9 @@ class Container(NamedTuple):
 
     @property
     def last(self) -> KubeObject | None:
-        """How it ended last: now, or before its latest restart; None: it has not ended."""
-        before: KubeObject | None = self.status.get("lastState", {}).get("terminated")
-        return self.state("terminated") or before
+        """Details of its last end: now, or before its latest restart; None: it has never ended."""
+        before_restart: KubeObject | None = self.status.get("lastState", {}).get("terminated")
+        return self.state("terminated") or before_restart
 
 
 def containers(pod: KubeObject) -> Iterator[Container]:
@@ -80,15 +80,15 @@ def containers(pod: KubeObject) -> Iterator[Container]:
         ("initContainers", "initContainerStatuses", True),
         ("containers", "containerStatuses", False),
     ):
-        by_name = {status["name"]: status for status in pod_status.get(status_field) or ()}
+        status_by_name = {status["name"]: status for status in pod_status.get(status_field) or ()}
         for spec in pod["spec"].get(spec_field) or ():
-            yield Container(pod, spec["name"], init, status=by_name.get(spec["name"], {}))
+            yield Container(pod, spec["name"], init, status=status_by_name.get(spec["name"], {}))
 
 
 def scheduled(pod: KubeObject) -> float | None:
-    """Read when a pod got its node, in seconds since the epoch; None: it has no node."""
-    has_node = condition(pod, "PodScheduled")
-    return epoch(has_node["lastTransitionTime"]) if has_node else None
+    """Return when a pod got its node, in seconds since the epoch; None: it has no node."""
+    true_condition = condition(pod, "PodScheduled")
+    return epoch(true_condition["lastTransitionTime"]) if true_condition else None
 
 
 def ended(pod: KubeObject) -> bool:
@@ -120,7 +120,7 @@ def reasons(pod: KubeObject, warnings: Sequence[KubeObject] = ()) -> list[PodRea
 
     Args:
         pod: The pod.
-        warnings: The known warning events about it: they have details.
+        warnings: The known warning events about it; they have details that the pod's status lacks.
     """
     if ended(pod):
         return []
@@ -137,7 +137,7 @@ def reasons(pod: KubeObject, warnings: Sequence[KubeObject] = ()) -> list[PodRea
 
 
 def _scheduling_condition(pod: KubeObject) -> KubeObject:
-    """Return the condition PodScheduled, true or not; empty: there is none yet."""
+    """Return a pod's condition PodScheduled, true or not; empty: it has none yet."""
     conditions = pod.get("status", {}).get("conditions") or ()
     return next((condition for condition in conditions if condition["type"] == "PodScheduled"), {})
 
@@ -147,35 +147,35 @@ def _describe_missing_node(pod: KubeObject) -> str:
     if message := _scheduling_condition(pod).get("message"):
         return f"no node: {message}"
     claims = claims_of(pod)
-    wants = f", which needs the volume of {', '.join(claims)}" if claims else ""
-    return f"no node: the scheduler has not placed it yet{wants}"
+    needs_volume = f", which needs the volume of {', '.join(claims)}" if claims else ""
+    return f"no node: the scheduler has not placed it yet{needs_volume}"
 
 
 def _describe_waiting(container: Container, warnings: Sequence[KubeObject]) -> str:
     """Describe why a container waits, with the detail that only the warnings have."""
     waiting = container.state("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
-    what = f"{'init container' if container.init else 'container'} {container.name}"
+    subject = f"{'init container' if container.init else 'container'} {container.name}"
     if reason in _IMAGE:
         specs = [*(container.pod["spec"].get("initContainers") or ()), *container.pod["spec"]["containers"]]
         image = next(spec.get("image") for spec in specs if spec["name"] == container.name)
         failures = [event["message"] for event in _with_reason(warnings, {"Failed"})]
-        of_image = [text for text in failures if str(image) in text]
-        detail = of_image[-1] if of_image else message
-        return f"image {image} of {what} cannot be pulled ({reason}): {detail}"
+        failures_of_image = [text for text in failures if str(image) in text]
+        detail = failures_of_image[-1] if failures_of_image else message
+        return f"image {image} of {subject} cannot be pulled ({reason}): {detail}"
     if reason == "CrashLoopBackOff":
-        return f"{what} crashes in a loop"
-    return f"{what} cannot start ({reason}): {message}"
+        return f"{subject} crashes in a loop"
+    return f"{subject} cannot start ({reason}): {message}"
 
 
 def _describe_delay(pod: KubeObject, warnings: Sequence[KubeObject]) -> str:
     """Describe what delays the start of a pod that has a node; empty if its containers have started."""
     if all(container.state("running") or container.state("terminated") for container in containers(pod)):
         return ""
-    if volume := _with_reason(warnings, _VOLUME):
-        return f"volume: {volume[-1]['message']}"
-    if sandbox := _with_reason(warnings, {"FailedCreatePodSandBox"}):
-        return f"no sandbox: {sandbox[-1]['message']}"
+    if volume_warnings := _with_reason(warnings, _VOLUME):
+        return f"volume: {volume_warnings[-1]['message']}"
+    if sandbox_warnings := _with_reason(warnings, {"FailedCreatePodSandBox"}):
+        return f"no sandbox: {sandbox_warnings[-1]['message']}"
     for container in containers(pod):
         if container.init and container.state("running"):
             return f"init container {container.name} has not finished"

@@ -47,7 +47,7 @@ _STORAGE_VARIABLES: Final = ("AWS_", "AZURE_", "FSSPEC_", "GCS_", "GOOGLE_")
 
 
 def findings(ctx: ClusterContext) -> Findings:
-    """Run all checks; if the cluster does not answer, only those that do not need it."""
+    """Yield the findings of all checks; if the cluster does not answer, only of those that do not need it."""
     try:
         cluster_of(ctx).call("GET", "/version", deadline=_DEADLINE_S)
     except ClusterError as error:
@@ -55,8 +55,8 @@ def findings(ctx: ClusterContext) -> Findings:
         yield from _run_check(_check_manifests, ctx)
         yield from _check_memory(ctx)
         return
-    found = (finding for check in _CHECKS for finding in _run_check(check, ctx))
-    yield from without_repetitions(dict.fromkeys(found))  # report each finding once
+    all_findings = (finding for check in _CHECKS for finding in _run_check(check, ctx))
+    yield from without_repetitions(dict.fromkeys(all_findings))  # report each finding once
 
 
 def without_repetitions(found: Iterable[Finding]) -> list[Finding]:
@@ -68,12 +68,13 @@ def without_repetitions(found: Iterable[Finding]) -> list[Finding]:
     def says_no_namespace(finding: Finding) -> bool:
         return _NO_NAMESPACE.search(finding.message) is not None
 
-    kept = list(found)
-    if any(is_of_namespace(finding) and says_no_namespace(finding) for finding in kept):
-        kept = [finding for finding in kept if is_of_namespace(finding) or not says_no_namespace(finding)]
-    if any(finding.message.startswith(_MAY_NOT) for finding in kept):
-        kept = [finding for finding in kept if not _NO_RIGHT.search(finding.message)]
-    return kept
+    # In these two cases, other checks fail for the same cause: keep only the finding that names it.
+    result = list(found)
+    if any(is_of_namespace(finding) and says_no_namespace(finding) for finding in result):
+        result = [finding for finding in result if is_of_namespace(finding) or not says_no_namespace(finding)]
+    if any(finding.message.startswith(_MAY_NOT) for finding in result):
+        result = [finding for finding in result if not _NO_RIGHT.search(finding.message)]
+    return result
 
 
 def _run_check(check: Callable[[ClusterContext], Findings], ctx: ClusterContext) -> Findings:
@@ -87,7 +88,7 @@ def _run_check(check: Callable[[ClusterContext], Findings], ctx: ClusterContext)
 def rights(target: Kubernetes) -> list[Right]:
     """List the rights that an account needs in the namespace of runs with this target.
 
-    ``rights.yaml`` grants the rights to all kinds of job, and with a queue; a run needs only a part of them.
+    They are a part of those in ``rights.yaml``, which are for all kinds of job, with and without a queue.
     """
     to_any_job = {right for kind in JOB_KINDS.values() for right in rights_to(kind)}
     api_groups = {""}
@@ -127,7 +128,7 @@ def granted() -> list[Right]:
 
 
 def _check_operator(ctx: ClusterContext) -> Findings:
-    """Check that the cluster serves the kind of job, whose operator is then installed."""
+    """Check that the cluster serves the kind of the run's job: if not, its operator is not installed."""
     kind = JOB_KINDS[ctx.target.launch]
     try:
         served = cluster_of(ctx).call("GET", kind.resource.path)["resources"]
@@ -170,11 +171,11 @@ def _check_runtime(ctx: ClusterContext) -> Findings:
 def missing_rights(ctx: ClusterContext) -> Findings:
     """Check each right that a run needs; yield one finding for each resource."""
     where = ctx.target.namespace
-    for (group, resource), asked in groupby(rights(ctx.target), key=lambda right: right[1:]):
+    for (group, resource), rights_to_resource in groupby(rights(ctx.target), key=lambda right: right[1:]):
         plural, _, subresource = resource.partition("/")
         lacking = [
             verb
-            for verb, *_ in asked
+            for verb, *_ in rights_to_resource
             if not cluster_of(ctx).allowed(verb, plural, group=group, subresource=subresource)
         ]
         if lacking:
@@ -272,7 +273,7 @@ def _check_memory(ctx: ClusterContext) -> Findings:
 
 
 def _check_allocatable(ctx: ClusterContext) -> Findings:
-    """Compare the requests of a pod with what nodes can allocate, if this account may list nodes."""
+    """Compare each request of a pod with the most that a node can allocate, if the account may list nodes."""
     selector = ",".join(f"{key}={value}" for key, value in ctx.target.node_selector.items())
     try:
         query = {"labelSelector": selector} if selector else {}
@@ -298,18 +299,18 @@ def _check_admission(ctx: ClusterContext) -> Findings:
 
     The cluster checks its Pod Security level, quota, limits, service account and priority class.
     """
-    needed = JOB_LAUNCHERS[ctx.target.launch].ranks(objects(ctx)[-1])
-    if needed is None:  # not so for a job that manycpu describes
+    ranks = JOB_LAUNCHERS[ctx.target.launch].ranks(objects(ctx)[-1])
+    if ranks is None:  # never so for a job that manycpu describes
         return
     metadata = {"name": f"{ctx.name}-preflight", "labels": labels(ctx.name, verb="launch", role="rank")}
-    spec = needed.pod | {"restartPolicy": "Never"}
-    spec["containers"][0]["image"] = ctx.target.image or "preflight"
+    spec = ranks.pod | {"restartPolicy": "Never"}
+    spec["containers"][0]["image"] = ctx.target.image or "preflight"  # a dry run pulls no image
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
     try:
         cluster_of(ctx).create(pod, dry_run=True)
     except ClusterError as error:
-        fields = [field for words, field in _ADMISSION_FIELDS.items() if words in error.message]
-        field = fields[0] if fields else "target"
+        matching = [field for words, field in _ADMISSION_FIELDS.items() if words in error.message]
+        field = matching[0] if matching else "target"
         yield Finding(field, f"the cluster refuses a rank's pod: {error.message}", "See the message")
 
 
@@ -335,6 +336,7 @@ def _check_quota(ctx: ClusterContext) -> Findings:
     for quota in cluster_of(ctx).list("ResourceQuota"):
         used = quota["status"].get("used", {})
         for name, hard in quota["status"].get("hard", {}).items():
+            # `cpu`, `requests.cpu` and `limits.cpu` all limit the cores of pods.
             resource = name.removeprefix("requests.").removeprefix("limits.")
             free = amount(hard) - amount(used.get(name, "0"))
             if resource in demand and pods * amount(demand[resource]) > free:

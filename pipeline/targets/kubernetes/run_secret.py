@@ -13,9 +13,9 @@ _DELETION_TIMEOUT_S = 60.0  # of an outdated Secret
 
 
 def provide(ctx: ClusterContext) -> None:
-    """Create the run's Secret; replace one that has earlier values.
+    """Create the run's Secret with its secret variables; replace one that has earlier values.
 
-    The ledger owns the Secret. A run that was opened from its ledger has no values, and does not change it.
+    The ledger owns the Secret. A run that was opened from its ledger has no values: its Secret stays.
 
     Raises:
         ClusterError: The Secret with earlier values is not deleted in time.
@@ -36,11 +36,12 @@ def provide(ctx: ClusterContext) -> None:
     }
 
     def create() -> bool:
-        created = cluster_of(ctx).create(manifest)
-        is_present = created.get("data") == data and not is_being_deleted(created)
-        if not is_present:
+        """Create the Secret; false: an earlier one is being deleted, and this must be called again."""
+        created = cluster_of(ctx).create(manifest)  # returns the existing one if there is one
+        is_current = created.get("data") == data and not is_being_deleted(created)
+        if not is_current:
             remove(ctx)  # manycpu has no right to change a Secret
-        return is_present
+        return is_current
 
     if not poll(create, bool, _DELETION_TIMEOUT_S):
         raise ClusterError(

@@ -39,14 +39,14 @@ def stage(ctx: ClusterContext, sources: Mapping[str, str], progress: Progress) -
 
 
 def _begin_report(ctx: ClusterContext, pod: Helper) -> None:
-    """Claim an output that only pods can reach, and write a first report to it before the training."""
-    begun = run_report.draft(ctx.ledger.read(), Observed(), RunState.RUNNING)
+    """Claim an output that only pods reach, and write a first report, to find faults before the training."""
+    first_report = run_report.draft(ctx.ledger.read(), Observed(), RunState.RUNNING)
     try:
         if ctx.run.output is not None:
             output_report.claim(ctx, pod)
         try:
-            output_report.put(ctx, pod, run_report.as_json(begun))
-        except BadInputError:  # the output has other files
+            output_report.put(ctx, pod, run_report.as_json(first_report))
+        except BadInputError:  # the output has other files: leave it free for other runs
             output_report.release(ctx, pod)
             raise
     except TransferError as error:
@@ -65,14 +65,14 @@ def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
     folder = f"{ctx.target.home}/{name}"
     try:
         if is_remote(url):
-            done = pod.ask("fetch", url=url, folder=folder, field=field)
-            return Copied(done["path"], done["sha256"], done["reused"])
+            answer = pod.ask("fetch", url=url, folder=folder, field=field)
+            return Copied(answer["path"], answer["sha256"], answer["reused"])
         source = Location.of(url, field)
-        done = pod.run("receive", lambda channel: client.push(channel, source, folder))
-        path = PurePosixPath(done["path"])
+        answer = pod.run("receive", lambda channel: client.push(channel, source, folder))
+        path = PurePosixPath(answer["path"])
         if source.is_file():  # the copy is a folder with this file
             path /= source.root.rsplit("/", 1)[-1]
-        return Copied(str(path), done["sha256"], done["reused"])
+        return Copied(str(path), answer["sha256"], answer["reused"])
     except RunGoneError:
         raise
     except (TransferError, OSError) as error:

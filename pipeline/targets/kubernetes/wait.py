@@ -77,12 +77,13 @@ class JobWatch:
         writing.join(_RECORDING_TIMEOUT_S)
 
     def _record(self) -> None:
+        """Write the last position and reports to the ledger, as far as the cluster allows it."""
         with suppress(FileNotFoundError, *FAILURES):  # the run is deleted, or the cluster does not answer
             self._recorder.write(self._recorder.fields())
 
 
 class _Following:
-    """A thread with an event loop that follows a job."""
+    """A thread with an event loop that follows a job, and appends its lines to ``batches_read``."""
 
     def __init__(
         self,
@@ -106,15 +107,18 @@ class _Following:
             raise self._error
         if self._end is not None:
             return self._end
-        present = self._follower.status if self._follower else Status(state=RunState.PENDING)
-        return Status(state=RunState.RUNNING) if present.state.terminal else present
+        present_status = self._follower.status if self._follower else Status(state=RunState.PENDING)
+        # The job has ended, and its last lines are still being read.
+        return Status(state=RunState.RUNNING) if present_status.state.terminal else present_status
 
     def stop(self) -> None:
+        """Stop following, and wait until the thread has ended."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join()
 
     def _run(self) -> None:
+        """Run the event loop on the thread, until the job ends, ``stop`` is called, or an error occurs."""
         try:
             self._end = self._loop.run_until_complete(self._task)
         except asyncio.CancelledError:
@@ -128,6 +132,7 @@ class _Following:
             self._loop.close()
 
     async def _follow(self) -> Status:
+        """Follow the job to its end; return its final status."""
         cluster = cluster_of(self._ctx)
         watch = ClusterWatch(cluster.connect, self._handle.namespace)
         self._follower = Follower(self._ctx, self._handle, watch, self._recorder)

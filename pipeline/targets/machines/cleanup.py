@@ -31,7 +31,12 @@ _RESULTS = (*_OUTPUTS, "checkpoints", "checkpoints/*")
 
 
 def keep_results(ctx: MachineContext, seconds: float | None, *, checkpoints: bool = True) -> list[str]:
-    """Keep output and checkpoints, and delete the rest of the run's folder; return the kept paths."""
+    """Keep output and checkpoints for some seconds (None: for ever), and delete the rest of the run's folder.
+
+    Returns:
+        The kept paths, and ``host:folder`` for each other host that may have results; empty: there are no
+        results, and nothing was deleted.
+    """
     folder = directory_of(ctx)
     attempts = _attempts(ctx)
     outputs = [*(attempt / "output" for attempt in attempts), *_stray_results(ctx)]
@@ -57,13 +62,13 @@ def keep_results(ctx: MachineContext, seconds: float | None, *, checkpoints: boo
 
 
 def _attempts(ctx: MachineContext) -> list[Path]:
-    """List the folders of attempts; links are skipped, because a program may have made them."""
+    """List the folders of the run's attempts; links are skipped, because a program may have made them."""
     folder = directory_of(ctx) / "attempts"
     return [path for path in sorted(_children(folder)) if path.is_dir() and not path.is_symlink()]
 
 
 def _stray_results(ctx: MachineContext) -> list[Path]:
-    """List the ``work`` folders that have files of the program, of attempts that wrote none to an output."""
+    """List the ``work`` folders in which programs wrote files, of attempts that wrote none to an output."""
     folders = []
     for number, attempt in ctx.ledger.read().attempts.items():
         work = working_folder(attempt_directory(ctx, number))
@@ -78,7 +83,7 @@ def _stray_results(ctx: MachineContext) -> list[Path]:
 
 
 def _children(folder: Path) -> list[Path]:
-    """List what is in a folder; empty if there is no such folder."""
+    """List the files and folders in a folder; empty if it does not exist."""
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
@@ -92,7 +97,7 @@ def _delete(path: Path) -> None:
 
 
 def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
-    """Delete what the run owns, here and on its hosts; return what is left.
+    """Delete what the run owns, here and on its hosts; return the paths that could not be deleted.
 
     Args:
         ctx: The run.
@@ -104,13 +109,23 @@ def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
         ctx.ledger.remove(only_over=only_over, before=lambda: left.extend(hosts.remove_folder(ctx, folder)))
     except OSError as error:
         return [*left, f"{folder}: {error}"]
+    # With ``only_over``, the folder of a run with a new lease stays, which is no fault.
     return [*left, str(folder)] if folder.exists() and not only_over else left
 
 
 def remove_expired(ctx: MachineContext, now: float, end: Callable[[RunContext], bool]) -> list[Finding]:
-    """Delete other runs in the target's folder whose lease has expired."""
+    """Delete other runs in the target's folder whose lease has expired.
+
+    Args:
+        ctx: The run that starts the removal.
+        now: Seconds since the epoch.
+        end: Returns whether such a run may be deleted; if it must be kept, records for how long.
+
+    Returns:
+        Warnings about runs that could not be removed; they do not stop this run.
+    """
     try:
-        for ledger in half_removed(home_of(ctx) / "runs"):
+        for ledger in half_removed(home_of(ctx) / "runs"):  # by processes that were killed
             ledger.finish_removal()
     except OSError as error:
         return [_not_removed(f"an older run is not removed: {error}")]
@@ -118,14 +133,14 @@ def remove_expired(ctx: MachineContext, now: float, end: Callable[[RunContext], 
     for other in ctx.driver.runs(ctx.target):
         if other.name != ctx.name and is_on_machines(other):
             findings += [
-                _not_removed(f"run {other.name}, whose time is over, is not removed: {what}")
-                for what in _remove_if_expired(other, now, end)
+                _not_removed(f"run {other.name}, whose time is over, is not removed: {problem}")
+                for problem in _remove_if_expired(other, now, end)
             ]
     return findings
 
 
 def _remove_if_expired(other: MachineContext, now: float, end: Callable[[RunContext], bool]) -> list[str]:
-    """Delete a run if its lease has expired and ``end`` allows it; return what is left, or why it stays."""
+    """Delete a run if its lease has expired and ``end`` allows it; return what is left, or an error."""
     try:
         if not other.ledger.lease().over(now) or not end(other):
             return []

@@ -72,14 +72,15 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         return record["ended"] - record["started"] if record else 0.0
 
     def cancel(self, ctx: MachineContext, by: str, attempt: int | None) -> bool:
-        running: ProcessHandle | None = None
+        """End the present attempt, and record ``by`` whom; False: it had ended, or is not ``attempt``."""
+        to_end: ProcessHandle | None = None
         try:
             with ctx.ledger.update() as entry:
                 handle = launch.present_handle(ctx, entry)
                 if handle is None or (attempt is not None and entry.attempt != attempt):
                     return False
                 observed = process.observe(handle)
-                if observed["exit"] is not None:
+                if observed["exit"] is not None:  # the supervisor ends right after it wrote this record
                     process.wait_until_gone(handle, END_TIMEOUT)
                     return False
                 if observed["alive"] is None:
@@ -87,13 +88,14 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
                 if not observed["alive"]:  # it died for an unknown reason, which was not this cancellation
                     return False
                 entry.record_canceller(by)
-                running = handle
+                to_end = handle
         finally:
-            if running is not None:  # also if the record could not be written, because the disk is full
-                process.cancel(running)
+            if to_end is not None:  # also if the record could not be written, because the disk is full
+                process.cancel(to_end)
         return True
 
     def declare_gone(self, ctx: MachineContext, entry: Entry) -> bool:
+        """Write the exit record of an attempt whose host or container is gone; False: it is not needed."""
         handle = launch.present_handle(ctx, entry)
         if handle is None or process.observe(handle)["exit"] is not None:  # no attempt, or its end is known
             return False
@@ -101,6 +103,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         return True
 
     def export(self, ctx: MachineContext, handle: ProcessHandle, progress: Progress) -> Manifest:
+        """Collect the program's files from the hosts, and copy them to the output; return what was copied."""
         source = Path(handle.directory) / "output"
         self._collect(ctx, handle, source)
         if not source.exists() or all(item.is_folder for item in transfer.written(str(source)).items()):
@@ -134,17 +137,17 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         """Name files that the program wrote to its working folder, here or on hosts, or to staged folders."""
         attempt = entry.described(handle.attempt)
         work = working_folder(Path(handle.directory))
-        here: list[Path] = []
+        in_work: list[Path] = []
         code_files: set[str] = set()  # paths below the attempt's folder
         if attempt.code:
             if work.is_dir():
-                here = transfer.strays(Path(attempt.code), work)
+                in_work = transfer.strays(Path(attempt.code), work)
             if code := transfer.staged(Path(attempt.code)):
                 code_files = {f"work/code/{file.path}" for file in code.files}
         on_hosts = hosts.strays(ctx, Path(handle.directory), code_files)
         staged = [Path(path) for path in (attempt.data, attempt.model) if path]
         in_staged = [stray for folder in staged for stray in transfer.strays(folder)]
-        return [*map(str, here), *on_hosts, *map(str, in_staged)]
+        return [*map(str, in_work), *on_hosts, *map(str, in_staged)]
 
     def keep(self, ctx: MachineContext, seconds: float | None) -> list[str]:
         ctx.ledger.keep(seconds)

@@ -32,10 +32,10 @@ def _all_hosts(ctx: MachineContext) -> list[HostGroup]:
     known = {host.name for _, members in groups for host in members}
     attempts = ctx.ledger.read().attempts.values() if ctx.ledger.exists() else ()
     for attempt in attempts:
-        target, lacking = read_target(attempt.target), set(attempt.hosts) - known
-        if isinstance(target, BareMetal) and lacking:
-            groups.append((target, tuple(Host(name) for name in sorted(lacking))))
-            known |= lacking
+        target, unlisted = read_target(attempt.target), set(attempt.hosts) - known
+        if isinstance(target, BareMetal) and unlisted:
+            groups.append((target, tuple(Host(name) for name in sorted(unlisted))))
+            known |= unlisted
     return groups
 
 
@@ -45,11 +45,11 @@ def _digests(manifest: transfer.Manifest) -> dict[str, str]:
 
 
 def deliver(ctx: MachineContext, stored: transfer.Stored, in_use: Callable[[], bool]) -> bool:
-    """Copy a folder to every host that does not have it yet; True: at least one host received a copy.
+    """Copy a folder to every host that does not have it yet; return whether at least one host received it.
 
     Args:
         ctx: The run.
-        stored: The folder; its path is the same on the hosts.
+        stored: The folder on this machine; its path is the same on the hosts.
         in_use: Returns whether a run of this machine trains on the folder.
 
     Raises:
@@ -68,7 +68,7 @@ def deliver(ctx: MachineContext, stored: transfer.Stored, in_use: Callable[[], b
 
 
 def hosts_without(ctx: MachineContext, path: Path, manifest: transfer.Manifest) -> list[str]:
-    """Name the hosts on which a file or folder differs from the manifest, which describes it here."""
+    """Name the hosts on which a path is missing, or its files differ from the manifest of those here."""
     return [
         name
         for target, members in _next_hosts(ctx)
@@ -129,12 +129,12 @@ def strays(ctx: MachineContext, attempt: Path, code: Container[str]) -> list[str
         code: The files of its code, by path below the attempt's folder.
 
     Returns:
-        The files that this machine lacks; the attempt's folder if a host cannot be reached.
+        The files that this machine lacks; of a host whose files are unknown, the attempt's folder.
     """
     strays = []
     for target, members in _all_hosts(ctx):
         for host, paths in ssh.holding_files(target, members, attempt, "work/*").items():
-            if paths is None:  # the host cannot be reached
+            if paths is None:  # the host cannot be reached, or has no such folder
                 strays.append(f"{host.name}:{attempt}")
                 continue
             strays += [

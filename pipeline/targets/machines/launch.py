@@ -38,16 +38,16 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
         join(ctx, entry, "train")  # refuses another task of the DAG run with other fields
         present = present_handle(ctx, entry)
         if present is not None:
-            current = attempt_status(ctx, present, entry)
-            if current.state is RunState.UNKNOWN:
-                raise process.unseen_error(present, current.reason)
-            if should_attach(current, entry):
+            present_status = attempt_status(ctx, present, entry)
+            if present_status.state is RunState.UNKNOWN:
+                raise process.unseen_error(present, present_status.reason)
+            if should_attach(present_status, entry):
                 entry.handle = present
                 return present, True
-            process.end_leftovers(present)
+            process.end_leftovers(present)  # kill ranks that outlived the attempt's supervisor
         entry.attempt += 1
-        described = attempt_of(ctx, staged, built)
-        entry.attempts[entry.attempt] = described.model_copy(update={"hosts": hosts.names(ctx)})
+        description = attempt_of(ctx, staged, built)
+        entry.attempts[entry.attempt] = description.model_copy(update={"hosts": hosts.names(ctx)})
         entry.handle = entry.export = None
         entry.verbs.pop("wait", None)  # the record belongs to the attempt before
         ctx.ledger.save(entry)
@@ -65,7 +65,10 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
 
 
 def present_handle(ctx: MachineContext, entry: Entry) -> ProcessHandle | None:
-    """Find the handle of the present attempt, even if the launch was killed before it recorded it."""
+    """Find the handle of the present attempt, even if the launch was killed before it recorded the handle.
+
+    None: no process of the attempt was started, or there is no attempt.
+    """
     if entry.attempt == 0:
         return None
     recorded = entry.handle if isinstance(entry.handle, ProcessHandle) else None
@@ -81,19 +84,19 @@ def objects(ctx: MachineContext) -> list[dict[str, Any]]:
 
 
 def _describe(ctx: MachineContext, placement: Placement) -> list[dict[str, Any]]:
-    """Describe the launch; on ``local``, with the Hugging Face caches of the user's environment."""
+    """Describe the processes to start; on ``local``, they use the Hugging Face caches of the user."""
     described = LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement)
     if not isinstance(ctx.target, BareMetal):
         home = os.environ.get("HF_HOME")
         datasets = os.environ.get("HF_DATASETS_CACHE") or (home and str(Path(home) / "datasets"))
         caches = {"HF_HOME": home, "HF_DATASETS_CACHE": datasets}  # with downloads and the user's token
-        given = {name: value for name, value in caches.items() if value}
-        described[-1]["env"] |= given | ctx.run.env  # run.env wins
+        set_caches = {name: value for name, value in caches.items() if value}
+        described[-1]["env"] |= set_caches | ctx.run.env  # run.env wins
     return described
 
 
 def _place(ctx: MachineContext, staged: Staged, built: Built, attempt: int) -> Placement:
-    """Decide the paths of an attempt on its nodes."""
+    """Choose the paths of an attempt on its nodes, and the hosts, the MPI and the port that it needs."""
     folder = attempt_directory(ctx, attempt)
     common: dict[str, Any] = {
         "name": ctx.name,

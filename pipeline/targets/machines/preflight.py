@@ -19,7 +19,7 @@ from manycpu.pipeline.targets.machines.context import MachineContext, directory_
 
 
 def findings(ctx: MachineContext) -> Iterator[Finding]:
-    """Run all checks of a run on machines; yields their findings."""
+    """Run all checks of a run against its machines, and yield their findings."""
     if isinstance(ctx.target, Local):
         yield from _check_scale(ctx)
         yield from _check_memory(ctx)
@@ -80,7 +80,7 @@ def _check_environment(ctx: MachineContext) -> Iterator[Finding]:
     names = ("oneccl-devel", "oneccl-bind-pt", "torch-ccl")
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         yield Finding("run.backend", "oneCCL exists for Linux on x86_64 alone", "Set run.backend to 'gloo'")
-    elif not any(found for name in names for found in importlib.metadata.distributions(name=name)):
+    elif not any(package for name in names for package in importlib.metadata.distributions(name=name)):
         yield Finding(
             "run.backend",
             "'ccl' was asked for, and this environment has no oneCCL",
@@ -89,22 +89,22 @@ def _check_environment(ctx: MachineContext) -> Iterator[Finding]:
 
 
 def _check_mpirun(ctx: MachineContext) -> Iterator[Finding]:
-    """Check that the launch kind ``mpirun`` finds an MPI, here and on the hosts."""
+    """For the launch kind ``mpirun``, check that this machine has an MPI, and check every host."""
     if ctx.target.launch != "mpirun":
         return
     try:
-        found = mpi.find(ctx.target.mpi)
+        mpi_here = mpi.find(ctx.target.mpi)
     except (BadInputError, LaunchError) as error:
         yield Finding(error.field or "target.mpi", error.message, error.fix or "Install Intel MPI: impi-rt")
         return
     if isinstance(ctx.target, BareMetal):
         with suppress(BadInputError, LaunchError):
             estimated = memory_estimate.estimate(ctx.run, ctx.base)
-            yield from hosts.check(ctx.target, ctx.run, found, ctx.needs, estimated)
+            yield from hosts.check(ctx.target, ctx.run, mpi_here, ctx.needs, estimated)
 
 
 def _check_disk(ctx: MachineContext) -> Iterator[Finding]:
-    """Compare the size of data and model with the free space, if they are copied."""
+    """Compare the size of local data and base model with the free disk space, if they are to be copied."""
     if ctx.target.stage == "in_place":
         return
     local = [path for path in (ctx.run.data, ctx.run.model) if path and Path(path).exists()]
@@ -112,6 +112,7 @@ def _check_disk(ctx: MachineContext) -> Iterator[Finding]:
         needed = sum(item.size for path in local for item in Location.of(path, "run.data").items())
     except OSError:  # the check of the data reports it
         return
+    # The target's folder may not exist yet: ask for the disk of the nearest folder that does.
     folder = next(path for path in [home_of(ctx), *home_of(ctx).parents] if path.exists())
     free = shutil.disk_usage(folder).free
     if free < needed:

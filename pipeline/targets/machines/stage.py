@@ -22,12 +22,12 @@ _DIGITS: Final = 16  # of the digest in the name of a code's folder
 
 
 def stage(ctx: MachineContext, sources: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
-    """Copy each source to the target's folder, named by its content, or use it in place."""
+    """Copy each source to a folder that is named by its content; with ``stage: in_place``, use its path."""
     return {name: _stage_one(ctx, name, url, progress) for name, url in sources.items()}
 
 
 def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> Copied:
-    """Copy the source of the field ``name``, or use it in place."""
+    """Copy the source of the field ``name`` (``data`` or ``model``), or use it in place."""
     field, home = f"run.{name}", home_of(ctx)
     source = Location.of(url, field)
     try:
@@ -36,6 +36,7 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
         identity = transfer.identity(source)
         folder = home / name / identity[: transfer.DIGITS]
         folder, manifest, reused = _copy_everywhere(ctx, source, folder, identity, progress)
+        # The copy of a single file is a folder with this file.
         path = folder / source.root.rsplit("/", 1)[-1] if source.is_file() else folder
     except (BadInputError, LaunchError, StageError):  # these already say which host or field
         raise
@@ -52,9 +53,9 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
 
 def _use_in_place(ctx: MachineContext, path: Path, manifest: Manifest, field: str) -> Copied:
     """Use a source without a copy, if every host has the same content at its path."""
-    if lacking := hosts_without(ctx, path, manifest):
+    if differing_hosts := hosts_without(ctx, path, manifest):
         raise StageError(
-            f"{path} is not the same here and on {', '.join(lacking)}",
+            f"{path} is not the same here and on {', '.join(differing_hosts)}",
             field=field,
             fix="Share its folder with every host, or set target.stage to copy",
         )
@@ -62,7 +63,10 @@ def _use_in_place(ctx: MachineContext, path: Path, manifest: Manifest, field: st
 
 
 def build(ctx: MachineContext) -> tuple[Built, bool]:
-    """Make a snapshot of the program's folder, or name the installed code; True: it existed before."""
+    """Make a snapshot of the program's code; return it, and whether it existed before.
+
+    There is no snapshot of code that is installed in this environment.
+    """
     root, arguments = program_of(ctx)
     if root is None:
         return Built(code=None, program=arguments, digest=installed_digest()), True
@@ -77,19 +81,20 @@ def build(ctx: MachineContext) -> tuple[Built, bool]:
 def _copy_everywhere(
     ctx: MachineContext, source: Location, folder: Path, identity: str, progress: Progress = lambda *_: None
 ) -> Stored:
-    """Copy a source to a folder, here and on the hosts, unless they have it.
+    """Copy a source to a folder, here and on the hosts, unless they have it; return the folder of the copy.
 
     If the folder has another content that a training uses, the copy goes to ``-2``, ``-3``... beside it.
 
     Args:
         ctx: The run.
-        source: The source.
-        folder: The folder.
-        identity: The source's identity (a hash): a copy with the same one is reused.
-        progress: Called with the bytes that are done, and bytes in all.
+        source: What to copy.
+        folder: Where to.
+        identity: A hash that changes with the source's content: the copy must still have it.
+        progress: Called with bytes done and bytes in all.
     """
 
     def is_same(copied: Manifest) -> bool:
+        """Whether a copy has the content that was identified: files may be replaced during the copy."""
         return transfer.identity(source, copied=copied) == identity
 
     candidate, number = folder, 1
@@ -107,7 +112,7 @@ def _copy_everywhere(
 
 
 def _in_use(ctx: MachineContext, folder: Path) -> bool:
-    """Whether a running training uses a folder: then it must not be overwritten."""
+    """Whether a training that may still run uses a folder: then it must not be overwritten."""
     return any(_trains_on(other, folder) for other in ctx.driver.runs(ctx.target))
 
 

@@ -46,7 +46,7 @@ class ActivityLog:
     def __init__(self, directory: Path) -> None:
         self._file = directory / ACTIVITY
         saved = _Saved()
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):  # nothing was saved, or it is unreadable: read the whole log
             saved = _Saved.model_validate_json(self._file.read_text())
         self._log = process.LogFollower(directory / process.LOG, saved.offset)
         self._saved_offset = saved.offset
@@ -58,7 +58,7 @@ class ActivityLog:
         return self._observer.observed
 
     def read_new(self) -> Observed:
-        """Read the log to its present end; return what the ranks have reported."""
+        """Read the new lines of the log to its present end; return what the ranks have reported so far."""
         while lines := self._log.read():
             for line in lines:
                 self._observer.hear(events.split(line))
@@ -67,13 +67,14 @@ class ActivityLog:
         return self.observed
 
     def read_all(self) -> Observed:
-        """Read the log to its present end, and save the result; return what the ranks have reported."""
+        """As :meth:`read_new`, and save the result, so that no later reader reads these lines again."""
         self.read_new()
         if self._log.offset > self._saved_offset:
             self._save()
         return self.observed
 
     def _save(self) -> None:
+        """Save how far the log was read, and what the ranks have reported."""
         self._saved_offset = self._log.offset
         saved = _Saved(offset=self._saved_offset, observed=self.observed, tails=self._observer.tails)
         with suppress(OSError):  # such as a full disk: the log is read again then
@@ -83,11 +84,11 @@ class ActivityLog:
 def status(
     ctx: MachineContext, handle: ProcessHandle, entry: Entry, activity: ActivityLog | None = None
 ) -> Status:
-    """Read the status of an attempt; a success needs the proof of scale, from the log.
+    """Read the status of an attempt; a success needs the proof of scale, which is in the log.
 
-    ``activity`` reads the log on from where it was; None: a new reader does, from where the saved one was.
+    ``activity`` is the log's reader, which continues from its offset; None: from the offset that was saved.
     """
-    observation = process.observe(handle)  # before the log: the end comes after the last line
+    observation = process.observe(handle)  # before the log, so that the log of an ended attempt is complete
     observed = activity.read_new() if activity else ActivityLog(Path(handle.directory)).read_all()
     facts = {"cancelled": handle.attempt in entry.cancelled, "met": observed.met}
     status = process_state(observation | facts)
@@ -129,12 +130,12 @@ class MachineWatch:
     def look(self) -> tuple[list[RankLine], Status]:
         """Read the lines since the last look, and the status. After a terminal status no more lines come."""
         entry = self.ctx.ledger.read()
-        current = with_canceller(status(self.ctx, self.handle, entry, self._activity), self.handle, entry)
-        before = self._log.offset
+        new_status = with_canceller(status(self.ctx, self.handle, entry, self._activity), self.handle, entry)
+        offset_before = self._log.offset
         lines = [events.split(line) for line in self._log.read(_BLOCK_BYTES)]
         self.spoken = self.spoken or any(line.rank is not None for line in lines)
-        ended = current.state.terminal
-        is_full_block = self._log.offset - before > _BLOCK_BYTES // 2  # then more of the log is there
+        ended = new_status.state.terminal
+        is_full_block = self._log.offset - offset_before > _BLOCK_BYTES // 2  # then there may be more
         self.behind = bool(lines) and (ended or is_full_block)
         if ended and self.behind:
             return lines, Status(state=RunState.RUNNING)  # the last lines have not been read yet
@@ -148,7 +149,7 @@ class MachineWatch:
                 field="run.run_timeout",
                 fix=f"See what holds it up, and end it: manycpu cancel {self.handle.run}",
             )
-        return lines, current
+        return lines, new_status
 
     def close(self) -> None:
         """Do nothing: no file stays open between looks."""

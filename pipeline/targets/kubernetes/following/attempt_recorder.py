@@ -21,6 +21,7 @@ from manycpu.pipeline.spec.state import RankFailure, RunState, Status
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
 Fields = dict[str, Any]
+"""The fields of an ``AttemptState`` as JSON values; packed, they are ``attempt`` and a compressed text."""
 LIMIT: Final = 400_000  # characters of the packed state
 _PLAIN: Final = 32_000  # characters of JSON: a larger state is packed
 _ROUNDS: Final = 8  # number of last meetings to keep, if all are too large
@@ -29,7 +30,9 @@ _POINTS: Final = 40  # number of points to keep of a curve, likewise
 
 
 def pack(fields: Fields) -> Fields:
-    """Pack an attempt's fields for the ledger; the oldest details are dropped if they are too large.
+    """Return an attempt's fields in the form for the ledger: compressed if they are large.
+
+    If they are too large even so, the oldest details are dropped.
 
     Args:
         fields: Of an ``AttemptState``: ``attempt``, ``cursor``, ``observed`` and more.
@@ -50,7 +53,7 @@ def pack_only_the_end(fields: Fields) -> Fields:
 
 
 def unpack(written: Mapping[str, Any]) -> Fields:
-    """Unpack fields that :func:`pack` made.
+    """Return the fields from what :func:`pack` or :func:`pack_only_the_end` returned.
 
     Raises:
         ValueError: The packed text cannot be read.
@@ -66,14 +69,14 @@ def unpack(written: Mapping[str, Any]) -> Fields:
 
 
 def _compressed(fields: Fields) -> str:
-    """Compress fields to base64, with the ranks of each round as spans."""
+    """Compress fields to text in base64; the ranks of each round become spans of first and last rank."""
     rounds = [meeting | {"ranks": _to_spans(meeting["ranks"])} for meeting in _rounds(fields)]
     text = json.dumps(_with_rounds(fields, rounds))
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def _without_the_oldest(fields: Fields) -> Fields:
-    """Keep only the last meetings and the last entries of lists that grow with time; thin out the curves."""
+    """Keep only the last meetings, the last entries of growing lists, and some points of each curve."""
     observed = fields.get("observed", {})
     last_entries = {
         name: observed[name][-_ENTRIES:] for name in ("introduced", "warnings") if name in observed
@@ -86,7 +89,7 @@ def _without_the_oldest(fields: Fields) -> Fields:
 
 
 def _only_the_last_meeting(everything: Fields) -> Fields:
-    """Keep only the last meeting; drop which ranks introduced or ended themselves, and the log positions."""
+    """Keep only the last meeting, without log positions and the times of ranks' proofs and ends."""
     fields = _without_the_oldest(everything)
     observed = {name: value for name, value in fields.get("observed", {}).items() if name != "introduced"}
     shortened = fields | {"cursor": {}, "parted": {}, "observed": observed}
@@ -94,10 +97,10 @@ def _only_the_last_meeting(everything: Fields) -> Fields:
 
 
 def _only_the_end(fields: Fields) -> Fields:
-    """Keep the last meeting without what the program reported: the output contains its metrics too."""
-    left_out = {"metrics", "series", "warnings", "failure"}
+    """Keep only the last meeting, without metrics, warnings and failure: the output has the metrics too."""
+    dropped = {"metrics", "series", "warnings", "failure"}
     shortened = _only_the_last_meeting(fields)
-    observed = {name: value for name, value in shortened["observed"].items() if name not in left_out}
+    observed = {name: value for name, value in shortened["observed"].items() if name not in dropped}
     return shortened | {"observed": observed}
 
 
@@ -231,10 +234,11 @@ class AttemptState(BaseModel):
                 self.began = capacity
             self.preempted = self.paused or admitted
             self.observed.forget_failure(until=capacity)
+        # The first call only records the time. Later calls change nothing, unless a suspension has ended.
         self.began, self.paused, self.admitted = self.began or capacity, 0.0, admitted
 
     def pause(self, since: float) -> bool:
-        """Record that the run is suspended since then; return whether it had its nodes until now."""
+        """Record that the run is suspended since a time; return whether it had its nodes until now."""
         had_nodes = bool(self.began) and not self.paused
         self.paused = self.paused or since
         return had_nodes
@@ -309,12 +313,14 @@ class AttemptRecorder:
             for line in log_batch.lines:
                 event = decode(line.line.text)
                 if isinstance(event, ProofEvent):  # the rank introduces itself, in the pod where it now runs
+                    # The lines of several pods arrive in no particular order.
                     time_before, _ = self._introduced.get(event.rank, (0.0, ""))
                     if line.time >= time_before:
                         self._introduced[event.rank] = line.time, line.pod
                 if not self._is_end_in_earlier_pod(line, event):
                     self._has_important_event |= self._observer.hear(line.line, line.time)
                 self._record_line(line, event)
+            # Keep the positions in the logs of a container's last few starts only.
             container, _, restarts = log_batch.log.rpartition("/")
             cursor = self.state.cursor
             cursor.pop(log_batch.log, None)  # inserted again: `pack` keeps the last entries
@@ -333,7 +339,7 @@ class AttemptRecorder:
         return line.pod != present_pod
 
     def _record_line(self, line: Line, event: Event | None) -> None:
-        """Record the time of a rank's line, the end of a pod's rank, and the last lines of each pod."""
+        """Record when a rank wrote a line or reported its end, and keep the last lines of its pod."""
         if line.line.rank is not None:
             self.spoken = True
             self.state.spoke = max(self.state.spoke, line.time)
@@ -361,7 +367,8 @@ class AttemptRecorder:
     def write(self, fields: dict[str, Any]) -> None:
         """Write the fields to the ledger, unless they are unchanged or the run is at another attempt.
 
-        If the ledger refuses their size, only the end is written: too much data must not void a success.
+        If the ledger refuses their size, only how the attempt ended is written: too much data must not turn a
+        success into a failure.
 
         Raises:
             ClusterError: The cluster refuses it, or does not answer.

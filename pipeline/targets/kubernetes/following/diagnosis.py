@@ -65,7 +65,7 @@ class Ending(NamedTuple):
 
 @cached_until_change
 def explain(snapshot: JobSnapshot) -> str:
-    """Explain what keeps a job from running, and its crashes and lost pods; a line each, empty: nothing."""
+    """Describe what keeps a job from running, its crashes and its lost pods, one line each; may be empty."""
     lines = [*map(str, pending(snapshot)), *crashes(snapshot), *losses(snapshot)]
     return "\n".join(dict.fromkeys(lines))
 
@@ -79,7 +79,7 @@ def fatal_reasons(snapshot: JobSnapshot) -> str:
 def pending(snapshot: JobSnapshot) -> list[Reason]:
     """List the reasons why the job or its pods wait; pods with the same reason share an entry."""
     names_by_reason: dict[PodReason, list[str]] = {}
-    if not snapshot.suspended:
+    if not snapshot.suspended:  # else the operator deletes the pods
         for pod, pod_reasons in zip(snapshot.pods, snapshot.derive_from_pods(reasons), strict=True):
             for reason in pod_reasons:
                 names_by_reason.setdefault(reason, []).append(pod["metadata"]["name"])
@@ -92,14 +92,14 @@ def pending(snapshot: JobSnapshot) -> list[Reason]:
 
 
 def _job_reasons(snapshot: JobSnapshot) -> Iterator[Reason]:
-    """Yield why the job itself waits, by its state and the warnings about it."""
+    """Yield the reasons why the job itself waits or cannot run, from its state and the warnings about it."""
     job = snapshot.job
     if job is None:
         yield Reason(f"{snapshot.kind} {snapshot.name} is gone: somebody deleted it")
         return
     for event in _latest_warnings(snapshot, {"ValidationError"}, snapshot.job_kind.resource.kind):
         yield Reason(f"the operator refuses the job: {event['message']}", fatal=True)
-    if snapshot.given_back:  # its pods, so that others have room (turns.py)
+    if snapshot.given_back:  # it is suspended, so that other jobs can use its nodes (turns.py)
         yield Reason("it holds nothing until there is room for all of its ranks")
         messages = [event["message"] for event in _latest_warnings(snapshot, {"FailedScheduling"}, "Pod")]
         # A pod that was deleted while the scheduler bound it says nothing about the nodes.
@@ -125,7 +125,7 @@ def _job_reasons(snapshot: JobSnapshot) -> Iterator[Reason]:
 
 @cached_until_change
 def crashes(snapshot: JobSnapshot) -> list[str]:
-    """List the containers that were restarted after a crash, and a launcher that failed several times."""
+    """Describe, one line each, containers restarted after a crash, and a launcher that failed repeatedly."""
     lines = [text for texts in snapshot.derive_from_pods(_crashes_of_pod) for text in texts]
     failed = _failed_launchers(snapshot)
     if len(failed) > 1:
@@ -166,7 +166,10 @@ def restarts(snapshot: JobSnapshot) -> int:
 
 
 def _restarts_of_pod(pod: KubeObject, _: list[KubeObject]) -> int:
-    """Return the most restarts of one container of a pod, without init containers and unknown ends."""
+    """Return how often the container of a pod that restarted most often did so; 0: none did.
+
+    Init containers do not count, and neither do containers of which no end is known.
+    """
     return max(
         (container.restarts for container in containers(pod) if not container.init and container.last),
         default=0,
@@ -175,7 +178,7 @@ def _restarts_of_pod(pod: KubeObject, _: list[KubeObject]) -> int:
 
 @cached_until_change
 def losses(snapshot: JobSnapshot) -> list[str]:
-    """List the pods that were evicted, preempted, or lost with their node."""
+    """Describe, one line each, the pods that were evicted, preempted, or lost with their node."""
     present = snapshot.derive_from_pods(_loss_of_pod)
     departed = [_loss_of_pod(pod, []) for pod in snapshot.departed.values()]
     return [text for text in dict.fromkeys([*present, *departed]) if text]
@@ -192,10 +195,10 @@ def _loss_of_pod(pod: KubeObject, _: list[KubeObject]) -> str:
 
 
 def endings(snapshot: JobSnapshot) -> list[Ending]:
-    """List the containers that failed, those of deleted pods included, the earliest end first."""
+    """List the last end of each container that failed, also in deleted pods; the earliest end first."""
     pods = [*snapshot.pods, *snapshot.departed.values()]
     failed = {_ending(container) for pod in pods for container in containers(pod) if _has_failed(container)}
-    return sorted(failed)
+    return sorted(failed)  # by time, the first field
 
 
 def _ending(container: Container) -> Ending:
@@ -215,7 +218,7 @@ def _ending(container: Container) -> Ending:
 
 
 def exit_code(terminated: KubeObject) -> int:
-    """Return a container's exit code, negative for a signal."""
+    """Return the exit code in the terminated state of a container; negative: the number of a signal."""
     code = int(terminated.get("exitCode", 0))
     return _SIGNAL_BASE - code if code > _SIGNAL_BASE else code
 
@@ -230,6 +233,7 @@ def _latest_warnings(
         reasons: Reasons of the warnings; None: all.
         kind: Kind of the objects; None: all.
     """
+    # The events are sorted by time: of equal keys, the latest stays.
     latest = {
         (event["involvedObject"].get("uid"), event.get("reason")): event
         for event in snapshot.events

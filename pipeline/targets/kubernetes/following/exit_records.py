@@ -1,4 +1,8 @@
-"""Judge the end of an attempt by the exit records of its ranks on the volume, which may override the job."""
+"""Judge the end of an attempt by the exit records of its ranks on the volume, which may override the job.
+
+An exit record is a file that is written when a rank ends. It has the exit code, and the reports of the rank
+that decide how its end is judged.
+"""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -23,7 +27,7 @@ UNREADABLE: Final = (ManycpuError, TransferError)
 
 
 def are_needed(status: Status, snapshot: JobSnapshot, observed: Observed) -> bool:
-    """Whether the exit records may say more about an end than the cluster and the logs. Pure.
+    """Whether to read the exit records: cluster and logs do not show how all ranks ended. Pure.
 
     Args:
         status: How the job ended.
@@ -41,16 +45,16 @@ def are_needed(status: Status, snapshot: JobSnapshot, observed: Observed) -> boo
         return False  # the ranks have not met
     reported = {rank.rank: rank.exit_code for rank in observed.ranks}
     codes = reported | exit_codes_of_containers(snapshot, observed)  # rank -> exit code; None: unknown
-    if status.state is RunState.SUCCEEDED:  # needs a 0 of each rank, unless a launcher vouches for them
+    if status.state is RunState.SUCCEEDED:  # needs exit code 0 of each rank, or of the launcher pod
         return snapshot.speaker != "launcher" and any(code != 0 for code in codes.values())
     return not any(codes.values())  # no rank is known to have failed
 
 
 def read(ctx: ClusterContext, attempt: int) -> list[dict[str, Any]]:
-    """Read, with a helper pod, the exit records of the last meeting that all of its ranks finished.
+    """Read, with a helper pod, the exit records of the last meeting whose ranks all ended with 0.
 
-    A meeting is one start of all ranks together; if none was finished, the list is empty. Takes some minutes
-    at most.
+    A meeting is one start of all ranks together. The list is empty if no meeting ended so. Takes some
+    minutes at most.
 
     Raises:
         ManycpuError: The volume cannot be read.
@@ -63,13 +67,13 @@ def read(ctx: ClusterContext, attempt: int) -> list[dict[str, Any]]:
 def judge(
     status: Status, snapshot: JobSnapshot, observed: Observed, records: Iterable[dict[str, Any]]
 ) -> Status:
-    """Judge an end by the reports and records of the ranks: if all have finished, it is a success. Pure.
+    """Return the status: no failure if reports and records show that all ranks ended with 0. Pure.
 
     Args:
         status: How the job ended.
         snapshot: The job.
         observed: What its ranks have reported; the records are added to it.
-        records: The exit records of a meeting that all of its ranks finished; may be empty.
+        records: The exit records of a meeting whose ranks all ended with 0; may be empty.
     """
     believe(observed, records)
     # mpirun may know of a failure that no rank knows: that counts unless pods were lost or time ran out.
@@ -81,8 +85,8 @@ def judge(
 
 def with_unreadable_records(status: Status, error: BaseException) -> Status:
     """Add to a status that its exit records cannot be read, so that the training is not blamed."""
-    lack = f"its ranks may have finished: their records on the volume cannot be read: {error}"
-    reason = "\n".join(part for part in (status.reason, lack) if part)
+    explanation = f"its ranks may have finished: their records on the volume cannot be read: {error}"
+    reason = "\n".join(part for part in (status.reason, explanation) if part)
     return status.model_copy(update={"reason": reason, "by_itself": False})
 
 

@@ -67,7 +67,7 @@ _VOLUME_READERS: Final = ThreadPoolExecutor(
 
 Result = TypeVar("Result")
 Deliver = Callable[[list[RankLine]], Awaitable[None]]
-"""Delivers lines to whom follows the run."""
+"""Delivers lines to the person who follows the run."""
 
 
 class Notes:
@@ -110,7 +110,7 @@ class Notes:
         self._reason_due = min(self._reason_due, self._now() + _PREEMPTION_NOTE_DELAY_S)
 
     def due(self, reason: str) -> float | None:
-        """Return when the note on this reason is due, in seconds since the epoch; None: it is not new."""
+        """Return when a note on this reason is due, in seconds since the epoch; None: it needs no note."""
         return self._reason_due if reason != self._reason else None
 
     def take(self) -> list[RankLine]:
@@ -208,6 +208,7 @@ class Follower:
 
     def _check_silence(self) -> None:
         """Raise ClusterError after an hour without news: even a quiet watch lists again every few minutes."""
+        # The kind whose last news is older.
         kind = min((self._snapshot.kind, "Pod"), key=self._last_change.__getitem__)
         if time.monotonic() - self._last_change[kind] < _SILENCE_TIMEOUT_S or self.status.state.terminal:
             return
@@ -241,7 +242,8 @@ class Follower:
             raise RuntimeError("the stream of changes ended, which none should")
 
     async def _deliver_read_lines(self, deliver: Deliver) -> None:
-        """Deliver the notes and the lines that have been read, and save how far, if that is due."""
+        """Deliver the notes and the lines that have been read; start to save the recorder's state if due."""
+        # Only the batches that wait now: otherwise a fast writer would keep this loop running.
         batches_left = self._log_batches.qsize()
         while True:
             log_batches: list[LogBatch] = []
@@ -252,7 +254,7 @@ class Follower:
             lines = [line.line for batch in log_batches for line in batch.lines]
             admitted = [*notes, *self._limit.admit(lines, self._watch.now())]
             if admitted or log_batches:
-                await _finish(self._deliver_and_record(deliver, admitted, log_batches))
+                await _run_to_end(self._deliver_and_record(deliver, admitted, log_batches))
             if not batches_left:
                 break
             await asyncio.sleep(0)  # let other followers in this event loop run
@@ -291,6 +293,7 @@ class Follower:
 
         After some minutes, a used-up budget needs no confirmation. After an hour, raises the error.
         """
+        # Without the API server, pods may not be watched either: silence does not count.
         self._recorder.watched_since = now = self._watch.now()
         self._unconfirmed_since = self._unconfirmed_since or now
         if status.budget and now - self._unconfirmed_since > _UNCONFIRMED_S:
@@ -302,7 +305,7 @@ class Follower:
         return self.status
 
     def _derive_status(self) -> Status:
-        """Derive the status from job, pods and budgets; if the job waits and it is its turn, let it act."""
+        """Return the status by job, pods and budgets; suspend or resume a waiting job if it is its turn."""
         if not {self._snapshot.kind, "Pod"} <= self._snapshot.listed_kinds:  # job or pods are unknown yet
             return self.status
         now = self._watch.now()
@@ -316,7 +319,7 @@ class Follower:
             waits_for = waits_for or self._queue.waiting_reason(now)
             status = _with_reason(status, waits_for)
             self._notes.add_new_reasons(status.reason)
-        elif status.budget:
+        elif status.budget:  # its time is used up: add what it waited for
             status = _with_reason(status, self._queue.waiting_reason(now))
         return status
 
@@ -339,22 +342,25 @@ class Follower:
         self._wake.set()
 
     async def _drain(self, deliver: Deliver) -> None:
-        """Deliver the last lines: until the logs of ended containers are read, or no line comes for 5 s."""
-        began = self._watch.now()
-        until = began + _DRAIN_S
-        while self._readers.behind and self._watch.now() < until:
+        """Deliver the last lines, until the logs of all ended containers are read.
+
+        Stop after 5 s without a line, and after two minutes: a container may write for ever.
+        """
+        drain_start = self._watch.now()
+        deadline = drain_start + _DRAIN_S
+        while self._readers.behind and self._watch.now() < deadline:
             self._wake.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), _MIN_TICK_S)
             if not self._log_batches.empty():
-                until = min(self._watch.now() + _DRAIN_S, began + _DRAIN_TIMEOUT_S)
+                deadline = min(self._watch.now() + _DRAIN_S, drain_start + _DRAIN_TIMEOUT_S)
             await self._deliver_read_lines(deliver)
         await self._deliver_read_lines(deliver)
         if dropped := self._limit.dropped():
             await deliver(dropped)
 
     async def _conclude(self, status: Status) -> Status:
-        """Complete the final status, record it in the ledger, and delete the job if it must not continue."""
+        """Complete the final status and record it in the ledger; delete the job if it must not continue."""
         entry = await self._call_with_retries(self._ctx.ledger.read)
         if entry is not None:  # a cancellation or an earlier verdict in the ledger wins
             status = judgement.final_status(entry, self._handle, status)
@@ -375,7 +381,7 @@ class Follower:
         return status
 
     async def _judge_by_exit_records(self, status: Status) -> Status:
-        """Judge an end by the ranks' exit records, if cluster and logs do not show how all ranks ended."""
+        """Return the status by exit records too, if cluster and logs do not show how all ranks ended."""
         observed, records = self._recorder.state.observed, list[dict[str, Any]]()
         if exit_records.are_needed(status, self._snapshot, observed):
             loop, attempt = asyncio.get_running_loop(), self._handle.attempt
@@ -391,10 +397,10 @@ class Follower:
 
     async def _read_tail(self) -> None:
         """Read the last lines of the container that failed first, if no line of its pod was read."""
-        failed = endings(self._snapshot)
-        if not failed or failed[0].pod in self._recorder.tails:
+        failed_ends = endings(self._snapshot)
+        if not failed_ends or failed_ends[0].pod in self._recorder.tails:
             return
-        ending = failed[0]
+        ending = failed_ends[0]
         with suppress(NoLogError, *FAILURES):
             async with asyncio.timeout(_DRAIN_S):
                 part = LogPart(follow=False, previous=ending.previous, tail=TAIL)
@@ -448,8 +454,8 @@ class Follower:
         cluster_of(self._ctx).delete(self._snapshot.kind, self._handle.name, uid=self._handle.uid)
 
 
-async def _finish(work: Coroutine[Any, Any, None]) -> None:
-    """Wait for work, and let it finish even if the wait is cancelled."""
+async def _run_to_end(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for work, and let it finish even if the wait is cancelled, so that it never stops halfway."""
     working = asyncio.create_task(work)
     try:
         await asyncio.shield(working)
@@ -459,7 +465,7 @@ async def _finish(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _with_reason(status: Status, more: str) -> Status:
-    """Add a line to the reason of a status, unless it is empty."""
+    """Return the status with a line added to its reason; unchanged if the line is empty."""
     return status.model_copy(update={"reason": f"{status.reason}\n{more}"}) if more else status
 
 
@@ -471,7 +477,7 @@ def _is_worth_a_retry(error: BaseException) -> bool:
 
 
 async def batches(changes: AsyncGenerator[Changes]) -> AsyncGenerator[list[Changes]]:
-    """Yield each change as a batch of one, in the form of the shared stream."""
+    """Yield each change as a list of one, as :meth:`Follower.run` expects them."""
     async with aclosing(changes) as stream:
         async for change in stream:
             yield [change]

@@ -37,7 +37,7 @@ class Note(BaseModel):
 
 
 def read_note(job: KubeObject | None) -> Note | None:
-    """Read the note of a job; None: it has none."""
+    """Read the note in a job's annotation; None: there is none, or it cannot be read."""
     text = ((job or {}).get("metadata", {}).get("annotations") or {}).get(NOTE)
     try:
         return Note.model_validate_json(text) if text else None
@@ -48,7 +48,10 @@ def read_note(job: KubeObject | None) -> Note | None:
 def cached_until_change(
     read: "Callable[Concatenate[JobSnapshot, Params], Value]",
 ) -> "Callable[Concatenate[JobSnapshot, Params], Value]":
-    """Cache a value derived from a snapshot until the snapshot changes: mostly, only log lines arrive."""
+    """Decorate a function of a snapshot: its value is cached until the snapshot changes.
+
+    A follower calls such functions at each batch of log lines, which change nothing in the snapshot.
+    """
 
     @wraps(read)
     def cached(snapshot: "JobSnapshot", /, *args: Params.args, **kwargs: Params.kwargs) -> Value:
@@ -107,22 +110,24 @@ class JobSnapshot:
             Whether an object of this job has changed, or its kind is listed for the first time.
         """
         before = self._objects.get(kind, {})  # as `after`: uid -> object of this job
-        given = {item["metadata"]["uid"]: item for item in objects if self.is_about_job(kind, item)}
+        received = {item["metadata"]["uid"]: item for item in objects if self.is_about_job(kind, item)}
         removed = {item["metadata"]["uid"]: item for item in deleted if self.is_about_job(kind, item)}
         # Unchanged objects stay the same Python objects: values that were derived from them stay cached.
-        given |= {uid: before[uid] for uid, item in given.items() if _is_unchanged(before.get(uid), item)}
+        received |= {
+            uid: before[uid] for uid, item in received.items() if _is_unchanged(before.get(uid), item)
+        }
         if complete:
-            after = given
+            after = received
         else:
-            after = {uid: item for uid, item in (before | given).items() if uid not in removed}
+            after = {uid: item for uid, item in (before | received).items() if uid not in removed}
         self._objects[kind] = after
         if kind == "Pod":
             self._departed |= {uid: removed.get(uid, pod) for uid, pod in before.items() if uid not in after}
-            self._changed |= {uid: pod for uid, pod in given.items() if pod is not before.get(uid)}
-        self.note = read_note(self.job) or self.note
+            self._changed |= {uid: pod for uid, pod in received.items() if pod is not before.get(uid)}
+        self.note = read_note(self.job) or self.note  # kept when the job is gone
         if self.job is not None and label(self.job, "speaker") not in ("", self.speaker):
             self.speaker = "launcher"  # this job has one, unlike others of its kind
-            self._changed |= self._objects.get("Pod", {})  # whose logs are read now depends on the speaker
+            self._changed |= self._objects.get("Pod", {})  # their logs may have to be read now
         is_first_list = complete and kind not in self.listed_kinds
         if complete:
             self.listed_kinds.add(kind)
@@ -138,18 +143,18 @@ class JobSnapshot:
 
     def derive_from_pods(self, read: Callable[[KubeObject, list[KubeObject]], Value]) -> list[Value]:
         """Derive a value from each of :attr:`pods` and its warnings, and cache it until either changes."""
-        before = self._of_pods.get(read, {})
-        after: dict[str, tuple[KubeObject, list[KubeObject], Value]] = {}
+        cached_by_uid = self._of_pods.get(read, {})
+        present_by_uid: dict[str, tuple[KubeObject, list[KubeObject], Value]] = {}
         for pod in self.pods:
             uid = pod["metadata"]["uid"]
             warnings = self.warnings_about(uid)
-            cached = before.get(uid)
+            cached = cached_by_uid.get(uid)
             if cached is not None and cached[0] is pod and cached[1] == warnings:
-                after[uid] = cached
+                present_by_uid[uid] = cached
             else:
-                after[uid] = (pod, warnings, read(pod, warnings))
-        self._of_pods[read] = after
-        return [value for _, _, value in after.values()]
+                present_by_uid[uid] = (pod, warnings, read(pod, warnings))
+        self._of_pods[read] = present_by_uid
+        return [value for _, _, value in present_by_uid.values()]
 
     def replace(self, job: KubeObject | None, pods: Iterable[KubeObject]) -> None:
         """Replace the job and all of its pods, after they were read from the API server."""
@@ -206,6 +211,7 @@ class JobSnapshot:
     @property
     def departed(self) -> dict[str, KubeObject]:
         """Uid -> last state of each pod that is gone, except the pods that a suspension ended."""
+        # The last suspension, or the resumption after it: the suspension ended all older pods.
         suspended_at = max(self.note.at if self.note else 0.0, self.last_transition)
         return {uid: pod for uid, pod in self._departed.items() if _creation_time(pod) >= suspended_at}
 
@@ -251,11 +257,14 @@ class JobSnapshot:
 
     @property
     def claim_mounted_elsewhere(self) -> str:
-        """The claim that a pod cannot mount, since it is mounted on another node; empty: there is none."""
+        """Name of the claim that a pod cannot mount, as another node has mounted it; empty: there is none."""
         for pod in self.pods:
-            started = any(each.state("running") or each.state("terminated") for each in containers(pod))
+            started = any(
+                container.state("running") or container.state("terminated") for container in containers(pod)
+            )
             warnings = self.warnings_about(pod["metadata"]["uid"])
             messages = [event["message"] for event in warnings if event["reason"] == "FailedAttachVolume"]
+            # Kubernetes' word for a volume that only one node at a time can mount.
             if not started and any("Multi-Attach" in message for message in messages):
                 return next(iter(claims_of(pod)), "")
         return ""
@@ -267,7 +276,7 @@ class JobSnapshot:
 
     @cached_until_change
     def capacity(self, nodes: int) -> float | None:
-        """Return when this many rank pods had nodes, in seconds since the epoch; None: fewer have nodes.
+        """Return when so many rank pods had nodes, in seconds since the epoch; None: fewer have nodes now.
 
         Pods that have failed or are being deleted do not count: another pod may replace each of them.
         """

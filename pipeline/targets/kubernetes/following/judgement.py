@@ -44,7 +44,7 @@ def budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> 
 
 
 def _present_budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Iterator[Budget]:
-    """Yield the time budgets that count in the present phase of the job."""
+    """Yield the time budgets that count in the present phase of the job, in no particular order."""
     present_phase = phase(run, snapshot, activity)
     if present_phase == "unacknowledged":
         message = (
@@ -52,9 +52,10 @@ def _present_budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActi
             f"is the {snapshot.job_kind.operator} running, and does it watch this namespace?"
         )
         # While the job was suspended, the operator had nothing to do.
-        since = max(_created(snapshot), activity.last_placed_or_suspended)
+        since = max(_creation_time(snapshot), activity.last_placed_or_suspended)
         yield Budget("acknowledge_timeout", since + run.acknowledge_timeout, message)
         return
+    # When the run got its nodes; the first is later if a suspension took them away for a time.
     began = activity.began or snapshot.capacity(run.nodes.least)
     if began and not activity.paused:
         message = f"not done {run.run_timeout} s after its nodes were there"
@@ -64,6 +65,7 @@ def _present_budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActi
         yield Budget("queue_timeout", _queued_since(snapshot, activity) + run.queue_timeout, message)
         return
     capacity = snapshot.capacity(run.nodes.least) or began or 0.0
+    # These two begin no earlier than the follower watches: it may have missed earlier lines.
     if present_phase == "starting":
         message = f"its ranks have not met within {run.start_timeout} s of its nodes being there"
         yield Budget("start_timeout", max(capacity, activity.watched_since) + run.start_timeout, message)
@@ -74,7 +76,11 @@ def _present_budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActi
 
 
 def phase(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> str:
-    """Return the phase of a job that has not ended: unacknowledged, queued, starting or running."""
+    """Return the phase of a job that has not ended: unacknowledged, queued, starting or running.
+
+    An unacknowledged job was not noticed by its operator yet, a queued one lacks nodes or is suspended, and a
+    starting one has its nodes, but its ranks have not met.
+    """
     if not snapshot.acknowledged and not snapshot.suspended:
         return "unacknowledged"
     if snapshot.suspended or snapshot.capacity(run.nodes.least) is None or not snapshot.launchers_have_nodes:
@@ -83,25 +89,26 @@ def phase(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> st
 
 
 def _queued_since(snapshot: JobSnapshot, activity: RankActivity) -> float:
-    """Return since when a job waits: since its suspension, or the creation of its oldest pod without a node.
+    """Return since when a queued job waits, in seconds since the epoch.
 
-    A job that has ever given back its pods waits since its own creation.
+    It waits since its suspension, or since the creation of its oldest pod without a node. A job that has ever
+    given back its pods (``turns.py``) waits since its own creation.
     """
     if snapshot.note is not None:
-        return _created(snapshot)
+        return _creation_time(snapshot)
     if snapshot.suspended:
-        return activity.paused or snapshot.suspended_since or _created(snapshot)
+        return activity.paused or snapshot.suspended_since or _creation_time(snapshot)
     waiting = [pod for pod in snapshot.pods if scheduled(pod) is None]
     if waiting:
         return min(epoch(pod["metadata"]["creationTimestamp"]) for pod in waiting)
     # Without pods: since it was created, was resumed, or last had its nodes.
-    since = max(_created(snapshot), snapshot.last_transition, activity.paused)
+    since = max(_creation_time(snapshot), snapshot.last_transition, activity.paused)
     if activity.began:
         since = max(since, activity.last_placed_or_suspended or activity.watched_since)
     return since
 
 
-def _created(snapshot: JobSnapshot) -> float:
+def _creation_time(snapshot: JobSnapshot) -> float:
     """Return when the job was created, in seconds since the epoch; 0: it is gone."""
     return epoch(snapshot.job["metadata"]["creationTimestamp"]) if snapshot.job else 0.0
 
@@ -122,7 +129,7 @@ def judge(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity, now: 
     status = status_without_budgets(run, snapshot, activity)
     if status.state.terminal:
         return status
-    if activity.finished:
+    if activity.finished:  # all ranks have ended with 0: the job has some seconds to end by itself
         return Status(state=RunState.SUCCEEDED) if now >= success_time(activity) else status
     present_budgets = budgets(run, snapshot, activity)
     if not present_budgets or now < present_budgets[0].due:
@@ -144,26 +151,30 @@ def status_without_budgets(run: TrainingRun, snapshot: JobSnapshot, activity: Ra
     """Derive a job's status from its operator, its pods and its ranks, without time budgets."""
     status = JOB_LAUNCHERS[snapshot.job_kind.launch].state(snapshot.job, snapshot.pods)
     if status.state is RunState.FAILED:
+        # A deleted job or a lost pod is no failure of the training itself.
         exists, was_lost = snapshot.job is not None, bool(diagnosis.losses(snapshot))
         by_itself = exists and not was_lost and bool(diagnosis.endings(snapshot))
         return status.model_copy(update={"by_itself": by_itself})
     if status.state.terminal:
         return status
-    fatal = diagnosis.fatal_reasons(snapshot)
-    if not fatal and diagnosis.restarts(snapshot) > max(run.max_restarts, _MAX_RESTARTS):
-        fatal = f"it crashes in a loop, and run.max_restarts is {run.max_restarts}"
-    if fatal:
-        return Status(state=RunState.FAILED, reason=fatal, by_itself=True)
+    fatal_reason = diagnosis.fatal_reasons(snapshot)
+    if not fatal_reason and diagnosis.restarts(snapshot) > max(run.max_restarts, _MAX_RESTARTS):
+        fatal_reason = f"it crashes in a loop, and run.max_restarts is {run.max_restarts}"
+    if fatal_reason:
+        return Status(state=RunState.FAILED, reason=fatal_reason, by_itself=True)
     present_phase = phase(run, snapshot, activity)
     if present_phase == "running":
         lines = [status.reason, *diagnosis.crashes(snapshot), *diagnosis.losses(snapshot)]
         return Status(state=RunState.RUNNING, reason="\n".join(line for line in lines if line))
-    why = diagnosis.explain(snapshot)
-    return Status(state=RunState.PENDING, reason=f"{present_phase}: {why}" if why else present_phase)
+    cause = diagnosis.explain(snapshot)
+    return Status(state=RunState.PENDING, reason=f"{present_phase}: {cause}" if cause else present_phase)
 
 
 def must_be_deleted(run: TrainingRun, snapshot: JobSnapshot, status: Status) -> bool:
-    """Whether to delete an ended attempt's job: it would continue, or has running pods that are not kept."""
+    """Whether to delete the job of an attempt that has ended: it might continue, or its pods hold nodes.
+
+    The running pods of a failed job stay if ``run.keep`` keeps them.
+    """
     if snapshot.job is None:
         return False
     if status.state is RunState.SUCCEEDED:
@@ -174,7 +185,10 @@ def must_be_deleted(run: TrainingRun, snapshot: JobSnapshot, status: Status) -> 
 
 
 def final_status(entry: Entry, handle: JobHandle, status: Status) -> Status:
-    """Return an attempt's final status: a cancellation or an earlier verdict in the ledger wins."""
+    """Return an attempt's final status: ``status``, unless the ledger has another that wins.
+
+    A cancellation in the ledger wins always, an earlier verdict only over a status that is no success.
+    """
     if (by := entry.cancelled.get(handle.attempt)) is not None:
         return Status(state=RunState.CANCELLED, reason=f"ended by {by}")
     if status.state is RunState.SUCCEEDED:
@@ -183,35 +197,41 @@ def final_status(entry: Entry, handle: JobHandle, status: Status) -> Status:
 
 
 def with_first_failure(snapshot: JobSnapshot, recorder: AttemptRecorder, status: Status) -> Status:
-    """Add to a failed status the rank or the container that failed first, with its last lines."""
+    """Add to a failed status the rank or the container that failed first, with its last lines.
+
+    A rank that was killed, for example, cannot report its failure. Its container shows the failure then, and
+    the last lines of its pod are added; ``recorder`` records a failure that was found so.
+    """
     if status.failure is not None or (snapshot.job is None and status.budget):
         return status
     observed = recorder.state.observed
     endings = diagnosis.endings(snapshot)
-    # Name the first failed container, unless a rank reported a failure, and all that were out of memory.
+    # Name the first failed container, unless a rank reported a failure; name all that were out of memory.
     failed = endings[:1] if observed.failure is None else []
     failed += [ending for ending in endings if ending.reason == "OOMKilled"]
     causes = [*map(str, failed), *diagnosis.losses(snapshot)]
     reason = "\n".join(dict.fromkeys([status.reason, *causes]))
-    # Containers whose rank reported no end since the container started, for example because it was killed.
-    reported = recorder.state.parted
-    unreported = [ending for ending in endings if reported.get(ending.pod, -1.0) < ending.began]
-    silent = unreported[0] if unreported else None
-    if silent is None or (observed.failure is not None and silent.time > int(observed.failed_at)):
+    # Containers from whose pod no rank reported an end since the container started.
+    report_times = recorder.state.parted
+    unreported = [ending for ending in endings if report_times.get(ending.pod, -1.0) < ending.began]
+    silent_end = unreported[0] if unreported else None
+    # There is no such container, or a rank reported an earlier failure. Containers have whole seconds.
+    if silent_end is None or (observed.failure is not None and silent_end.time > int(observed.failed_at)):
         return status.model_copy(update={"reason": reason, "failure": observed.failure})
-    lines = tuple(recorder.tails.get(silent.pod, ()))
-    rank = next((rank for rank in observed.ranks if rank.hostname == silent.hostname), None)
+    lines = tuple(recorder.tails.get(silent_end.pod, ()))
+    rank = next((rank for rank in observed.ranks if rank.hostname == silent_end.hostname), None)
     if rank is None:
-        shown = ["its last lines:", *lines] if lines else []
-        text = "\n".join(part for part in (reason, "\n".join(shown)) if part)
+        # No known rank ran there: add the lines to the reason.
+        tail = ["its last lines:", *lines] if lines else []
+        text = "\n".join(part for part in (reason, "\n".join(tail)) if part)
         return status.model_copy(update={"reason": text, "failure": observed.failure})
-    failure = RankFailure(rank=rank.rank, host=rank.host, exit_code=silent.code, last_lines=lines)
+    failure = RankFailure(rank=rank.rank, host=rank.host, exit_code=silent_end.code, last_lines=lines)
     recorder.record_failure(failure)
     return status.model_copy(update={"reason": reason, "failure": failure})
 
 
 def record_exit_codes(snapshot: JobSnapshot, observed: Observed) -> None:
-    """Record the exit codes that ranks could not report, from their containers."""
+    """Add to ``observed`` the exit codes that ranks could not report, from their containers."""
     codes = exit_codes_of_containers(snapshot, observed)
     for rank in observed.ranks:
         rank.exit_code = codes.get(rank.rank, rank.exit_code)

@@ -1,4 +1,7 @@
-"""Report what a job in a Kueue queue waits for, from the workload that Kueue has made of it."""
+"""Report what a job in a Kueue queue waits for, from its workload.
+
+A workload is the object in which Kueue records for one job whether it is admitted, and why not.
+"""
 
 import asyncio
 import re
@@ -34,7 +37,7 @@ def job_uid(workload: KubeObject) -> str:
 
 
 def describe_wait(workload: KubeObject | None, job: KubeObject, now: float) -> list[str]:
-    """Describe what a suspended job waits for, one line for each reason; empty: Kueue acts soon.
+    """Return what a suspended job waits for, one line for each reason; empty: Kueue is expected to act soon.
 
     Args:
         workload: The workload that Kueue has created for it; None: none yet.
@@ -46,11 +49,11 @@ def describe_wait(workload: KubeObject | None, job: KubeObject, now: float) -> l
             return []
         # Kueue itself reports nothing then: list what may be wrong.
         priority = job["metadata"].get("labels", {}).get(PRIORITY_LABEL)
-        priority_exists = ""
+        priority_hint = ""
         if priority:
-            priority_exists = f"there is a WorkloadPriorityClass {priority!r} (target.queue_priority), that "
-        managed = f"that its configuration has {job['kind']} among integrations.frameworks"
-        return [f"Kueue has made no workload of it: see that {priority_exists}Kueue runs, and {managed}"]
+            priority_hint = f"there is a WorkloadPriorityClass {priority!r} (target.queue_priority), that "
+        kind_hint = f"that its configuration has {job['kind']} among integrations.frameworks"
+        return [f"Kueue has made no workload of it: see that {priority_hint}Kueue runs, and {kind_hint}"]
     name = workload["metadata"]["name"]
     if admitted := condition(workload, "Admitted"):
         if now - epoch(admitted["lastTransitionTime"]) <= _ACTION_S:
@@ -60,8 +63,8 @@ def describe_wait(workload: KubeObject | None, job: KubeObject, now: float) -> l
     if not workload["spec"].get("active", True):
         lines.append(f"workload {name} is deactivated: it waits until its spec.active is set to true")
     if evicted := condition(workload, "Evicted"):
-        word = "preempted" if evicted["reason"] == "Preempted" else f"evicted ({evicted['reason']})"
-        lines.append(f"it was {word}: {_message_on_one_line(evicted)}")
+        eviction = "preempted" if evicted["reason"] == "Preempted" else f"evicted ({evicted['reason']})"
+        lines.append(f"it was {eviction}: {_message_on_one_line(evicted)}")
     for check in (workload.get("status") or {}).get("admissionChecks") or ():
         if check["state"] != "Ready":
             message = f": {_message_on_one_line(check)}" if check.get("message") else ""
@@ -70,18 +73,19 @@ def describe_wait(workload: KubeObject | None, job: KubeObject, now: float) -> l
 
 
 def _describe_quota(workload: KubeObject, evicted: KubeObject | None) -> Iterator[str]:
-    """Yield Kueue's message on the quota that is lacking, then a warning if even an unused one is too small.
+    """Yield Kueue's message about a lack of quota, and a warning if even the whole quota is too small.
 
     Args:
         workload: The workload.
         evicted: Its condition Evicted, which is described already; None: it was not evicted.
     """
-    for found in (workload.get("status") or {}).get("conditions") or ():
-        if found["type"] == "QuotaReserved" and found["status"] == "False" and found.get("message"):
-            message = _message_on_one_line(found)
-            if evicted is None or message != _message_on_one_line(evicted):  # Kueue first repeats it here
+    for entry in (workload.get("status") or {}).get("conditions") or ():
+        if entry["type"] == "QuotaReserved" and entry["status"] == "False" and entry.get("message"):
+            message = _message_on_one_line(entry)
+            if evicted is None or message != _message_on_one_line(evicted):  # Kueue repeats it here at first
                 yield message
             insufficient = _INSUFFICIENT.findall(message)
+            # A flavor is a kind of node, with a quota of its own.
             flavors = {flavor for _, flavor in insufficient}
             too_small = {flavor for unused, flavor in insufficient if not unused}
             if flavors and too_small == flavors:  # in every flavor, the whole quota is too small
@@ -100,6 +104,7 @@ def describe_position(workload: KubeObject, pending: Iterable[KubeObject]) -> st
     own = next((item for item in pending if item["metadata"]["name"] == name), None)
     if own is None:
         return ""
+    # Kueue counts from 0.
     local, overall = own["positionInLocalQueue"] + 1, own["positionInClusterQueue"] + 1
     among = f", and {overall} of all that wait for its quota" if overall != local else ""
     return f"it is number {local} in queue {own['localQueueName']}{among}"
@@ -165,7 +170,10 @@ class _Queues(SharedView):
         return self._by_job.get(uid)
 
     def pending(self, queue: str, now: float) -> list[KubeObject]:
-        """Return the workloads that wait in a queue, as of the last request; all followers share requests."""
+        """Return the workloads that wait in a queue, as Kueue last listed them; empty: no answer came yet.
+
+        An old list is requested again in the background, once for all followers.
+        """
         if now - self._requested.get(queue, 0.0) > _POSITIONS_INTERVAL_S:
             self._requested[queue] = now
             self._requests[queue] = asyncio.create_task(self._request(queue))

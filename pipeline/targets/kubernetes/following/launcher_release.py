@@ -14,9 +14,9 @@ _INTERVAL_S: Final = 2.0  # between checks of a launcher that is not suspended y
 class LauncherRelease:
     """Releases the launcher of one MPIJob; jobs of other kinds are ignored.
 
-    Before it resumes a launcher, the operator has to clear ``status.startTime`` of the launcher Job, and its
-    role (as of 0.8) does not allow that: the MPIJob would stay without a launcher. So manycpu clears it, with
-    its own rights.
+    mpi-operator runs the launcher as a Job. Before it resumes that Job, it has to clear the Job's
+    ``status.startTime``. Its RBAC role (as of 0.8) does not allow that: the MPIJob would stay without a
+    launcher. To release the launcher, manycpu clears the field with its own rights.
     """
 
     def __init__(self, snapshot: JobSnapshot, cluster: Cluster) -> None:
@@ -34,7 +34,7 @@ class LauncherRelease:
         snapshot = self._snapshot
         change = (snapshot.suspended, snapshot.last_transition)
         if snapshot.job_kind.launcher and began and snapshot.last_transition and change != self._handled:
-            self.close()
+            self.close()  # a release for an earlier change is out of date
             self._handled, self._task = change, asyncio.create_task(self._release())
 
     def close(self) -> None:
@@ -51,14 +51,14 @@ class LauncherRelease:
             await asyncio.sleep(_INTERVAL_S)
 
     def _release_once(self) -> bool:
-        """Clear the start time of a suspended launcher Job; return whether nothing is left to do."""
+        """Clear the start time of a suspended launcher Job; return false if it must be checked again."""
         name = f"{self._snapshot.name}-launcher"
         launcher = self._cluster.get("Job", name)
         owners = launcher["metadata"].get("ownerReferences", ()) if launcher else ()
         if launcher is None or self._snapshot.uid not in [owner["uid"] for owner in owners]:
             return True  # there is none, or it belongs to another job of this name
         if not launcher["spec"].get("suspend"):
-            return not self._snapshot.suspended  # if the job is, its operator suspends the launcher soon
+            return not self._snapshot.suspended  # else the operator soon suspends the launcher
         if launcher.get("status", {}).get("startTime"):
             self._cluster.patch("Job", f"{name}/status", {"status": {"startTime": None}})
         return True

@@ -104,18 +104,21 @@ class LogCursor:
         return min((second.second for second in self._seconds), default=None)
 
     def reopen(self) -> None:
-        """Prepare to read the lines from ``since`` on."""
+        """Prepare to :meth:`take` the lines of a new request, which begin at ``since``."""
         self._skip, self._by_count = sum(second.lines for second in self._seconds), None
 
     def may_be_another_log(self, time: int) -> bool:
-        """Whether the first line since ``reopen`` differs from before: then this may be another log."""
+        """Whether the first line of a request shows that this may be another log.
+
+        In the same log, that is again the first line of the first counted second.
+        """
         return self._by_count is None and bool(self._seconds) and time != self._seconds[0].first
 
     def take(self, time: int) -> bool:
-        """Advance by one line; return whether the line is new."""
+        """Advance by one line, by its time; return whether it is new, or false if it was delivered before."""
         if self._by_count is None:
             self._choose_how_to_skip(time)
-        if self._by_count and self._skip:
+        if self._by_count and self._skip:  # skip by count: each request repeats the counted lines
             self._skip -= 1
             return False
         self._count_line(time)
@@ -127,6 +130,7 @@ class LogCursor:
                 return False
             if time > self._last:  # all delivered lines are skipped
                 self._by_count, self._skip = True, 0
+        # The line is new.
         self._first = self._first or time
         if time > self._last:
             self._last, self._lines_at_last = time, 1
@@ -135,7 +139,8 @@ class LogCursor:
         return True
 
     def _choose_how_to_skip(self, time: int) -> None:
-        """Decide by the first line of an answer: skip by count in the same log, by time in another file."""
+        """Decide by the time of the first line: skip by count in the same log, by time in another file."""
+        # True if lines of this log were already delivered as those of the previous start (see `before`).
         is_log_of_previous_start = not self._seconds and self._before and self._before[-1] == time
         if is_log_of_previous_start:
             self._restore(self._before)
@@ -144,7 +149,7 @@ class LogCursor:
             self._skip, self._seconds = self._lines_at_last, []
 
     def _count_line(self, time: int) -> None:
-        """Count a line in its second; forget the seconds that are never requested again."""
+        """Count a line in its second; drop the seconds that are too old to be requested again."""
         second = time // _NANO
         newest = max((entry.second for entry in self._seconds), default=second)
         for index, entry in enumerate(self._seconds):
@@ -171,7 +176,7 @@ class RateLimiter:
         """Type of event -> how many there were in this second; None: ordinary lines."""
 
     def admit(self, lines: Iterable[RankLine], now: float) -> list[RankLine]:
-        """Select the lines to deliver; events other than progress are always delivered."""
+        """Return the lines to deliver, up to the rate; events other than progress are always delivered."""
         admitted = list[RankLine]()
         if int(now) != self._second:
             self._second = int(now)
@@ -179,9 +184,9 @@ class RateLimiter:
             admitted += self.dropped()
         for line in lines:
             event = decode(line.text)
-            kind = None if event is None else type(event)
-            self._received[kind] += 1
-            if kind not in (None, ProgressEvent) or self._received[kind] <= self._per_second:
+            event_type = None if event is None else type(event)
+            self._received[event_type] += 1
+            if event_type not in (None, ProgressEvent) or self._received[event_type] <= self._per_second:
                 admitted.append(line)
             else:
                 self._dropped += 1
@@ -221,14 +226,14 @@ class LogReaders:
         return any(reader.behind for reader, _ in self._readers.values())
 
     def follow(self, snapshot: JobSnapshot) -> None:
-        """Start readers for new containers; tell the others which pods have changed or are gone."""
+        """Start readers for new containers; update those of changed ones, and mark those of deleted pods."""
         if snapshot.given_back:  # pods of a try that found no room: how they end says nothing about the run
             for reader, task in self._readers.values():
                 reader.mark_gone()
                 task.cancel()
             return
         if snapshot.kind not in snapshot.listed_kinds:
-            return  # the job determines which pods print the ranks' lines
+            return  # only the job shows which pods print the ranks' lines
         for pod in snapshot.take_changed():
             if role(pod) != snapshot.speaker:
                 continue
@@ -303,33 +308,33 @@ class LogReader:
             number = max(number + 1, self._present.restarts - 1)
 
     async def _read_start(self, number: int) -> None:
-        """Read the log of one start of the container to its end, with as many requests as that takes."""
+        """Read the log of one start of the container to its end, and mark it as done."""
         key = self._key(number)
         if _DONE in self._cursor.get(key, ()):
             return
-        earlier = self._cursor.get(self._key(number - 1), ())[:_STATE_ITEMS]
-        position = LogCursor(self._cursor.get(key, ()), before=earlier)
-        pauses = Backoff()
+        previous_state = self._cursor.get(self._key(number - 1), ())[:_STATE_ITEMS]
+        position = LogCursor(self._cursor.get(key, ()), before=previous_state)
+        backoff = Backoff()
         while True:
             if self._gone:
                 return  # not marked as done: the snapshot may be stale
             if self._present.restarts > number + 1:
                 break  # the kubelet has deleted this log
-            ended = self._has_ended(number)
+            ended = self._has_ended(number)  # known before the request: then its answer is the whole log
             try:
                 if await self._request(number, position, follow=not ended) and ended:
                     break
-                pauses.worked()
+                backoff.worked()
             except NoLogError:
                 if ended:
                     break
             except FAILURES:
                 pass  # retry for as long as the pod exists
-            await self._wait_for_change(pauses.next())
+            await self._wait_for_change(backoff.next())
         await self._put(LogBatch(key, [], [*position.state, _DONE]))
 
     async def _request(self, number: int, position: LogCursor, *, follow: bool) -> bool:
-        """Read the log from the position on with one request; return whether it was the log of this start.
+        """Read the log from the position on with one request; return false if it may be another start's log.
 
         Args:
             number: The start of the container.
@@ -343,13 +348,13 @@ class LogReader:
         async with aclosing(log) as blocks:
             async for block in blocks:
                 for start in range(0, len(block), _BATCH_LINES):
-                    part = map(parse, block[start : start + _BATCH_LINES])
-                    stamped = [line for line in part if line is not None]
+                    parsed = map(parse, block[start : start + _BATCH_LINES])
+                    stamped = [line for line in parsed if line is not None]
                     if stamped and position.may_be_another_log(stamped[0].time):
                         # Perhaps the log of another start: wait until the kubelet has reported a restart.
-                        before = self._present.restarts
+                        restarts = self._present.restarts
                         await asyncio.sleep(_RESTART_REPORT_S)
-                        if self._present.restarts != before or before not in (number, number + 1):
+                        if self._present.restarts != restarts or restarts not in (number, number + 1):
                             return False
                     lines = [
                         Line(with_container_name(split(line.text), f"{pod}/{name}"), line.time / _NANO, pod)

@@ -1,4 +1,7 @@
-"""Watch objects of a namespace once for several followers, for as long as one of them needs the objects."""
+"""Watch objects of a namespace once for several followers, for as long as one of them needs the objects.
+
+A follower follows one job (``follower.py``); many of them run in one process.
+"""
 
 import asyncio
 import logging
@@ -15,7 +18,9 @@ RETRY_INTERVAL_S: Final = 5.0  # between two tries to watch, and until unchanged
 _WAKE_DELAY_S: Final = 0.3  # for which changes are collected before followers are woken
 
 Selections = Mapping[str, Mapping[str, str]]
+"""Kind of object -> its ``labelSelector`` and ``fieldSelector``, if it has them."""
 Wake = Callable[[], None]
+"""Makes one follower look at the objects again; also identifies the follower."""
 
 
 class ObjectStore:
@@ -25,7 +30,7 @@ class ObjectStore:
         self._objects: dict[str, dict[str, KubeObject]] = {}
 
     def apply(self, change: Changes) -> None:
-        """Apply a change; a change of a kind that was not listed yet is dropped."""
+        """Store the objects of a change; drop it if the complete list of its kind has not arrived yet."""
         by_uid = {item["metadata"]["uid"]: item for item in change.objects}
         if change.complete:
             self._objects[change.kind] = by_uid
@@ -60,14 +65,17 @@ class SharedView:
         return view
 
     def join(self, wake: Wake, concerns: Callable[[Changes], bool] = lambda _: True) -> None:
-        """Call ``wake`` after every change for which ``concerns`` returns true."""
+        """Let a follower join: its ``wake`` is called soon after each change for which ``concerns`` is true.
+
+        The first follower starts the watch; to join again changes nothing.
+        """
         self._wakes[wake] = concerns
         if self._task is None:
             _ALL[type(self), self._watch] = self
             self._task = asyncio.create_task(self._follow())
 
     def leave(self, wake: Wake) -> None:
-        """Stop calling ``wake``; the watch ends when the last follower leaves."""
+        """Stop calling the ``wake`` of a follower; the watch ends when the last follower leaves."""
         if self._wakes.pop(wake, None) and not self._wakes and self._task is not None:
             self._task.cancel()
             del _ALL[type(self), self._watch]
@@ -98,7 +106,7 @@ class SharedView:
                 pass
             except Exception:  # noqa: BLE001 - without a watch, jobs would wait for room for ever
                 _log.exception("the watch of the namespace's other objects failed and starts again")
-            self._listed.clear()
+            self._listed.clear()  # not complete until every kind is listed again
             await asyncio.sleep(RETRY_INTERVAL_S)
 
     def _apply(self, change: Changes) -> None:
@@ -112,7 +120,7 @@ class SharedView:
 
     def _wake(self) -> None:
         self._timer, due, self._due = None, self._due, set()
-        for wake in due & self._wakes.keys():  # others have left meanwhile
+        for wake in due & self._wakes.keys():  # without followers that have left meanwhile
             wake()
 
 

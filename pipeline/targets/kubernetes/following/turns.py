@@ -52,7 +52,10 @@ _log = logging.getLogger(__name__)
 
 
 def patch(kind: JobKind, note: Note, version: str) -> KubeObject:
-    """Build the patch that suspends or resumes a job; refused if the job has another ``version`` by now."""
+    """Build the patch that suspends or resumes a job, and writes its note.
+
+    The API server refuses the patch if the job no longer has this resource ``version``.
+    """
     meta = {"resourceVersion": version, "annotations": {NOTE: note.model_dump_json()}}
     return {"metadata": meta, **kind.with_suspend(not note.resumed)}
 
@@ -86,30 +89,33 @@ class Job(NamedTuple):
         return self.created, self.uid
 
     def covers(self, other: "Job") -> bool:
-        """Whether the other job cannot fit while this one does not, as the other asks for as much or more."""
+        """Whether the other job cannot fit while this one cannot: it asks for the same, or for more."""
         if self.claim:  # it waits for this claim, not for room
             return self.claim in other.claims
-        each_asks_more = all(number <= other.ask.get(resource, 0) for resource, number in self.ask.items())
-        return self.place == other.place and self.need <= other.need and each_asks_more
+        asks_as_much = all(number <= other.ask.get(resource, 0) for resource, number in self.ask.items())
+        return self.place == other.place and self.need <= other.need and asks_as_much
 
 
 def job_of(
     job: KubeObject, kind: JobKind, pods: Sequence[KubeObject], now: float, stuck_claim: str = ""
 ) -> Job | None:
-    """Summarize a job that waits; None: it does not, has ended, or a queue or another scheduler decides.
+    """Summarize a job that waits for room or a claim; None: turns are not for this job.
+
+    They are not for a job that has ended or waits for nothing, and not for one that a queue, another
+    scheduler or a person controls.
 
     ``stuck_claim``: a claim that a pod of the job cannot mount, because it is mounted on another node.
     """
     meta, note, ranks = job["metadata"], read_note(job), JOB_LAUNCHERS[kind.launch].ranks(job)
     created, suspended = epoch(meta["creationTimestamp"]), kind.suspended(job)
     given_back = note if note and suspended and not note.resumed else None
-    others_decide = (
+    decided_elsewhere = (
         kind.suspend is None  # this kind of job cannot be suspended
         or QUEUE_LABEL in meta.get("labels", {})
         or any(_has_other_scheduler(pod) for pod in pods)
-        or (suspended and given_back is None)  # a person or a queue has suspended it
+        or (suspended and given_back is None)  # suspended, but not by manycpu
     )
-    if others_decide or ranks is None or is_being_deleted(job) or kind.end(job) is not None:
+    if decided_elsewhere or ranks is None or is_being_deleted(job) or kind.end(job) is not None:
         return None
     requests = ranks.pod["containers"][0].get("resources", {}).get("requests", {})
     summary = Job(
@@ -140,20 +146,23 @@ def _with_pods(job: Job, pods: Sequence[KubeObject], now: float) -> Job | None:
     launcher_waits = any(label(pod, "role") == "launcher" and scheduled(pod) is None for pod in pods)
     lacks_node = placed < job.need or launcher_waits
     creation_times = [epoch(pod["metadata"]["creationTimestamp"]) for pod in pods] or [now]
+    # A quota refuses the pods that an operator has not created some seconds after the first.
     over_quota = 0 < len(ranks) < job.need and now - min(creation_times) > _CREATION_S
     messages = [text for pod in pods if (text := unschedulable(pod)) is not None]
     short = ["quota"] if over_quota else sorted({*_INSUFFICIENT.findall("\n".join(messages))})
     refused = lacks_node and bool(messages or over_quota)
     has_pods_soon = bool(pods) or now - job.since < _CREATION_S
     fits_nowhere = refused and not short and not placed  # such as a selector that no node has
+    # Other jobs may hold its claim, or the room for pods without a node, unless these fit on no node at all.
     if not job.claim and not (lacks_node and has_pods_soon and not fits_nowhere):
         return None
+    # A pod that was created much later replaces another one: the job had started.
     underway = max(creation_times) - min(creation_times) > _START_S
     return job._replace(placed=placed, refused=refused, short=tuple(short), underway=underway)
 
 
 def _has_other_scheduler(pod: KubeObject) -> bool:
-    """Whether another scheduler, a scheduling gate or a gang decides when a pod gets its node."""
+    """Whether another scheduler, a scheduling gate or a group of pods decides when a pod gets its node."""
     spec, meta = pod["spec"], pod["metadata"]
     marks = {*meta.get("labels", {}), *meta.get("annotations", {})}
     scheduler = spec.get("schedulerName", "default-scheduler")
@@ -175,20 +184,23 @@ class Turns:
         pods = [pod for pod in objects.get("Pod", ()) if scheduled(pod) is not None and not ended(pod)]
         self._holders = {(label(pod, "run"), claims_of(pod)) for pod in pods if label(pod, "role")}
         self._waiting = sorted(_read_jobs(objects, now), key=lambda job: job.age)
-        due = {  # jobs whose own follower should act now
+        # What each follower should do now for its job; a training that has started is left to its follower.
+        due = {
             (job.uid, job.resource_version): (job, note)
             for job in self._waiting
             if not job.underway and (note := self._next_note(job, now)) is not None
         }
+        # A follower that acts changes the resource version, and so the key.
         self._due_since = {key: self._due_since.get(key, now) for key in due}
         late = [due[key] for key, since in self._due_since.items() if now - since > _FOLLOWER_TIMEOUT_S]
-        self._abandoned = [(job, note) for job, note in late if not note.resumed]  # resuming helps no other
+        # To resume the job of a dead follower would help no other job.
+        self._abandoned = [(job, note) for job, note in late if not note.resumed]
         unattended = {job.uid for job, _ in late}
         self._waiting = [job for job in self._waiting if job.uid not in unattended]
 
     def decide(self, mine: Job, now: float) -> tuple[Job, Note] | None:
-        """Return the job to patch, this one or a dead follower's, and its new note; None: none is due."""
-        for job, note in self._abandoned:
+        """Return the job to patch, ``mine`` or one whose follower is dead, and its new note; None: no job."""
+        for job, note in self._abandoned:  # first, since these hold what others need
             if job.uid != mine.uid:
                 return job, note
         own = self._next_note(mine, now)
@@ -205,15 +217,17 @@ class Turns:
         holders = self._holders if job.claim else ()
         claim_is_held = any(job.claim in claims for run, claims in holders if run != job.run)
         if note := job.given_back:
-            # An older job that is being placed, or must fit first, blocks this one. Mostly the first does.
+            # This job waits for an older one that is getting nodes, or that fits wherever this one fits.
             blocked = (other.placed or other.covers(job) for other in self._ahead(job))
             due = note.due if older_waits or claim_is_held else note.rests
-            # Pods that exist are still being deleted.
+            # Pods that still exist are being deleted.
             may_try = not job.pods and now >= due and not any(blocked)
             return note.model_copy(update={"resumed": now}) if may_try else None
+        # Seeded, so that each call gets the same times.
         jitter = random.Random(f"{job.uid}/{job.tries}").uniform(0.5, 1.5)  # noqa: S311 - no secret
         factor = min(job.tries + 1, _MAX_FACTOR) * jitter
         holds_in_vain = job.placed and job.short and now - job.since > _HOLD_S * factor
+        # A claim: if another run's pods mount it. Room: if an older job waits, or it holds nodes in vain.
         gives_back = claim_is_held if job.claim else job.refused and (older_waits or holds_in_vain)
         if not gives_back:
             return None
@@ -222,12 +236,16 @@ class Turns:
             tries=job.tries + 1,
             short=job.short,
             claim=job.claim,
+            # If no run here is known to need the room, leave it to other namespaces for a while.
             rests=now if older_waits or claim_is_held else now + _REST_S * factor,
             due=now + _PAUSE_S * factor,
         )
 
     def waits_for(self, mine: Job) -> str:
-        """Describe what a job waits for, and which runs hold it; empty: it waits for something else."""
+        """Describe the room or the claim that a job waits for; empty: it waits for something else.
+
+        For room, the text has what pods without a node request, the runs with nodes, and the older runs.
+        """
         if mine.claim:
             return f"waits for claim {mine.claim}, which is mounted on another node"
         if not mine.given_back and not mine.short:
@@ -237,14 +255,14 @@ class Turns:
         room = (
             (" and ".join(amounts) or counted(lacking, "node")) if lacking > 0 else "a node for its launcher"
         )
-        others = sorted({run for run, _ in self._holders} - {mine.run})
-        by = f"held by run {first_of(others)}" if others else "no run of this namespace holds any"
-        before = [job.run for job in self._ahead(mine)]
-        return f"waits for {room}; {by}" + (f"; after run {first_of(before)}" if before else "")
+        holders = sorted({run for run, _ in self._holders} - {mine.run})
+        held_by = f"held by run {first_of(holders)}" if holders else "no run of this namespace holds any"
+        older_runs = [job.run for job in self._ahead(mine)]
+        return f"waits for {room}; {held_by}" + (f"; after run {first_of(older_runs)}" if older_runs else "")
 
 
 def _read_jobs(objects: Mapping[str, Iterable[KubeObject]], now: float) -> Iterator[Job]:
-    """Yield the jobs that wait; a job that cannot be read is logged once, and left out."""
+    """Yield the jobs that wait for room or a claim; leave out, and log once, a job that cannot be read."""
     pods = defaultdict[tuple[str, str], list[KubeObject]](list)
     for pod in objects.get("Pod", ()):
         if label(pod, "role"):
@@ -262,7 +280,7 @@ def _read_jobs(objects: Mapping[str, Iterable[KubeObject]], now: float) -> Itera
 
 @lru_cache
 def _log_once(_uid: str, name: str, why: str) -> None:
-    """Log a job that another version has written, or a person has changed."""
+    """Log, once for each uid, that a job cannot be read: other versions write it, and people change it."""
     _log.warning("%s is left out of the turns, it cannot be read: %s", name, why)
 
 
@@ -290,10 +308,10 @@ class _Others(SharedView):
         return dict.fromkeys(kinds, _SELECTION)
 
     def turns(self, now: float) -> Turns:
-        """Return the turns, updated once for all followers, also every few seconds without a change."""
-        read = (self.changes, now // RETRY_INTERVAL_S)
-        if self._read != read:
-            self._read = read
+        """Return the turns, which all followers share; update them after a change, or after some seconds."""
+        update_key = (self.changes, now // RETRY_INTERVAL_S)
+        if self._read != update_key:
+            self._read = update_key
             self._turns.update(self.objects(), now)
         return self._turns
 
@@ -314,31 +332,36 @@ class TurnTaking:
         self._trouble = ""  # why the last action failed; empty: it did not
 
     def take_turn(self, *, met: bool, now: float) -> str:
-        """Give back or resume if it is the job's turn; return what the job waits for, empty: nothing.
+        """Suspend or resume the job if it is its turn; return what it waits for, empty: nothing.
 
-        Once its ranks have ``met``, the job keeps its pods.
+        Once its ranks have ``met``, the job keeps its pods. While it waits, it may also act for a job whose
+        follower is dead.
         """
-        found, mine = self._snapshot, None
-        if found.job is not None and (found.given_back or not met):  # a training calls this at each line
-            mine = job_of(found.job, found.job_kind, found.pods, now, found.claim_mounted_elsewhere)
+        snapshot, mine = self._snapshot, None
+        # Nothing is read once the ranks have met: this is called at each batch of their lines.
+        if snapshot.job is not None and (snapshot.given_back or not met):
+            mine = job_of(
+                snapshot.job, snapshot.job_kind, snapshot.pods, now, snapshot.claim_mounted_elsewhere
+            )
         self.waits = mine is not None and bool(mine.given_back or mine.refused or mine.claim)
-        others = _Others.of(self._watch, self._cluster)
+        shared_view = _Others.of(self._watch, self._cluster)
         if mine is None or not self.waits:
-            others.leave(self._wake)
+            shared_view.leave(self._wake)
             return ""
-        others.join(self._wake)
-        if not others.is_complete:
+        shared_view.join(self._wake)
+        if not shared_view.is_complete:  # decide only when all other jobs are known
             return ""
-        turns = others.turns(now)
+        turns = shared_view.turns(now)
         job, note = turns.decide(mine, now) or (mine, None)
         is_idle = self._patching is None or self._patching.done()
+        # After a patch, wait until the watch shows its effect.
         if note and is_idle and job.resource_version != self._patched:
             self._patched = job.resource_version
             self._patching = asyncio.create_task(self._patch(job, note))
         return "\n".join(filter(None, [turns.waits_for(mine), self._trouble]))
 
     async def _patch(self, job: Job, note: Note) -> None:
-        """Suspend or resume a job, and write the note."""
+        """Send the patch that suspends or resumes a job; if the cluster refuses it, remember why."""
         try:
             change = patch(job.kind, note, job.resource_version)
             await asyncio.to_thread(self._cluster.patch, job.kind.kind, job.name, change)
@@ -347,7 +370,7 @@ class TurnTaking:
             outdated = isinstance(error, (NotFoundError, ConflictError))  # the job has changed, or is gone
             self._trouble = "" if outdated else f"its turn cannot be taken: {error}"
             if not isinstance(error, (UnauthorizedError, ForbiddenError)):  # forbidden until the job changes
-                self._patched = ""
+                self._patched = ""  # try again at the next turn
         self._wake()
 
     def close(self) -> None:

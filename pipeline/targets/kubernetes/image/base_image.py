@@ -33,7 +33,10 @@ _LOOK_TIMEOUT_S: Final = 5.0  # to look up the digest of a Dockerfile's base ima
 
 
 def finished_image(ctx: "ClusterContext", stage: Stage) -> Reference | None:
-    """Return the finished image that the target names, if any; helper pods also use that of the training."""
+    """Return the finished image that the target names for a stage; None: it names none.
+
+    Without an image of their own, helper pods use the training's.
+    """
     target = ctx.target
     if stage == "helper" and target.helper_image:
         return Reference.parse(target.helper_image, "target.helper_image")
@@ -43,7 +46,9 @@ def finished_image(ctx: "ClusterContext", stage: Stage) -> Reference | None:
 
 
 def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
-    """Return the image with Python and the packages; build it if the registry lacks it.
+    """Return the base image of a stage, with Python and the packages; build it if the registry lacks it.
+
+    It is the finished image that the target names, or else one from a Dockerfile.
 
     Raises:
         BadInputError: The target names neither a finished image nor a registry to push one to.
@@ -51,15 +56,15 @@ def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
     """
     if reference := finished_image(ctx, stage):
         return reference
-    ours = own_repository(ctx)
-    if ours is None:
+    push_repository = own_repository(ctx)
+    if push_repository is None:
         raise BadInputError(
             "there is neither a registry to push images to nor a finished image",
             field="target.registry",
             fix="Name a registry in target.registry, or an image in target.image",
         )
-    build = plan(ctx, stage, ours)
-    repository = opened.repository(ours)
+    build = plan(ctx, stage, push_repository)
+    repository = opened.repository(push_repository)
     if repository.digest(build.reference.version) is None:
         log.info("building %s", build.reference)
         build_and_push = builder_pod.build if ctx.target.builder in PODS else _build_here
@@ -72,31 +77,31 @@ def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
 
 
 def plan(ctx: "ClusterContext", stage: Stage, ours: Reference) -> Build:
-    """Plan the build of an image, named by the hash of its inputs; ``ours`` is the repository to push to."""
-    inputs = recipe(ctx, stage)
-    digests: dict[str, str] = {}  # base image -> its present digest; empty: unknown
+    """Return the image to build for a stage, in the repository ``ours``; its tag has a hash of all inputs."""
+    build_recipe = recipe(ctx, stage)
+    digests: dict[str, str] = {}  # base image -> its present digest, part of the hash; empty: unknown
     with registries(ctx, _LOOK_TIMEOUT_S) as opened:
-        for base in inputs.bases:
-            reference = Reference.parse(base, "target.build_args")
+        for base_image in build_recipe.bases:
+            reference = Reference.parse(base_image, "target.build_args")
             try:
-                digests[base] = (
+                digests[base_image] = (
                     reference.digest or opened.repository(reference).digest(reference.version) or ""
                 )
             except RegistryError as error:
-                log.warning("whether %s has changed cannot be seen from here: %s", base, error.message)
-    from_registry = all(digests.get(base) for base in inputs.bases)
-    return Build(inputs, ours.at(inputs.tag(digests)), from_registry)
+                log.warning("whether %s has changed cannot be seen from here: %s", base_image, error.message)
+    from_registry = all(digests.get(base_image) for base_image in build_recipe.bases)
+    return Build(build_recipe, ours.at(build_recipe.tag(digests)), from_registry)
 
 
 def _build_here(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None:
     """Build an image with a program on this machine, and push it."""
     with archived(ctx, image_build, opened) as archive:
         image = archive.image
-        target = opened.repository(image_build.reference)
+        repository = opened.repository(image_build.reference)
         for layer in image.layers:
-            target.push(archive.content(layer))
-        target.push(of_bytes(image.config_bytes, image.manifest["config"]["digest"]))
-        target.push_image(image, image_build.reference.version)
+            repository.push(archive.content(layer))
+        repository.push(of_bytes(image.config_bytes, image.manifest["config"]["digest"]))
+        repository.push_image(image, image_build.reference.version)
 
 
 @contextmanager
@@ -122,6 +127,6 @@ def archived(ctx: "ClusterContext", image_build: Build, opened: Registries) -> I
         except LaunchError as error:
             raise lines.failed(image_build, error.message) from error
         finally:
-            with suppress(LaunchError):
+            with suppress(LaunchError):  # the archive has the image: remove it from the program's storage
                 run([program, "rmi", "--force", place.name], timeout=60)
         yield Archive(place.archive)

@@ -53,10 +53,10 @@ class Recipe:
         return base_images(self.text, dict(self.arguments))
 
     def tag(self, digests: Mapping[str, str]) -> str:
-        """Build the image's tag: the stage, and a hash of all inputs.
+        """Return the image's tag: the stage, and a hash of all inputs, so that other inputs give another tag.
 
         Args:
-            digests: Base image -> its present digest.
+            digests: Base image -> its present digest; a base image may be missing.
         """
         parts = [self.target or ""]
         parts += [f"{name}={value}" for name, value in self.arguments]
@@ -72,7 +72,7 @@ class Recipe:
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
-        """Copy the context, with its Dockerfile, to a temporary folder."""
+        """Copy the context, with its Dockerfile, to a temporary folder, which is deleted at the end."""
         with TemporaryDirectory(prefix="manycpu-build-") as parent:
             # A subfolder: only this user can read the parent, and a build may run as another user.
             folder = Path(parent, "context")
@@ -106,21 +106,22 @@ class LastLines:
         log.info(line)
 
     def failed(self, build: Build, why: str) -> BuildError:
-        """Make the error of a failed build, with its last lines."""
+        """Return the error to raise for a failed build, with its last lines."""
         text = "\n".join(self._lines)
+        # Only the user's Dockerfile is built without a target stage.
         field = "target.image" if build.recipe.target else "target.dockerfile"
         return BuildError(f"image {build.reference} could not be built: {why}\n{text}", field=field)
 
 
 def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
-    """Collect the inputs of an image: the user's Dockerfile for training, else manycpu's own.
+    """Collect the inputs of a stage's image: the user's Dockerfile for training, else manycpu's own.
 
     Raises:
         BadInputError: A file or folder does not exist, or manycpu's Dockerfile lacks a given argument.
     """
     target = ctx.target
     if stage == "train" and target.dockerfile:
-        file = _existing(target.dockerfile, "target.dockerfile")
+        file = _existing_path(target.dockerfile, "target.dockerfile")
         context = Path(target.context) if target.context else file.parent
         arguments = tuple(sorted(target.build_args.items()))
         files = {**_files_below(context), "Dockerfile": file}
@@ -157,23 +158,25 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
 
 
 def _ccl_sources() -> dict[str, Path]:
-    """List the sources of the backend ccl: if they change, a new image is built."""
+    """List the sources that an image with the backend ccl needs: path in the context -> file."""
     parts = [PACKAGE / "__init__.py", *(PACKAGE / "node").rglob("*"), *(PACKAGE / "spec").rglob("*.py")]
     files = (path for path in parts if path.is_file() and path.suffix != ".pyc")
     return {f"lib/manycpu/pipeline/{path.relative_to(PACKAGE).as_posix()}": path for path in files}
 
 
 def _files_below(folder: Path) -> dict[str, Path]:
-    """Find the files of a build's context: path below the folder -> file."""
-    _existing(str(folder), "target.context")
+    """Find the files of a build's context, except git's folder and caches: path below it -> file."""
+    _existing_path(str(folder), "target.context")
     files_by_path: dict[str, Path] = {}
-    for here, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in (".git", "__pycache__"))
-        files_by_path |= {Path(here, name).relative_to(folder).as_posix(): Path(here, name) for name in files}
+        files_by_path |= {
+            Path(parent, name).relative_to(folder).as_posix(): Path(parent, name) for name in files
+        }
     return {path: file for path, file in files_by_path.items() if file.is_file()}
 
 
-def _existing(path: str, field: str) -> Path:
+def _existing_path(path: str, field: str) -> Path:
     """Return the path; raise BadInputError if it does not exist."""
     if not Path(path).exists():
         raise BadInputError(f"there is nothing at {path}", field=field, fix="Give a path that exists")

@@ -43,7 +43,7 @@ def build(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None
         cluster, owners = cluster_of(ctx), ctx.ledger.owner()
     else:
         cluster, owners = cluster_of(ctx).in_namespace(namespace), []  # no owner is in that namespace
-    files = access(ctx, image_build, opened)
+    files = access(ctx, image_build, opened)  # logins and settings
     pod = manifest(ctx, image_build, _push_builder_image(ctx, image_build, opened), owners)
     name = pod["metadata"]["name"]
     with _temporary_objects(ctx, cluster, [_secret(ctx, name, files, owners), pod]):
@@ -61,7 +61,7 @@ def manifest(ctx: "ClusterContext", image_build: Build, image: str, owners: list
     """
     name = f"{ctx.name}-build-{image_build.recipe.stage}"
     builder = PODS[ctx.target.builder]
-    options = map(literal, builder.options(image_build.recipe))
+    options = map(literal, builder.options(image_build.recipe))  # Kubernetes expands no $(NAME) in them
     container = {
         "name": "build",
         "image": image,
@@ -97,6 +97,7 @@ def _secret(
     ctx: "ClusterContext", name: str, files: Mapping[str, str], owners: list[KubeObject]
 ) -> KubeObject:
     """Build the Secret with the pod's registry logins and settings."""
+    # The first is the key that `imagePullSecrets` reads, the others are files for the builder.
     contents = {".dockerconfigjson": files["config.json"], **files}
     return {
         "apiVersion": "v1",
@@ -108,7 +109,7 @@ def _secret(
 
 
 def _push_builder_image(ctx: "ClusterContext", image_build: Build, opened: Registries) -> str:
-    """Append the context to the builder's image, and push it; return its name."""
+    """Append the context to the builder's image, and push the result; return its name by digest."""
     files = image_build.recipe.files
     if sum(file.stat().st_size for _, file in files) > _MAX_CONTEXT_BYTES:
         raise BadInputError(
@@ -142,7 +143,7 @@ def _temporary_objects(
         with ctx.ledger.update() as entry:
             entry.elsewhere |= dict.fromkeys(items_by_name, "build")
         for item in manifests:
-            _delete(cluster, item)  # an object of the same name, from an earlier try
+            _delete(cluster, item)  # one of the same name, left over from an earlier try
             cluster.create(item)
         yield
     finally:
@@ -156,31 +157,32 @@ def _delete(cluster: Cluster, item: KubeObject) -> bool:
     """Delete an object and wait until it is gone; False: it remains, and the run's cleanup deletes it."""
     delete = partial(cluster.delete, item["kind"], item["metadata"]["name"], grace=0)
     with suppress(ClusterError):
-        existed = poll(delete, lambda existed: not existed, _STUCK_TIMEOUT_S)  # at the last call
+        existed = poll(delete, lambda existed: not existed, _STUCK_TIMEOUT_S)  # until the call finds none
         return not existed
     return False
 
 
 def _wait_for_end(cluster: Cluster, name: str, image_build: Build) -> None:
     """Log the pod's lines until it has ended; raise an error if the build failed."""
-    lines, shown, began = LastLines(), 0, time.monotonic()  # shown: number of lines that were logged
+    lines, logged_count, began = LastLines(), 0, time.monotonic()
     while True:
         pod = cluster.get("Pod", name)
         if pod is None:
             raise lines.failed(image_build, f"somebody deleted pod {cluster.namespace}/{name}")
         phase = pod["status"].get("phase", "Pending")
         if phase == "Pending":
-            why, waited_s = reasons(pod), time.monotonic() - began
-            timeout_s = _STUCK_TIMEOUT_S if any(reason.stuck for reason in why) else _START_TIMEOUT_S
+            pod_reasons, waited_s = reasons(pod), time.monotonic() - began
+            # Wait less if the reason seldom passes by itself, such as an image that cannot be pulled.
+            timeout_s = _STUCK_TIMEOUT_S if any(reason.stuck for reason in pod_reasons) else _START_TIMEOUT_S
             if waited_s > timeout_s:
-                texts = "; ".join(reason.text for reason in why)
+                texts = "; ".join(reason.text for reason in pod_reasons)
                 raise lines.failed(image_build, f"its pod does not start: {texts}")
         else:
             with suppress(ClusterError):  # the container has not started, or the pod is deleted
                 log_lines = cluster.log(name).splitlines()
-                for line in log_lines[shown:]:
+                for line in log_lines[logged_count:]:
                     lines(line)
-                shown = len(log_lines)
+                logged_count = len(log_lines)
         if phase == "Succeeded":
             return
         if phase == "Failed" or time.monotonic() - began > TIMEOUT + _START_TIMEOUT_S:

@@ -70,7 +70,7 @@ class InPod(NamedTuple):
 
 
 def access(ctx: "ClusterContext", build: Build, opened: Registries) -> dict[str, str]:
-    """Build the files that a builder needs to reach registries: file name -> content.
+    """Return the files with which the target's builder reaches registries: file name -> content.
 
     `config.json` has the logins, and `ca.crt` is the certificate authority. The builder's settings file lists
     the hosts with plain HTTP, and those with this authority.
@@ -86,12 +86,13 @@ def access(ctx: "ClusterContext", build: Build, opened: Registries) -> dict[str,
     trusted = []
     if ctx.target.registry_ca:
         files[CERTIFICATE] = Path(ctx.target.registry_ca).read_text()
+        # The authority is that of the run's own registry.
         trusted = [host for host in hosts if host == opened.own and host not in plain]
     return files | BUILDERS[ctx.target.builder].settings(plain, trusted)
 
 
 def _buildah_settings(plain: Sequence[str], _: Sequence[str]) -> dict[str, str]:
-    """Write ``registries.conf``; buildah finds certificates in a folder that its commands name."""
+    """Return ``registries.conf`` for buildah, whose commands name a folder with certificates."""
     lines = ['unqualified-search-registries = ["docker.io"]']
     for host in plain:
         lines += ["[[registry]]", f'location = "{host}"', "insecure = true"]
@@ -99,7 +100,7 @@ def _buildah_settings(plain: Sequence[str], _: Sequence[str]) -> dict[str, str]:
 
 
 def _buildkit_settings(plain: Sequence[str], trusted: Sequence[str]) -> dict[str, str]:
-    """Write ``buildkitd.toml``."""
+    """Return ``buildkitd.toml``, the settings of BuildKit's daemon."""
     text = "".join(f'[registry."{host}"]\nhttp = true\n' for host in plain)
     for host in trusted:
         text += f'[registry."{host}"]\nhttp = false\nca = ["{ACCESS}/{CERTIFICATE}"]\n'
@@ -111,7 +112,7 @@ def _docker_settings(_: Sequence[str], __: Sequence[str]) -> dict[str, str]:
 
 
 def _options(recipe: Recipe) -> list[str]:
-    """Build the options that docker and buildah share."""
+    """Return the options for stage and arguments of a Dockerfile, as docker and buildah take them."""
     options = ["--target", recipe.target] if recipe.target else []
     for name, value in recipe.arguments:
         options += ["--build-arg", f"{name}={value}"]
@@ -119,6 +120,7 @@ def _options(recipe: Recipe) -> list[str]:
 
 
 def _buildkit_options(recipe: Recipe) -> list[str]:
+    """Return the options for stage and arguments of a Dockerfile, as BuildKit takes them."""
     options = ["--opt", f"target={recipe.target}"] if recipe.target else []
     for name, value in recipe.arguments:
         options += ["--opt", f"build-arg:{name}={value}"]

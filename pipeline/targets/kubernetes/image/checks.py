@@ -116,9 +116,9 @@ def _check_finished_images(ctx: "ClusterContext", opened: Registries) -> Iterato
 
 def _check_push(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
     """Check that this machine may push images or, without a registry, that there is a finished image."""
-    ours = own_repository(ctx)
-    if ours is not None:
-        opened.repository(ours).check_push()
+    push_repository = own_repository(ctx)
+    if push_repository is not None:
+        opened.repository(push_repository).check_push()
     elif finished_image(ctx, "train") is None:
         yield Finding(
             "target.registry",
@@ -128,12 +128,12 @@ def _check_push(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
 
 
 def _check_builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
-    """Check that the builder exists, if an image may have to be built."""
-    target, ours = ctx.target, own_repository(ctx)
-    if ours is None or finished_image(ctx, "train"):  # nothing is built
+    """Check that the builder exists and supports the Dockerfiles, if an image may have to be built."""
+    target, push_repository = ctx.target, own_repository(ctx)
+    if push_repository is None or finished_image(ctx, "train"):  # nothing is built
         return
     if target.builder in PODS:
-        yield from _check_pod(ctx, ours)
+        yield from _check_builder_pod(ctx, push_repository)
     elif shutil.which(target.builder) is None:
         yield Finding(
             "target.builder",
@@ -147,15 +147,17 @@ def _check_builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
 
 
 def _check_packages(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
-    """Check that a helper image that is built has the package of each URL's protocol, such as s3fs."""
+    """Check that the helper image will have the package of each URL's protocol, such as s3fs for ``s3``."""
     requirements = ctx.target.build_args.get("HELPER_REQUIREMENTS", "")
+    # What a finished image or a file of requirements has is not known here.
     if finished_image(ctx, "helper") or "-r" in requirements.split():
         return
-    given = _IN_HELPER | {word.lower().replace("-", "_") for word in re.findall(r"[\w-]+", requirements)}
+    # Words of versions are taken for packages too, which does no harm.
+    provided = _IN_HELPER | {word.lower().replace("-", "_") for word in re.findall(r"[\w-]+", requirements)}
     for field in ("data", "model", "output"):
         for protocol in protocols(getattr(ctx.run, field) or ""):
             package = _NEEDED.get(protocol) or _module(protocol)
-            if not {package, protocol} & given:
+            if not {package, protocol} & provided:
                 yield Finding(
                     f"run.{field}",
                     f"the helper image will lack {package}",
@@ -165,16 +167,16 @@ def _check_packages(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
 
 
 def _module(protocol: str) -> str:
-    """Return the module of fsspec's file system for a protocol."""
+    """Return the module that fsspec imports for a protocol, such as ``s3fs``, or ``fsspec`` itself."""
     return str(known_implementations.get(protocol, {}).get("class", "fsspec")).partition(".")[0]
 
 
-def _check_pod(ctx: "ClusterContext", ours: Reference) -> Iterator[Finding]:
+def _check_builder_pod(ctx: "ClusterContext", ours: Reference) -> Iterator[Finding]:
     """Check with a dry run that the namespace of builds accepts a builder pod."""
     namespace = ctx.target.builds_in
     cluster = cluster_of(ctx).in_namespace(namespace)
-    if namespace != ctx.target.namespace and (missing := list(_rights(cluster, namespace))):
-        yield from missing
+    if namespace != ctx.target.namespace and (missing_rights := list(_rights(cluster, namespace))):
+        yield from missing_rights
         return
     try:
         cluster.create(manifest(ctx, Build(recipe(ctx, "train"), ours), "preflight", []), dry_run=True)
@@ -189,7 +191,7 @@ def _check_pod(ctx: "ClusterContext", ours: Reference) -> Iterator[Finding]:
 
 
 def _rights(cluster: Cluster, namespace: str) -> Iterator[Finding]:
-    """Yield a finding for each right that this account lacks to build in a namespace of its own."""
+    """Yield a finding for each right that this account lacks in the separate namespace of builds."""
     for rule in yaml.safe_load(RIGHTS.read_text())["rules"]:
         for resource, verb in product(rule["resources"], rule["verbs"]):
             plural, _, subresource = resource.partition("/")
@@ -202,7 +204,7 @@ def _rights(cluster: Cluster, namespace: str) -> Iterator[Finding]:
 
 
 def too_old(image: Image, name: str, field: str) -> Iterator[Finding]:
-    """Compare an image's Python and torch with the least versions that manycpu's node part needs."""
+    """Yield a finding if an image states an older Python or torch than manycpu's part on the nodes needs."""
     for what, (least, label, variable) in _LEAST_VERSIONS.items():
         text = _version(image, label, variable)
         version = tuple(int(part) for part in re.findall(r"\d+", text)[:2])
@@ -223,7 +225,8 @@ def _version(image: Image, label: str, variable: str) -> str:
 def _other_than_notebook(image: Image, name: str, needs: Mapping[str, str]) -> Iterator[Finding]:
     """Yield a finding for each version that an image states and that differs from the notebook's.
 
-    Here only Python and torch are compared; the ranks compare all of ``needs``.
+    Here only Python and torch are compared; the ranks compare all of ``needs``: package -> the notebook's
+    version.
     """
     for what, (_, label, variable) in _LEAST_VERSIONS.items():
         text, needed = _version(image, label, variable), needs.get(what, "")
@@ -245,16 +248,17 @@ def _named_images(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
 
 
 def _pulled_images(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
-    """List the images that pods pull: the run's own, or the finished ones if there is no registry."""
-    ours = own_repository(ctx)
-    if ours is not None:
-        yield "target.registry", ours
+    """Yield the images that pods pull, each with its field: the run's own, else the finished ones."""
+    push_repository = own_repository(ctx)
+    if push_repository is not None:
+        yield "target.registry", push_repository
     elif ctx.target.pull_policy != "Never":
         yield from _named_images(ctx)
 
 
 def _asks_for_login(reference: Reference, ctx: "ClusterContext", opened: Registries) -> bool:
     """Whether a registry refuses to look up an image without a login; the image need not exist."""
+    # A connection of its own, since those of `opened` may have a login.
     ca = ctx.target.registry_ca if reference.registry == opened.own else None
     connection = Connection(
         reference.registry, ca=ca, plain=reference.registry in plain_hosts(ctx), deadline=_DEADLINE_S

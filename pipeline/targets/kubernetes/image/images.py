@@ -52,26 +52,29 @@ def train(ctx: "ClusterContext", code: Tree | None) -> tuple[str, bool]:
 
 
 def _image(ctx: "ClusterContext", stage: Stage, trees: Sequence[Tree]) -> tuple[str, bool]:
-    """Push the image with these trees; return its name, and whether the registry had it already."""
-    ours = own_repository(ctx)
+    """Push the image with these trees; return its name by digest, and whether the registry had it already.
+
+    Without a registry to push to, the finished image must have them.
+    """
+    push_repository = own_repository(ctx)
     with registries(ctx) as opened:
         base = base_image.image(ctx, stage, opened)
-        if ours is None:
+        if push_repository is None:
             return _check_finished(ctx, base, trees, opened), True
-        return append(base, ours, trees, lambda: change(trees), opened)
+        return append(base, push_repository, trees, lambda: change(trees), opened)
 
 
 def _check_finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree], opened: Registries) -> str:
-    """Check that a finished image contains this manycpu and this code; return its name."""
-    needed = {tree.digest[:_DIGITS] for tree in trees}
+    """Return the name of a finished image; raise BadInputError if it lacks this manycpu or this code."""
+    needed_digests = {tree.digest[:_DIGITS] for tree in trees}
     if ctx.target.pull_policy == "Never":  # the image is on the nodes only, but its tag has digests
         reference = base
-        present = set((base.tag or "").split("-"))
+        present_digests = set((base.tag or "").split("-"))
     else:
         image = opened.repository(base).pull(base.version)
         reference = base.at(image.digest)
-        present = {image.labels.get(label, "")[:_DIGITS] for label in (_LIB_LABEL, _CODE_LABEL)}
-    if needed <= present:
+        present_digests = {image.labels.get(label, "")[:_DIGITS] for label in (_LIB_LABEL, _CODE_LABEL)}
+    if needed_digests <= present_digests:
         return str(reference)
     raise BadInputError(
         f"{base} does not have this manycpu {version('manycpu')} with the present code in it, and there is "

@@ -58,7 +58,7 @@ def code(source: Location) -> Tree:
 
 @cache
 def library() -> Tree:
-    """Pack this manycpu, which nodes, recipes and helper pods run; once in a process."""
+    """Pack manycpu as it is on this machine, for training and helper pods; done once in a process."""
     files = [
         (f"{LIB}/manycpu/pipeline/{path.relative_to(_PACKAGE).as_posix()}", path)
         for path in sorted(_PACKAGE.rglob("*"))
@@ -71,8 +71,12 @@ def library() -> Tree:
 def tree(files: Iterable[tuple[str, Path]], what: str, field: str | None) -> Tree:
     """Pack files under their names in an image, which are below ``/opt/manycpu``.
 
-    A name that ends with a slash is an empty folder. The pods' user owns the code, because the folder of the
-    code is the program's working folder.
+    The pods' user owns the code, because the folder of the code is the program's working folder.
+
+    Args:
+        files: Pairs: a name in the image, and the file; a name that ends with a slash is an empty folder.
+        what: What the tree is, for the image's history.
+        field: The field of the run or target that an error names; None: no field.
 
     Raises:
         BuildError: A file cannot be read.
@@ -97,9 +101,9 @@ def tree(files: Iterable[tuple[str, Path]], what: str, field: str | None) -> Tre
 
 
 def _add_folders(tar: tarfile.TarFile, name: str, added: set[str]) -> None:
-    """Add the parent folders of a file, except those outside of manycpu's folder."""
-    above = Path(name.rpartition("/")[0])
-    for folder in reversed((above, *above.parents)):
+    """Add the parent folders of a file that are in manycpu's folder, and that were not ``added`` before."""
+    parent = Path(name.rpartition("/")[0])
+    for folder in reversed((parent, *parent.parents)):
         path = folder.as_posix()
         if path.startswith("opt/manycpu") and path not in added:
             added.add(path)
@@ -143,11 +147,11 @@ def append(
     if digest := target.digest(tag):
         return str(ours.at(digest)), True
     if (base.registry, base.repository) != (ours.registry, ours.repository):
-        _copy_base(image, source, target)
-    new = change()
-    for layer in new.layers:
+        _copy_base(image, source, target)  # the layers of an image must be in its repository
+    additions = change()
+    for layer in additions.layers:
         target.push(of_bytes(layer.content, layer.digest))
-    return str(ours.at(_push(target, image.changed(new), tag))), False
+    return str(ours.at(_push(target, image.changed(additions), tag))), False
 
 
 def tag_of(base: str, trees: Sequence[Tree]) -> str:
@@ -157,7 +161,7 @@ def tag_of(base: str, trees: Sequence[Tree]) -> str:
 
 
 def _copy_base(image: Image, source: Repository, target: Repository) -> None:
-    """Copy the whole base image to the run's repository; its own tag is pushed last."""
+    """Copy the base image to the run's repository, unless its tag, which is pushed last, exists already."""
     tag = f"base-{image.digest.removeprefix('sha256:')[:_DIGITS]}"
     if target.digest(tag):
         return

@@ -36,7 +36,9 @@ class Registries:
         return Repository(self._open[host], reference.repository)
 
     def login(self, host: str) -> Login | None:
-        """Find the login for a registry: from Airflow's connection, docker's settings or the pull secret.
+        """Return the login for a registry; None: there is none.
+
+        It is from Airflow's connection, from docker's settings, or else from the pull secret.
 
         Raises:
             BadInputError: The target's docker settings or pull secret cannot be read.
@@ -53,7 +55,10 @@ class Registries:
 
     @property
     def own(self) -> str | None:
-        """The registry to which ``target.registry_connection`` and ``target.registry_ca`` apply."""
+        """Host of the registry to which ``target.registry_connection`` and ``target.registry_ca`` apply.
+
+        None: the target names neither a registry nor an image.
+        """
         target = self._ctx.target
         text = f"{target.registry}/{_REPOSITORY}" if target.registry else target.image
         return Reference.parse(text, "target.registry").registry if text else None
@@ -95,7 +100,7 @@ def own_repository(ctx: "ClusterContext") -> Reference | None:
 
 
 def pull_secret(ctx: "ClusterContext") -> dict[str, Any]:
-    """Read the pull secret.
+    """Read the Secret that ``target.pull_secret`` names, with logins for registries.
 
     Raises:
         BadInputError: The secret does not exist.

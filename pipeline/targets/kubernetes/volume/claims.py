@@ -42,6 +42,7 @@ def ensure_claim(ctx: ClusterContext) -> str:
     if not ctx.target.makes_claim:
         _check_usable(ctx, cluster_of(ctx).get("PersistentVolumeClaim", name))
         return name
+    # While an earlier run's claim is being deleted, `create` returns that one.
     create = partial(cluster_of(ctx).create, claim(ctx.name, ctx.target, ctx.ledger.owner()))
     created = poll(create, lambda item: not is_being_deleted(item), _DELETION_TIMEOUT_S)
     if is_being_deleted(created):

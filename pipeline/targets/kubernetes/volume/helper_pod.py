@@ -75,13 +75,13 @@ def manifest(
     # On the training's nodes: the first pod may decide on which node, or in which zone, the volume is.
     spec = pod_spec(container, volumes, securityContext=security_context(), **on_nodes(target))
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
-    named = {
+    metadata = {
         "name": f"{ctx.name}-{verb}",
         "labels": labels(ctx.name, verb=verb),
         "annotations": {_SPEC_DIGEST: digest},
         "ownerReferences": owners,
     }
-    return one_off_pod(named, spec, _LIFE_S)
+    return one_off_pod(metadata, spec, _LIFE_S)
 
 
 @contextmanager
@@ -168,7 +168,7 @@ class Helper:
             try:
                 self.wait_ready()
                 return self._talk(command, talk)
-            except InvalidError:
+            except InvalidError:  # the cluster would refuse the same call again
                 raise
             except (LostError, ClusterError) as error:
                 if not self._progressed:
@@ -218,7 +218,7 @@ class Helper:
         self._progress(done, total)
 
     def _check_run_exists(self) -> None:
-        """Check at intervals that the run still exists: otherwise its pod is useless, or cannot start."""
+        """Raise RunGoneError if ledger or claim are gone, checked at intervals: the pod would be useless."""
         if not self._owned or time.monotonic() - self._last_check < _CHECK_INTERVAL_S:
             return
         self._last_check = time.monotonic()
@@ -240,8 +240,8 @@ class Helper:
             if _is_running(pod) and self._has_requested_spec(pod):
                 return
             self._check_run_exists()
-            why = reasons(pod)
-            secret = next((reason.missing_secret for reason in why if reason.missing_secret), None)
+            pod_reasons = reasons(pod)
+            secret = next((reason.missing_secret for reason in pod_reasons if reason.missing_secret), None)
             polls_without_secret = polls_without_secret + 1 if secret else 0
             if secret and polls_without_secret > _SECRET_POLLS:
                 namespace = self._ctx.target.namespace
@@ -251,10 +251,10 @@ class Helper:
                     fix=f"Create it: kubectl -n {namespace} create secret generic {secret} "
                     "--from-literal=NAME=value",
                 )
-            never_starts = any(reason.fatal for reason in why)  # only faults of its image are fatal
+            never_starts = any(reason.fatal for reason in pod_reasons)  # only faults of its image are fatal
             if never_starts or time.monotonic() > deadline:
                 raise DeadlineError(
-                    f"pod {self.name} did not start: {self._describe_reasons(pod, why)}",
+                    f"pod {self.name} did not start: {self._describe_reasons(pod, pod_reasons)}",
                     field="target.helper_image" if never_starts else "run.start_timeout",
                     fix=f"kubectl -n {self._ctx.target.namespace} describe pod {self.name}",
                 )
@@ -286,7 +286,7 @@ class Helper:
         return bool(pod["metadata"].get("annotations", {}).get(_SPEC_DIGEST) == requested)
 
     def _describe_reasons(self, pod: KubeObject, why: list[PodReason]) -> str:
-        """Describe why the pod does not run, with its last warnings."""
+        """Describe why the pod does not run, in one line with its last three warnings."""
         texts = [reason.text for reason in why]
         if not texts and is_being_deleted(pod):
             texts = ["it is being replaced"]

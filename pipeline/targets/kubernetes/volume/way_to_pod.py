@@ -42,7 +42,7 @@ class WayToPod:
         """Whether the last direct connection broke because nothing came over it any more."""
 
     def talk(self, command: str, talk: Callable[[Channel], Answer], progress: Progress) -> Answer:
-        """Start a command in the pod, open a channel to it, and return what ``talk`` returns for the channel.
+        """Start a command in the pod, call ``talk`` with a channel to it, and return what ``talk`` returns.
 
         Raises:
             LostError: The connection broke, or the pod's program was killed.
@@ -82,7 +82,7 @@ class WayToPod:
     ) -> Answer:
         """Talk over a direct connection; the exec only starts the program, and waits for its end."""
         # Read the output of the pod's program, which would block on a full pipe.
-        reading = threading.Thread(target=_read_all, args=(running,), daemon=True)
+        reading = threading.Thread(target=_drop_output, args=(running,), daemon=True)
         reading.start()
         try:
             return _talk_over(streams, talk, progress)
@@ -96,13 +96,14 @@ class WayToPod:
             reading.join()
 
     def _address(self) -> str:
-        """Read the IP address of the pod; empty: it is unknown."""
+        """Read the IP address of the pod; empty: it has none yet, or the pod is gone."""
         pod = self._cluster.get("Pod", self._pod) or {"status": {}}
         return str(pod["status"].get("podIP", ""))
 
     def _connect(self, running: Exec, address: str) -> Streams | None:
-        """Connect to the pod directly, and tell it so; None: it cannot be reached, and both use the exec."""
+        """Try to connect to the pod directly, and tell the pod the result; None: both ends use the exec."""
         identity = direct.make_identity(self._pod)
+        # Until the channel starts, only this limit ends the wait for a pod that does not answer.
         running.limit(direct.ANSWER_TIMEOUT_S)
         try:
             port = direct.offer(running, identity)
@@ -136,14 +137,14 @@ def _talk_over(streams: Exec | Streams, talk: Callable[[Channel], Answer], progr
         return talk(channel)
 
 
-def _read_all(running: Exec) -> None:
+def _drop_output(running: Exec) -> None:
     """Read and drop the output of the pod's program, until it ends."""
     while running.read(1):
         pass
 
 
 def _error_of_ended_program(running: Exec, error: LostError) -> Exception:
-    """Choose the error to raise by the exit code of the pod's program: LostError if a retry may succeed."""
+    """Return the error to raise by the exit code of the pod's program: LostError if a retry may succeed."""
     code = running.exit_code
     # Only the program was killed, and the pod still runs: its memory ran out, or an admin ended it.
     if code == _KILLED:
