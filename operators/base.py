@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from manycpu.pipeline.targets.context import Access, RunContext
 
 _UNQUOTED = ":+"  # Airflow leaves them unquoted, and marks the open tab by comparing addresses
-_LOOPBACK = ("://localhost", "://127.0.0.1", "://0.0.0.0", "://[::1]")
+_LOOPBACK = frozenset({None, "localhost", "127.0.0.1", "0.0.0.0", "::1"})  # noqa: S104 - compared with
 # Endings of host names that are known within one network only.
 _PRIVATE_SUFFIXES = (".local", ".localhost", ".localdomain", ".internal", ".svc", ".lan")
 _MIN_LOGGED_BYTES = 100 << 20  # smaller transfers end before anybody reads the log
@@ -287,7 +287,7 @@ def airflow_instance() -> str:
     Airflow's home.
     """
     url = conf.get("api", "base_url", fallback="") or ""
-    reachable_url = url if url and not any(host in url for host in _LOOPBACK) else ""
+    reachable_url = url if urlsplit(url).hostname not in _LOOPBACK else ""
     home = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser()
     return str(conf.get("manycpu", "instance", fallback="") or reachable_url or home)
 

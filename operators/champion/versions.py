@@ -52,7 +52,7 @@ def write_version(folder: Path, more: int) -> Version:
 
 def newest(folder: Path) -> Version | None:
     """Return the version with the highest number; None if there is none."""
-    paths = [path for path in folder.glob("v*") if path.name[1:].isdigit()]
+    paths = [path for path in folder.glob("v*") if path.name[1:].isdecimal()]
     versions = [Version(int(path.name[1:]), str(path)) for path in paths]
     return max(versions, default=None)
 
@@ -69,7 +69,7 @@ def read_version(path: str) -> Version:
             message = f"{path} is no version of the data set: it has no {part}"
             raise BadInputError(message, field="path", fix=fix)
     digits = Path(path).name[1:]
-    return Version(int(digits) if digits.isdigit() else 0, path)
+    return Version(int(digits) if digits.isdecimal() else 0, path)
 
 
 def _parts(count: int) -> dict[str, list[list[int]]]:

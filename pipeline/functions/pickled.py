@@ -37,7 +37,7 @@ _MAX_DEPTH: Final = 3  # of containers and attributes that are searched
 _MAX_ITEMS: Final = 1000  # of a container that are searched
 _MAX_CHARACTERS: Final = 500  # of a text that may be a path
 _MIN_PARTS: Final = 3  # of a path: every node has /tmp and /home
-_SYSTEM_FOLDERS: Final = ("/dev", "/etc", "/proc", "/sys", "/usr")  # every node has them
+_SYSTEM_FOLDERS: Final = ("/dev/", "/etc/", "/proc/", "/sys/", "/usr/")  # every node has them
 _SCRIPT: Final = '''"""Calls the function that travelled with it."""
 
 from pathlib import Path

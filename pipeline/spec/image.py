@@ -258,17 +258,20 @@ def base_images(text: str, arguments: Mapping[str, str]) -> list[str]:
 
     >>> base_images("ARG BASE=python\nFROM ${BASE}:3.12 AS a\nFROM a\nFROM debian", {"BASE": "intel/python"})
     ['intel/python:3.12', 'debian']
+    >>> base_images("ARG A=debian\nFROM scratch AS b\nARG A=alpine\nFROM ${A}", {})
+    ['debian']
     """
     values: dict[str, str] = {}
     images: list[str] = []
     stages = {"scratch"}
+    in_stage = False
     for line in _dockerfile_lines(text):
         if stage := _FROM.match(line):  # group 1: what it starts from; group 2: the stage's name
-            name = _with_values(stage[1], values)
+            in_stage, name = True, _with_values(stage[1], values)
             if name not in stages and name not in images:
                 images.append(name)
             stages.add(stage[2] or "")
-        elif (argument := _ARGUMENT.match(line)) and not images:  # later ones count in their own stage only
+        elif (argument := _ARGUMENT.match(line)) and not in_stage:  # later ones count in their own stage only
             default = _with_values((argument[2] or "").strip().strip("\"'"), values)
             values[argument[1]] = arguments.get(argument[1], default)
     return images

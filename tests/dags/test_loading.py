@@ -118,8 +118,9 @@ def test_the_instance_tells_airflows_apart(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("AIRFLOW_HOME", "/srv/airflow")
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", "http://localhost:8080")
     assert airflow_instance() == "/srv/airflow"
-    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example.org")
-    assert airflow_instance() == "https://airflow.example.org"
+    for url in ("https://airflow.example.org", "https://localhost.example.org"):
+        monkeypatch.setenv("AIRFLOW__API__BASE_URL", url)
+        assert airflow_instance() == url
     monkeypatch.setenv("AIRFLOW__MANYCPU__INSTANCE", "team-a")
     assert airflow_instance() == "team-a"
 

@@ -39,6 +39,12 @@ def render(settings: Mapping[str, Any]) -> records.Render:
     return made
 
 
+@pytest.mark.parametrize("text", ['[{"a": 1}]', '\n \n[{"a": 1}]', '{"a": 1}\n', '\n{"a": 1}\n\n'])
+def test_empty_lines_hold_no_record(tmp_path: Path, text: str) -> None:
+    (tmp_path / "train.json").write_text(text)
+    assert [*records.read(tmp_path / "train.json")] == [{"a": 1}]
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [

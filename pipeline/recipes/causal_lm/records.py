@@ -134,7 +134,8 @@ def read(file: Path) -> Iterator[dict[str, Any]]:
         return
     number = 1  # for an error before the first record
     with file.open(encoding="utf-8-sig") as stream:
-        is_list = stream.readline().lstrip().startswith("[")
+        first_line = next((line for line in stream if line.strip()), "")
+        is_list = first_line.lstrip().startswith("[")
         stream.seek(0)
         try:
             for number, line in enumerate(json.load(stream) if is_list else stream, 1):

@@ -150,7 +150,7 @@ def _check_packages(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
     """Check that the helper image will have the package of each URL's protocol, such as s3fs for ``s3``."""
     requirements = ctx.target.build_args.get("HELPER_REQUIREMENTS", "")
     # What a finished image or a file of requirements has is not known here.
-    if finished_image(ctx, "helper") or "-r" in requirements.split():
+    if finished_image(ctx, "helper") or re.search(r"(^|\s)(-r|--requirement)", requirements):
         return
     # Words of versions are taken for packages too, which does no harm.
     provided = _IN_HELPER | {word.lower().replace("-", "_") for word in re.findall(r"[\w-]+", requirements)}
