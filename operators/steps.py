@@ -234,7 +234,9 @@ class ReportOperator(RunOperator):
 
 
 def prepare_run(ctx: RunContext, executor: str | None, log: Any) -> None:
-    """Run preflight, log its warnings, and begin the ledger; ``executor`` is the task's, None: the first one.
+    """Run preflight, log its warnings, and begin the ledger.
+
+    ``executor`` is the name of the task's executor; None: the first one in Airflow's configuration.
 
     Raises:
         BadInputError: Something is wrong; nothing was started.

@@ -61,10 +61,10 @@ def try_out(folder: Path) -> None:
 
 @contextmanager
 def _lock_of_trial(trial: Path) -> Iterator[bool]:
-    """Lock the folder of a trial; yields True if it was locked, so no other process uses it."""
+    """Try to lock the folder of a trial; yields whether this call got the lock: no other process uses it."""
     try:
         descriptor = os.open(trial, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:  # another process has deleted it: it was not locked yet
+    except FileNotFoundError:  # another process deleted it before this one could lock it
         yield False
         return
     try:

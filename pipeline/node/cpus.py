@@ -65,9 +65,9 @@ def preload(rank: Rank) -> None:
 
 
 def pin(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str]) -> str:
-    """Bind this process, and all that it starts, to processors that no other rank of this machine has.
+    """Pin this process, and all that it starts, to cores that no other rank of this machine has.
 
-    Returns why it is not bound, though the plan binds it; else an empty text.
+    Returns why it got no cores, though the plan pins it; else an empty text, also if the kernel refuses them.
     """
     if not plan.pins:
         return ""

@@ -280,10 +280,10 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
 def _part_in_checkpoint(
     model: dict[str, Any], optimizer: dict[str, Any], stored: Collection[str]
 ) -> dict[str, Any]:
-    """Return the part of an optimizer's state that can be read from a checkpoint.
+    """Return what to read of an optimizer's state from a checkpoint, and set the rest to 0 in place.
 
-    A parameter that no batch has used yet has no state there: its state in the optimizer is set to 0.
-    ``stored`` are the names in the checkpoint.
+    The rest is the state of parameters that no batch had used when the checkpoint was written. ``model`` and
+    ``optimizer`` are state dictionaries; ``stored`` are the names in the checkpoint.
 
     Raises:
         ValueError: The checkpoint is of another model or optimizer.
@@ -295,7 +295,9 @@ def _part_in_checkpoint(
     in_checkpoint = {name: value for name, value in optimizer.items() if f"optimizer.{name}" in stored}
     unused = [name for name in optimizer.keys() - in_checkpoint.keys() if name.startswith("state.")]
     if not any(name.startswith("state.") for name in in_checkpoint):
-        return optimizer  # the checkpoint has no state of any parameter: torch's loading refuses it
+        return (
+            optimizer  # no parameter has state there: torch's loading raises an error
+        )
     for name in unused:
         optimizer[name].zero_()
     return {name: value for name, value in optimizer.items() if name not in unused}

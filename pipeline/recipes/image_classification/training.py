@@ -173,7 +173,7 @@ class _Epochs:
         self.batch = self._images.batch_size * accelerator.num_processes
         """Images of a step, of all ranks."""
         self._losses: list[torch.Tensor] = []
-        _save_bare_models(accelerator)
+        _register_unwrapping_hooks(accelerator)
 
     def resume(self, checkpoint: str | None) -> int:
         """Resume from a checkpoint, also from one of another number of ranks; return the step, 0 for None."""
@@ -264,15 +264,16 @@ class _Epochs:
                 shutil.rmtree(old)
 
 
-def _save_bare_models(accelerator: Accelerator) -> None:
+def _register_unwrapping_hooks(accelerator: Accelerator) -> None:
     """Make checkpoints hold the model without its wrappers, so that any number of ranks can load it."""
     unwrap = partial(accelerator.unwrap_model, keep_torch_compile=False)
 
     def save(models: list[Any], weights: list[Any], _: str) -> None:
+        # accelerate writes this list after the hook
         weights[:] = [unwrap(model).state_dict() for model in models]
 
     def load(models: list[Any], _: str) -> None:
-        models[:] = map(unwrap, models)
+        models[:] = map(unwrap, models)  # accelerate loads into these after the hook
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)

@@ -39,12 +39,13 @@ class Subject(NamedTuple):
     names: list[str]
     again: str
     facts: dict[str, str]
+    """Name of a fact -> its kind, as :meth:`Names.draw` takes it."""
     statements: list[str]
     questions: dict[str, list[str]]
 
 
 class Thing(NamedTuple):
-    """A thing that a context describes; ``facts`` also has its own name, as ``it``."""
+    """A thing that a context describes; ``facts``: name of a fact -> its text; ``it`` -> its own name."""
 
     subject: Subject
     facts: dict[str, str]
@@ -161,8 +162,8 @@ def _draw_things(names: Names, rng: random.Random) -> list[Thing]:
         if len({subject.facts[fact] for subject, facts in plan for fact in facts}) < count * fact_count:
             break
     things = []
-    for subject, chosen in plan:
-        facts = {fact: names.draw(subject.facts[fact]) for fact in chosen}
+    for subject, fact_names in plan:
+        facts = {fact: names.draw(subject.facts[fact]) for fact in fact_names}
         # Subjects list their years in the order in which things happen.
         dated = [fact for fact in subject.facts if fact in facts and subject.facts[fact] == "year"]
         facts |= dict(zip(dated, sorted(facts[fact] for fact in dated), strict=True))
@@ -184,8 +185,9 @@ def _context(things: list[Thing], rng: random.Random) -> str:
     before: Thing | None = None
     for thing, statement in _shuffle(rng, chosen):
         # The second of two sentences about the same thing may say "it", or the like, for the name.
-        again = thing is before and rng.random() < _AGAIN_CHANCE
-        text = statement.format(**(thing.facts | {"it": thing.subject.again} if again else thing.facts))
+        uses_pronoun = thing is before and rng.random() < _AGAIN_CHANCE
+        name = thing.subject.again if uses_pronoun else thing.facts["it"]
+        text = statement.format(**{**thing.facts, "it": name})
         sentences.append(text[0].upper() + text[1:])
         before = thing
     return " ".join(sentences)

@@ -127,7 +127,10 @@ def _belongs_to(item: KubeObject, owners: Iterable[KubeObject]) -> bool:
 
 
 def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
-    """Derive an attempt's status as its follower does, without time budgets: the follower enforces them."""
+    """Return an attempt's status now: as the ledger records it, else judged by its job, pods and warnings.
+
+    The attempt's follower judges in the same way, and also ends an attempt that has used up a time budget.
+    """
     recorded = attempt_state(entry, handle)
     if recorded.succeeded is not None:  # a success stays one, even if its job is deleted
         return outcome(ctx, recorded.succeeded, recorded.observed)
@@ -138,10 +141,11 @@ def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
     if not job_status.state.terminal:
         queue_reason = describe_wait_once(cluster_of(ctx), snapshot, time.time())
         return job_status.model_copy(update={"reason": f"{job_status.reason}\n{queue_reason}".strip()})
+    # A cancellation or a failure that the ledger records decides, and not what its job has become since.
     job_status = judgement.final_status(entry, handle, job_status)
     if job_status.state is not RunState.SUCCEEDED:
         return job_status
-    # No follower has recorded the success: what the ranks have proved is not known yet.
+    # The job has succeeded, and no follower has read its log: whether the ranks met is not known yet.
     return Status(state=job_status.state, reason="its log has not been read to the end yet")
 
 

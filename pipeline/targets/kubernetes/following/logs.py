@@ -301,7 +301,7 @@ class LogReader:
         while True:
             await self._read_start(number)
             self._read_to_end = number
-            while self._present.restarts <= number:
+            while self._present.restarts <= number:  # it was the present start: wait for the next one
                 if self._gone:
                     return
                 await self._wait_for_change()
