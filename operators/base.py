@@ -324,7 +324,7 @@ def demand_instance(target: Any) -> None:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def failing_without_retry() -> Iterator[None]:
     """Fail the task without retry if the block raises what a retry would too: bad input or cancellation."""
     try:
         yield

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manycpu.operators.airflow_versions import AirflowFailException, AirflowSkipException, conf
-from manycpu.operators.base import RunOperator, explained, require_begun
+from manycpu.operators.base import RunOperator, failing_without_retry, require_begun
 from manycpu.operators.following import keep_refusal, keep_report, place_of
 from manycpu.pipeline.spec.errors import Finding, ManycpuError, NoReportError, raise_findings
 from manycpu.pipeline.spec.handle import read_handle
@@ -39,7 +39,7 @@ class PrepareOperator(RunOperator):
             AirflowFailException: Bad input; nothing was started.
         """
         try:
-            with explained():
+            with failing_without_retry():
                 prepare_run(self.open(context), self.executor, self.log)
         except AirflowFailException as error:
             keep_refusal(error, place_of(context), self.log)
@@ -58,7 +58,7 @@ class StageDatasetOperator(RunOperator):
         """
         from manycpu.pipeline.verbs.stage import stage
 
-        with explained():
+        with failing_without_retry():
             staged = stage(require_begun(self.open(context)), self.transfer_logger())
         for name, digest in staged.digests.items():
             self.log.info("%s: %s, manifest sha256 %s", name, getattr(staged, name), digest)
@@ -77,7 +77,7 @@ class BuildImageOperator(RunOperator):
         """
         from manycpu.pipeline.verbs.build import build
 
-        with explained():
+        with failing_without_retry():
             built = build(require_begun(self.open(context)))
         self.log.info("%s, code sha256 %s", built.image or built.code or "code as installed", built.digest)
         return built.model_dump(mode="json")
@@ -116,7 +116,7 @@ class ExportModelOperator(RunOperator):
         """
         from manycpu.pipeline.verbs.export import export
 
-        with explained():
+        with failing_without_retry():
             handle = read_handle(self.handle)
             exported = export(require_begun(self.open(context, handle.run)), handle, self.transfer_logger())
         if exported.path is None:
@@ -145,7 +145,7 @@ class CleanupOperator(RunOperator):
         from manycpu.pipeline.verbs.cleanup import only_cleanup_is_left
         from manycpu.pipeline.verbs.report import left_behind_error
 
-        with explained():
+        with failing_without_retry():
             ctx = self.open(context)
             report = clean_up_and_log(ctx, self.log, place_of(context))
         # The next try, perhaps on another machine, finds what is left by the report in the output.
@@ -189,7 +189,7 @@ class ReportOperator(RunOperator):
         from manycpu.pipeline.run_report import Report
         from manycpu.pipeline.verbs.report import conclude, read_report, report_path
 
-        with explained():
+        with failing_without_retry():
             ctx = self.open(context)
         states = self._upstream_states(context)
         try:

@@ -20,7 +20,7 @@ from manycpu.operators.airflow_versions import (
     AirflowTaskTimeout,
     TaskDeferred,
 )
-from manycpu.operators.base import RunOperator, explained, require_begun
+from manycpu.operators.base import RunOperator, failing_without_retry, require_begun
 from manycpu.operators.following import (
     ENDED_BY_A_PERSON,
     ENDED_FOR_GOOD,
@@ -113,7 +113,7 @@ class TrainOperator(RunOperator):
             TrainingFailedError: The training failed; with the first rank that failed and its last lines.
             TaskDeferred: The training runs, and the triggerer follows it.
         """
-        with explained():
+        with failing_without_retry():
             return self._train(context, self.open(context))
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
@@ -123,7 +123,7 @@ class TrainOperator(RunOperator):
         """
         from manycpu.pipeline.verbs.wait import conclude
 
-        with explained():
+        with failing_without_retry():
             handle, status = read_handle(event["handle"]), Status.model_validate(event["status"])
             ctx = require_begun(self.open(context, handle.run))
             if event["timed_out"]:
@@ -394,7 +394,7 @@ class WholeRunOperator(TrainOperator):
         except TaskDeferred:  # the training still runs
             raise
         except BaseException as error:
-            # A run that another process works on is not touched; `explained` has wrapped that error.
+            # A run that another process works on is not touched: `failing_without_retry` wraps that error.
             if not isinstance(error.__cause__, ForeignRunError) and not _has_next_try(context, error):
                 try:
                     with suppress(BadInputError):  # the run never began

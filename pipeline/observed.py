@@ -39,16 +39,16 @@ def observe(lines: Iterable[str]) -> Observed:
     """Read a whole log of a training, and return what its ranks reported."""
     observer = Observer()
     for line in lines:
-        observer.hear(split(line))
+        observer.add_line(split(line))
     return observer.observed
 
 
-def believe(observed: Observed, records: Iterable[Mapping[str, Any]]) -> None:
+def add_exit_records(observed: Observed, records: Iterable[Mapping[str, Any]]) -> None:
     """Add what ranks recorded when they ended (``spec/exit_records.py``), as if their logs had the lines."""
     observer = Observer(observed)
     for record in records:
         for text in record["lines"]:
-            observer.hear(RankLine(record["rank"], record["host"], text), record["time"])
+            observer.add_line(RankLine(record["rank"], record["host"], text), record["time"])
 
 
 class Observer:
@@ -63,7 +63,7 @@ class Observer:
         self.observed = observed or Observed()
         self.tails = tails or {}
 
-    def hear(self, line: RankLine, time: float = 0.0) -> bool:
+    def add_line(self, line: RankLine, time: float = 0.0) -> bool:
         """Read a line; return whether the caller should save ``observed`` at once.
 
         Args:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from manycpu.operators.airflow_versions import AirflowFailException, conf
-from manycpu.operators.base import explained, tab_of
+from manycpu.operators.base import failing_without_retry, tab_of
 from manycpu.operators.champion.promotions import Candidate, champion, discard
 from manycpu.operators.champion.promotions import promote as make_champion
 from manycpu.operators.champion.versions import PARTS, newest, read_version, write_version
@@ -50,7 +50,7 @@ def begin(
     event_extra = events[-1].extra if events else {}  # what `new_version` or a person put into the event
     event_fields = json.loads(event_extra) if isinstance(event_extra, str) else event_extra or {}
     path = event_fields.get("path")
-    with explained():
+    with failing_without_retry():
         read_target(params["target"])
         newest_version = None if path else newest(folder / "data")
         if not path and newest_version is None:

@@ -154,11 +154,11 @@ class ConfigMapLedger(base.Ledger):
         return str(self._configmap()["metadata"]["uid"])
 
     @property
-    def is_taken(self) -> bool:
+    def is_marked_removed(self) -> bool:
         """Whether the run is being removed, because its lease was over."""
         return base.REMOVED_ANNOTATION in (self._meta.get("annotations") or {})
 
-    def take(self, now: float) -> bool:
+    def mark_removed(self, now: float) -> bool:
         """Mark a run as being removed, if its lease is over at ``now`` (seconds since the epoch).
 
         Returns whether the run was marked; False: its lease is not over, or the ledger has just been changed.

@@ -72,7 +72,7 @@ def pin(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str]) -> str:
     if not plan.pins:
         return ""
     try:
-        share = take(plan, rank, environ, folder_of_user(environ))
+        share = reserve_cores(plan, rank, environ, folder_of_user(environ))
     except (OSError, ValueError) as error:
         return f"the ranks are not pinned to cores, which other runs may have: {error}"
     if share.pins:
@@ -81,7 +81,7 @@ def pin(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str]) -> str:
     return share.why_not
 
 
-def take(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str], folder: Path) -> Share:
+def reserve_cores(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str], folder: Path) -> Share:
     """Take the cores that a plan asks for, and keep them until the last rank of the run has ended.
 
     All ranks of the run on this machine get the same answer: the first of them writes it to the record.

@@ -295,9 +295,7 @@ def _part_in_checkpoint(
     in_checkpoint = {name: value for name, value in optimizer.items() if f"optimizer.{name}" in stored}
     unused = [name for name in optimizer.keys() - in_checkpoint.keys() if name.startswith("state.")]
     if not any(name.startswith("state.") for name in in_checkpoint):
-        return (
-            optimizer  # no parameter has state there: torch's loading raises an error
-        )
+        return optimizer  # no parameter has state there: torch's loading raises an error
     for name in unused:
         optimizer[name].zero_()
     return {name: value for name, value in optimizer.items() if name not in unused}

@@ -100,7 +100,7 @@ def latest_first(folder: Path) -> list[Path]:
     return sorted(steps, key=sort_key, reverse=True)
 
 
-def of_others(folder: Path, run: str) -> int:
+def count_foreign(folder: Path, run: str) -> int:
     """Count the checkpoints of other runs, and of earlier versions of manycpu, beside a run's own folder.
 
     0 also if ``folder`` is not named after the run: then it is not below the folder that runs share.
@@ -170,7 +170,7 @@ def _choose(folder: Path, env: Mapping[str, str], requested: str | None) -> str 
         say(f"checkpoint {note}")
     if latest or requested:
         return str(latest or requested)
-    if foreign := of_others(folder, run):
+    if foreign := count_foreign(folder, run):
         say(f"{foreign} checkpoint(s) of other runs are in {folder.parent}: run.resume_from resumes from one")
     return None
 

@@ -51,7 +51,7 @@ def read(folder: Path, *, causal: bool, overrides: Config | None = None) -> Mode
     """
     config = config_of(folder) | dict(overrides or {})
     layout = layout_of(config)
-    counts = dict(_shapes(folder, causal=causal))
+    counts = dict(_element_counts(folder, causal=causal))
     if not counts:
         return of_config(config, causal=causal)
     blocks = Counter[str]()
@@ -72,7 +72,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def _shapes(folder: Path, *, causal: bool) -> Iterator[tuple[str, int]]:
+def _element_counts(folder: Path, *, causal: bool) -> Iterator[tuple[str, int]]:
     """Yield the name and the number of elements of each trained tensor in a folder's safetensors files."""
     # Other files beside model*.safetensors may have the same weights in another layout, or an adapter.
     files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))

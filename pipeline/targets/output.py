@@ -28,7 +28,7 @@ def claim(ctx: RunContext, holder: ProcessHandle | None = None) -> None:
         claimant = transfer.Claimant(ctx.key, ctx.name, seconds=ctx.waiting_lease, holder=holder)
         transfer.claim(ctx.output, claimant)
     except transfer.ClaimedError as error:
-        raise_findings([taken(ctx, str(error), error.fix)])
+        raise_findings([claimed_finding(ctx, str(error), error.fix)])
     except BadInputError:  # of the URL: it has its field and fix already
         raise
     except Exception as error:
@@ -46,7 +46,7 @@ def release(ctx: RunContext) -> None:
         transfer.release(ctx.output, ctx.key)
 
 
-def taken(ctx: RunContext, other: str, fix: str) -> Finding:
+def claimed_finding(ctx: RunContext, other: str, fix: str) -> Finding:
     """Make the finding that another run has claimed the output; ``other`` describes that run."""
     return Finding("run.output", f"{ctx.destination} is in use: {other}", fix)
 
@@ -73,7 +73,7 @@ def write_beside(ctx: RunContext, name: str, text: str) -> None:
     transfer.write_beside(ctx.output, ctx.key, name, text)
 
 
-def occupied(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding | None:
+def occupied_finding(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding | None:
     """Return a finding if the output has files that this run must not overwrite; None: it has none.
 
     Args:

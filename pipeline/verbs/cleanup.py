@@ -22,7 +22,7 @@ from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.tracking.ending import tell_end
 from manycpu.pipeline.verbs.cancel import cancel
-from manycpu.pipeline.verbs.export import seen, unseen
+from manycpu.pipeline.verbs.export import is_model_visible, why_model_invisible
 from manycpu.pipeline.verbs.report import log_of, read_report, report_path, write_log, write_report
 
 _LOG = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ def _is_exported(ctx: RunContext, entry: Entry) -> bool:
     """
     records = [entry.verbs.get(verb) for verb in _VERBS if verb != "export"]
     done = all(record is not None and record.result != "failed" for record in records)
-    return done and seen(ctx, entry.export)
+    return done and is_model_visible(ctx, entry.export)
 
 
 def _report_without_ledger(ctx: RunContext, *, finished: bool = False) -> Report | None:
@@ -163,7 +163,7 @@ def _report_without_ledger(ctx: RunContext, *, finished: bool = False) -> Report
     is_name_valid = report.name == run_name(report.name.removesuffix(ctx.key), ctx.key)
     if not is_name_valid or not is_unfinished or report.state is not RunState.SUCCEEDED:
         return None
-    return report if seen(ctx, report.export) else None
+    return report if is_model_visible(ctx, report.export) else None
 
 
 def _finish_half_done_cleanup(ctx: RunContext, tell: Callable[[Report], object]) -> Report | None:
@@ -223,7 +223,7 @@ def remains(ctx: RunContext) -> Remains:
         return Remains.MODEL if stray else Remains.FAILED
     if entry.export is not None:
         output_lacks_it = handle is not None and (
-            _output_was_dropped(ctx, entry, handle) or unseen(ctx, entry, handle) is not None
+            _output_was_dropped(ctx, entry, handle) or why_model_invisible(ctx, entry, handle) is not None
         )
         if output_lacks_it:
             return Remains.MODEL
@@ -334,7 +334,7 @@ def _draft_report(ctx: RunContext) -> Report:
     observed = ctx.driver.observed_of(ctx, handle) if handle else Observed()
     state, error = _state_and_error(ctx, entry, handle)
     report = run_report.draft(entry, observed, state, error)
-    if handle and (reason := unseen(ctx, entry, handle)):
+    if handle and (reason := why_model_invisible(ctx, entry, handle)):
         report.state, report.error, report.export = RunState.FAILED, reason, None
     return report
 

@@ -49,7 +49,7 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
             manifest = ctx.driver.export(ctx, handle, progress)
             if not manifest.files:
                 earlier_export = ctx.ledger.read().export
-                if earlier_export is None or not seen(ctx, earlier_export):
+                if earlier_export is None or not is_model_visible(ctx, earlier_export):
                     raise _record_no_model(ctx, handle)
                 # An earlier try exported the model, and was killed while it deleted the files of the attempt.
                 return Exported(**earlier_export, metrics=ctx.driver.observed_of(ctx, handle).metrics)
@@ -97,7 +97,7 @@ def _record_no_model(ctx: RunContext, handle: Handle) -> ExportError:
     )
 
 
-def seen(ctx: RunContext, exported: Mapping[str, Any] | None) -> bool:
+def is_model_visible(ctx: RunContext, exported: Mapping[str, Any] | None) -> bool:
     """Whether the run was exported to its present output, and the model can be seen there.
 
     Args:
@@ -109,7 +109,7 @@ def seen(ctx: RunContext, exported: Mapping[str, Any] | None) -> bool:
     return ctx.run.output is None or _why_not_visible(ctx, exported["sha256"]) is None
 
 
-def unseen(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
+def why_model_invisible(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
     """Explain why this machine cannot see the exported model; None: it can, or there is none to see.
 
     Tasks of a DAG may run on several workers. A model on the disk of one worker is invisible to the others.

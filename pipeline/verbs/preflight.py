@@ -28,7 +28,7 @@ from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.output import REPORT
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import OWN_FOLDERS, RunContext
-from manycpu.pipeline.targets.output import not_empty_finding, occupied
+from manycpu.pipeline.targets.output import not_empty_finding, occupied_finding
 from manycpu.pipeline.targets.program_code import (
     code_of,
     has_module,
@@ -324,7 +324,7 @@ def _output(ctx: RunContext) -> Findings:
         elif output.exists():
             manycpu_files = transfer.for_people(output)
             names = [item.path for item in output.items() if item.path not in manycpu_files]
-            if finding := occupied(ctx, names, output.read_text(REPORT)):
+            if finding := occupied_finding(ctx, names, output.read_text(REPORT)):
                 yield finding
     except BadInputError as error:
         yield Finding("run.output", error.message, error.fix or "")

@@ -23,7 +23,7 @@ from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptState
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.transfer import Manifest
-from manycpu.pipeline.verbs.export import seen, unseen
+from manycpu.pipeline.verbs.export import is_model_visible, why_model_invisible
 
 DAY_S = 86_400
 BUILT = Built(code=None, program=[], digest="")
@@ -183,12 +183,12 @@ def test_a_model_at_a_url_that_only_pods_reach_is_looked_for_before_only_the_cle
 
     monkeypatch.setattr(output_report, "_report_pod", pod)
     exported = {"path": "s3://bucket/out", "sha256": known}
-    assert seen(ctx, exported) is (digest == "of this model")
+    assert is_model_visible(ctx, exported) is (digest == "of this model")
     with ctx.ledger.update() as entry:
         entry.export = exported
     edited = opened(server, tmp_path, {"output": "s3://bucket/elsewhere"})
-    assert unseen(ctx, ctx.ledger.read(), handle) is None
-    assert "that was s3://bucket/out" in (unseen(edited, ctx.ledger.read(), handle) or "")
+    assert why_model_invisible(ctx, ctx.ledger.read(), handle) is None
+    assert "that was s3://bucket/out" in (why_model_invisible(edited, ctx.ledger.read(), handle) or "")
 
 
 def test_checkpoints_that_shall_outlive_the_run_need_a_claim_that_does(

@@ -115,5 +115,5 @@ def test_runs_that_share_a_folder_have_their_checkpoints_apart(
 def test_checkpoints_of_other_runs_are_counted(tmp_path: Path) -> None:
     for run in ("", "mine", "theirs"):
         checkpoint(tmp_path / run, 10)
-    assert checkpoints.of_others(tmp_path / "mine", "mine") == 2
-    assert checkpoints.of_others(tmp_path / "mine", "") == 0
+    assert checkpoints.count_foreign(tmp_path / "mine", "mine") == 2
+    assert checkpoints.count_foreign(tmp_path / "mine", "") == 0

@@ -27,7 +27,7 @@ from manycpu.pipeline.spec.cpu_plan import CpuRequest
 from manycpu.pipeline.cli.node_spec import describe
 folder, run, node = sys.argv[1:]
 plan = cpu_plan.plan(describe(node), CpuRequest(processes=2))
-share = cpus.take(plan, Rank(0, 2, 0, 2, "env"), {"MANYCPU_RUN": run}, Path(folder))
+share = cpus.reserve_cores(plan, Rank(0, 2, 0, 2, "env"), {"MANYCPU_RUN": run}, Path(folder))
 print(json.dumps(share.pins), flush=True)
 signal.pause()
 """
@@ -46,7 +46,7 @@ def planned(node: str) -> cpu_plan.CpuPlan:
 
 def take(folder: Path, run: str, node: str = "cores=4", local_rank: int = 0) -> cpus.Share:
     rank = Rank(local_rank, 2, local_rank, 2, "env")
-    return cpus.take(planned(node), rank, {"MANYCPU_RUN": run}, folder)
+    return cpus.reserve_cores(planned(node), rank, {"MANYCPU_RUN": run}, folder)
 
 
 def test_a_run_alone_is_pinned_as_planned(folder: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_run_moves_to_cores_that_are_free(folder: Path) -> None:
     """The plan alone would begin with the first core."""
     assert take(folder, "a", "cores=8,cpus=0-1").pins == ((0,), (1,))
     plan = replace(planned("cores=8"), cores=4)
-    share = cpus.take(plan, Rank(0, 2, 0, 2, "env"), {"MANYCPU_RUN": "b"}, folder)
+    share = cpus.reserve_cores(plan, Rank(0, 2, 0, 2, "env"), {"MANYCPU_RUN": "b"}, folder)
     assert [pin[:2] for pin in share.pins] == [(2, 3), (4, 5)]
 
 

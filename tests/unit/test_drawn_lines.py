@@ -84,7 +84,7 @@ def test_every_reader_takes_every_line(texts: list[str]) -> None:
     observer, shown = Observer(), list[str]()
     lines = [RankLine(0, "a", text) for text in texts] + [split(text) for text in texts]
     for line in lines:
-        observer.hear(line, 1.0)
+        observer.add_line(line, 1.0)
     tell(lines, log := ReadableLog(shown.append))
     log.flush()
     kept = Observed.model_validate_json(observer.observed.model_dump_json())

@@ -48,7 +48,7 @@ def test_every_line_can_be_read_shown_and_kept_whatever_it_is() -> None:
             tell([line], display)
             readable(line).encode()
             RateLimiter(0).admit([line], 1)
-            observer.hear(line)
+            observer.add_line(line)
             record.record_delivered([LogBatch("log", [Line(line, float(T0), "a")], [])])
             written = report(observer.observed)
             if observer.observed.metrics:

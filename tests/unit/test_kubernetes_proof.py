@@ -28,7 +28,7 @@ def observed(*ends: tuple[int, int], backend: str | None = "gloo") -> Observed:
 
     def says(rank: int, event: str, seconds: float, **fields: Any) -> None:
         line = events.encode(event, rank=rank, host="node", hostname=f"qa-1-worker-{rank}", **fields)
-        observer.hear(RankLine(rank, "node", line), T0 + seconds)
+        observer.add_line(RankLine(rank, "node", line), T0 + seconds)
 
     for rank in (0, 1):
         says(rank, "proof", 10.5, world_size=2, round=0, meeting="m", backend="gloo")

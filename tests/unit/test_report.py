@@ -53,7 +53,7 @@ def hears(*told: tuple[str, float]) -> Observed:
     """Hear lines, each with its time."""
     observer = Observer()
     for line, time in told:
-        observer.hear(events.split(line), time)
+        observer.add_line(events.split(line), time)
     return observer.observed
 
 
@@ -78,7 +78,7 @@ def test_a_log_that_is_read_again_tells_nothing_new() -> None:
     observer = Observer()
     for _ in range(2):
         for rank, time in ((0, 1.5), (1, 1.25)):
-            observer.hear(events.split(met(rank, "a", 2)), time)
+            observer.add_line(events.split(met(rank, "a", 2)), time)
     assert len(observer.observed.rounds) == 1
 
 
@@ -105,9 +105,9 @@ def test_each_rank_of_the_last_meeting_has_its_own_end() -> None:
 
 def test_of_ranks_whose_logs_come_in_no_order_the_first_to_fail_counts() -> None:
     observer = Observer()
-    observer.hear(events.split(said(0, "a", "exit", code=1)), 20.0)
-    observer.hear(events.split(said(1, "b", "exit", code=3)), 10.0)
-    observer.hear(events.split(said(2, "b", "exit", code=4)), 15.0)
+    observer.add_line(events.split(said(0, "a", "exit", code=1)), 20.0)
+    observer.add_line(events.split(said(1, "b", "exit", code=3)), 10.0)
+    observer.add_line(events.split(said(2, "b", "exit", code=4)), 15.0)
     assert observer.observed.failure is not None
     assert observer.observed.failure.rank == 1
 

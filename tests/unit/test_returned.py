@@ -107,11 +107,11 @@ def test_the_largest_value_survives_a_cursor_a_ledger_and_the_report(told: Told)
     lines = told(lambda: value)
     first = Observer()
     for line in lines[:3]:
-        assert not first.hear(events.split(line))
+        assert not first.add_line(events.split(line))
     fields = {"attempt": 1, "observed": first.observed.model_dump(mode="json", exclude_defaults=True)}
     kept = attempt_recorder.unpack(json.loads(json.dumps(attempt_recorder.pack(fields))))
     again = Observer(type(first.observed).model_validate(kept["observed"]))
-    ended = [again.hear(events.split(line)) for line in lines[3:]]
+    ended = [again.add_line(events.split(line)) for line in lines[3:]]
     assert ended == [False] * (len(ended) - 1) + [True], "all of it is to be written down at once"
     assert again.observed.returned == value
     fields = {"attempt": 1, "observed": again.observed.model_dump(mode="json", exclude_defaults=True)}

@@ -89,7 +89,7 @@ def _run(names: int, points: int, ranks: int = 2) -> Observed:
 
 
 def _say(observer: Observer, by: int, event: str, /, **fields: Any) -> None:
-    observer.hear(events.split(events.join(by, f"node-{by}", events.encode(event, **fields))))
+    observer.add_line(events.split(events.join(by, f"node-{by}", events.encode(event, **fields))))
 
 
 def _report(observed: Observed, **fields: Any) -> Report:

@@ -318,7 +318,7 @@ def test_points_told_while_it_trains_are_those_of_the_reports_curves(keeper: Kee
     observer = Observer()
     for event in events:
         line = RankLine(0, "a", encode(event.event, **event.model_dump(exclude={"event"}, exclude_none=True)))
-        observer.hear(line)
+        observer.add_line(line)
         listener.event(event, line)
     listener.flush()
     report = draft(entry(), observer.observed, RunState.SUCCEEDED)

@@ -248,7 +248,7 @@ def _remove_all_expired(
         return
     random.shuffle(ledgers)  # a slow removal must not delay the same runs every time
     for ledger in ledgers:
-        if ledger.name == ctx.name and not ledger.is_taken:
+        if ledger.name == ctx.name and not ledger.is_marked_removed:
             continue  # this run resumes it
         undeleted = []
         try:
@@ -257,8 +257,8 @@ def _remove_all_expired(
             if not other.ledger.lease().over(other.ledger.now()):
                 continue
             cancel(other, CLEANUP, None)  # it has no follower, so no time budget ends it
-            # take() returns false if another process has renewed the lease since the list.
-            if end(other) and ledger.take(now):
+            # mark_removed() returns false if another process has renewed the lease since the list.
+            if end(other) and ledger.mark_removed(now):
                 undeleted = _begin_removal(other, other.ledger.uid())
         except RunGoneError:
             continue  # another process has removed it

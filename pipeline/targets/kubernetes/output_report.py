@@ -31,7 +31,7 @@ def write_report(ctx: ClusterContext, text: str) -> None:
         output.write_report(ctx, text)
         return
     with _report_pod(ctx) as pod:
-        put(ctx, pod, text)
+        write_through(ctx, pod, text)
         report = run_report.parse(text)
         if report is not None and report.state.terminal:
             release(ctx, pod)
@@ -58,7 +58,7 @@ def claim(ctx: ClusterContext, pod: Helper) -> None:
     claimant = {"run": ctx.name, "place": f"namespace {ctx.target.namespace}", "seconds": ctx.waiting_lease}
     answer = pod.ask("claim", url=ctx.destination, key=ctx.key, **claimant)
     if answer["other"]:
-        raise_findings([output.taken(ctx, answer["other"], answer["fix"])])
+        raise_findings([output.claimed_finding(ctx, answer["other"], answer["fix"])])
 
 
 def release(ctx: ClusterContext, pod: Helper) -> None:
@@ -66,7 +66,7 @@ def release(ctx: ClusterContext, pod: Helper) -> None:
     pod.ask("release", url=ctx.destination, key=ctx.key)
 
 
-def put(ctx: ClusterContext, pod: Helper, text: str) -> None:
+def write_through(ctx: ClusterContext, pod: Helper, text: str) -> None:
     """Write report.json through a running pod.
 
     Raises:
@@ -75,7 +75,7 @@ def put(ctx: ClusterContext, pod: Helper, text: str) -> None:
     """
     report_file = {"url": ctx.destination, "name": REPORT}
     answer = pod.ask("read", **report_file)
-    finding = output.occupied(ctx, answer["names"], answer["text"])
+    finding = output.occupied_finding(ctx, answer["names"], answer["text"])
     raise_findings([finding] if finding else [])
     pod.ask("write", **report_file, text=text)
 

@@ -85,7 +85,7 @@ def containers(pod: KubeObject) -> Iterator[Container]:
             yield Container(pod, spec["name"], init, status=status_by_name.get(spec["name"], {}))
 
 
-def scheduled(pod: KubeObject) -> float | None:
+def scheduled_at(pod: KubeObject) -> float | None:
     """Return when a pod got its node, in seconds since the epoch; None: it has no node."""
     true_condition = condition(pod, "PodScheduled")
     return epoch(true_condition["lastTransitionTime"]) if true_condition else None
@@ -124,7 +124,7 @@ def reasons(pod: KubeObject, warnings: Sequence[KubeObject] = ()) -> list[PodRea
     """
     if ended(pod):
         return []
-    if scheduled(pod) is None:
+    if scheduled_at(pod) is None:
         return [PodReason(_describe_missing_node(pod))]
     pod_reasons = []
     for container in containers(pod):

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.launchers.states import process_state
 from manycpu.pipeline.ledger import Entry
-from manycpu.pipeline.observed import Observer, believe
+from manycpu.pipeline.observed import Observer, add_exit_records
 from manycpu.pipeline.spec import events, exit_records
 from manycpu.pipeline.spec.errors import DeadlineError
 from manycpu.pipeline.spec.events import RankLine
@@ -61,7 +61,7 @@ class ActivityLog:
         """Read the new lines of the log to its present end; return what the ranks have reported so far."""
         while lines := self._log.read():
             for line in lines:
-                self._observer.hear(events.split(line))
+                self._observer.add_line(events.split(line))
             if self._log.offset - self._saved_offset > _SAVE_EVERY_BYTES:
                 self._save()
         return self.observed
@@ -96,7 +96,9 @@ def status(
     if status.state is RunState.FAILED and (record is None or record["reason"]):
         # The exit record does not say how the ranks ended: it is missing, or a budget was used up.
         with suppress(OSError):
-            believe(observed, exit_records.finished_round(Path(handle.directory) / exit_records.FOLDER))
+            add_exit_records(
+                observed, exit_records.finished_round(Path(handle.directory) / exit_records.FOLDER)
+            )
         if observed.finished:
             reason = f"all ranks had finished before: {status.in_short}"
             status = Status(state=RunState.SUCCEEDED, reason=reason)

@@ -318,7 +318,7 @@ class AttemptRecorder:
                     if line.time >= time_before:
                         self._introduced[event.rank] = line.time, line.pod
                 if not self._is_end_in_earlier_pod(line, event):
-                    self._has_important_event |= self._observer.hear(line.line, line.time)
+                    self._has_important_event |= self._observer.add_line(line.line, line.time)
                 self._record_line(line, event)
             # Keep the positions in the logs of a container's last few starts only.
             container, _, restarts = log_batch.log.rpartition("/")

@@ -7,7 +7,7 @@ that decide how its end is judged.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from manycpu.pipeline.observed import believe
+from manycpu.pipeline.observed import add_exit_records
 from manycpu.pipeline.spec.errors import ManycpuError
 from manycpu.pipeline.spec.exit_records import FOLDER
 from manycpu.pipeline.spec.observed import Observed
@@ -75,7 +75,7 @@ def judge(
         observed: What its ranks have reported; the records are added to it.
         records: The exit records of a meeting whose ranks all ended with 0; may be empty.
     """
-    believe(observed, records)
+    add_exit_records(observed, records)
     # mpirun may know of a failure that no rank knows: that counts unless pods were lost or time ran out.
     overrides_job = snapshot.speaker != "launcher" or _is_lost(snapshot) or status.budget is not None
     if status.state is not RunState.FAILED or not observed.finished or not overrides_job:

@@ -10,7 +10,7 @@ from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, Role
 from manycpu.pipeline.spec.kube_object import KubeObject, epoch, is_being_deleted
 from manycpu.pipeline.spec.naming import attempt_key, label
-from manycpu.pipeline.targets.kubernetes.pod_status import Container, claims_of, containers, scheduled
+from manycpu.pipeline.targets.kubernetes.pod_status import Container, claims_of, containers, scheduled_at
 
 NOTE: Final = "manycpu/given-back"
 """The annotation with a job's note."""
@@ -272,7 +272,7 @@ class JobSnapshot:
     @property
     def launchers_have_nodes(self) -> bool:
         """Whether every launcher pod has a node."""
-        return all(scheduled(pod) is not None for pod in self.pods if role(pod) == "launcher")
+        return all(scheduled_at(pod) is not None for pod in self.pods if role(pod) == "launcher")
 
     @cached_until_change
     def capacity(self, nodes: int) -> float | None:
@@ -304,7 +304,7 @@ def _rank_scheduled(pod: KubeObject, _: list[KubeObject]) -> float | None:
     """Return when a rank's pod got its node; None: it has none, or it failed or is being deleted."""
     if role(pod) != "rank" or is_being_deleted(pod) or (pod.get("status") or {}).get("phase") == "Failed":
         return None
-    return scheduled(pod)
+    return scheduled_at(pod)
 
 
 def _is_unchanged(before: KubeObject | None, now: KubeObject) -> bool:

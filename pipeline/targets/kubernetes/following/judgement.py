@@ -18,7 +18,7 @@ from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
     attempt_state,
 )
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
-from manycpu.pipeline.targets.kubernetes.pod_status import ended, scheduled
+from manycpu.pipeline.targets.kubernetes.pod_status import ended, scheduled_at
 
 
 class Budget(NamedTuple):
@@ -98,7 +98,7 @@ def _queued_since(snapshot: JobSnapshot, activity: RankActivity) -> float:
         return _creation_time(snapshot)
     if snapshot.suspended:
         return activity.paused or snapshot.suspended_since or _creation_time(snapshot)
-    waiting = [pod for pod in snapshot.pods if scheduled(pod) is None]
+    waiting = [pod for pod in snapshot.pods if scheduled_at(pod) is None]
     if waiting:
         return min(epoch(pod["metadata"]["creationTimestamp"]) for pod in waiting)
     # Without pods: since it was created, was resumed, or last had its nodes.

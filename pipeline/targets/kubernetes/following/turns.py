@@ -32,7 +32,7 @@ from manycpu.pipeline.spec.naming import attempt_key, label
 from manycpu.pipeline.spec.words import counted, first_of, format_bytes
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import NOTE, JobSnapshot, Note, read_note
 from manycpu.pipeline.targets.kubernetes.following.shared_view import RETRY_INTERVAL_S, Selections, SharedView
-from manycpu.pipeline.targets.kubernetes.pod_status import claims_of, ended, scheduled, unschedulable
+from manycpu.pipeline.targets.kubernetes.pod_status import claims_of, ended, scheduled_at, unschedulable
 
 _SELECTION: Final = {"labelSelector": "app.kubernetes.io/managed-by=manycpu"}
 # The next three are multiplied by the number of tries, up to a maximum, and by jitter.
@@ -142,8 +142,8 @@ def job_of(
 def _with_pods(job: Job, pods: Sequence[KubeObject], now: float) -> Job | None:
     """Add to a job what its pods wait for; None: they wait for nothing that other jobs may hold."""
     ranks = [pod for pod in pods if label(pod, "role") == "rank"]
-    placed = sum(scheduled(pod) is not None and pod["status"].get("phase") != "Failed" for pod in ranks)
-    launcher_waits = any(label(pod, "role") == "launcher" and scheduled(pod) is None for pod in pods)
+    placed = sum(scheduled_at(pod) is not None and pod["status"].get("phase") != "Failed" for pod in ranks)
+    launcher_waits = any(label(pod, "role") == "launcher" and scheduled_at(pod) is None for pod in pods)
     lacks_node = placed < job.need or launcher_waits
     creation_times = [epoch(pod["metadata"]["creationTimestamp"]) for pod in pods] or [now]
     # A quota refuses the pods that an operator has not created some seconds after the first.
@@ -181,7 +181,7 @@ class Turns:
 
     def update(self, objects: Mapping[str, Iterable[KubeObject]], now: float) -> None:
         """Read all jobs and pods of a namespace, once for all followers; find jobs whose follower is dead."""
-        pods = [pod for pod in objects.get("Pod", ()) if scheduled(pod) is not None and not ended(pod)]
+        pods = [pod for pod in objects.get("Pod", ()) if scheduled_at(pod) is not None and not ended(pod)]
         self._holders = {(label(pod, "run"), claims_of(pod)) for pod in pods if label(pod, "role")}
         self._waiting = sorted(_read_jobs(objects, now), key=lambda job: job.age)
         # What each follower should do now for its job; a training that has started is left to its follower.
