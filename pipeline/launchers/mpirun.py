@@ -53,7 +53,7 @@ def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -
         )
     rendezvous = {"MASTER_ADDR": placement.master_addr, "MASTER_PORT": str(placement.master_port)}
     # None: mpirun starts the ranks on this machine, by fork; else on hosts, by ssh.
-    remote = target if isinstance(target, BareMetal) else None
+    remote = None if isinstance(target, Local) else target
     if remote is not None and remote.interface:
         rendezvous["GLOO_SOCKET_IFNAME"] = remote.interface
     env = environment(run, placement) | rendezvous | mpi.env

@@ -37,7 +37,7 @@ def in_queue(target: dict[str, Any], namespace: Space) -> dict[str, Any]:
     return target | {"queue": "nobody-admits"}
 
 
-@pytest.fixture(params=[*JOB_KINDS, OWN_RUNTIME])
+@pytest.fixture(params=[*(name for name, kind in JOB_KINDS.items() if kind.suspend), OWN_RUNTIME])
 def queued(
     request: pytest.FixtureRequest,
     in_queue: dict[str, Any],

@@ -39,7 +39,7 @@ _DEAD: Final = pytest.StashKey[str]()
 def stage_of(nodeid: str) -> str:
     """Return the stage of a test by its path below the project."""
     folder = Path(nodeid).parts[1]
-    return next(stage for stage, folders in STAGES.items() if folder in folders)
+    return next((stage for stage, folders in STAGES.items() if folder in folders), "others")
 
 
 def pytest_configure(config: pytest.Config) -> None:

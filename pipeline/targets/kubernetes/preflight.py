@@ -106,7 +106,8 @@ def rights(target: Kubernetes) -> list[Right]:
 
 def rights_to(kind: JobKind) -> list[Right]:
     """List the rights that an account needs to jobs of a kind, and to their companions."""
-    rights_to_job = [(verb, kind.resource.group, kind.resource.plural) for verb in _JOB_VERBS]
+    verbs = [verb for verb in _JOB_VERBS if verb != "patch" or kind.suspend]
+    rights_to_job = [(verb, kind.resource.group, kind.resource.plural) for verb in verbs]
     rights_to_companions = [
         (verb, companion.group, companion.plural)
         for companion in kind.companions
