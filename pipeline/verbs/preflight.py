@@ -368,7 +368,10 @@ def _writable(ctx: RunContext) -> Findings:
         return
     try:
         folder = ctx.output.local
-        if folder is not None and folder.name and not folder.is_file():
+        if folder is not None and folder.resolve().is_mount():  # an export replaces the folder, in one step
+            fix = "Give a folder within it"
+            yield Finding("run.output", f"{folder} is a mount point, which cannot be replaced", fix)
+        elif folder is not None and folder.name and not folder.is_file():
             # A partial export is a folder beside the output; its name is the longest of all.
             token, folder = "0" * (transfer.DIGITS + 9), folder.resolve()
             disk.try_out(folder.with_name(f".{folder.name}.{ctx.key}.{token}.partial"))

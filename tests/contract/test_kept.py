@@ -188,6 +188,20 @@ def test_what_a_lost_training_wrote_stays_for_ever_whatever_keep_says(
     assert not Path(ctx.where).exists()
 
 
+def test_a_half_removed_run_that_cannot_be_deleted_does_not_stop_the_removal_of_others(
+    home: Path, tmp_path: Path, script: Callable[..., str]
+) -> None:
+    runs, elsewhere = home / "runs", tmp_path / "elsewhere"
+    (runs / ".b.removed" / "part").mkdir(parents=True)
+    elsewhere.mkdir()
+    (runs / ".a.removed").symlink_to(elsewhere)  # a folder that was moved, and linked
+    ctx = open_context({"program": script(), "output": str(tmp_path / "out")}, None, "c", base=tmp_path)
+    assert len([finding for finding in prepare(ctx) if "an older run is not removed" in finding.message]) == 1
+    assert [path.name for path in runs.glob(".*.removed")] == [".a.removed"]
+    assert elsewhere.exists()
+    cleanup(ctx)
+
+
 def test_the_next_run_in_the_folder_removes_what_was_kept_when_its_time_is_over(
     script: Script, tmp_path: Path, home: Path, manycpu: Callable[..., tuple[int, str]]
 ) -> None:

@@ -140,6 +140,22 @@ def test_a_model_that_a_program_wrote_beside_its_output_stays_on_its_host(
     assert manycpu("clean", kept.name, "--delete-model", "--yes", "--directory", str(home))[0] == 0
 
 
+def test_without_an_output_what_a_program_wrote_beside_it_stays_on_its_host_for_a_time(
+    one: BareMetal,
+    hosts: made_hosts.Hosts,
+    home: Path,
+    script: Callable[..., str],
+    tmp_path: Path,
+    manycpu: Manycpu,
+) -> None:
+    report = train(fields(tmp_path, script(FORGETS), output=None), one, run_id="x")
+    (kept,) = on_this_machine(home)
+    assert "attempts/1/work/code/model.txt" in there(hosts, home / "runs" / kept.name)
+    assert [name for name in report.kept if name.endswith("work/code/model.txt")]
+    assert manycpu("clean", kept.name, "--delete-model", "--yes", "--directory", str(home))[0] == 0
+    assert there(hosts, home / "runs", "-mindepth", "1") == set()
+
+
 @pytest.mark.parametrize(
     ("pattern", "count"),
     [

@@ -48,6 +48,8 @@ def keep_results(ctx: MachineContext, seconds: float | None, *, checkpoints: boo
     else:  # the report has the metrics
         results = [path for path in results if not disk.holds_only(path, METRICS)]
         on_hosts = hosts.holding_files(ctx, folder, *_OUTPUTS, but=(METRICS,))
+    strays_on_hosts = _strays_on_hosts(ctx)
+    on_hosts += strays_on_hosts
     if not results and not on_hosts:
         return []
     ctx.ledger.keep(seconds)  # first, so that a kill from here on loses no record
@@ -57,7 +59,10 @@ def keep_results(ctx: MachineContext, seconds: float | None, *, checkpoints: boo
     for path in children:
         if path not in needed and path.name != "attempts":
             _delete(path)
-    hosts.keep_only(ctx, folder, {*_RUN_RECORDS, *_ATTEMPT_RECORDS, "attempts", "checkpoints", "output"})
+    kept_names = {*_RUN_RECORDS, *_ATTEMPT_RECORDS, "attempts", "checkpoints", "output"}
+    # Hosts may share the folder with this machine: what is kept here must stay there too.
+    has_strays = bool(strays_on_hosts) or any(path.name == "work" for path in results)
+    hosts.keep_only(ctx, folder, kept_names | ({"work"} if has_strays else set()))
     return [*map(str, results), *on_hosts]
 
 
@@ -69,17 +74,32 @@ def _attempts(ctx: MachineContext) -> list[Path]:
 
 def _stray_results(ctx: MachineContext) -> list[Path]:
     """List the ``work`` folders in which programs wrote files, of attempts that wrote none to an output."""
-    folders = []
-    for number, attempt in ctx.ledger.read().attempts.items():
-        work = working_folder(attempt_directory(ctx, number))
-        if (
-            (attempt.fruitless or ctx.run.output is None)
-            and attempt.code
-            and work.is_dir()
-            and transfer.strays(Path(attempt.code), work)
-        ):
-            folders.append(work.parent)
-    return folders
+    works = [(working_folder(folder), code) for folder, code in _without_output(ctx)]
+    return [work.parent for work, code in works if work.is_dir() and transfer.strays(code, work)]
+
+
+def _strays_on_hosts(ctx: MachineContext) -> list[str]:
+    """List such files on hosts, as ``host:path``, where this machine lacks them."""
+    return [
+        stray
+        for folder, code in _without_output(ctx)
+        for stray in hosts.strays(ctx, folder, files_of_code(code))
+    ]
+
+
+def _without_output(ctx: MachineContext) -> list[tuple[Path, Path]]:
+    """List the attempts with code that wrote no output: their folder, and that of their code."""
+    return [
+        (attempt_directory(ctx, number), Path(attempt.code))
+        for number, attempt in ctx.ledger.read().attempts.items()
+        if attempt.code and (attempt.fruitless or ctx.run.output is None)
+    ]
+
+
+def files_of_code(code: Path) -> set[str]:
+    """List the files of an attempt's code, by path below the attempt's folder; empty: they are unknown."""
+    manifest = transfer.staged(code)
+    return {f"work/code/{file.path}" for file in manifest.files} if manifest else set()
 
 
 def _children(folder: Path) -> list[Path]:
@@ -124,12 +144,12 @@ def remove_expired(ctx: MachineContext, now: float, end: Callable[[RunContext], 
     Returns:
         Warnings about runs that could not be removed; they do not stop this run.
     """
-    try:
-        for ledger in half_removed(home_of(ctx) / "runs"):  # by processes that were killed
-            ledger.finish_removal()
-    except OSError as error:
-        return [_not_removed(f"an older run is not removed: {error}")]
     findings = []
+    for ledger in half_removed(home_of(ctx) / "runs"):  # by processes that were killed
+        try:
+            ledger.finish_removal()
+        except OSError as error:  # such as files of another user
+            findings.append(_not_removed(f"an older run is not removed: {error}"))
     for other in ctx.driver.runs(ctx.target):
         if other.name != ctx.name and is_on_machines(other):
             findings += [

@@ -137,13 +137,8 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         """Name files that the program wrote to its working folder, here or on hosts, or to staged folders."""
         attempt = entry.described(handle.attempt)
         work = working_folder(Path(handle.directory))
-        in_work: list[Path] = []
-        code_files: set[str] = set()  # paths below the attempt's folder
-        if attempt.code:
-            if work.is_dir():
-                in_work = transfer.strays(Path(attempt.code), work)
-            if code := transfer.staged(Path(attempt.code)):
-                code_files = {f"work/code/{file.path}" for file in code.files}
+        in_work = transfer.strays(Path(attempt.code), work) if attempt.code and work.is_dir() else []
+        code_files = cleanup.files_of_code(Path(attempt.code)) if attempt.code else set()
         on_hosts = hosts.strays(ctx, Path(handle.directory), code_files)
         staged = [Path(path) for path in (attempt.data, attempt.model) if path]
         in_staged = [stray for folder in staged for stray in transfer.strays(folder)]
