@@ -24,14 +24,8 @@ from manycpu.pipeline.node.world import Rank
 from manycpu.pipeline.spec import events, exit_records, kernel
 from manycpu.pipeline.spec.rank_logs import RankLog
 
-_FORWARDED: Final = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
+_ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_FORWARDED: Final = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 _PARENT_CHECK_INTERVAL_S: Final = 1.0  # between checks that the launcher still runs
 _ORPHAN_GRACE_S: Final = 3.0  # that a rank has to end by itself once its launcher is gone
 _HELPER_GRACE_S: Final = 2.0  # that processes of a script that has ended have to end by themselves
@@ -66,7 +60,8 @@ def forward_logs(child: int, stream: int, signature: str, of: Rank, host: str) -
     launcher, rank = os.getppid(), of.rank
     killer = _start_orphan_killer(child)  # ends the rank's children even if this process is killed
     kernel.adopt_orphans()  # what the script leaves running becomes a child of this process, which ends it
-    wake = _wake_on_signals(child)
+    signals = list[int]()  # those that were forwarded
+    wake = _wake_on_signals(child, signals)
     folder = os.environ.get("MANYCPU_LOGS")
     log = RankLog(Path(folder), rank, of.world_size) if folder else None
     writer = _Writer(events.join(rank, host, "").encode(), signature.encode(), log)
@@ -76,9 +71,12 @@ def forward_logs(child: int, stream: int, signature: str, of: Rank, host: str) -
         if status == 0:  # a script that failed is expected to leave processes
             warnings = _warn_of_leftovers(stream, writer, killer)
     except OrphanedError:
+        signals.append(signal.SIGTERM)
         status = _end(child)
     _kill_all(child)  # also what the script left running
     code = os.waitstatus_to_exitcode(status)
+    if code == 0 and (ending := [number for number in signals if number in _ENDING]):
+        code = 128 + ending[0]  # it was told to end: its program may have saved and stopped before its end
     with suppress(OrphanedError):
         writer.read(stream)  # what the pipe still holds
     hostname = socket.gethostname()
@@ -250,8 +248,8 @@ def _warn_of_leftovers(stream: int, writer: _Writer, killer: int) -> list[str]:
     return [events.encode("warning", message=message)]
 
 
-def _wake_on_signals(child: int) -> int:
-    """Forward signals to the rank from now on, also while a write blocks.
+def _wake_on_signals(child: int, forwarded: list[int]) -> int:
+    """Forward signals to the rank from now on, also while a write blocks, and append them to ``forwarded``.
 
     Returns a descriptor that is readable after each signal, which wakes up the loop in :func:`_serve`.
     """
@@ -261,6 +259,7 @@ def _wake_on_signals(child: int) -> int:
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
 
     def forward(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        forwarded.append(number)
         _kill(child, number)
 
     for number in _FORWARDED:

@@ -118,12 +118,15 @@ def fault(checkpoint: Path) -> str | None:
     # The state is written last.
     if step(checkpoint) is None:
         return "it has no readable trainer_state.json: it was not written to its end"
+    # Each rank writes its own, and rank 0 writes the state without waiting for them.
+    is_whole = {file: zipfile.is_zipfile(file) for file in checkpoint.glob("rng_state*.pth")}
+    cut = next((file.name for file in is_whole if not is_whole[file]), None)
     if (checkpoint / SHARDED).is_dir():
-        return sharding.fault(checkpoint / SHARDED)
+        return f"{cut} is cut short or damaged" if cut else sharding.fault(checkpoint / SHARDED)
     weights = sorted([*checkpoint.glob("model*.safetensors"), *checkpoint.glob("adapter_model*.safetensors")])
     if not weights:
         return "it has no model*.safetensors"
-    is_whole = {file: _is_whole(file) for file in weights}
+    is_whole |= {file: _is_whole(file) for file in weights}
     for name in ("optimizer", "scheduler"):
         # The Trainer writes .pt, Accelerate .bin.
         files = [file for suffix in (".pt", ".bin") if (file := checkpoint / f"{name}{suffix}").exists()]

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 import os
 import shutil
 import sys
@@ -42,6 +43,9 @@ _COUNTS: Final = (
 _REPLACED: Final = (
     "torch itself has bf16 autocast, fused AdamW and torch.compile, which are as fast (docs/speed.md)"
 )
+
+
+_EPOCH_TOLERANCE: Final = 1e-9  # of its sum of shares
 
 
 @dataclass
@@ -213,7 +217,8 @@ class CpuTrainer(Trainer):
             Epochs that are done, and the batches to skip in the present epoch.
         """
         trainer_result: tuple[int, int] = super()._init_training_state(max_steps, per_epoch, *args)
-        done = round((self.state.epoch or 0) * per_epoch)
+        accumulated = self.args.gradient_accumulation_steps
+        done = steps_done(self.state.epoch or 0.0, self._epoch_batches, accumulated)
         if self.args.max_steps > 0 or done == self.state.global_step:
             return trainer_result
         say(
@@ -221,7 +226,13 @@ class CpuTrainer(Trainer):
         )
         self.state.global_step = done
         skipped = 0 if self.args.ignore_data_skip else done % per_epoch
-        return done // per_epoch, skipped * self.args.gradient_accumulation_steps
+        return done // per_epoch, skipped * accumulated
+
+    def get_train_dataloader(self) -> Any:
+        """Make the loader of the batches of this rank, and remember how many an epoch has."""
+        loader = super().get_train_dataloader()
+        self._epoch_batches = len(loader)
+        return loader
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train, as the Trainer does.
@@ -340,6 +351,19 @@ class CpuTrainer(Trainer):
         """Return the optimizer without Accelerate's wrapper."""
         plain: torch.optim.Optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         return plain
+
+
+def steps_done(epoch: float, epoch_batches: int, accumulated: int) -> int:
+    """Return how many steps are done at an epoch, which counts batches; a part of a step does not count.
+
+    Args:
+        epoch: Epochs that are done, and the share of batches of the present one, as the Trainer writes it.
+        epoch_batches: Batches of this rank in an epoch.
+        accumulated: Batches of a step; the last step of an epoch may have fewer.
+    """
+    whole_epochs = int(epoch + _EPOCH_TOLERANCE)
+    batches = round((epoch - whole_epochs) * epoch_batches)
+    return whole_epochs * math.ceil(epoch_batches / accumulated) + batches // accumulated
 
 
 class Printer(PrinterCallback):

@@ -233,16 +233,23 @@ def test_what_ends_by_itself_soon_after_the_script_is_let_be(write: Callable[[st
     assert not ended.events("warning")
 
 
-def test_a_signal_reaches_the_script_once(write: Callable[[str], Path], tmp_path: Path) -> None:
-    """The launcher signals its group; the script handles it, saves, and ends with a code of its own."""
-    script = """
+@pytest.mark.parametrize(("own_code", "code"), [(5, 5), (0, 128 + signal.SIGTERM)])
+def test_a_signal_reaches_the_script_once(
+    write: Callable[[str], Path], tmp_path: Path, own_code: int, code: int
+) -> None:
+    """The launcher signals its group; the script handles it, saves, and ends with a code of its own.
+
+    0 is no success: the script has stopped before its end.
+    """
+    script = f"""
         import signal, sys, time
         def save(*_):
             print("saved")
-            sys.exit(5)
+            sys.exit({own_code})
         signal.signal(signal.SIGTERM, save)
         print("ready")
-        time.sleep(600)
+        while True:
+            time.sleep(0.1)  # a signal just before a long sleep would wait for its end
     """
     log = tmp_path / "log"
     with log.open("wb") as out:
@@ -255,8 +262,10 @@ def test_a_signal_reaches_the_script_once(write: Callable[[str], Path], tmp_path
         )
     until(lambda: "ready" in log.read_text())
     os.killpg(process.pid, signal.SIGTERM)
-    assert process.wait(300) == 5
-    assert Ended(5, log.read_text()).texts() == ["ready", "saved"]
+    assert process.wait(300) == code
+    ended = Ended(code, log.read_text())
+    assert ended.texts() == ["ready", "saved"]
+    assert [event["code"] for event in ended.events("exit")] == [code]
 
 
 def test_a_progress_bar_is_shown_before_the_run_is_taken_for_stalled(

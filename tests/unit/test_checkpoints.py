@@ -33,6 +33,17 @@ def test_the_greatest_step_is_the_newest(tmp_path: Path) -> None:
     assert checkpoints.newest(tmp_path / "nowhere") == (None, [])
 
 
+@pytest.mark.parametrize("content", [b"", b"cut"])
+def test_a_random_state_that_another_rank_did_not_write_to_its_end_counts(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = checkpoint(tmp_path, 100)
+    torch.save({"cpu": torch.ones(4)}, path / "rng_state_0.pth")
+    assert checkpoints.fault(path) is None
+    (path / "rng_state_1.pth").write_bytes(content)
+    assert checkpoints.fault(path) == "rng_state_1.pth is cut short or damaged"
+
+
 def test_of_other_numbers_of_ranks_the_greatest_epoch_is_the_newest(tmp_path: Path) -> None:
     for step, epoch in ((60, 2.3), (40, 3.1), (20, 1.5)):
         state = {"global_step": step, "epoch": epoch}

@@ -1,5 +1,6 @@
 """What every recipe's Trainer adds: gradients in the buckets that are sent, compression, the extension."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from accelerate.utils import DDPCommunicationHookType
 
 from manycpu.pipeline.observed import observe
 from manycpu.pipeline.recipes import trainer as trainers
-from manycpu.pipeline.recipes.trainer import CpuTrainer, CpuTrainingOptions, misfit, usable
+from manycpu.pipeline.recipes.trainer import CpuTrainer, CpuTrainingOptions, misfit, steps_done, usable
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.event_types import MetricsEvent, ProgressEvent, decode, readable
 
@@ -125,3 +126,21 @@ def test_without_the_extension_the_option_is_left_out_aloud(
     options = CpuTrainingOptions(str(tmp_path), use_ipex=True)
     assert usable(options) == []
     assert options.use_ipex
+
+
+@pytest.mark.parametrize(("batches", "accumulated"), [(9, 8), (17, 8), (1001, 8), (101, 8), (50, 1), (7, 7)])
+def test_every_step_of_an_unchanged_training_is_resumed_at_itself(batches: int, accumulated: int) -> None:
+    per_epoch = math.ceil(batches / accumulated)
+    for step in range(3 * per_epoch):
+        epochs, steps = divmod(step, per_epoch)
+        epoch = epochs + steps * accumulated / batches
+        assert steps_done(epoch, batches, accumulated) == step
+
+
+@pytest.mark.parametrize(
+    ("epoch", "batches", "accumulated", "step"), [(4.0, 25, 1, 100), (2.5, 10, 4, 7), (0.0, 5, 1, 0)]
+)
+def test_a_checkpoint_of_other_ranks_is_resumed_at_its_epoch(
+    epoch: float, batches: int, accumulated: int, step: int
+) -> None:
+    assert steps_done(epoch, batches, accumulated) == step

@@ -27,7 +27,7 @@ from manycpu.pipeline.recipes.causal_lm.packing import (
     loss_sum,
     use_packing,
 )
-from manycpu.pipeline.recipes.checkpoints import resume_point
+from manycpu.pipeline.recipes.checkpoints import resume_point, step
 from manycpu.pipeline.recipes.reporting import say, write_results
 from manycpu.pipeline.recipes.trainer import CpuTrainer, begin, trained_config
 from manycpu.pipeline.spec.errors import BadInputError
@@ -77,7 +77,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
         "train_tokens_per_second": round(
             trained.metrics["train_samples_per_second"] * packs.tokens / len(packs), 1
         ),
-        **({"resumed_from_step": int(resume.rpartition("-")[2])} if resume else {}),
+        **({"resumed_from_step": step(Path(resume))} if resume else {}),
     }
     if "validation" in prepared:
         results |= trainer.evaluate()

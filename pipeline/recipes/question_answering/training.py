@@ -9,7 +9,7 @@ from datasets import Dataset  # type: ignore[import-untyped]
 from transformers import DataCollatorWithPadding, PretrainedConfig, PreTrainedTokenizerBase, Trainer
 
 from manycpu.pipeline.node.metrics import metrics
-from manycpu.pipeline.recipes.checkpoints import resume_point
+from manycpu.pipeline.recipes.checkpoints import resume_point, step
 from manycpu.pipeline.recipes.documents import unpad
 from manycpu.pipeline.recipes.lengths import longest_first
 from manycpu.pipeline.recipes.question_answering.features import Shape, build, usable_length
@@ -150,7 +150,7 @@ def _results(
             Path(options.output, "training_args.bin").unlink(missing_ok=True)
         results |= {**trained.metrics, "train_steps": trained.global_step}
         if resume:
-            results["resumed_from_step"] = int(resume.rpartition("-")[2])
+            results["resumed_from_step"] = step(Path(resume))
     if "validation" in prepared:
         evaluation = trainer.evaluate()
         # Scores get their usual names, speed and loss keep the Trainer's.
