@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from selenium import webdriver
-from selenium.common.exceptions import WebDriverException
+from selenium.common.exceptions import TimeoutException, WebDriverException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -64,7 +64,12 @@ class Page:
     def shows(self, text: str, timeout: float = 300) -> None:
         """Wait until the page shows a text."""
         seen = conditions.text_to_be_present_in_element((By.TAG_NAME, "body"), text)
-        _wait(self.browser, timeout).until(seen, f"the page never showed {text!r}")
+        try:
+            _wait(self.browser, timeout).until(seen)
+        except TimeoutException:
+            shown = self.browser.find_element(By.TAG_NAME, "body").text
+            complaints = "\n".join(self.complaints())
+            pytest.fail(f"the page never showed {text!r}, but:\n{shown[-3000:]}\n{complaints[-3000:]}")
 
     def js(self, body: str, *args: object) -> Any:
         """Run JavaScript in the page, as the body of a function, and return its result."""
