@@ -76,7 +76,7 @@ def forward_logs(child: int, stream: int, signature: str, of: Rank, host: str) -
     _kill_all(child)  # also what the script left running
     code = os.waitstatus_to_exitcode(status)
     if code == 0 and (ending := [number for number in signals if number in _ENDING]):
-        code = 128 + ending[0]  # it was told to end: its program may have saved and stopped before its end
+        code = 128 + ending[0]  # its program may have saved at the signal, and stopped before its end
     with suppress(OrphanedError):
         writer.read(stream)  # what the pipe still holds
     hostname = socket.gethostname()
