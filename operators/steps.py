@@ -184,7 +184,7 @@ class ReportOperator(RunOperator):
 
         Raises:
             AirflowFailException: The run failed, was cancelled, or left something behind; with its error.
-            AirflowSkipException: No step has run, and none has failed.
+            AirflowSkipException: The training was skipped.
         """
         from manycpu.pipeline.run_report import Report
         from manycpu.pipeline.verbs.report import conclude, read_report, report_path
@@ -195,9 +195,9 @@ class ReportOperator(RunOperator):
         try:
             report = conclude(Report.model_validate(self.written) if self.written else read_report(ctx))
         except NoReportError as error:
-            # A person has marked the tasks successful before they ran, or a branch chose another path.
-            if states and all(state in ("success", "skipped") for _, state in states):
-                raise AirflowSkipException("nothing was trained") from error
+            if any(state == "skipped" for kind, _, state in states if issubclass(kind, PrepareOperator)):
+                text = "the training was skipped: a branch before it chose another path"
+                raise AirflowSkipException(text) from error
             raise AirflowFailException(str(error)) from error
         except ManycpuError as error:  # a retry would read the same report
             raise AirflowFailException(str(error)) from error
@@ -209,28 +209,29 @@ class ReportOperator(RunOperator):
             self.log.info("%s", place_in_words(name, place))
         path = report_path(ctx)
         # A step that Airflow ended has recorded nothing; and the report may be of an earlier try.
-        if others := [f"{task} is {state}" for task, state in states if state != "success"]:
+        if others := [f"{task} is {state}" for _, task, state in states if state != "success"]:
             raise AirflowFailException(f"{path} records no failure, but {', '.join(others)}")
         self.log.info("report: %s", path)
         return path
 
-    def _upstream_states(self, context: Context) -> list[tuple[str, str]]:
-        """List the upstream tasks of this training by id, each with its state in this DAG run."""
-        own_tasks = list[str]()
+    def _upstream_states(self, context: Context) -> list[tuple[type, str, str]]:
+        """List the upstream tasks of this training: class, id, and state in this DAG run."""
+        own_tasks = dict[str, type]()
         relatives: Any = self.get_flat_relatives(upstream=True) if self.training is not None else ()
         for task in relatives:
             fields = getattr(task, "partial_kwargs", None) or vars(task)  # the former of an expanded task
             kind = getattr(task, "operator_class", type(task))
             if issubclass(kind, RunOperator) and fields.get("training") == self.training:
-                own_tasks.append(task.task_id)
+                own_tasks[task.task_id] = kind
         if not own_tasks:
             return []
         instance: Any = context["ti"]
         run = {"dag_id": instance.dag_id, "run_ids": [instance.run_id]}
-        by_run = instance.get_task_states(**run, map_index=instance.map_index, task_ids=own_tasks)
+        by_run = instance.get_task_states(**run, map_index=instance.map_index, task_ids=[*own_tasks])
         states = by_run.get(instance.run_id, {})
         suffix = "" if instance.map_index < 0 else f"_{instance.map_index}"  # as Airflow's answer names tasks
-        return [(name, state) for name in sorted(own_tasks) if (state := states.get(name + suffix))]
+        found = [(own_tasks[name], name, states.get(name + suffix)) for name in sorted(own_tasks)]
+        return [(kind, name, state) for kind, name, state in found if state]
 
 
 def prepare_run(ctx: RunContext, executor: str | None, log: Any) -> None:

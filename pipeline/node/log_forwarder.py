@@ -68,15 +68,16 @@ def forward_logs(child: int, stream: int, signature: str, of: Rank, host: str) -
     warnings = list[str]()
     try:
         status = _serve(child, stream, writer, wake, launcher)
+        received = [number for number in signals if number in _ENDING]  # before the rank ended
         if status == 0:  # a script that failed is expected to leave processes
             warnings = _warn_of_leftovers(stream, writer, killer)
     except OrphanedError:
-        signals.append(signal.SIGTERM)
+        received = [signal.SIGTERM]
         status = _end(child)
     _kill_all(child)  # also what the script left running
     code = os.waitstatus_to_exitcode(status)
-    if code == 0 and (ending := [number for number in signals if number in _ENDING]):
-        code = 128 + ending[0]  # its program may have saved at the signal, and stopped before its end
+    if code == 0 and received:
+        code = 128 + received[0]  # its program may have saved at the signal, and stopped before its end
     with suppress(OrphanedError):
         writer.read(stream)  # what the pipe still holds
     hostname = socket.gethostname()

@@ -163,9 +163,10 @@ def test_on_kubernetes_it_comes_from_the_volume(tmp_path: Path, monkeypatch: pyt
         yield Here()
 
     monkeypatch.setattr(export, "helper", helper)
-    monkeypatch.setattr(export, "_with_volume_of", lambda ctx, _: ctx)
+    monkeypatch.setattr(export, "with_volume_of", lambda ctx, *_: ctx)
     target = Kubernetes(claim="data", mount_path=str(tmp_path))
-    ctx: Any = SimpleNamespace(target=target, name="qa", key="key")
+    ledger = SimpleNamespace(read=lambda: None)
+    ctx: Any = SimpleNamespace(target=target, name="qa", key="key", ledger=ledger)
     handle: Any = SimpleNamespace(attempt=1)
     content = b"pickled"
     name = hashlib.sha256(content).hexdigest()

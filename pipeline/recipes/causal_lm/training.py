@@ -65,6 +65,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
         )
     if resume and options.model.method != "full":
         _check_adapter(Path(resume), trainer.model)
+    resumed_step = step(Path(resume)) if resume else None  # the training may delete that checkpoint
     trained = trainer.train(resume_from_checkpoint=resume)
     packs: Any = trainer.train_dataset
     # The Trainer reports the loss of rank 0 only.
@@ -77,7 +78,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
         "train_tokens_per_second": round(
             trained.metrics["train_samples_per_second"] * packs.tokens / len(packs), 1
         ),
-        **({"resumed_from_step": step(Path(resume))} if resume else {}),
+        **({"resumed_from_step": resumed_step} if resume else {}),
     }
     if "validation" in prepared:
         results |= trainer.evaluate()

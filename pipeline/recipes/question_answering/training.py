@@ -143,6 +143,7 @@ def _results(
         if resume is None and _worth_evaluating_before(options, prepared):
             before_training = trainer.evaluate(metric_key_prefix="before")
             results |= {f"{name}_before": before_training[f"before_{name}"] for name in ("exact_match", "f1")}
+        resumed_step = step(Path(resume)) if resume else None  # the training may delete that checkpoint
         trained = trainer.train(resume_from_checkpoint=resume)
         trainer.save_model(options.output)
         # A pickle of the options is not part of a model, and it may hold a token.
@@ -150,7 +151,7 @@ def _results(
             Path(options.output, "training_args.bin").unlink(missing_ok=True)
         results |= {**trained.metrics, "train_steps": trained.global_step}
         if resume:
-            results["resumed_from_step"] = step(Path(resume))
+            results["resumed_from_step"] = resumed_step
     if "validation" in prepared:
         evaluation = trainer.evaluate()
         # Scores get their usual names, speed and loss keep the Trainer's.

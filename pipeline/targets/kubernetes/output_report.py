@@ -35,8 +35,7 @@ def write_report(ctx: ClusterContext, text: str) -> None:
         report = run_report.parse(text)
         if report is not None and report.state.terminal:
             release(ctx, pod)
-    if ctx.ledger.exists() and ctx.ledger.lease().kept:
-        run_secret.remove(ctx)  # which this pod needed once more: of a kept run, no secret stays
+    _remove_secret_if_kept(ctx)
 
 
 def write_beside(ctx: ClusterContext, name: str, text: str) -> None:
@@ -46,6 +45,7 @@ def write_beside(ctx: ClusterContext, name: str, text: str) -> None:
         return
     with _report_pod(ctx) as pod:
         pod.ask("write_beside", url=ctx.destination, key=ctx.key, name=name, text=text)
+    _remove_secret_if_kept(ctx)
 
 
 def claim(ctx: ClusterContext, pod: Helper) -> None:
@@ -86,7 +86,14 @@ def read_beside(ctx: ClusterContext, name: str) -> str | None:
         return output.read_beside(ctx, name)
     with _report_pod(ctx) as pod:
         text: str | None = pod.ask("read", url=ctx.destination, name=name)["text"]
-        return text
+    _remove_secret_if_kept(ctx)
+    return text
+
+
+def _remove_secret_if_kept(ctx: ClusterContext) -> None:
+    """Delete the run's Secret, which a pod has needed once more: of a kept run, none stays."""
+    if ctx.ledger.exists() and ctx.ledger.lease().kept:
+        run_secret.remove(ctx)
 
 
 def remove_forgotten(cluster: Cluster) -> None:

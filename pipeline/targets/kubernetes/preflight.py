@@ -236,7 +236,8 @@ def _check_secrets(ctx: ClusterContext) -> Findings:
                     "run.env",
                     f"{name} may be needed to write the last report, when the Secret with the values of "
                     "run.env is deleted already",
-                    "Put the credentials into a Secret of your own, and name it in run.env_from",
+                    "Put the credentials of storage into a Secret of your own, and name it in run.env_from",
+                    fatal=False,  # it may be for another service
                 )
     for name in ctx.run.env_from:
         if cluster_of(ctx).get("Secret", name) is None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import disk, process
+from manycpu.pipeline.ledger import Attempt
 from manycpu.pipeline.ledger.file import half_removed
 from manycpu.pipeline.spec.errors import Finding, ManycpuError, RunGoneError, UnseenError
 from manycpu.pipeline.spec.output import METRICS
@@ -74,7 +75,7 @@ def _attempts(ctx: MachineContext) -> list[Path]:
 
 def _stray_results(ctx: MachineContext) -> list[Path]:
     """List the ``work`` folders in which programs wrote files, of attempts that wrote none to an output."""
-    works = [(working_folder(folder), code) for folder, code in _without_output(ctx)]
+    works = [(working_folder(folder), Path(attempt.code or "")) for folder, attempt in _without_output(ctx)]
     return [work.parent for work, code in works if work.is_dir() and transfer.strays(code, work)]
 
 
@@ -82,15 +83,15 @@ def _strays_on_hosts(ctx: MachineContext) -> list[str]:
     """List such files on hosts, as ``host:path``, where this machine lacks them."""
     return [
         stray
-        for folder, code in _without_output(ctx)
-        for stray in hosts.strays(ctx, folder, files_of_code(code))
+        for folder, attempt in _without_output(ctx)
+        for stray in hosts.strays(ctx, folder, files_of_code(Path(attempt.code or "")), attempt.hosts)
     ]
 
 
-def _without_output(ctx: MachineContext) -> list[tuple[Path, Path]]:
-    """List the attempts with code that wrote no output: their folder, and that of their code."""
+def _without_output(ctx: MachineContext) -> list[tuple[Path, Attempt]]:
+    """List the attempts with code that wrote no output, each with its folder."""
     return [
-        (attempt_directory(ctx, number), Path(attempt.code))
+        (attempt_directory(ctx, number), attempt)
         for number, attempt in ctx.ledger.read().attempts.items()
         if attempt.code and (attempt.fruitless or ctx.run.output is None)
     ]

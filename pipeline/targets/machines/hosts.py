@@ -120,20 +120,22 @@ def holding_files(ctx: MachineContext, folder: Path, *patterns: str, but: Contai
     ]
 
 
-def strays(ctx: MachineContext, attempt: Path, code: Container[str]) -> list[str]:
+def strays(ctx: MachineContext, attempt: Path, code: Container[str], among: Container[str] = ()) -> list[str]:
     """Name files that a program wrote to the working folder of an attempt on hosts, as ``host:path``.
 
     Args:
         ctx: The run.
         attempt: The attempt's folder.
         code: The files of its code, by path below the attempt's folder.
+        among: The names of its hosts; empty: they are unknown, and all hosts of the run are asked.
 
     Returns:
         The files that this machine lacks; of a host whose files are unknown, the attempt's folder.
     """
     strays = []
     for target, members in _all_hosts(ctx):
-        for host, paths in ssh.holding_files(target, members, attempt, "work/*").items():
+        asked = [host for host in members if not among or host.name in among]
+        for host, paths in ssh.holding_files(target, asked, attempt, "work/*").items():
             if paths is None:  # the host cannot be reached, or has no such folder
                 strays.append(f"{host.name}:{attempt}")
                 continue
