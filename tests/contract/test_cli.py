@@ -660,9 +660,7 @@ def test_clean_leaves_alone_what_is_staged_while_a_run_may_use_it(
     (other / "ledger.json").write_text('{"schema": 99}')
     assert "left alone: other may use them" in manycpu("clean", "--data", "--yes")[1]
     shutil.rmtree(other)
-    monkeypatch.setattr(
-        "click.confirm", lambda *_: prepare(staging) is not None
-    )  # a run begins
+    monkeypatch.setattr("click.confirm", lambda *_: prepare(staging) is not None)  # a run begins
     assert f"left alone: {staging.name} may use them" in manycpu("clean", "--data")[1]
     assert staged.exists()
     cleanup(staging)
