@@ -254,7 +254,7 @@ def _remove_all_expired(
         try:
             other = cast("ClusterContext", reopen(ledger.read(), access=ctx.access))
             # A run before it may have taken minutes, and a person may have resumed this one since the list.
-            if not other.ledger.lease().over(other.ledger.now()):
+            if not other.ledger.lease().over(now):
                 continue
             cancel(other, CLEANUP, None)  # it has no follower, so no time budget ends it
             # mark_removed() returns false if another process has renewed the lease since the list.
