@@ -19,7 +19,9 @@ SHARDED: Final = "sharded"
 _NAME: Final = re.compile(r"checkpoint-(\d+)")
 
 
-def resume_point(folder: str | Path, option: str | bool | None, env: Mapping[str, str]) -> str | None:
+def resume_point(
+    folder: str | Path, option: str | bool | None, env: Mapping[str, str], *, by_step: bool = False
+) -> str | None:
     """Choose the checkpoint to resume from, the same on every rank; None: begin at step 0.
 
     If the user names one (``--resume_from_checkpoint``, else MANYCPU_RESUME_FROM), it is that one; but a
@@ -30,6 +32,7 @@ def resume_point(folder: str | Path, option: str | bool | None, env: Mapping[str
         folder: Where this run writes its checkpoints.
         option: ``--resume_from_checkpoint``; true or false, also as text, names no checkpoint.
         env: The environment of the run.
+        by_step: Whether the training counts its steps whatever the number of ranks (``--max_steps``).
 
     Raises:
         BadInputError: The checkpoint is incomplete, or not every rank can read it.
@@ -38,7 +41,8 @@ def resume_point(folder: str | Path, option: str | bool | None, env: Mapping[str
     requested = named or env.get("MANYCPU_RESUME_FROM")
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     # Only rank 0 chooses: the ranks might see different checkpoints, and they must not disagree.
-    shared_choice = [_choose(Path(folder), env, requested) if ranks == 1 or dist.get_rank() == 0 else None]
+    is_first = ranks == 1 or dist.get_rank() == 0
+    shared_choice = [_choose(Path(folder), env, requested, by_step=by_step) if is_first else None]
     if ranks > 1:
         dist.broadcast_object_list(shared_choice, src=0)
     chosen = shared_choice[0]
@@ -58,15 +62,18 @@ def resume_point(folder: str | Path, option: str | bool | None, env: Mapping[str
     return chosen
 
 
-def newest(folder: str | Path, *, since: float | None = None) -> tuple[Path | None, list[str]]:
-    """Find the complete checkpoint of the latest epoch and step, of those written since a Unix time.
+def newest(
+    folder: str | Path, *, since: float | None = None, by_step: bool = False
+) -> tuple[Path | None, list[str]]:
+    """Find the first complete checkpoint of :func:`latest_first`, of those written since a Unix time.
 
     Returns:
         Its folder, or None; and a message for each checkpoint that was skipped as incomplete.
     """
     skipped: list[str] = []
+    found = latest_first(Path(folder), by_step=by_step)
     # Those without a readable state first: so each of them is reported.
-    for checkpoint in sorted(latest_first(Path(folder)), key=lambda path: step(path) is not None):
+    for checkpoint in sorted(found, key=lambda path: step(path) is not None):
         # Not the folder's time: a step that is trained again is saved into the same, older folder.
         state = checkpoint / "trainer_state.json"
         if since is not None and (state if state.exists() else checkpoint).stat().st_mtime < since:
@@ -78,17 +85,17 @@ def newest(folder: str | Path, *, since: float | None = None) -> tuple[Path | No
     return None, skipped
 
 
-def latest_first(folder: Path) -> list[Path]:
+def latest_first(folder: Path, *, by_step: bool = False) -> list[Path]:
     """List the checkpoints of a folder, complete or not, the latest epoch first.
 
-    Steps compare only within an epoch: with other ranks, an epoch has other steps. Within one, and without
-    epochs, the greatest step comes first. Checkpoints without a readable state come last.
+    Steps compare only within an epoch: with other ranks, an epoch has other steps. Within one, without
+    epochs, and ``by_step``, the greatest step comes first. Checkpoints without a readable state come last.
     """
     matches = {path: _NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*")}
     steps = {path: int(match[1]) for path, match in matches.items() if match}
     states = {path: _state(path) for path in steps}
-    has_epochs = all("epoch" in state for state in states.values() if state)
-    # None: the state cannot be read. 0.0 for all others: some state has no epoch, so only steps count.
+    has_epochs = not by_step and all("epoch" in state for state in states.values() if state)
+    # None: the state cannot be read. 0.0 for all others: only steps count.
     epochs = {
         path: state.get("epoch") if has_epochs else 0.0 if state else None for path, state in states.items()
     }
@@ -153,7 +160,7 @@ def _state(checkpoint: Path) -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
-def _choose(folder: Path, env: Mapping[str, str], requested: str | None) -> str | None:
+def _choose(folder: Path, env: Mapping[str, str], requested: str | None, *, by_step: bool) -> str | None:
     """Choose a checkpoint as :func:`resume_point` describes, and mark the first resume; None: there is none.
 
     Only rank 0 calls this.
@@ -168,7 +175,7 @@ def _choose(folder: Path, env: Mapping[str, str], requested: str | None) -> str 
         folder.mkdir(parents=True, exist_ok=True)
         first_resume_file.touch()
     if since is not None or not requested:
-        latest, skipped = newest(folder, since=since)
+        latest, skipped = newest(folder, since=since, by_step=by_step)
     for note in skipped:
         say(f"checkpoint {note}")
     if latest or requested:

@@ -31,7 +31,7 @@ from transformers import (
 from manycpu.pipeline.node import sharding
 from manycpu.pipeline.node.metrics import metrics
 from manycpu.pipeline.recipes.arguments import check_least, option
-from manycpu.pipeline.recipes.checkpoints import SHARDED
+from manycpu.pipeline.recipes.checkpoints import SHARDED, resume_point
 from manycpu.pipeline.recipes.lengths import LengthGroups, token_lengths
 from manycpu.pipeline.recipes.reporting import Pace, say, say_notes
 from manycpu.pipeline.spec.errors import BadInputError
@@ -207,6 +207,12 @@ class CpuTrainer(Trainer):
             self.model, optimizer = ipex.optimize(model_used, optimizer=optimizer, dtype=dtype, inplace=True)
             self.optimizer = optimizer
         return optimizer
+
+    def resume_point(self, env: Mapping[str, str]) -> str | None:
+        """Choose the checkpoint to resume from, as :func:`checkpoints.resume_point` describes."""
+        args = self.args
+        by_step = args.max_steps > 0  # else _init_training_state counts by epochs
+        return resume_point(str(args.output_dir), args.resume_from_checkpoint, env, by_step=by_step)
 
     def _init_training_state(self, max_steps: int, per_epoch: int, *args: Any) -> tuple[int, int]:
         """Count the steps of a checkpoint as those of this training: other ranks or batches have other steps.

@@ -174,6 +174,14 @@ def test_a_checkpoint_of_larger_steps_is_resumed_at_its_epoch(env: dict[str, str
     assert torch.load(last / "scheduler.pt")["last_epoch"] == resumed["train_steps"]
 
 
+def test_with_max_steps_a_retry_with_smaller_steps_resumes_from_the_last_step(env: dict[str, str]) -> None:
+    """As after a resume with fewer ranks: the later checkpoint is of a smaller epoch."""
+    steps = (*FULL, "--save_steps", "2", "--max_seq_length", "96", "--per_device_train_batch_size")
+    run(env, "--max_steps", "4", *steps, "4")
+    assert run(env, "--max_steps", "6", *steps, "1")["resumed_from_step"] == 4
+    assert run(env, "--max_steps", "8", *steps, "1")["resumed_from_step"] == 6
+
+
 def test_options_that_leave_no_step_are_refused(env: dict[str, str]) -> None:
     with pytest.raises(BadInputError, match="no step was trained"):
         run(env, *FULL, "--num_train_epochs", "0")

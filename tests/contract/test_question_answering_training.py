@@ -69,6 +69,14 @@ def test_a_retry_goes_on_from_the_last_whole_checkpoint(
     assert "exact_match_before" not in found
 
 
+def test_with_max_steps_a_retry_with_smaller_steps_resumes_from_the_last_step(env: dict[str, str]) -> None:
+    """As after a resume with fewer ranks: the later checkpoint is of a smaller epoch."""
+    steps = ("--save_steps", "2", "--evaluate_before", "false", "--per_device_train_batch_size")
+    run(env, "--max_steps", "4", *steps, "8")
+    assert run(env, "--max_steps", "6", *steps, "2")["resumed_from_step"] == 4
+    assert run(env, "--max_steps", "8", *steps, "2")["resumed_from_step"] == 6
+
+
 def test_a_resumed_training_ends_where_an_unbroken_one_does(env: dict[str, str], tmp_path: Path) -> None:
     from safetensors.torch import load_file
 

@@ -44,13 +44,17 @@ def test_a_random_state_that_another_rank_did_not_write_to_its_end_counts(
     assert checkpoints.fault(path) == "rng_state_1.pth is cut short or damaged"
 
 
-def test_of_other_numbers_of_ranks_the_greatest_epoch_is_the_newest(tmp_path: Path) -> None:
+def test_of_other_numbers_of_ranks_the_greatest_epoch_is_the_newest_unless_steps_are_counted(
+    tmp_path: Path,
+) -> None:
     for step, epoch in ((60, 2.3), (40, 3.1), (20, 1.5)):
         state = {"global_step": step, "epoch": epoch}
         (checkpoint(tmp_path, step) / "trainer_state.json").write_text(json.dumps(state))
     (tmp_path / "checkpoint-80").mkdir()
     names = [path.name for path in checkpoints.latest_first(tmp_path)]
     assert names == ["checkpoint-40", "checkpoint-60", "checkpoint-20", "checkpoint-80"]
+    names = [path.name for path in checkpoints.latest_first(tmp_path, by_step=True)]
+    assert names == ["checkpoint-60", "checkpoint-40", "checkpoint-20", "checkpoint-80"]
     found, (skipped,) = checkpoints.newest(tmp_path)
     assert found == tmp_path / "checkpoint-40"
     assert "checkpoint-80 is skipped" in skipped

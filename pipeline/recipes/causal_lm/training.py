@@ -27,7 +27,7 @@ from manycpu.pipeline.recipes.causal_lm.packing import (
     loss_sum,
     use_packing,
 )
-from manycpu.pipeline.recipes.checkpoints import resume_point, step
+from manycpu.pipeline.recipes.checkpoints import step
 from manycpu.pipeline.recipes.reporting import say, write_results
 from manycpu.pipeline.recipes.trainer import CpuTrainer, begin, trained_config
 from manycpu.pipeline.spec.errors import BadInputError
@@ -57,7 +57,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
         raise BadInputError("--early_stopping_patience has nothing to evaluate on", field="run.args", fix=fix)
     set_seed(training.seed)  # random weights do not depend on whether the data was cached
     trainer = _trainer(options, config, tokenizer, prepared, length)
-    resume = resume_point(str(training.output_dir), training.resume_from_checkpoint, env)
+    resume = trainer.resume_point(env)
     if resume and (checkpoint_method := _method_of(Path(resume))) != options.model.method:
         fix = f"Give --method {checkpoint_method}, or another folder of checkpoints"
         raise BadInputError(

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import torch.distributed as dist
 from datasets import Dataset  # type: ignore[import-untyped]
-from transformers import DataCollatorWithPadding, PretrainedConfig, PreTrainedTokenizerBase, Trainer
+from transformers import DataCollatorWithPadding, PretrainedConfig, PreTrainedTokenizerBase
 
 from manycpu.pipeline.node.metrics import metrics
-from manycpu.pipeline.recipes.checkpoints import resume_point, step
+from manycpu.pipeline.recipes.checkpoints import step
 from manycpu.pipeline.recipes.documents import unpad
 from manycpu.pipeline.recipes.lengths import longest_first
 from manycpu.pipeline.recipes.question_answering.features import Shape, build, usable_length
@@ -130,7 +130,7 @@ def _prepare(
 
 
 def _results(
-    options: Options, env: Mapping[str, str], trainer: Trainer, prepared: dict[str, Scorer]
+    options: Options, env: Mapping[str, str], trainer: CpuTrainer, prepared: dict[str, Scorer]
 ) -> dict[str, Any]:
     """Train, evaluate and predict on the splits that are prepared; returns all results by their names.
 
@@ -139,7 +139,7 @@ def _results(
     """
     results: dict[str, Any] = {}
     if "train" in prepared:
-        resume = resume_point(str(options.training.output_dir), options.training.resume_from_checkpoint, env)
+        resume = trainer.resume_point(env)
         if resume is None and _worth_evaluating_before(options, prepared):
             before_training = trainer.evaluate(metric_key_prefix="before")
             results |= {f"{name}_before": before_training[f"before_{name}"] for name in ("exact_match", "f1")}
