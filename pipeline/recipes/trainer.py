@@ -231,6 +231,7 @@ class CpuTrainer(Trainer):
             f"step {self.state.global_step} of the checkpoint is step {done} here: epoch {self.state.epoch:g}"
         )
         self.state.global_step = done
+        self.state.best_global_step = None  # here, that number is another step's
         skipped = 0 if self.args.ignore_data_skip else done % per_epoch
         return done // per_epoch, skipped * accumulated
 
@@ -272,6 +273,15 @@ class CpuTrainer(Trainer):
                 yield
         else:
             yield
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Save a checkpoint, unless the best one has its name: with other ranks, that was another step."""
+        folder = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
+        best, best_step = self.state.best_model_checkpoint, self.state.best_global_step
+        if best and Path(best) == folder and best_step != self.state.global_step:
+            say(f"{folder} is not written: it holds the best model, of an earlier epoch")
+            return
+        super()._save_checkpoint(model, trial)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model as the Trainer does, or from the shares of all ranks if it is sharded.

@@ -1,12 +1,15 @@
 """What every recipe's Trainer adds: gradients in the buckets that are sent, compression, the extension."""
 
+import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from accelerate.utils import DDPCommunicationHookType
+from safetensors.torch import load_file
 
 from manycpu.pipeline.observed import observe
 from manycpu.pipeline.recipes import trainer as trainers
@@ -144,3 +147,46 @@ def test_a_checkpoint_of_other_ranks_is_resumed_at_its_epoch(
     epoch: float, batches: int, accumulated: int, step: int
 ) -> None:
     assert steps_done(epoch, batches, accumulated) == step
+
+
+class Evaluated(CpuTrainer):
+    """A Trainer whose evaluations give the next of these losses."""
+
+    losses: Iterator[float]
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        return {"eval_loss": next(self.losses)}
+
+
+def evaluated(folder: Path, batch: int, epochs: int, *losses: float) -> Evaluated:
+    """Train 8 rows to this epoch, with steps of this batch and a loss for each epoch; return the Trainer."""
+    options = CpuTrainingOptions(
+        str(folder), num_train_epochs=epochs, per_device_train_batch_size=batch, report_to=[],
+        save_strategy="epoch", eval_strategy="epoch", load_best_model_at_end=True, disable_tqdm=True,
+    )  # fmt: skip
+    rows = [{"x": torch.tensor([float(n), 1.0])} for n in range(8)]
+    made = Evaluated(Squared(2, 2), options, train_dataset=rows, eval_dataset=rows)
+    made.losses = iter(losses)
+    made.train(resume_from_checkpoint=made.resume_point({}))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("losses", "best"),
+    [
+        ((2.0, 3.0), "checkpoint-8 of epoch 1"),
+        ((0.5, 3.0), "checkpoint-8 of epoch 2"),
+        ((2.0, 0.5), "checkpoint-12 of epoch 3"),
+    ],
+)
+def test_after_a_resume_with_larger_steps_the_best_model_is_the_one_that_was_evaluated_best(
+    tmp_path: Path, losses: tuple[float, ...], best: str
+) -> None:
+    """As with more ranks: step 8 ends epoch 1 of the first training, and epoch 2 of the resumed one."""
+    first = evaluated(tmp_path, 1, 1, 1.0).model.weight
+    resumed = evaluated(tmp_path, 2, 3, *losses)
+    kept = Path(str(resumed.state.best_model_checkpoint))
+    epoch = json.loads((kept / "trainer_state.json").read_text())["epoch"]
+    assert f"{kept.name} of epoch {epoch:g}" == best
+    torch.testing.assert_close(resumed.model.weight, load_file(kept / "model.safetensors")["weight"])
+    assert torch.equal(resumed.model.weight, first) is best.endswith("epoch 1")
