@@ -281,6 +281,8 @@ class CpuTrainer(Trainer):
         if best and Path(best) == folder and best_step != self.state.global_step:
             say(f"{folder} is not written: it holds the best model, of an earlier epoch")
             return
+        if self.args.should_save:  # until the new one is complete, a mix of two steps must not look so
+            (folder / "trainer_state.json").unlink(missing_ok=True)
         super()._save_checkpoint(model, trial)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from manycpu.pipeline.observed import observe
 from manycpu.pipeline.recipes import trainer as trainers
+from manycpu.pipeline.recipes.checkpoints import newest
 from manycpu.pipeline.recipes.trainer import CpuTrainer, CpuTrainingOptions, misfit, steps_done, usable
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.event_types import MetricsEvent, ProgressEvent, decode, readable
@@ -190,3 +191,16 @@ def test_after_a_resume_with_larger_steps_the_best_model_is_the_one_that_was_eva
     assert f"{kept.name} of epoch {epoch:g}" == best
     torch.testing.assert_close(resumed.model.weight, load_file(kept / "model.safetensors")["weight"])
     assert torch.equal(resumed.model.weight, first) is best.endswith("epoch 1")
+
+
+def test_a_save_that_is_cut_in_the_folder_of_an_earlier_step_leaves_no_checkpoint_that_looks_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    evaluated(tmp_path, 1, 1, 3.0)
+    monkeypatch.setattr(Evaluated, "_save_optimizer_and_scheduler", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        evaluated(tmp_path, 2, 2, 2.0)
+    assert newest(tmp_path)[0] is None
