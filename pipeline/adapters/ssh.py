@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from manycpu.pipeline.adapters import commands
 from manycpu.pipeline.spec.errors import LaunchError
@@ -33,6 +33,39 @@ mkdir -p "${FOLDER%/*}" && cp -R "$SOURCE" "$PARTIAL" && chmod -R u+w "$PARTIAL"
 mv -T "$PARTIAL" "$FOLDER" 2>/dev/null || rm -rf "$PARTIAL"  # another host that shares the folder was first
 [ -e "$FOLDER" ]
 """
+# A run of the same name that another machine launches has the same folder.
+_UNLESS_FOREIGN: Final = """
+[ -z "$OWNER" ] || [ ! -d "$FOLDER" ] || [ "$(cat "$MARK" 2>/dev/null)" = "$OWNER" ] || exit 0
+"""
+# With noclobber (-C), of two who write the mark at once one fails.
+_CLAIM: Final = """
+mkdir -p "$FOLDER" || exit
+[ -s "$MARK" ] || rm -f "$MARK"
+if [ ! -e "$MARK" ]; then
+  [ ! -e "$FOLDER/attempts" ] || { printf 'an earlier version of manycpu'; exit; }
+  (set -C; printf %s "$OWNER" >"$MARK") 2>/dev/null
+  [ -s "$MARK" ] || { echo "$MARK cannot be written"; exit 1; }
+fi
+cat "$MARK"
+"""
+_END_RANKS: Final = f"""{_UNLESS_FOREIGN}
+ranks() {{ grep -lzF "MANYCPU_OUTPUT=$FOLDER/attempts/" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3; }}
+for signal in TERM KILL; do
+  for second in 1 2 3 4 5 6 7 8 9 10; do
+    left=$(ranks)
+    [ -n "$left" ] || exit 0
+    [ $second -gt 1 ] || kill -$signal $left 2>/dev/null
+    sleep 1
+  done
+done
+echo "process $left does not end"
+exit 1
+"""
+# The mark goes last: without it, what a removal that was cut has left would look foreign.
+_REMOVE: Final = f"""{_UNLESS_FOREIGN}
+[ -d "$FOLDER" ] || exit 0
+find "$FOLDER" -mindepth 1 -maxdepth 1 ! -path "$MARK" -exec rm -rf -- {{}} + && rm -rf -- "$FOLDER"
+"""
 _KEEP_ONLY: Final = """
 for path in "$FOLDER"/* "$FOLDER"/attempts/*/*; do
   case " $NAMES " in *" ${path##*/} "*) ;; *) rm -rf "$path" ;; esac
@@ -40,6 +73,21 @@ done
 """
 
 T = TypeVar("T")
+
+
+class RunFolder(NamedTuple):
+    """A run's folder, which has the same path on every host."""
+
+    path: Path
+    mark: Path
+    """The file in it that says whose folder it is."""
+    owner: str
+    """What that file says in this run's folder; empty: an older version made the run, without such a file."""
+
+    @property
+    def variables(self) -> dict[str, str | Path]:
+        """The variables of the scripts."""
+        return {"FOLDER": self.path, "MARK": self.mark, "OWNER": self.owner}
 
 
 def command(target: BareMetal, host: Host, argv: Sequence[str]) -> list[str]:
@@ -138,24 +186,57 @@ def copy_folder(target: BareMetal, hosts: Sequence[Host], source: Path, folder: 
     at_all(hosts, copy)
 
 
-def remove_folder(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]:
-    """Delete a folder on every host; returns the folders that are left, as ``host:folder``."""
+def claim(target: BareMetal, hosts: Sequence[Host], folder: RunFolder) -> dict[Host, str]:
+    """Make a run's folder on every host and mark it, unless another run has it there.
+
+    Returns:
+        Host -> the other run's owner.
+
+    Raises:
+        LaunchError: A host cannot be reached, or the folder cannot be made there.
+    """
+    owners = at_all(hosts, lambda host: script_or_raise(target, host, _CLAIM, folder.variables))
+    return {host: owner for host, owner in zip(hosts, owners, strict=True) if owner != folder.owner}
+
+
+def end_ranks(target: BareMetal, hosts: Sequence[Host], folder: RunFolder) -> dict[Host, str]:
+    """End ranks that outlived the machine that launched them: SIGTERM, and after ten seconds SIGKILL.
+
+    They are recognised by their output, which is in the run's folder.
+
+    Returns:
+        Host -> why its ranks may still run.
+    """
+
+    def problem(host: Host) -> str:
+        try:
+            done = script(target, host, _END_RANKS, folder.variables)
+        except LaunchError as error:
+            return str(error)
+        return done.out.strip()[-500:] or "nothing was said" if done.code else ""
+
+    problems = zip(hosts, at_all(hosts, problem), strict=True)
+    return {host: text for host, text in problems if text}
+
+
+def remove_folder(target: BareMetal, hosts: Sequence[Host], folder: RunFolder) -> list[str]:
+    """Delete a run's folder on every host; returns the folders that are left, as ``host:folder``."""
 
     def is_removed(host: Host) -> bool:
         with suppress(LaunchError):
-            return run(target, host, ["rm", "-rf", "--", str(folder)]).code == 0
+            return script(target, host, _REMOVE, folder.variables, COPY_TIMEOUT).code == 0
         return False
 
     removed = zip(hosts, at_all(hosts, is_removed), strict=True)
-    return [f"{host.name}:{folder}" for host, is_gone in removed if not is_gone]
+    return [f"{host.name}:{folder.path}" for host, is_gone in removed if not is_gone]
 
 
-def keep_only(target: BareMetal, hosts: Sequence[Host], folder: Path, names: Iterable[str]) -> None:
+def keep_only(target: BareMetal, hosts: Sequence[Host], folder: RunFolder, names: Iterable[str]) -> None:
     """Delete all but ``names`` in a run's folder and its attempts' folders, on hosts that can be reached."""
 
     def keep(host: Host) -> None:
         with suppress(LaunchError):  # the removal of the run deletes the rest later
-            script(target, host, _KEEP_ONLY, {"FOLDER": folder, "NAMES": " ".join(names)})
+            script(target, host, _UNLESS_FOREIGN + _KEEP_ONLY, folder.variables | {"NAMES": " ".join(names)})
 
     at_all(hosts, keep)
 

@@ -6,8 +6,14 @@ from difflib import get_close_matches
 
 import click
 
-from manycpu.pipeline.cli import report_command, run_commands, spec_commands
-from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
+_EXIT_INTERRUPTED = 130  # as a shell reports a program that Ctrl-C ended
+
+try:
+    from manycpu.pipeline.cli import report_command, run_commands, spec_commands
+    from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
+except KeyboardInterrupt:  # these imports take a second
+    click.echo("manycpu: aborted", err=True)
+    sys.exit(_EXIT_INTERRUPTED)
 
 __all__ = ["cli", "main"]
 
@@ -32,7 +38,6 @@ _SYNONYMS = {
     "show": "report",
 }
 """A name in other programs -> the command's name here."""
-_EXIT_INTERRUPTED = 130  # as a shell reports a program that Ctrl-C ended
 
 
 class _Commands(click.Group):

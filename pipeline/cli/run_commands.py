@@ -12,10 +12,11 @@ from rich.table import Column, Table
 from manycpu.pipeline import transfer
 from manycpu.pipeline.cli.options import location_options
 from manycpu.pipeline.ledger import Entry
-from manycpu.pipeline.ledger.file import FileLedger, half_removed, ledgers
+from manycpu.pipeline.ledger.file import FileLedger, ledgers
 from manycpu.pipeline.listeners import ReadableLog, tell
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError, RunGoneError, require
 from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.spec.targets import TargetFields
 from manycpu.pipeline.spec.validation import read_target
 from manycpu.pipeline.targets import driver_of
 from manycpu.pipeline.targets.attempt import attempt_status
@@ -164,10 +165,7 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
         if data and location["namespace"] is None
         else []
     )
-    lines = [
-        f"run {ledger.directory.name}: the rest of it, which an earlier removal left"
-        for ledger in partly_removed
-    ]
+    lines = [f"run {partial}: the rest of it, which an earlier removal left" for partial in partly_removed]
     lines += [*(f"run {ctx.name}: {ctx.where}" for ctx in removable), *map(str, folders)]
     for line in lines:
         click.echo(line)
@@ -177,7 +175,10 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
     if not yes and not click.confirm("remove these?"):
         click.echo("nothing was removed")
         return
-    not_deleted = [*_finish_removals(partly_removed), *_remove(removable, delete_model=delete_model)]
+    not_deleted = [
+        *_finish_removals(partly_removed, location),
+        *_remove(removable, delete_model=delete_model),
+    ]
     for folder in folders:
         # A run may have begun meanwhile: it keeps all folders, and then the list is empty.
         if _removable_folders(home_folder):
@@ -186,26 +187,22 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
         raise left_behind_error(not_deleted)
 
 
-def _to_clean(name: str | None, location: Location) -> tuple[list[RunContext], list[FileLedger]]:
-    """Return the runs at a location, and the partly removed ones; with a name, only the run of that name."""
-    on_this_machine = location["namespace"] is None
-    partly_removed = half_removed(home(location["directory"]) / "runs") if on_this_machine else []
+def _to_clean(name: str | None, location: Location) -> tuple[list[RunContext], list[str]]:
+    """Return the runs at a location, and names of partly removed ones; with a name, only the run of it."""
+    target = _target_of(location)
+    partly_removed = driver_of(target.kind).half_removed(target)
     if name is None:
         return _runs(location), partly_removed
-    partly_removed = [ledger for ledger in partly_removed if ledger.directory.name == name]
+    partly_removed = [partial for partial in partly_removed if partial == name]
     # A partly removed run has no ledger: it is not among the runs.
     return [] if partly_removed else [_find(name, location, whole=True)], partly_removed
 
 
-def _finish_removals(ledgers: Iterable[FileLedger]) -> list[str]:
-    """Delete the rest of partly removed runs; return what cannot be deleted and why, a line for each run."""
-    not_deleted = []
-    for ledger in ledgers:
-        try:
-            ledger.finish_removal()
-        except OSError as error:
-            not_deleted.append(f"run {ledger.directory.name}: {error}")
-    return not_deleted
+def _finish_removals(names: Iterable[str], location: Location) -> list[str]:
+    """Delete the rest of partly removed runs; return what cannot be deleted and why, a line for each."""
+    target = _target_of(location)
+    driver = driver_of(target.kind)
+    return [f"run {name}: {left}" for name in names for left in driver.finish_removal(target, name)]
 
 
 def _remove(runs: Iterable[RunContext], *, delete_model: bool) -> list[str]:
@@ -222,13 +219,18 @@ def _remove(runs: Iterable[RunContext], *, delete_model: bool) -> list[str]:
 
 def _runs(location: Location) -> list[RunContext]:
     """List the runs at a location, the newest last."""
+    target = _target_of(location)
+    return driver_of(target.kind).runs(target)
+
+
+def _target_of(location: Location) -> TargetFields:
+    """Return a target at a location: this machine, or a namespace."""
     fields = {"kind": "local", "directory": location["directory"]}
     if location["namespace"] is not None:
         require("kubernetes", "--namespace", "Kubernetes")
         names = ("namespace", "connection")
         fields = {"kind": "kubernetes", **{name: location[name] for name in names}}
-    target = read_target(fields)
-    return driver_of(target.kind).runs(target)
+    return read_target(fields)
 
 
 def _find(name: str, location: Location, *, whole: bool = False) -> RunContext:

@@ -105,6 +105,10 @@ class Entry(BaseModel):
     image: str | None = None
     elsewhere: dict[str, str] = Field(default_factory=dict)
     """Objects that the run made outside of its own namespace: namespace/kind/name -> why."""
+    owner: str = ""
+    """What the file ``owner`` says in the run's folder on each host; empty: an older version wrote none."""
+    hosts: tuple[str, ...] = ()
+    """The hosts of a hostfile that may have a folder of the run; older versions did not record them."""
     observed: dict[str, Any] | None = None
     """Reports of the present attempt's ranks, on targets whose logs are not kept."""
     digests: dict[str, str] = Field(default_factory=dict)

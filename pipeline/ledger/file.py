@@ -1,6 +1,8 @@
 """The ledger of a run on machines: a file in the run's folder."""
 
 import shutil
+import socket
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +15,11 @@ from manycpu.pipeline.spec.credentials import secrets_in
 from manycpu.pipeline.spec.errors import ForeignRunError, LedgerError, RunGoneError
 
 _REMOVED, _LOCK = ".removed", ".lock"
+OWNER = "owner"
+"""Name of the file that says which ledger a run's folder belongs to: on a host, another may have its name."""
+
+Elsewhere = Callable[[Entry], list[str]]
+"""Deletes what an entry's run has in other places than its folder; returns what is left there."""
 
 
 class FileLedger(Ledger):
@@ -27,11 +34,19 @@ class FileLedger(Ledger):
 
         Raises:
             ForeignRunError: Another living process works on it.
+            LedgerError: An earlier run of this name is not removed yet.
         """
         with locked(self._lock):
-            # Under the lock, because without it another process may remove the folder again.
-            self.directory.mkdir(parents=True, exist_ok=True)
             if not self._file.exists():
+                if self._trash.exists():
+                    raise LedgerError(
+                        f"an earlier run {self.directory.name} is not wholly removed",
+                        fix="See what `manycpu clean` says of it; or give another run id",
+                    )
+                # Under the lock, because without it another process may remove the folder again.
+                self.directory.mkdir(parents=True, exist_ok=True)
+                entry.owner = f"{uuid.uuid4().hex} of {socket.gethostname()}"
+                (self.directory / OWNER).write_text(entry.owner)
                 self.save(entry)
             self.refuse_second_holder()
             self._write_lease(until=self.now() + LEASE_S, ended=False, kept=False, holder=None)
@@ -119,35 +134,52 @@ class FileLedger(Ledger):
             self.directory.chmod(0o700)
         process.write_json(self._file, fields, 0o600 if has_secrets else 0o666)
 
-    def remove(self, *, only_over: bool = False, before: Callable[[], object] = lambda: None) -> None:
-        """Delete the run's folder with everything in it.
+    def remove(self, elsewhere: Elsewhere = lambda _: [], *, only_over: bool = False) -> list[str]:
+        """Delete the run's folder with everything in it, and what the run has in other places.
 
         The folder is renamed first: if this process is killed, no half of a run is left that looks whole.
 
         Args:
+            elsewhere: Deletes what the run has in other places. If it leaves something there, the renamed
+                folder stays too, for :meth:`finish_removal`.
             only_over: Delete only a run whose lease is over; a run whose lease was renewed stays.
-            before: Called first, under the lock, so that no process can begin the run again; it deletes what
-                the run has in other places.
+
+        Returns:
+            What is left in other places.
         """
         if not self.directory.parent.exists():
-            before()
-            return
+            return []
         with locked(self._lock):
             if only_over and not self.lease().over(self.now()):
-                return
-            before()
-            _delete(self._trash)  # left by a process that was killed
-            with suppress(FileNotFoundError):
+                return []
+            left = self._empty_trash(elsewhere)  # of a removal that was killed
+            if not left and self.directory.exists():
                 self.directory.rename(self._trash)
-            _delete(self._trash)
-            self._lock.unlink()
+                left = self._empty_trash(elsewhere)
+            if not left:
+                self._lock.unlink()
+            return left
 
-    def finish_removal(self) -> None:
-        """Delete what a killed removal left, unless the run has begun again or a process works on it."""
+    def finish_removal(self, elsewhere: Elsewhere = lambda _: []) -> list[str]:
+        """Finish a removal, unless the run has begun again or a process works on it; as :meth:`remove`."""
         with suppress(BlockingIOError), locked(self._lock, wait=False):
             if not self.directory.exists():
-                _delete(self._trash)
+                if left := self._empty_trash(elsewhere):
+                    return left
                 self._lock.unlink()
+        return []
+
+    def _empty_trash(self, elsewhere: Elsewhere) -> list[str]:
+        """Delete the renamed folder, if ``elsewhere`` has left nothing in other places."""
+        try:
+            entry = FileLedger(self._trash).read()
+        except LedgerError:  # also if there is no trash, or none of its ledger
+            left = []
+        else:
+            left = elsewhere(entry)
+        if not left:
+            _delete(self._trash)
+        return left
 
     @property
     def _trash(self) -> Path:

@@ -207,6 +207,14 @@ class Driver(ABC, Generic[Ctx, H]):
         ``now`` is in seconds since the epoch, by the clock of leases.
         """
 
+    def half_removed(self, target: Any) -> list[str]:  # noqa: ARG002 - overrides use it
+        """Name the runs of a target whose removal was begun and is not finished."""
+        return []
+
+    def finish_removal(self, target: Any, name: str) -> list[str]:  # noqa: ARG002
+        """Finish the removal of such a run; name what is left."""
+        return []
+
     def declare_gone(self, ctx: Ctx, entry: Entry) -> bool:  # noqa: ARG002 - overrides use them
         """Record that the present attempt ended because its host or container is gone, as a person confirms.
 

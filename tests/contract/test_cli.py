@@ -510,6 +510,20 @@ def test_a_command_that_is_interrupted_says_so(manycpu: Type, monkeypatch: pytes
     assert (code, printed.strip()) == (130, "manycpu: aborted")
 
 
+def test_ctrl_c_while_the_command_is_imported_is_no_traceback() -> None:
+    interrupted = """
+import runpy, sys
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == "manycpu.pipeline.verbs.wait":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts())
+runpy.run_module("manycpu.pipeline.cli", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", interrupted], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "manycpu: aborted\n")
+
+
 def test_a_run_that_is_not_there_is_named_with_those_that_are(manycpu: Type) -> None:
     code, printed = manycpu("logs", "nothing")
     assert code == 2

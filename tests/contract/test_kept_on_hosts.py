@@ -16,7 +16,7 @@ from support.rank_launches import LIGHT
 
 from manycpu.pipeline import BareMetal, train
 from manycpu.pipeline.run_report import Report
-from manycpu.pipeline.spec.errors import ExportError, TrainingFailedError
+from manycpu.pipeline.spec.errors import ExportError, ForeignRunError, TrainingFailedError
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.verbs.cleanup import cleanup
 from manycpu.pipeline.verbs.prepare import prepare
@@ -42,6 +42,11 @@ open(f"{output}/model-{rank}.txt", "w").write("done")
 FORGETS = """
 import os
 open("model.txt", "w").write("a model that went to the working folder")
+"""
+EDITS = """
+import os, sys
+open(os.environ["MANYCPU_OUTPUT"] + "/model.txt", "w").write("the model")
+open(sys.argv[1], "w").write(sys.argv[2])
 """
 TRAINS = """
 import os, sys
@@ -72,6 +77,19 @@ def failed(tmp_path: Path, program: str, target: BareMetal, **more: Any) -> Repo
     return Report.model_validate_json((tmp_path / "out" / "report.json").read_text())
 
 
+def sleeps_as_a_rank(hosts: made_hosts.Hosts, run: Path) -> None:
+    """Start a process on node-b that looks like a rank of the run's first attempt."""
+    line = f"MANYCPU_OUTPUT={run}/attempts/1/output setsid sleep 600 >/dev/null 2>&1 </dev/null &"
+    hosts["node-b"].run("sh", "-c", line)
+    assert ranks(hosts, run) == 1
+
+
+def ranks(hosts: made_hosts.Hosts, run: Path) -> int:
+    """Count the processes on node-b that look like ranks of the run's first attempt."""
+    found = f"grep -lzxF MANYCPU_OUTPUT={run}/attempts/1/output /proc/[0-9]*/environ 2>/dev/null | wc -l"
+    return int(hosts["node-b"].run("sh", "-c", found))
+
+
 def there(hosts: made_hosts.Hosts, folder: Path, *tests: str) -> set[str]:
     """List what node-b has below a folder."""
     found = hosts["node-b"].run("find", str(folder), *(tests or ("-type", "f")), "-printf", "%P\n")
@@ -85,7 +103,7 @@ def test_output_and_checkpoints_of_a_training_that_failed_stay_alone_and_the_sam
     both = BareMetal(hostfile=hostfile, ssh=hosts.ssh, directory=str(home))
     written = failed(tmp_path, script(SAVES), both, nnodes=2)
     (kept,) = (home / "runs").glob("train-*")
-    assert there(hosts, kept) == {"checkpoints/checkpoint-1", "attempts/1/output/half"}
+    assert there(hosts, kept) == {"owner", "checkpoints/checkpoint-1", "attempts/1/output/half"}
     here = {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()}
     assert here >= {"ledger.json", "checkpoints/checkpoint-0", "attempts/1/output/half"}
     assert not any("work" in path for path in here)
@@ -156,10 +174,84 @@ def test_without_an_output_what_a_program_wrote_beside_it_stays_on_its_host_for_
     assert there(hosts, home / "runs", "-mindepth", "1") == set()
 
 
+def test_a_run_is_not_wholly_removed_until_every_host_is_emptied(
+    one: BareMetal,
+    hosts: made_hosts.Hosts,
+    home: Path,
+    script: Callable[..., str],
+    tmp_path: Path,
+    manycpu: Manycpu,
+) -> None:
+    ssh, is_cut = tmp_path / "ssh", tmp_path / "is-cut"
+    ssh.write_text(f'#!/bin/sh\n[ ! -e {is_cut} ] || exit 255\nexec ssh "$@"\n')
+    ssh.chmod(0o755)
+    cuttable = one.model_copy(update={"ssh": (str(ssh), *one.ssh[1:])})
+    failed(tmp_path, script(SAVES), cuttable)
+    (kept,) = on_this_machine(home)
+    place = ("--yes", "--directory", str(home))
+    is_cut.touch()
+    code, printed = manycpu("clean", kept.name, "--delete-model", *place)
+    assert (code, "cannot be reached by ssh" in printed) == (1, True)
+    assert there(hosts, home / "runs" / kept.name)
+    code, printed = manycpu("clean", *place)
+    assert (code, f"run {kept.name}: the rest of it" in printed) == (1, True)
+    is_cut.unlink()
+    assert manycpu("clean", *place)[0] == 0
+    assert list((home / "runs").iterdir()) == []
+    assert there(hosts, home / "runs") == set()
+
+
+def test_a_run_of_the_same_name_from_another_machine_is_neither_continued_nor_deleted(
+    one: BareMetal, hosts: made_hosts.Hosts, home: Path, script: Callable[..., str], tmp_path: Path
+) -> None:
+    failed(tmp_path, script(SAVES), one)
+    (kept,) = on_this_machine(home)
+    Path(kept.where).rename(tmp_path / "of another machine")
+    files = there(hosts, home / "runs")
+    sleeps_as_a_rank(hosts, Path(kept.where))
+    with pytest.raises(ForeignRunError, match=r"has a folder .* of another run"):
+        train(fields(tmp_path, script(SAVES)), one, run_id=str(tmp_path))
+    assert there(hosts, home / "runs") == files
+    assert ranks(hosts, Path(kept.where)) == 1
+    assert list((home / "runs").iterdir()) == []
+
+
+def test_ranks_that_outlived_the_machine_that_launched_them_are_ended(
+    one: BareMetal,
+    hosts: made_hosts.Hosts,
+    home: Path,
+    script: Callable[..., str],
+    tmp_path: Path,
+    manycpu: Manycpu,
+) -> None:
+    failed(tmp_path, script(SAVES), one)
+    (kept,) = on_this_machine(home)
+    sleeps_as_a_rank(hosts, Path(kept.where))
+    assert train(fields(tmp_path, script(SAVES)), one, run_id=str(tmp_path)).attempts == 2
+    assert ranks(hosts, Path(kept.where)) == 0
+    failed(tmp_path, script(SAVES), one, output=str(tmp_path / "b"))
+    (kept,) = on_this_machine(home)
+    sleeps_as_a_rank(hosts, Path(kept.where))
+    place = ("--yes", "--directory", str(home))
+    assert manycpu("clean", kept.name, "--delete-model", *place)[0] == 0
+    assert ranks(hosts, Path(kept.where)) == 0
+
+
+def test_the_model_comes_from_the_hosts_that_trained_whatever_the_hostfile_says_now(
+    hosts: made_hosts.Hosts, home: Path, script: Callable[..., str], tmp_path: Path
+) -> None:
+    hostfile = hosts.hostfile("node-b")
+    one = BareMetal(hostfile=str(hostfile), ssh=hosts.ssh, directory=str(home))
+    given = fields(tmp_path, script(EDITS), args=[str(hostfile), hosts["node-a"].address])
+    assert train(given, one, run_id="x").left_behind == []
+    assert (tmp_path / "out" / "model.txt").read_text() == "the model"
+    assert there(hosts, home / "runs") == set()
+
+
 @pytest.mark.parametrize(
     ("pattern", "count"),
     [
-        (r"subprocess.Popen .*rm -rf .*/runs/train-", 1),
+        (r"subprocess.Popen .*rm -rf -- \"\$FOLDER\"", 1),
         (r"os.rename \S*/train-\w+ \S*\.removed", 1),
         (r"os.remove (ledger|lease)\.json", 1),
     ],

@@ -21,7 +21,7 @@ from manycpu.pipeline.ledger.base import (
     renewal_pause,
     to_annotations,
 )
-from manycpu.pipeline.ledger.file import FileLedger
+from manycpu.pipeline.ledger.file import FileLedger, half_removed
 from manycpu.pipeline.spec.errors import ForeignRunError, LedgerError, RunGoneError
 from manycpu.pipeline.spec.handle import ProcessHandle
 
@@ -126,16 +126,32 @@ def test_a_run_whose_folder_was_taken_away_says_so(ledger: FileLedger) -> None:
     assert list(ledger.directory.parent.iterdir()) == []
 
 
+def test_a_run_begins_again_only_when_nothing_of_the_earlier_one_is_left_elsewhere(
+    ledger: FileLedger,
+) -> None:
+    entry = ledger.read()
+    assert ledger.remove(lambda _: ["host-b:/runs/x"]) == ["host-b:/runs/x"]
+    assert not ledger.exists()
+    assert [one.directory.name for one in half_removed(ledger.directory.parent)] == ["x"]
+    with pytest.raises(LedgerError, match="an earlier run x is not wholly removed"):
+        ledger.open(entry)
+    assert ledger.finish_removal(lambda removed: [removed.name]) == ["x"]
+    assert ledger.finish_removal(lambda _: []) == []
+    assert list(ledger.directory.parent.iterdir()) == []
+    assert ledger.open(entry).owner != ""
+
+
 def test_a_run_begins_again_once_all_of_it_is_removed(ledger: FileLedger) -> None:
     with ThreadPoolExecutor() as pool:
         entry, again = ledger.read(), []
 
-        def remove_elsewhere() -> None:
+        def remove_elsewhere(_: Entry) -> list[str]:
             again.append(pool.submit(ledger.open, entry))
             time.sleep(0.2)
             assert not again[0].done()
+            return []
 
-        ledger.remove(before=remove_elsewhere)
+        ledger.remove(remove_elsewhere)
         assert again[0].result(timeout=60).name == "x"
     assert ledger.exists()
 

@@ -3,12 +3,13 @@
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import disk, process
 from manycpu.pipeline.ledger import Attempt
-from manycpu.pipeline.ledger.file import half_removed
+from manycpu.pipeline.ledger.file import OWNER, FileLedger, half_removed
 from manycpu.pipeline.spec.errors import Finding, ManycpuError, RunGoneError, UnseenError
 from manycpu.pipeline.spec.output import METRICS
 from manycpu.pipeline.targets.context import RunContext
@@ -23,7 +24,7 @@ from manycpu.pipeline.targets.machines.context import (
 )
 from manycpu.pipeline.targets.machines.wait import ACTIVITY
 
-_RUN_RECORDS = frozenset({"ledger.json", "lease.json", "uses"})
+_RUN_RECORDS = frozenset({"ledger.json", "lease.json", OWNER, "uses"})
 # The end of an attempt and what its ranks reported: the next attempt and the report need them.
 _ATTEMPT_RECORDS = frozenset({process.HANDLE, process.EXIT, ACTIVITY})
 # Patterns of results on hosts; the folder itself counts too, because a program may replace it by a link.
@@ -124,14 +125,21 @@ def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
         ctx: The run.
         only_over: Delete only a run whose lease is over; a run whose lease was renewed stays.
     """
-    left: list[str] = []
     folder = directory_of(ctx)
     try:
-        ctx.ledger.remove(only_over=only_over, before=lambda: left.extend(hosts.remove_folder(ctx, folder)))
+        left = ctx.ledger.remove(partial(hosts.remove_folder, folder, ctx.target), only_over=only_over)
     except OSError as error:
-        return [*left, f"{folder}: {error}"]
+        return [f"{folder}: {error}"]
     # With ``only_over``, the folder of a run with a new lease stays, which is no fault.
     return [*left, str(folder)] if folder.exists() and not only_over else left
+
+
+def finish_removal(ledger: FileLedger) -> list[str]:
+    """Delete the rest of a run whose removal was killed, or left something on a host; return what is left."""
+    try:
+        return ledger.finish_removal(partial(hosts.remove_folder, ledger.directory, None))
+    except (ManycpuError, OSError) as error:  # such as files of another user
+        return [str(error)]
 
 
 def remove_expired(ctx: MachineContext, now: float, end: Callable[[RunContext], bool]) -> list[Finding]:
@@ -146,11 +154,11 @@ def remove_expired(ctx: MachineContext, now: float, end: Callable[[RunContext], 
         Warnings about runs that could not be removed; they do not stop this run.
     """
     findings = []
-    for ledger in half_removed(home_of(ctx) / "runs"):  # by processes that were killed
-        try:
-            ledger.finish_removal()
-        except OSError as error:  # such as files of another user
-            findings.append(_not_removed(f"an older run is not removed: {error}"))
+    for ledger in half_removed(home_of(ctx) / "runs"):
+        findings += [
+            _not_removed(f"run {ledger.directory.name} is not wholly removed: {left}")
+            for left in finish_removal(ledger)
+        ]
     for other in ctx.driver.runs(ctx.target):
         if other.name != ctx.name and is_on_machines(other):
             findings += [

@@ -1,13 +1,12 @@
 """The driver of the targets ``local`` (this machine) and ``baremetal`` (the hosts of a hostfile)."""
 
 from pathlib import Path
-from typing import cast
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import disk, process
 from manycpu.pipeline.adapters.commands import END_TIMEOUT
 from manycpu.pipeline.ledger import Entry
-from manycpu.pipeline.ledger.file import FileLedger, ledgers
+from manycpu.pipeline.ledger.file import FileLedger, half_removed, ledgers
 from manycpu.pipeline.spec import rank_logs
 from manycpu.pipeline.spec.credentials import without_secrets
 from manycpu.pipeline.spec.errors import ExportError
@@ -21,7 +20,7 @@ from manycpu.pipeline.targets.machines import cleanup, hosts, launch, wait
 from manycpu.pipeline.targets.machines.context import MachineContext, directory_of, home_of, working_folder
 from manycpu.pipeline.targets.machines.preflight import findings
 from manycpu.pipeline.targets.machines.stage import build, stage
-from manycpu.pipeline.targets.open_run import as_started, reopen_all
+from manycpu.pipeline.targets.open_run import reopen_all
 from manycpu.pipeline.transfer import Manifest, Progress
 
 
@@ -58,6 +57,12 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         folder = home(target.directory)
         return reopen_all(ledgers(folder / "runs"), str(folder))
 
+    def half_removed(self, target: Local | BareMetal) -> list[str]:
+        return [ledger.directory.name for ledger in half_removed(home(target.directory) / "runs")]
+
+    def finish_removal(self, target: Local | BareMetal, name: str) -> list[str]:
+        return cleanup.finish_removal(FileLedger(home(target.directory) / "runs" / name))
+
     def home(self, ctx: MachineContext) -> Path:
         return home_of(ctx)
 
@@ -86,6 +91,8 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
                 if observed["alive"] is None:
                     raise process.unseen_error(handle, observed["unseen"])
                 if not observed["alive"]:  # it died for an unknown reason, which was not this cancellation
+                    process.end_leftovers(handle)
+                    hosts.end_ranks(ctx, entry)
                     return False
                 entry.record_canceller(by)
                 to_end = handle
@@ -123,15 +130,14 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
 
     def _collect(self, ctx: MachineContext, handle: ProcessHandle, folder: Path) -> None:
         """Copy the files of a folder from the hosts of an attempt to the same folder here."""
-        started = as_started(ctx, ctx.ledger.read(), handle.attempt)
-        hosts.collect(cast("MachineContext", started), folder)
+        hosts.collect(ctx, handle.attempt, folder)
 
     def model_of(self, ctx: MachineContext, handle: ProcessHandle) -> str:  # noqa: ARG002
         return str(Path(handle.directory) / "output")
 
     def may_have_model(self, ctx: MachineContext, handle: ProcessHandle) -> bool:
         folder = Path(handle.directory) / "output"
-        return disk.may_hold_files(folder) or bool(hosts.holding_files(ctx, folder))
+        return disk.may_hold_files(folder) or bool(hosts.holding_files(ctx, folder, attempt=handle.attempt))
 
     def strays(self, ctx: MachineContext, entry: Entry, handle: ProcessHandle) -> list[str]:
         """Name files that the program wrote to its working folder, here or on hosts, or to staged folders."""

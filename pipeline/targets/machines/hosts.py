@@ -11,9 +11,12 @@ from typing import Final
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import disk, hosts, ssh, ssh_copies
+from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.ledger.file import OWNER
+from manycpu.pipeline.spec.errors import ForeignRunError, LaunchError
 from manycpu.pipeline.spec.placement import Host
-from manycpu.pipeline.spec.targets import BareMetal
-from manycpu.pipeline.spec.validation import read_target
+from manycpu.pipeline.spec.targets import BareMetal, Local
+from manycpu.pipeline.spec.validation import read_run, read_target
 from manycpu.pipeline.targets.machines.context import MachineContext, directory_of
 
 _LOG: Final = logging.getLogger(__name__)
@@ -26,17 +29,73 @@ def _next_hosts(ctx: MachineContext) -> list[HostGroup]:
     return [(ctx.target, hosts.chosen(ctx.target, ctx.run))] if isinstance(ctx.target, BareMetal) else []
 
 
-def _all_hosts(ctx: MachineContext) -> list[HostGroup]:
-    """Return the hosts of the next attempt and of all earlier ones: a hostfile may have been edited."""
-    groups = _next_hosts(ctx)
-    known = {host.name for _, members in groups for host in members}
-    attempts = ctx.ledger.read().attempts.values() if ctx.ledger.exists() else ()
-    for attempt in attempts:
-        target, unlisted = read_target(attempt.target), set(attempt.hosts) - known
-        if isinstance(target, BareMetal) and unlisted:
-            groups.append((target, tuple(Host(name) for name in sorted(unlisted))))
-            known |= unlisted
-    return groups
+def _recorded_hosts(
+    entry: Entry, present: Local | BareMetal | None = None, names: Iterable[str] = ()
+) -> list[HostGroup]:
+    """Return hosts that have a folder of a run, as one group; none on ``local``.
+
+    The hostfile is not read: it may have been edited since.
+
+    Args:
+        entry: The run.
+        present: The target as it is now: its ssh command is newer than the recorded ones.
+        names: The hosts; empty: all of the run.
+    """
+    fields = [entry.described().target, entry.target, *(one.target for one in entry.attempts.values())]
+    targets = [present, *map(read_target, fields)]
+    target = next((one for one in targets if isinstance(one, BareMetal)), None)
+    if target is None:
+        return []
+    all_names = {*entry.hosts, *(name for one in entry.attempts.values() for name in one.hosts)}
+    recorded = tuple(Host(name) for name in sorted(names or all_names))
+    if not recorded and not entry.owner:  # an older version recorded no hosts
+        recorded = hosts.chosen(target, read_run(entry.described().run))
+    return [(target, recorded)] if recorded else []
+
+
+def _folder_of(path: Path, entry: Entry) -> ssh.RunFolder:
+    return ssh.RunFolder(path, path / OWNER, entry.owner)
+
+
+def claim(ctx: MachineContext, entry: Entry) -> None:
+    """Make the run's folder on each host of the next attempt, and mark it as this run's.
+
+    The hosts are recorded in the ledger first, so that the removal of the run finds them.
+
+    Args:
+        ctx: The run.
+        entry: The ledger's entry; the caller holds the ledger's lock.
+
+    Raises:
+        ForeignRunError: Another run has the folder: another machine launched it, or its ledger is lost.
+    """
+    folder = directory_of(ctx)
+    for target, members in _next_hosts(ctx):
+        entry.hosts = tuple(sorted({*entry.hosts, *(host.name for host in members)}))
+        ctx.ledger.save(entry)
+        if not entry.owner:  # an older version made the run
+            ssh.make_folder(target, members, folder)
+            continue
+        for host, owner in ssh.claim(target, members, _folder_of(folder, entry)).items():
+            raise ForeignRunError(
+                f"host {host.name} has a folder {folder} of another run: {owner}",
+                fix="Give another run id; or delete that folder, if nobody needs that run any more",
+            )
+
+
+def end_ranks(ctx: MachineContext, entry: Entry, needed: Container[str] = ()) -> None:
+    """End ranks of earlier attempts that outlived the machine that launched them.
+
+    Raises:
+        LaunchError: On one of the hosts ``needed``, a rank does not end, or that cannot be seen.
+    """
+    for target, members in _recorded_hosts(entry, ctx.target):
+        problems = ssh.end_ranks(target, members, _folder_of(directory_of(ctx), entry))
+        for host, problem in problems.items():
+            message = f"ranks of an earlier attempt may still run on host {host.name}: {problem}"
+            if host.name in needed:
+                raise LaunchError(message, field="target.hostfile")
+            _LOG.warning("%s", message)
 
 
 def _digests(manifest: transfer.Manifest) -> dict[str, str]:
@@ -54,10 +113,13 @@ def deliver(ctx: MachineContext, stored: transfer.Stored, in_use: Callable[[], b
 
     Raises:
         InUseError: A host has another folder of this name, which a training uses.
+        ForeignRunError: A host has a folder of another run of this run's name.
         StageError: A copy differs from the source.
     """
     if not isinstance(ctx.target, BareMetal):
         return False
+    with ctx.ledger.hold() as (entry, _):
+        claim(ctx, entry)
     delivery = ssh_copies.Delivery(stored.path, _digests(stored.manifest), directory_of(ctx))
     delivered = ssh_copies.deliver(ctx.target, hosts.chosen(ctx.target, ctx.run), delivery, in_use)
     if delivered.in_use:
@@ -101,26 +163,40 @@ def copy_folder(ctx: MachineContext, source: Path | None, folder: Path) -> None:
         ssh.copy_folder(target, members, source, folder)
 
 
-def collect(ctx: MachineContext, folder: Path) -> None:
-    """Copy the files that the ranks wrote to a folder on each host to the same folder here."""
-    for target, members in _next_hosts(ctx):
+def collect(ctx: MachineContext, attempt: int, folder: Path) -> None:
+    """Copy the files that the ranks of an attempt wrote to a folder on each host to the same folder here."""
+    entry = ctx.ledger.read()
+    for target, members in _recorded_hosts(entry, ctx.target, entry.described(attempt).hosts):
         ssh_copies.collect(target, members, folder)
 
 
-def holding_files(ctx: MachineContext, folder: Path, *patterns: str, but: Container[str] = ()) -> list[str]:
+def holding_files(
+    ctx: MachineContext,
+    folder: Path,
+    *patterns: str,
+    but: Container[str] = (),
+    attempt: int | None = None,
+) -> list[str]:
     """List the hosts that have matching files below a folder, or may have them, as ``host:folder``.
 
-    Files whose names are in ``but`` do not count.
+    Args:
+        ctx: The run.
+        folder: The folder.
+        patterns: Patterns for the files' paths below it; none: all files.
+        but: Names of files that do not count.
+        attempt: The attempt whose hosts are asked; None: all hosts of the run.
     """
+    entry = ctx.ledger.read()
+    names = () if attempt is None else entry.described(attempt).hosts
     return [
         f"{host.name}:{folder}"
-        for target, members in _all_hosts(ctx)
+        for target, members in _recorded_hosts(entry, ctx.target, names)
         for host, paths in ssh.holding_files(target, members, folder, *patterns).items()
         if paths is None or any(Path(path).name not in but for path in paths)  # None: it cannot be reached
     ]
 
 
-def strays(ctx: MachineContext, attempt: Path, code: Container[str], among: Container[str] = ()) -> list[str]:
+def strays(ctx: MachineContext, attempt: Path, code: Container[str], among: Iterable[str] = ()) -> list[str]:
     """Name files that a program wrote to the working folder of an attempt on hosts, as ``host:path``.
 
     Args:
@@ -133,9 +209,8 @@ def strays(ctx: MachineContext, attempt: Path, code: Container[str], among: Cont
         The files that this machine lacks; of a host whose files are unknown, the attempt's folder.
     """
     strays = []
-    for target, members in _all_hosts(ctx):
-        asked = [host for host in members if not among or host.name in among]
-        for host, paths in ssh.holding_files(target, asked, attempt, "work/*").items():
+    for target, members in _recorded_hosts(ctx.ledger.read(), ctx.target, among):
+        for host, paths in ssh.holding_files(target, members, attempt, "work/*").items():
             if paths is None:  # the host cannot be reached, or has no such folder
                 strays.append(f"{host.name}:{attempt}")
                 continue
@@ -149,12 +224,26 @@ def strays(ctx: MachineContext, attempt: Path, code: Container[str], among: Cont
 
 def keep_only(ctx: MachineContext, folder: Path, names: Iterable[str]) -> None:
     """On hosts that can be reached, delete all but ``names`` in a run's folder and its attempts' folders."""
-    for target, members in _all_hosts(ctx):
-        ssh.keep_only(target, members, folder, names)
+    entry = ctx.ledger.read()
+    for target, members in _recorded_hosts(entry, ctx.target):
+        ssh.keep_only(target, members, _folder_of(folder, entry), names)
 
 
-def remove_folder(ctx: MachineContext, folder: Path) -> list[str]:
-    """Delete a folder on every host; returns the folders that are left, as ``host:folder``."""
-    return [
-        left for target, members in _all_hosts(ctx) for left in ssh.remove_folder(target, members, folder)
-    ]
+def remove_folder(path: Path, present: Local | BareMetal | None, entry: Entry) -> list[str]:
+    """End what still runs of a run on its hosts, and delete its folder there.
+
+    Args:
+        path: The run's folder.
+        present: The target as it is now; None: as it was recorded.
+        entry: The run.
+
+    Returns:
+        What is left, as ``host:folder``, or why ranks may still run.
+    """
+    folder, left = _folder_of(path, entry), []
+    for target, members in _recorded_hosts(entry, present):
+        problems = ssh.end_ranks(target, members, folder)
+        left += [f"{host.name}: {problem}" for host, problem in problems.items()]
+        ended = [host for host in members if host not in problems]
+        left += ssh.remove_folder(target, ended, folder)
+    return left

@@ -44,7 +44,10 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
             if should_attach(present_status, entry):
                 entry.handle = present
                 return present, True
-            process.end_leftovers(present)  # kill ranks that outlived the attempt's supervisor
+            # Kill ranks that outlived the attempt's supervisor: they write to the same checkpoints.
+            process.end_leftovers(present)
+            hosts.end_ranks(ctx, entry, hosts.names(ctx))
+        hosts.claim(ctx, entry)
         entry.attempt += 1
         description = attempt_of(ctx, staged, built)
         entry.attempts[entry.attempt] = description.model_copy(update={"hosts": hosts.names(ctx)})
