@@ -13,7 +13,7 @@ from pathlib import Path
 
 from manycpu.pipeline.spec.errors import LaunchError
 
-_TRIAL_PREFIX = ".manycpu."  # of the name of a trial's folder
+_TRIAL_PREFIX = ".manycpu-trial."  # of the name of a trial's folder
 _TRIAL_STALE_S = 600.0  # if it cannot be locked; a trial takes milliseconds
 
 
@@ -21,6 +21,12 @@ def free(folder: Path) -> int:
     """Return the bytes that may still be written below a folder."""
     filesystem = os.statvfs(folder)
     return filesystem.f_bavail * filesystem.f_frsize
+
+
+def mount_point(path: Path) -> Path:
+    """Return the nearest folder above a path, or the path itself, on which a disk is mounted."""
+    resolved = path.resolve()
+    return next(folder for folder in (resolved, *resolved.parents) if folder.is_mount())
 
 
 def may_hold_files(path: Path) -> bool:

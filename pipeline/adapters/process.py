@@ -233,7 +233,10 @@ def write_json(path: Path, value: object, mode: int = 0o666) -> None:
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:_TOKEN_DIGITS]}")
     try:
         partial.touch(mode)
-        partial.write_text(json.dumps(value))
+        with partial.open("w") as file:
+            file.write(json.dumps(value))
+            file.flush()
+            os.fsync(file.fileno())  # else a loss of power may leave an empty file of the final name
         partial.replace(path)
     except OSError:  # such as a full disk
         partial.unlink(missing_ok=True)

@@ -64,6 +64,8 @@ class Attempt(BaseModel):
     """Kind of what was staged or built -> sha256 of its manifest."""
     hosts: tuple[str, ...] = ()
     """The hosts of the hostfile that it runs on: its files are there, even if the hostfile changes."""
+    output_mount: str | None = None
+    """On machines: the mount point above the output, if that is on a disk."""
     fruitless: bool = False
     """Whether it succeeded without writing the requested model: the next try trains again."""
 

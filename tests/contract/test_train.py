@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +49,11 @@ light = pytest.mark.usefixtures("light_torch")
 Script = Callable[..., str]
 
 WRITES = "import os; open(os.environ['MANYCPU_OUTPUT'] + '/model.txt', 'w').write('the model')\n"
+UNMOUNTS = """
+import os, subprocess, sys
+open(os.environ["MANYCPU_OUTPUT"] + "/model.txt", "w").write("the model")
+subprocess.run(["umount", sys.argv[1]], check=True)
+"""
 WAITS = """
 import os, time
 print("waiting", flush=True)
@@ -506,6 +512,28 @@ def test_a_full_disk_is_named_and_the_next_try_goes_on(script: Script, tmp_path:
         cleanup(ctx)
     finally:
         commands.run(["umount", str(small)], timeout=300)
+
+
+@light
+@pytest.mark.skipif(os.geteuid() != 0, reason="a file system is mounted: needs root")
+def test_a_model_is_not_written_below_the_place_where_its_disk_was_mounted(
+    script: Script, tmp_path: Path, home: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "tmpfs", str(disk)]
+    given = fields(tmp_path, script(UNMOUNTS), output=str(disk / "out"), args=[str(disk)])
+    subprocess.run(mount, check=True)
+    try:
+        with pytest.raises(ExportError, match=f"nothing is mounted at {disk} any more"):
+            train(given, run_id="x")
+        assert not (disk / "out" / "model.txt").exists()
+        subprocess.run(mount, check=True)
+        assert train(given, run_id="x").attempts == 1
+        assert (disk / "out" / "model.txt").read_text() == "the model"
+    finally:
+        subprocess.run(["umount", str(disk)], check=False)
+    assert list((home / "runs").iterdir()) == []
 
 
 @light

@@ -13,7 +13,7 @@ from manycpu.pipeline.adapters import disk
 
 def trial(above: Path, name: str, age_s: float) -> Path:
     """Make what a process that was killed leaves of its trial."""
-    left = above / f".manycpu.{name}"
+    left = above / f".manycpu-trial.{name}"
     (left / "deep" / "er").mkdir(parents=True)
     os.utime(left, times=(time.time() - age_s,) * 2)
     return left
@@ -35,15 +35,15 @@ def test_what_a_killed_trial_left_goes_with_the_next_one_and_no_file_ever(tmp_pa
     fcntl.flock(lock, fcntl.LOCK_EX)
     (full / "deep" / "er" / "file").write_text("somebody's")
     os.utime(full, times=(time.time() - 1e4,) * 2)
-    (tmp_path / ".manycpu.file").touch()
-    os.utime(tmp_path / ".manycpu.file", times=(0, 0))
+    (tmp_path / ".manycpu-trial.file").touch()
+    os.utime(tmp_path / ".manycpu-trial.file", times=(0, 0))
     disk.try_out(tmp_path / "out")
     os.close(lock)
     assert not old.exists()
     assert not young.exists()
     assert (used / "deep" / "er").exists()
     assert (full / "deep" / "er" / "file").exists()
-    assert (tmp_path / ".manycpu.file").exists()
+    assert (tmp_path / ".manycpu-trial.file").exists()
 
 
 def test_what_cannot_be_listed_may_hold_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

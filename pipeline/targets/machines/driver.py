@@ -115,6 +115,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         self._collect(ctx, handle, source)
         if not source.exists() or all(item.is_folder for item in transfer.written(str(source)).items()):
             return Manifest()
+        _check_mount(ctx, source, ctx.ledger.read().described(handle.attempt).output_mount)
         try:
             return transfer.publish(source, ctx.output, ctx.key, progress)
         except Exception as error:
@@ -156,3 +157,16 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
 
     def owns(self, ctx: MachineContext, what: str) -> bool:
         return what.startswith(f"{directory_of(ctx)}/")  # files that later runs reuse are outside it
+
+
+def _check_mount(ctx: MachineContext, source: Path, recorded: str | None) -> None:
+    """Raise if the disk of the output is no longer mounted: the model would go to the disk below."""
+    output = ctx.output.local
+    if recorded is None or output is None or not output.resolve().is_relative_to(recorded):
+        return
+    if not Path(recorded).is_mount():
+        raise ExportError(
+            f"nothing is mounted at {recorded} any more, as there was at the launch",
+            field="run.output",
+            fix=f"The model is kept in {source}: mount it, and run again with the same run id",
+        )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from manycpu.pipeline.adapters import hosts as host_adapter
-from manycpu.pipeline.adapters import mpi, process
+from manycpu.pipeline.adapters import disk, mpi, process
 from manycpu.pipeline.launchers import LAUNCHERS
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec.handle import ProcessHandle
@@ -50,7 +50,11 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
         hosts.claim(ctx, entry)
         entry.attempt += 1
         description = attempt_of(ctx, staged, built)
-        entry.attempts[entry.attempt] = description.model_copy(update={"hosts": hosts.names(ctx)})
+        output = ctx.output.local if ctx.run.output is not None else None
+        mount = output and str(disk.mount_point(output))
+        entry.attempts[entry.attempt] = description.model_copy(
+            update={"hosts": hosts.names(ctx), "output_mount": mount}
+        )
         entry.handle = entry.export = None
         entry.verbs.pop("wait", None)  # the record belongs to the attempt before
         ctx.ledger.save(entry)
