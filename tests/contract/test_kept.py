@@ -73,7 +73,7 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-RESUMABLE = {"ledger.json", "lease.json", "checkpoints/checkpoint-1", "attempts/1/handle.json"}
+RESUMABLE = {"ledger.json", "lease.json", "owner", "checkpoints/checkpoint-1", "attempts/1/handle.json"}
 
 
 def test_of_a_training_that_failed_output_and_checkpoints_stay_alone_and_the_same_run_continues(
@@ -196,7 +196,7 @@ def test_a_half_removed_run_that_cannot_be_deleted_does_not_stop_the_removal_of_
     elsewhere.mkdir()
     (runs / ".a.removed").symlink_to(elsewhere)  # a folder that was moved, and linked
     ctx = open_context({"program": script(), "output": str(tmp_path / "out")}, None, "c", base=tmp_path)
-    assert len([finding for finding in prepare(ctx) if "an older run is not removed" in finding.message]) == 1
+    assert len([finding for finding in prepare(ctx) if "run a is not wholly removed" in finding.message]) == 1
     assert [path.name for path in runs.glob(".*.removed")] == [".a.removed"]
     assert elsewhere.exists()
     cleanup(ctx)

@@ -101,7 +101,7 @@ def test_killed_while_it_writes_a_report_the_same_run_is_not_refused(
 @pytest.mark.parametrize(
     "pattern",
     [
-        r"os.rmdir \S*/\.manycpu\.\w+",
+        r"os.rmdir \S*/\.manycpu-trial\.\w+",
         r"os.rename \S*/\.\.out\.\w+\.claim\.",
         r"os.rename \S*\.manifest\.\w+\.partial",
         r"os.rename \S*/reports/",
