@@ -6,7 +6,7 @@ A host may print a banner, and its login shell more: the output of a script is r
 """
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +18,8 @@ from manycpu.pipeline.spec.placement import Host
 from manycpu.pipeline.spec.targets import BareMetal
 
 _CONNECT_TIMEOUT_S: Final = 10
-_COMMAND_TIMEOUT_S: Final = 60.0  # of a short command, with a slow login
+COMMAND_TIMEOUT_S: Final = 60.0
+"""Seconds for a short command, with a slow login."""
 COPY_TIMEOUT: Final = 3600.0
 """Seconds to copy a folder."""
 _UNREACHED: Final = 255  # ssh's own exit code, for connection errors
@@ -34,22 +35,24 @@ mv -T "$PARTIAL" "$FOLDER" 2>/dev/null || rm -rf "$PARTIAL"  # another host that
 [ -e "$FOLDER" ]
 """
 # A run of the same name that another machine launches has the same folder.
-_UNLESS_FOREIGN: Final = """
-[ -z "$OWNER" ] || [ ! -d "$FOLDER" ] || [ "$(cat "$MARK" 2>/dev/null)" = "$OWNER" ] || exit 0
-"""
-# With noclobber (-C), of two who write the mark at once one fails.
+_IS_OWN: Final = '[ -z "$OWNER" ] || [ "$(cat "$MARK" 2>/dev/null)" = "$OWNER" ]'
+# The mark is linked into place whole: of two claims at once, one is first. Some file systems have no links.
 _CLAIM: Final = """
 mkdir -p "$FOLDER" || exit
-[ -s "$MARK" ] || rm -f "$MARK"
-if [ ! -e "$MARK" ]; then
-  [ ! -e "$FOLDER/attempts" ] || { printf 'an earlier version of manycpu'; exit; }
-  (set -C; printf %s "$OWNER" >"$MARK") 2>/dev/null
-  [ -s "$MARK" ] || { echo "$MARK cannot be written"; exit 1; }
+if [ ! -s "$MARK" ]; then
+  [ -n "$KNOWN" ] || [ ! -e "$FOLDER/attempts" ] || { printf 'an earlier version of manycpu'; exit; }
+  new=$(mktemp "$MARK.XXXXXX") && printf %s "$OWNER" >"$new" && chmod 644 "$new" || exit
+  sync "$new" 2>/dev/null
+  [ ! -e "$MARK" ] || [ -s "$MARK" ] || mv "$new" "$MARK" || exit
+  ln "$new" "$MARK" 2>/dev/null || [ -e "$MARK" ] || mv "$new" "$MARK" || exit
+  rm -f "$new"
 fi
 cat "$MARK"
 """
-_END_RANKS: Final = f"""{_UNLESS_FOREIGN}
-ranks() {{ grep -lzF "MANYCPU_OUTPUT=$FOLDER/attempts/" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3; }}
+_END_RANKS: Final = f"""
+[ ! -d "$FOLDER" ] || {_IS_OWN} || exit 0
+[ -r /proc/self/environ ] || {{ echo "the processes cannot be seen"; exit 1; }}
+ranks() {{ grep -lF "MANYCPU_OUTPUT=$FOLDER/attempts/" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3; }}
 for signal in TERM KILL; do
   for second in 1 2 3 4 5 6 7 8 9 10; do
     left=$(ranks)
@@ -62,13 +65,21 @@ echo "process $left does not end"
 exit 1
 """
 # The mark goes last: without it, what a removal that was cut has left would look foreign.
-_REMOVE: Final = f"""{_UNLESS_FOREIGN}
+_REMOVE: Final = f"""
 [ -d "$FOLDER" ] || exit 0
-find "$FOLDER" -mindepth 1 -maxdepth 1 ! -path "$MARK" -exec rm -rf -- {{}} + && rm -rf -- "$FOLDER"
+if ! {{ {_IS_OWN}; }}; then
+  [ ! -s "$MARK" ] || exit 0
+  [ ! -e "$FOLDER/attempts" ] || exit 1  # the mark is lost: whose folder it is cannot be seen
+fi
+for path in "$FOLDER"/* "$FOLDER"/.[!.]* "$FOLDER"/..?*; do
+  [ "$path" = "$MARK" ] || rm -rf -- "$path" || exit
+done
+rm -rf -- "$FOLDER"
 """
-_KEEP_ONLY: Final = """
+_KEEP_ONLY: Final = f"""
+{_IS_OWN} || exit 0
 for path in "$FOLDER"/* "$FOLDER"/attempts/*/*; do
-  case " $NAMES " in *" ${path##*/} "*) ;; *) rm -rf "$path" ;; esac
+  case " $NAMES " in *" ${{path##*/}} "*) ;; *) rm -rf -- "$path" ;; esac
 done
 """
 
@@ -101,7 +112,7 @@ def run(
     host: Host,
     argv: Sequence[str],
     *,
-    timeout: float = _COMMAND_TIMEOUT_S,
+    timeout: float = COMMAND_TIMEOUT_S,
     input: bytes | None = None,  # noqa: A002 - the name that subprocess gives it
 ) -> commands.Completed:
     """Run a command on a host, for at most ``timeout`` seconds; returns its exit code and its output.
@@ -131,7 +142,7 @@ def script(
     host: Host,
     text: str,
     variables: Mapping[str, str | Path],
-    timeout: float = _COMMAND_TIMEOUT_S,
+    timeout: float = COMMAND_TIMEOUT_S,
 ) -> commands.Completed:
     """Run a shell script on a host, with ``variables`` set; returns its exit code and its output.
 
@@ -153,7 +164,7 @@ def script_or_raise(
     host: Host,
     text: str,
     variables: Mapping[str, str | Path],
-    timeout: float = _COMMAND_TIMEOUT_S,
+    timeout: float = COMMAND_TIMEOUT_S,
 ) -> str:
     """Run a shell script on a host as :func:`script` does, and return its output.
 
@@ -186,8 +197,16 @@ def copy_folder(target: BareMetal, hosts: Sequence[Host], source: Path, folder: 
     at_all(hosts, copy)
 
 
-def claim(target: BareMetal, hosts: Sequence[Host], folder: RunFolder) -> dict[Host, str]:
+def claim(
+    target: BareMetal, hosts: Sequence[Host], folder: RunFolder, known: Container[str]
+) -> dict[Host, str]:
     """Make a run's folder on every host and mark it, unless another run has it there.
+
+    Args:
+        target: The hosts.
+        hosts: The hosts to ask.
+        folder: The folder.
+        known: Names of hosts where an attempt of the run was: there, a folder without a mark is this run's.
 
     Returns:
         Host -> the other run's owner.
@@ -195,7 +214,12 @@ def claim(target: BareMetal, hosts: Sequence[Host], folder: RunFolder) -> dict[H
     Raises:
         LaunchError: A host cannot be reached, or the folder cannot be made there.
     """
-    owners = at_all(hosts, lambda host: script_or_raise(target, host, _CLAIM, folder.variables))
+
+    def owner_at(host: Host) -> str:
+        variables = folder.variables | {"KNOWN": "yes" if host.name in known else ""}
+        return script_or_raise(target, host, _CLAIM, variables)
+
+    owners = at_all(hosts, owner_at)
     return {host: owner for host, owner in zip(hosts, owners, strict=True) if owner != folder.owner}
 
 
@@ -219,12 +243,12 @@ def end_ranks(target: BareMetal, hosts: Sequence[Host], folder: RunFolder) -> di
     return {host: text for host, text in problems if text}
 
 
-def remove_folder(target: BareMetal, hosts: Sequence[Host], folder: RunFolder) -> list[str]:
+def remove_folder(target: BareMetal, hosts: Sequence[Host], folder: RunFolder, timeout: float) -> list[str]:
     """Delete a run's folder on every host; returns the folders that are left, as ``host:folder``."""
 
     def is_removed(host: Host) -> bool:
         with suppress(LaunchError):
-            return script(target, host, _REMOVE, folder.variables, COPY_TIMEOUT).code == 0
+            return script(target, host, _REMOVE, folder.variables, timeout).code == 0
         return False
 
     removed = zip(hosts, at_all(hosts, is_removed), strict=True)
@@ -236,7 +260,7 @@ def keep_only(target: BareMetal, hosts: Sequence[Host], folder: RunFolder, names
 
     def keep(host: Host) -> None:
         with suppress(LaunchError):  # the removal of the run deletes the rest later
-            script(target, host, _UNLESS_FOREIGN + _KEEP_ONLY, folder.variables | {"NAMES": " ".join(names)})
+            script(target, host, _KEEP_ONLY, folder.variables | {"NAMES": " ".join(names)})
 
     at_all(hosts, keep)
 

@@ -1,5 +1,6 @@
 """The ledger of a run on machines: a file in the run's folder."""
 
+import os
 import shutil
 import socket
 import uuid
@@ -15,6 +16,7 @@ from manycpu.pipeline.spec.credentials import secrets_in
 from manycpu.pipeline.spec.errors import ForeignRunError, LedgerError, RunGoneError
 
 _REMOVED, _LOCK = ".removed", ".lock"
+_OF_ATTEMPTS = ("attempts", "checkpoints", "deliveries", "uses")  # what a run makes in its folder on a host
 OWNER = "owner"
 """Name of the file that says which ledger a run's folder belongs to: on a host, another may have its name."""
 
@@ -33,24 +35,39 @@ class FileLedger(Ledger):
         """Create the ledger, or continue with the one that exists.
 
         Raises:
-            ForeignRunError: Another living process works on it.
+            ForeignRunError: Another living process works on it, or another machine's run has the folder.
             LedgerError: An earlier run of this name is not removed yet.
         """
         with locked(self._lock):
             if not self._file.exists():
-                if self._trash.exists():
-                    raise LedgerError(
-                        f"an earlier run {self.directory.name} is not wholly removed",
-                        fix="See what `manycpu clean` says of it; or give another run id",
-                    )
-                # Under the lock, because without it another process may remove the folder again.
-                self.directory.mkdir(parents=True, exist_ok=True)
-                entry.owner = f"{uuid.uuid4().hex} of {socket.gethostname()}"
-                (self.directory / OWNER).write_text(entry.owner)
-                self.save(entry)
+                self._begin(entry)
             self.refuse_second_holder()
             self._write_lease(until=self.now() + LEASE_S, ended=False, kept=False, holder=None)
         return self.read()
+
+    def _begin(self, entry: Entry) -> None:
+        """Make the folder, its mark and the ledger; the caller holds the lock.
+
+        Without the lock, another process may remove the folder again.
+        """
+        if (self._trash / self._file.name).exists():
+            raise LedgerError(
+                f"an earlier run {self.directory.name} is not wholly removed",
+                fix="See what `manycpu clean` says of it; or give another run id",
+            )
+        mark = self.directory / OWNER
+        if mark.exists() and any((self.directory / name).exists() for name in _OF_ATTEMPTS):
+            raise ForeignRunError(
+                f"{self.directory} belongs to a run of another machine: {mark.read_text()}",
+                fix="Give another run id; or delete that folder, if that run is not needed any more",
+            )
+        self.directory.mkdir(parents=True, exist_ok=True)
+        entry.owner = f"{uuid.uuid4().hex} of {socket.gethostname()}"
+        with mark.open("w") as file:
+            file.write(entry.owner)
+            file.flush()
+            os.fsync(file.fileno())
+        self.save(entry)
 
     def refuse_second_holder(self) -> None:
         """Raise if another process runs all verbs, or may run them on a host that cannot be seen."""
@@ -163,23 +180,33 @@ class FileLedger(Ledger):
     def finish_removal(self, elsewhere: Elsewhere = lambda _: []) -> list[str]:
         """Finish a removal, unless the run has begun again or a process works on it; as :meth:`remove`."""
         with suppress(BlockingIOError), locked(self._lock, wait=False):
-            if not self.directory.exists():
+            if self.is_half_removed:
                 if left := self._empty_trash(elsewhere):
                     return left
+                if not (self.directory / OWNER).exists():  # a rank that lived on has made it again
+                    _delete(self.directory)
                 self._lock.unlink()
         return []
 
     def _empty_trash(self, elsewhere: Elsewhere) -> list[str]:
         """Delete the renamed folder, if ``elsewhere`` has left nothing in other places."""
+        trash = FileLedger(self._trash)
         try:
-            entry = FileLedger(self._trash).read()
-        except LedgerError:  # also if there is no trash, or none of its ledger
-            left = []
-        else:
-            left = elsewhere(entry)
-        if not left:
-            _delete(self._trash)
-        return left
+            if left := elsewhere(trash.read()):
+                return left
+        except RunGoneError:  # there is no trash, or nothing is left elsewhere
+            pass
+        except LedgerError as error:  # such as a newer version's
+            return [str(error)]
+        if not self._trash.is_symlink():
+            trash._file.unlink(missing_ok=True)  # the rest may belong to another user, and stay
+        _delete(self._trash)
+        return []
+
+    @property
+    def is_half_removed(self) -> bool:
+        """Whether a removal was begun and not finished: a part of the run is left, or only its lock."""
+        return not self._file.exists() and (self._trash.exists() or not self.directory.exists())
 
     @property
     def _trash(self) -> Path:
@@ -209,7 +236,8 @@ def half_removed(runs: Path) -> list[FileLedger]:
     """List the runs whose removal was killed: a part of the folder is left, or only the lock."""
     paths_left = {suffix: runs.glob(f".*{suffix}") for suffix in (_REMOVED, _LOCK)}
     run_names = {path.name[1:].removesuffix(suffix) for suffix, paths in paths_left.items() for path in paths}
-    return [FileLedger(runs / name) for name in sorted(run_names) if not (runs / name).exists()]
+    found = [FileLedger(runs / name) for name in sorted(run_names)]
+    return [ledger for ledger in found if ledger.is_half_removed]
 
 
 def _delete(folder: Path) -> None:

@@ -379,7 +379,7 @@ def test_output_comes_back_from_all_hosts(hosts: made_hosts.Hosts, hidden: Path)
     with pytest.raises(ExportError, match=rf"^run\.output: .*{address}.* {output}/shard-0"):
         ssh_copies.collect(target, both, output)
     assert (output / "shard-0").read_text() == "of node-a"
-    assert ssh.remove_folder(target, both, ssh.RunFolder(output, output / "owner", "")) == []
+    assert ssh.remove_folder(target, both, ssh.RunFolder(output, output / "owner", ""), 60) == []
     with pytest.raises(ExportError, match=f"has no folder {output}"):
         ssh_copies.collect(target, both, output)
 

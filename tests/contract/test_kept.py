@@ -241,6 +241,6 @@ def test_what_a_killed_process_had_begun_to_delete_is_deleted_by_the_next_run(
 ) -> None:
     left = home / "runs" / ".train-0123456789.removed"
     left.mkdir(parents=True)
-    (left / "ledger.json").write_text("{}")
+    (left / "lease.json").write_text("{}")
     train(fields(tmp_path, script()), run_id="x")
     assert list((home / "runs").iterdir()) == []

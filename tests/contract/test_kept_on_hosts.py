@@ -14,7 +14,7 @@ from support import namespace_hosts as made_hosts
 from support.local_runs import on_this_machine
 from support.rank_launches import LIGHT
 
-from manycpu.pipeline import BareMetal, train
+from manycpu.pipeline import BareMetal, Local, train
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import ExportError, ForeignRunError, TrainingFailedError
 from manycpu.pipeline.targets.open_run import open_context
@@ -248,10 +248,21 @@ def test_the_model_comes_from_the_hosts_that_trained_whatever_the_hostfile_says_
     assert there(hosts, home / "runs") == set()
 
 
+def test_a_run_that_goes_on_without_its_hosts_is_exported_from_here(
+    one: BareMetal, hosts: made_hosts.Hosts, home: Path, script: Callable[..., str], tmp_path: Path
+) -> None:
+    failed(tmp_path, script(SAVES), one)
+    again = Local(directory=str(home))
+    text = TRAINS.replace("sys.argv[1]", repr(str(tmp_path / "history")))
+    assert train(fields(tmp_path, script(text)), again, run_id=str(tmp_path)).left_behind == []
+    assert (tmp_path / "out" / "model.txt").read_text() == "the model"
+    assert there(hosts, home / "runs") == set()
+
+
 @pytest.mark.parametrize(
     ("pattern", "count"),
     [
-        (r"subprocess.Popen .*rm -rf -- \"\$FOLDER\"", 1),
+        (r"subprocess.Popen .*rm -rf -- ", 1),
         (r"os.rename \S*/train-\w+ \S*\.removed", 1),
         (r"os.remove (ledger|lease)\.json", 1),
     ],

@@ -36,6 +36,10 @@ def ledger(tmp_path: Path) -> FileLedger:
     return made
 
 
+def raise_permission_error(*_: object) -> None:
+    raise PermissionError
+
+
 def dead() -> ProcessHandle:
     """Describe a process of this machine that has ended."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
@@ -139,6 +143,46 @@ def test_a_run_begins_again_only_when_nothing_of_the_earlier_one_is_left_elsewhe
     assert ledger.finish_removal(lambda _: []) == []
     assert list(ledger.directory.parent.iterdir()) == []
     assert ledger.open(entry).owner != ""
+
+
+def test_a_folder_that_a_rank_made_again_goes_with_the_rest_of_the_run(ledger: FileLedger) -> None:
+    ledger.remove(lambda _: ["host-b:/runs/x"])
+    (ledger.directory / "checkpoints").mkdir(parents=True)
+    assert [one.directory.name for one in half_removed(ledger.directory.parent)] == ["x"]
+    assert ledger.finish_removal(lambda _: []) == []
+    assert list(ledger.directory.parent.iterdir()) == []
+
+
+def test_what_another_user_owns_of_a_removed_run_does_not_keep_its_name(
+    ledger: FileLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = ledger.read()
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.rmtree", raise_permission_error)
+        with pytest.raises(PermissionError):
+            ledger.remove()
+    assert ledger.open(entry).name == "x"
+
+
+def test_a_removal_whose_ledger_only_a_newer_version_can_read_is_left_to_that_version(
+    ledger: FileLedger,
+) -> None:
+    ledger.remove(lambda _: ["host-b:/runs/x"])
+    (trash,) = ledger.directory.parent.glob(".x.removed")
+    (trash / "ledger.json").write_text("{}")
+    (left,) = ledger.finish_removal(lambda _: [])
+    assert "another version of manycpu" in left
+    assert trash.exists()
+
+
+def test_a_folder_that_another_machines_run_has_here_is_not_begun_in(ledger: FileLedger) -> None:
+    entry = ledger.read()
+    (ledger.directory / "attempts").mkdir()
+    (ledger.directory / "ledger.json").unlink()
+    with pytest.raises(ForeignRunError, match="belongs to a run of another machine"):
+        ledger.open(entry)
+    (ledger.directory / "attempts").rmdir()
+    assert ledger.open(entry).name == "x"
 
 
 def test_a_run_begins_again_once_all_of_it_is_removed(ledger: FileLedger) -> None:

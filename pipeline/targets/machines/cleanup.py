@@ -7,11 +7,12 @@ from functools import partial
 from pathlib import Path
 
 from manycpu.pipeline import transfer
-from manycpu.pipeline.adapters import disk, process
+from manycpu.pipeline.adapters import disk, process, ssh
 from manycpu.pipeline.ledger import Attempt
 from manycpu.pipeline.ledger.file import OWNER, FileLedger, half_removed
 from manycpu.pipeline.spec.errors import Finding, ManycpuError, RunGoneError, UnseenError
 from manycpu.pipeline.spec.output import METRICS
+from manycpu.pipeline.spec.targets import BareMetal, Local
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.machines import hosts
 from manycpu.pipeline.targets.machines.context import (
@@ -40,6 +41,7 @@ def keep_results(ctx: MachineContext, seconds: float | None, *, checkpoints: boo
         results, and nothing was deleted.
     """
     folder = directory_of(ctx)
+    hosts.end_ranks(ctx, ctx.ledger.read())
     attempts = _attempts(ctx)
     outputs = [*(attempt / "output" for attempt in attempts), *_stray_results(ctx)]
     if checkpoints:
@@ -85,7 +87,7 @@ def _strays_on_hosts(ctx: MachineContext) -> list[str]:
     return [
         stray
         for folder, attempt in _without_output(ctx)
-        for stray in hosts.strays(ctx, folder, files_of_code(Path(attempt.code or "")), attempt.hosts)
+        for stray in hosts.strays(ctx, folder, files_of_code(Path(attempt.code or "")), attempt)
     ]
 
 
@@ -126,18 +128,34 @@ def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
         only_over: Delete only a run whose lease is over; a run whose lease was renewed stays.
     """
     folder = directory_of(ctx)
+    timeout = ssh.COMMAND_TIMEOUT_S if only_over else ssh.COPY_TIMEOUT
+    if ctx.ledger.exists():  # before the rename: if its hosts are unknown, this raises
+        hosts.end_ranks(ctx, ctx.ledger.read())
     try:
-        left = ctx.ledger.remove(partial(hosts.remove_folder, folder, ctx.target), only_over=only_over)
+        left = ctx.ledger.remove(
+            partial(hosts.remove_folder, folder, ctx.target, timeout), only_over=only_over
+        )
     except OSError as error:
         return [f"{folder}: {error}"]
     # With ``only_over``, the folder of a run with a new lease stays, which is no fault.
     return [*left, str(folder)] if folder.exists() and not only_over else left
 
 
-def finish_removal(ledger: FileLedger) -> list[str]:
-    """Delete the rest of a run whose removal was killed, or left something on a host; return what is left."""
+def finish_removal(
+    ledger: FileLedger, present: Local | BareMetal | None = None, timeout: float = ssh.COPY_TIMEOUT
+) -> list[str]:
+    """Delete the rest of a run whose removal was killed, or left something on a host.
+
+    Args:
+        ledger: The run's ledger.
+        present: The run's target as it is now; None: as it was recorded.
+        timeout: Seconds for the deletion on each host.
+
+    Returns:
+        What is left, or why.
+    """
     try:
-        return ledger.finish_removal(partial(hosts.remove_folder, ledger.directory, None))
+        return ledger.finish_removal(partial(hosts.remove_folder, ledger.directory, present, timeout))
     except (ManycpuError, OSError) as error:  # such as files of another user
         return [str(error)]
 
@@ -155,9 +173,10 @@ def remove_expired(ctx: MachineContext, now: float, end: Callable[[RunContext], 
     """
     findings = []
     for ledger in half_removed(home_of(ctx) / "runs"):
+        present = ctx.target if ledger.directory.name == ctx.name else None
         findings += [
             _not_removed(f"run {ledger.directory.name} is not wholly removed: {left}")
-            for left in finish_removal(ledger)
+            for left in finish_removal(ledger, present, ssh.COMMAND_TIMEOUT_S)
         ]
     for other in ctx.driver.runs(ctx.target):
         if other.name != ctx.name and is_on_machines(other):

@@ -107,6 +107,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         if handle is None or process.observe(handle)["exit"] is not None:  # no attempt, or its end is known
             return False
         process.declare_gone(handle)
+        hosts.end_ranks(ctx, entry)
         return True
 
     def export(self, ctx: MachineContext, handle: ProcessHandle, progress: Progress) -> Manifest:
@@ -146,7 +147,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         work = working_folder(Path(handle.directory))
         in_work = transfer.strays(Path(attempt.code), work) if attempt.code and work.is_dir() else []
         code_files = cleanup.files_of_code(Path(attempt.code)) if attempt.code else set()
-        on_hosts = hosts.strays(ctx, Path(handle.directory), code_files, attempt.hosts)
+        on_hosts = hosts.strays(ctx, Path(handle.directory), code_files, attempt)
         staged = [Path(path) for path in (attempt.data, attempt.model) if path]
         in_staged = [stray for folder in staged for stray in transfer.strays(folder)]
         return [*map(str, in_work), *on_hosts, *map(str, in_staged)]

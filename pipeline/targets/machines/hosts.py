@@ -11,7 +11,7 @@ from typing import Final
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import disk, hosts, ssh, ssh_copies
-from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.ledger.file import OWNER
 from manycpu.pipeline.spec.errors import ForeignRunError, LaunchError
 from manycpu.pipeline.spec.placement import Host
@@ -29,8 +29,8 @@ def _next_hosts(ctx: MachineContext) -> list[HostGroup]:
     return [(ctx.target, hosts.chosen(ctx.target, ctx.run))] if isinstance(ctx.target, BareMetal) else []
 
 
-def _recorded_hosts(
-    entry: Entry, present: Local | BareMetal | None = None, names: Iterable[str] = ()
+def recorded(
+    entry: Entry, present: Local | BareMetal | None = None, attempt: Attempt | None = None
 ) -> list[HostGroup]:
     """Return hosts that have a folder of a run, as one group; none on ``local``.
 
@@ -39,18 +39,24 @@ def _recorded_hosts(
     Args:
         entry: The run.
         present: The target as it is now: its ssh command is newer than the recorded ones.
-        names: The hosts; empty: all of the run.
+        attempt: The attempt whose hosts are meant; None: all hosts of the run.
+
+    Raises:
+        BadInputError: An older version recorded no hosts, and the hostfile cannot be used.
     """
+    if attempt is not None and not isinstance(read_target(attempt.target), BareMetal):
+        return []
     fields = [entry.described().target, entry.target, *(one.target for one in entry.attempts.values())]
     targets = [present, *map(read_target, fields)]
     target = next((one for one in targets if isinstance(one, BareMetal)), None)
     if target is None:
         return []
     all_names = {*entry.hosts, *(name for one in entry.attempts.values() for name in one.hosts)}
-    recorded = tuple(Host(name) for name in sorted(names or all_names))
-    if not recorded and not entry.owner:  # an older version recorded no hosts
-        recorded = hosts.chosen(target, read_run(entry.described().run))
-    return [(target, recorded)] if recorded else []
+    names = (attempt and attempt.hosts) or all_names
+    members = tuple(Host(name) for name in sorted(names))
+    if not members and not entry.owner:  # an older version recorded no hosts
+        members = hosts.chosen(target, read_run(entry.described().run))
+    return [(target, members)] if members else []
 
 
 def _folder_of(path: Path, entry: Entry) -> ssh.RunFolder:
@@ -76,10 +82,11 @@ def claim(ctx: MachineContext, entry: Entry) -> None:
         if not entry.owner:  # an older version made the run
             ssh.make_folder(target, members, folder)
             continue
-        for host, owner in ssh.claim(target, members, _folder_of(folder, entry)).items():
+        known = {name for attempt in entry.attempts.values() for name in attempt.hosts}
+        for host, owner in ssh.claim(target, members, _folder_of(folder, entry), known).items():
             raise ForeignRunError(
                 f"host {host.name} has a folder {folder} of another run: {owner}",
-                fix="Give another run id; or delete that folder, if nobody needs that run any more",
+                fix="Give another run id; or delete that folder, if that run is not needed any more",
             )
 
 
@@ -89,7 +96,7 @@ def end_ranks(ctx: MachineContext, entry: Entry, needed: Container[str] = ()) ->
     Raises:
         LaunchError: On one of the hosts ``needed``, a rank does not end, or that cannot be seen.
     """
-    for target, members in _recorded_hosts(entry, ctx.target):
+    for target, members in recorded(entry, ctx.target):
         problems = ssh.end_ranks(target, members, _folder_of(directory_of(ctx), entry))
         for host, problem in problems.items():
             message = f"ranks of an earlier attempt may still run on host {host.name}: {problem}"
@@ -166,7 +173,7 @@ def copy_folder(ctx: MachineContext, source: Path | None, folder: Path) -> None:
 def collect(ctx: MachineContext, attempt: int, folder: Path) -> None:
     """Copy the files that the ranks of an attempt wrote to a folder on each host to the same folder here."""
     entry = ctx.ledger.read()
-    for target, members in _recorded_hosts(entry, ctx.target, entry.described(attempt).hosts):
+    for target, members in recorded(entry, ctx.target, entry.described(attempt)):
         ssh_copies.collect(target, members, folder)
 
 
@@ -187,37 +194,37 @@ def holding_files(
         attempt: The attempt whose hosts are asked; None: all hosts of the run.
     """
     entry = ctx.ledger.read()
-    names = () if attempt is None else entry.described(attempt).hosts
+    of_attempt = None if attempt is None else entry.described(attempt)
     return [
         f"{host.name}:{folder}"
-        for target, members in _recorded_hosts(entry, ctx.target, names)
+        for target, members in recorded(entry, ctx.target, of_attempt)
         for host, paths in ssh.holding_files(target, members, folder, *patterns).items()
         if paths is None or any(Path(path).name not in but for path in paths)  # None: it cannot be reached
     ]
 
 
-def strays(ctx: MachineContext, attempt: Path, code: Container[str], among: Iterable[str] = ()) -> list[str]:
+def strays(ctx: MachineContext, folder: Path, code: Container[str], attempt: Attempt) -> list[str]:
     """Name files that a program wrote to the working folder of an attempt on hosts, as ``host:path``.
 
     Args:
         ctx: The run.
-        attempt: The attempt's folder.
-        code: The files of its code, by path below the attempt's folder.
-        among: The names of its hosts; empty: they are unknown, and all hosts of the run are asked.
+        folder: The attempt's folder.
+        code: The files of its code, by path below that folder.
+        attempt: The attempt.
 
     Returns:
         The files that this machine lacks; of a host whose files are unknown, the attempt's folder.
     """
     strays = []
-    for target, members in _recorded_hosts(ctx.ledger.read(), ctx.target, among):
-        for host, paths in ssh.holding_files(target, members, attempt, "work/*").items():
+    for target, members in recorded(ctx.ledger.read(), ctx.target, attempt):
+        for host, paths in ssh.holding_files(target, members, folder, "work/*").items():
             if paths is None:  # the host cannot be reached, or has no such folder
-                strays.append(f"{host.name}:{attempt}")
+                strays.append(f"{host.name}:{folder}")
                 continue
             strays += [
-                f"{host.name}:{attempt / path}"
+                f"{host.name}:{folder / path}"
                 for path in paths
-                if path not in code and "__pycache__" not in path and not os.path.lexists(attempt / path)
+                if path not in code and "__pycache__" not in path and not os.path.lexists(folder / path)
             ]
     return strays
 
@@ -225,25 +232,26 @@ def strays(ctx: MachineContext, attempt: Path, code: Container[str], among: Iter
 def keep_only(ctx: MachineContext, folder: Path, names: Iterable[str]) -> None:
     """On hosts that can be reached, delete all but ``names`` in a run's folder and its attempts' folders."""
     entry = ctx.ledger.read()
-    for target, members in _recorded_hosts(entry, ctx.target):
+    for target, members in recorded(entry, ctx.target):
         ssh.keep_only(target, members, _folder_of(folder, entry), names)
 
 
-def remove_folder(path: Path, present: Local | BareMetal | None, entry: Entry) -> list[str]:
+def remove_folder(path: Path, present: Local | BareMetal | None, timeout: float, entry: Entry) -> list[str]:
     """End what still runs of a run on its hosts, and delete its folder there.
 
     Args:
         path: The run's folder.
         present: The target as it is now; None: as it was recorded.
+        timeout: Seconds for the deletion on each host.
         entry: The run.
 
     Returns:
         What is left, as ``host:folder``, or why ranks may still run.
     """
     folder, left = _folder_of(path, entry), []
-    for target, members in _recorded_hosts(entry, present):
+    for target, members in recorded(entry, present):
         problems = ssh.end_ranks(target, members, folder)
         left += [f"{host.name}: {problem}" for host, problem in problems.items()]
         ended = [host for host in members if host not in problems]
-        left += ssh.remove_folder(target, ended, folder)
+        left += ssh.remove_folder(target, ended, folder, timeout)
     return left

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from manycpu.pipeline.adapters import hosts as host_adapter
 from manycpu.pipeline.adapters import disk, mpi, process
+from manycpu.pipeline.adapters import hosts as host_adapter
 from manycpu.pipeline.launchers import LAUNCHERS
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec.handle import ProcessHandle

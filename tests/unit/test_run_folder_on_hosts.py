@@ -1,0 +1,83 @@
+"""A run's folder on hosts: whose it is, and its removal, also where hosts share one folder."""
+
+from pathlib import Path
+
+import pytest
+
+from manycpu.pipeline.adapters import ssh
+from manycpu.pipeline.spec.placement import Host
+from manycpu.pipeline.spec.targets import BareMetal
+
+FOUR = [Host(name) for name in "abcd"]
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> BareMetal:
+    """Describe hosts that are all this machine: the ssh command runs the last of its words here."""
+    here = tmp_path / "ssh"
+    here.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
+    here.chmod(0o755)
+    return BareMetal(hostfile="hosts", ssh=(str(here),))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ssh.RunFolder:
+    path = tmp_path / "a [b] *'c" / "runs" / "x"
+    return ssh.RunFolder(path, path / "owner", "0f of host-a")
+
+
+def claim(target: BareMetal, folder: ssh.RunFolder, known: str = "") -> dict[Host, str]:
+    return ssh.claim(target, FOUR, folder, known)
+
+
+def remove(target: BareMetal, folder: ssh.RunFolder) -> list[str]:
+    return ssh.remove_folder(target, FOUR, folder, 60)
+
+
+def test_hosts_that_share_a_folder_claim_and_remove_it_at_once(
+    target: BareMetal, folder: ssh.RunFolder
+) -> None:
+    for _ in range(10):
+        assert claim(target, folder) == {}
+        assert folder.mark.read_text() == folder.owner
+        (folder.path / "attempts" / "1").mkdir(parents=True)
+        (folder.path / ".hidden").touch()
+        assert [path.name for path in folder.path.glob("owner*")] == ["owner"]
+        assert remove(target, folder) == []
+        assert not folder.path.exists()
+
+
+def test_a_folder_of_another_run_is_neither_claimed_nor_emptied(
+    target: BareMetal, folder: ssh.RunFolder
+) -> None:
+    claim(target, folder)
+    (folder.path / "attempts").mkdir()
+    other = folder._replace(owner="9c of host-b")
+    assert claim(target, other) == dict.fromkeys(FOUR, folder.owner)
+    assert remove(target, other) == []
+    ssh.keep_only(target, FOUR, other, ["owner"])
+    assert sorted(path.name for path in folder.path.iterdir()) == ["attempts", "owner"]
+
+
+def test_a_folder_without_a_mark_is_claimed_only_where_the_run_was_before(
+    target: BareMetal, folder: ssh.RunFolder
+) -> None:
+    (folder.path / "attempts").mkdir(parents=True)
+    assert claim(target, folder) == dict.fromkeys(FOUR, "an earlier version of manycpu")
+    assert remove(target, folder) == [f"{host.name}:{folder.path}" for host in FOUR]
+    folder.mark.touch()  # as a loss of power leaves it
+    assert claim(target, folder, known="abcd") == {}
+    assert folder.mark.read_text() == folder.owner
+    assert remove(target, folder) == []
+    assert not folder.path.exists()
+
+
+def test_a_run_of_an_older_version_has_no_marks(target: BareMetal, folder: ssh.RunFolder) -> None:
+    old = folder._replace(owner="")
+    (folder.path / "attempts" / "1" / "work").mkdir(parents=True)
+    (folder.path / "checkpoints").mkdir()
+    ssh.keep_only(target, FOUR, old, ["attempts", "checkpoints"])
+    assert not (folder.path / "attempts" / "1" / "work").exists()
+    assert (folder.path / "checkpoints").exists()
+    assert remove(target, old) == []
+    assert not folder.path.exists()
