@@ -6,7 +6,7 @@ It is called by https or http, with basic auth or bearer tokens, and with retrie
 import io
 import re
 from collections.abc import Callable, Collection, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 from urllib.parse import urljoin, urlsplit
 
@@ -110,9 +110,21 @@ class Connection:
         )
 
     def url(self, path: str) -> str:
-        """Make a URL from a path below ``/v2/``, or from a location that the registry returned."""
-        scheme = "http" if self.plain else "https"
-        return urljoin(f"{scheme}://{self._address}/v2/", path)
+        """Make a URL from a path below ``/v2/``, or from a location that the registry returned.
+
+        Raises:
+            RegistryError: The location is no https URL, and the registry is called by https.
+        """
+        url = urlsplit(urljoin(f"{'http' if self.plain else 'https'}://{self._address}/v2/", path))
+        if self.plain or url.scheme == "https":
+            return url.geturl()
+        if url.netloc != self._address:
+            raise RegistryError(
+                f"registry {self.host} sends an upload to {url.scheme}://{url.netloc}, which is no https URL",
+                field="target.registry",
+            )
+        # Behind a proxy that ends TLS, a registry may not know that it is called by https.
+        return url._replace(scheme="https").geturl()
 
     def _ask(
         self, method: str, path: str, scopes: Scopes, fine: Collection[int], options: Mapping[str, Any]
@@ -133,7 +145,7 @@ class Connection:
             header = f"Bearer {token}"
         elif self._basic and self._login:
             header = f"Basic {self._login.pair}"
-        common: dict[str, Any] = {"auth": _Header(self._address, header), "verify": self._verify}
+        common: dict[str, Any] = {"auth": _Header(self.url(""), header), "verify": self._verify}
         try:
             return self._session.request(method, url, timeout=_TIMEOUT, **common, **options)
         except requests.exceptions.SSLError as error:
@@ -219,13 +231,17 @@ class Connection:
 
 
 class _Header(AuthBase):
-    """Sets the Authorization header for the registry only; prevents that requests reads ~/.netrc."""
+    """Sets the Authorization header for the host of a URL only, and not in plain HTTP if that URL is https.
 
-    def __init__(self, address: str, value: str | None) -> None:
-        self._address, self._value = address, value
+    It also prevents that requests reads ~/.netrc.
+    """
+
+    def __init__(self, url: str, value: str | None) -> None:
+        self._url, self._value = urlsplit(url.lower()), value  # requests writes hosts in lower case
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        if self._value and urlsplit(request.url or "").netloc == self._address:
+        url = urlsplit(request.url or "")
+        if self._value and url.netloc == self._url.netloc and url.scheme in ("https", self._url.scheme):
             request.headers["Authorization"] = self._value
         return request
 
@@ -356,10 +372,10 @@ class Repository:
 
     def _cancel(self, begun: requests.Response) -> None:
         """Cancel an upload, by the answer with which it began."""
+        place = self._place(begun)
         # Registries may lack or refuse this call: they delete unfinished uploads in time.
-        fine = (_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _NOT_ALLOWED)
-        scopes = (f"repository:{self.name}:delete,pull,push",)
-        self._ask("DELETE", self._place(begun), scopes, fine=fine)
+        with suppress(RegistryError):
+            self._ask("DELETE", place, self._push, patient=False)
 
     def _place(self, answer: requests.Response) -> str:
         """Return the URL at which an upload continues."""

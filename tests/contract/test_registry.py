@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from support import registry_server
@@ -186,6 +187,36 @@ def test_a_token_that_expires_is_renewed(tmp_path: Path, repository: Open) -> No
         assert len(tokens.asked) == 2
 
 
+def test_a_token_server_that_grants_only_pull_and_push_is_enough(repository: Open) -> None:
+    """Quay's: it refuses a request for any other action with 400."""
+    calls: list[str] = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        calls.append(handler.command)
+        status, headers, body = 202, {"Location": "/v2/ml/train/blobs/uploads/1"}, b""
+        if handler.path.startswith("/token"):
+            scopes = parse_qs(urlsplit(handler.path).query)["scope"]
+            actions = {action for scope in scopes for action in scope.rpartition(":")[2].split(",")}
+            status, headers, body = 200 if actions <= {"pull", "push"} else 400, {}, b'{"token": "t"}'
+        elif handler.headers.get("Authorization") != "Bearer t":
+            realm = f'Bearer realm="http://{handler.headers["Host"]}/token"'
+            status, headers = 401, {"WWW-Authenticate": realm}
+        elif handler.command == "DELETE":
+            status = 500
+        handler.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    with registry_server.relayed(answer) as host:
+        to = repository(host, "ml/train", KNOWN)
+        to.check_push()
+        assert not to.mount(sha256(b"x"), "ml/base")
+    assert calls.count("DELETE") == 2
+
+
 def test_a_wrong_password_is_told_by_the_token_server(tmp_path: Path, repository: Open) -> None:
     with (
         Tokens(tmp_path / "tokens") as tokens,
@@ -201,6 +232,18 @@ def test_its_own_authority_must_be_given(tmp_path: Path, repository: Open) -> No
         push(repository(host, "ml/train", plain=False, ca=str(authority)), "one", b"x")
         with pytest.raises(RegistryError, match=r"target\.registry_ca: .*certificate"):
             repository(host, "ml/train", plain=False).digest("one")
+
+
+def test_an_upload_stays_on_https_where_its_registry_takes_itself_for_plain_http(
+    tmp_path: Path, repository: Open
+) -> None:
+    settings, authority = registry_server.tls(tmp_path / "tls")
+    with registry_server.running(tmp_path, settings, authority) as host:
+        to = repository(host, "ml/train", plain=False, ca=str(authority))
+        to.connection._session.headers["X-Forwarded-Proto"] = "http"  # noqa: SLF001 - as a proxy adds it
+        push(to, "one", b"x")
+        with pytest.raises(RegistryError, match=r"http://other\.test, which is no https URL"):
+            to.connection.url("http://other.test/v2/upload")
 
 
 @pytest.mark.parametrize("ca", [False, True], ids=["no-ca", "ca"])
