@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import psutil
@@ -19,7 +18,7 @@ END_TIMEOUT: Final = 10.0
 
 
 class Completed(NamedTuple):
-    """A command that ended: its exit code (negative: the signal) and its output on both streams."""
+    """A command that ended: its exit code (negative: the signal) and its output, mostly on both streams."""
 
     code: int
     out: str
@@ -30,10 +29,17 @@ def run(
     *,
     timeout: float,
     env: Mapping[str, str] | None = None,
-    cwd: str | Path | None = None,
+    secret: bool = False,
     input: bytes | None = None,  # noqa: A002 - the name that subprocess gives it
 ) -> Completed:
-    """Run a command to its end, or kill it after ``timeout`` seconds; ``env`` is its whole environment.
+    """Run a command to its end, or kill it after ``timeout`` seconds.
+
+    Args:
+        argv: The command.
+        timeout: Seconds.
+        env: Its whole environment; None: that of this process.
+        secret: Whether it answers with a secret: then no error quotes it, and its stderr is dropped.
+        input: What it reads from stdin.
 
     Raises:
         LaunchError: The command cannot be run, or it timed out.
@@ -43,10 +49,9 @@ def run(
             list(argv),
             check=False,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.DEVNULL if secret else subprocess.STDOUT,
             timeout=timeout,
             env=dict(env) if env is not None else None,
-            cwd=cwd,
             input=input,
             stdin=subprocess.DEVNULL if input is None else None,
         )
@@ -54,9 +59,8 @@ def run(
         raise LaunchError(f"{argv[0]!r} cannot be run: {error.strerror or error}") from error
     except subprocess.TimeoutExpired as error:
         output = bytes(error.stdout or b"").decode(errors="replace").strip()[-2000:]
-        raise LaunchError(
-            f"{' '.join(argv)!r} did not end within {timeout:g} s; it said: {output}"
-        ) from error
+        said = "" if secret else f"; it said: {output}"
+        raise LaunchError(f"{' '.join(argv)!r} did not end within {timeout:g} s{said}") from error
     return Completed(done.returncode, done.stdout.decode(errors="replace"))
 
 

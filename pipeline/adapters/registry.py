@@ -190,7 +190,7 @@ class Connection:
                 response = self._session.post(realm, data=form, auth=_ANONYMOUS, **common)
             else:
                 query = [("service", service), *(("scope", scope) for scope in scopes)]
-                auth = (login.username, login.password) if login else _ANONYMOUS
+                auth = _Header(realm, f"Basic {login.pair}") if login else _ANONYMOUS
                 response = self._session.get(realm, params=query, auth=auth, **common)
         except _BROKEN as error:
             raise self._no_answer(error) from error

@@ -45,7 +45,7 @@ def docker_config(path: str | None = None) -> dict[str, Any]:
     """Read docker's config.json: the one given, $DOCKER_CONFIG's or ~/.docker's; empty: there is none."""
     file = Path(path).expanduser() if path else docker_folder() / "config.json"
     try:
-        config: dict[str, Any] = json.loads(file.read_text())
+        return _parse(file.read_bytes())
     except (OSError, ValueError) as error:
         is_missing = isinstance(error, FileNotFoundError)
         if is_missing and path is None:
@@ -55,7 +55,20 @@ def docker_config(path: str | None = None) -> dict[str, Any]:
             field="target.registry_connection",
             fix="Give the path of a config.json as `docker login` writes it",
         ) from (None if is_missing else error)
-    return config
+
+
+def _parse(text: bytes) -> dict[str, Any]:
+    """Parse docker's config; what is null counts as absent.
+
+    Raises:
+        ValueError: It is not of docker's form.
+    """
+    config = json.loads(text)
+    if isinstance(config, dict):
+        config = {name: value for name, value in config.items() if value is not None}
+        if all(isinstance(config.get(name, {}), dict) for name in ("auths", "credHelpers")):
+            return config
+    raise ValueError("it, or its auths or credHelpers, is no JSON object")
 
 
 def from_config(config: Mapping[str, Any], registry: str) -> Login | None:
@@ -82,7 +95,7 @@ def from_secret(secret: Mapping[str, Any], registry: str) -> Login | None:
     """
     name = secret.get("metadata", {}).get("name")
     try:
-        config = json.loads(base64.b64decode(secret["data"][".dockerconfigjson"]))
+        config = _parse(base64.b64decode(secret["data"][".dockerconfigjson"]))
     except (KeyError, TypeError, ValueError):
         raise BadInputError(
             f"Secret {name} of type {secret.get('type')} has no docker config in it",
@@ -102,12 +115,12 @@ def _config_keys(registry: str) -> tuple[str, ...]:
 
 def _login(entry: Mapping[str, str], key: str) -> Login | None:
     """Read a login from an entry of docker's config; None: the entry has none."""
-    token = entry.get("identitytoken", "")
-    if entry.get("username"):
-        return Login(entry["username"], entry.get("password", ""), token)
     try:
+        token = entry.get("identitytoken", "")
+        if entry.get("username"):
+            return Login(entry["username"], entry.get("password", ""), token)
         name, _, password = base64.b64decode(entry.get("auth", ""), validate=True).decode().partition(":")
-    except ValueError:
+    except (AttributeError, TypeError, ValueError):  # it is no mapping, or its auth no base64
         raise BadInputError(
             f"the login of {key} in docker's config cannot be read",
             field="target.registry_connection",
@@ -120,7 +133,7 @@ def _from_helper(helper: str, key: str) -> Login | None:
     """Ask docker's credential helper, a program, for a login; None: it has none."""
     command = [f"docker-credential-{helper}", "get"]
     try:
-        done = commands.run(command, timeout=_HELPER_TIMEOUT_S, input=key.encode())
+        done = commands.run(command, timeout=_HELPER_TIMEOUT_S, secret=True, input=key.encode())
     except LaunchError as error:
         raise BadInputError(
             f"docker's credential helper for {key}: {error.message}",
@@ -130,10 +143,9 @@ def _from_helper(helper: str, key: str) -> Login | None:
     if done.code:  # it has no login for this registry
         return None
     try:
-        # The helper may have printed warnings before its answer.
-        credentials = json.loads(done.out[max(0, done.out.find("{")) :])
+        credentials = json.loads(done.out)
         username, secret = credentials["Username"], credentials["Secret"]
-    except (ValueError, KeyError):
+    except (KeyError, TypeError, ValueError):
         raise BadInputError(
             f"docker's credential helper for {key} gives no login: its answer is not the usual JSON",
             field="target.registry_connection",

@@ -187,6 +187,18 @@ def test_a_token_that_expires_is_renewed(tmp_path: Path, repository: Open) -> No
         assert len(tokens.asked) == 2
 
 
+@pytest.mark.parametrize("password", ["gr\u00fcn", "5\u20ac"])
+def test_a_password_of_any_letters_reaches_the_token_server_as_docker_sends_it(
+    tmp_path: Path, repository: Open, monkeypatch: pytest.MonkeyPatch, password: str
+) -> None:
+    monkeypatch.setattr(registry_server, "PASSWORD", password)
+    with (
+        Tokens(tmp_path / "tokens") as tokens,
+        registry_server.running(tmp_path, tokens.settings) as host,
+    ):
+        repository(host, "ml/train", Login(USER, password)).check_push()
+
+
 def test_a_token_server_that_grants_only_pull_and_push_is_enough(repository: Open) -> None:
     """Quay's: it refuses a request for any other action with 400."""
     calls: list[str] = []

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from manycpu.pipeline.adapters.registry_login import Login, docker_config, from_config, from_secret
+from manycpu.pipeline.adapters import registry_login
+from manycpu.pipeline.adapters.registry_login import (
+    Login,
+    docker_config,
+    from_config,
+    from_secret,
+    write_docker_settings,
+)
 from manycpu.pipeline.spec.errors import BadInputError
 
 PAIR = base64.b64encode(b"user:pass:word").decode()
@@ -34,14 +41,37 @@ def test_an_entry_that_cannot_be_read_is_told() -> None:
         from_config({"auths": {"a.test": {"auth": "%"}}}, "a.test")
 
 
+@pytest.mark.parametrize("empty", ["auths", "credHelpers"])
+def test_a_part_of_dockers_config_may_be_null(
+    empty: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({empty: None}))
+    assert from_config(docker_config(), "a.test") is None
+    write_docker_settings(tmp_path / "settings", {"a.test": {"auth": PAIR}})
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "settings"))
+    assert from_config(docker_config(), "a.test") == Login("user", "pass:word")
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '{"auths": []}', '{"auths": {"a.test": "x"}}'])
+def test_a_config_of_another_form_is_told(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    with pytest.raises(BadInputError, match=r"target\.registry_connection.*config.*cannot be read"):
+        from_config(docker_config(str(file)), "a.test")
+    secret = {"data": {".dockerconfigjson": base64.b64encode(text.encode()).decode()}}
+    with pytest.raises(BadInputError):
+        from_secret(secret, "a.test")
+
+
 @pytest.mark.parametrize("config", [{"credHelpers": {"a.test": "tests"}}, {"credsStore": "tests"}])
 def test_a_credential_helper_is_asked(
     config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     helper = tmp_path / "docker-credential-tests"
     helper.write_text(
-        '#!/bin/sh\nread host\n[ "$host" = a.test ] || exit 1\necho a warning >&2\n'
-        'echo \'{"Username": "u", "Secret": "s"}\'\n'
+        '#!/bin/sh\nread host\n[ "$host" = a.test ] || exit 1\necho "a {warning}" >&2\n'
+        'echo \'{"Username": "u", "Secret": "s"}\'\necho another >&2\n'
     )
     helper.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -49,13 +79,29 @@ def test_a_credential_helper_is_asked(
     assert from_config(config, "b.test") is None
 
 
-def test_a_helper_whose_answer_is_no_login_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("answer", ["{}", "null", "[1]", "nothing"])
+def test_a_helper_whose_answer_is_no_login_is_named(
+    answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     helper = tmp_path / "docker-credential-tests"
-    helper.write_text("#!/bin/sh\necho '{}'\n")
+    helper.write_text(f"#!/bin/sh\necho '{answer}'\n")
     helper.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(BadInputError, match="docker-credential-tests get"):
         from_config({"credsStore": "tests"}, "a.test")
+
+
+def test_a_helper_that_does_not_end_is_named_without_its_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helper = tmp_path / "docker-credential-tests"
+    helper.write_text('#!/bin/sh\necho \'{"Username": "u", "Secret": "hunter2"}\'\nexec sleep 60\n')
+    helper.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(registry_login, "_HELPER_TIMEOUT_S", 0.5)
+    with pytest.raises(BadInputError, match=r"docker-credential-tests get' did not end within") as caught:
+        from_config({"credsStore": "tests"}, "a.test")
+    assert "hunter2" not in str(caught.value)
 
 
 def test_a_helper_that_is_not_there_is_named() -> None:
