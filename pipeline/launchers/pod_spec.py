@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from manycpu.pipeline.spec.credentials import is_secret
+from manycpu.pipeline.spec.credentials import HIDDEN, is_secret_variable
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.targets import Kubernetes
 
@@ -85,12 +85,13 @@ def env_list(
 
     Args:
         values: Name -> value.
-        secret: Name of the Secret with the variables that are named like a secret; None: write all values.
-        optional: Whether the container starts without a variable that is not in the Secret.
+        secret: Name of the Secret with the secret variables; None: write all values.
+        optional: Whether the run may be opened from its ledger, where secrets are hidden: the container
+            starts without a variable that is not in the Secret.
     """
     entries: list[KubeObject] = []
     for name, value in values.items():
-        if secret and is_secret(name):
+        if secret and (is_secret_variable(name, value) or (optional and HIDDEN in value)):
             reference = {"name": secret, "key": name} | ({"optional": True} if optional else {})
             entries.append({"name": name, "valueFrom": {"secretKeyRef": reference}})
         else:

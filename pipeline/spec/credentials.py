@@ -16,14 +16,15 @@ from typing import Any, Final
 HIDDEN: Final = "***"
 SHORTEST: Final = 5
 """Least characters of a secret that is searched for in other texts: a shorter one would match anywhere."""
-_URL: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([^\s'\"<>]+?)(?=::|[\s'\"<>]|$)", re.IGNORECASE)
+_SCHEME: Final = r"([a-z][a-z0-9+.-]{0,30})://"  # bounded, as a search tries it at each character
+_URL: Final = re.compile(rf"{_SCHEME}([^\s'\"<>]+?)(?=::|[\s'\"<>]|$)", re.IGNORECASE)
 _NO_PORT: Final = r"(?!\d{1,5}(?:[/'\"<>]|[).,;:\]]*(?:\s|$)))"  # a port is no password
 # A slash may be part of an AWS secret that is not quoted.
 _USER_PATTERN: Final = re.compile(rf"([^/?#@:]*:{_NO_PORT}[^?#\s]*|[^/?#]+)@")
 _LOGIN_NAME: Final = re.compile(r"[\w.+ -]*")  # no password, not even one whose colon is escaped
 # Passwords that are not allowed in a URL, and that people write all the same: with quotes, spaces and `::`.
 _ODD_PASSWORD: Final = re.compile(
-    rf"([a-z][a-z0-9+.-]*)://([^\s/?#@:'\"<>]*:{_NO_PORT}[^\s/?#@][^/?#@\r\n]*)@", re.IGNORECASE
+    rf"{_SCHEME}([^\s/?#@:'\"<>]*:{_NO_PORT}[^\s/?#@][^/?#@\r\n]*)@", re.IGNORECASE
 )
 _QUERY_VALUE: Final = re.compile(r"(?<=[?&;#])([^=&;#]*=)((?:[^&;#)]|\)(?=\w))+)")
 _TOKEN_PROTOCOLS: Final = frozenset({"http", "https", "webdav", "webdavs"})
@@ -54,6 +55,8 @@ _NEXT_OPTION: Final = re.compile(r"--[a-zA-Z]+\d*([_.-][a-zA-Z]+\d*)*(=.*)?", re
 
 def redacted(text: str) -> str:
     """Hide the credentials of every URL in a text."""
+    if "://" not in text:
+        return text
     # Twice: a URL with an odd password is recognised as a whole only when that is hidden.
     return _hide_in_urls(_hide_odd_passwords(_hide_in_urls(text)))
 
@@ -108,9 +111,18 @@ def is_secret(name: str) -> bool:
     )
 
 
+def is_secret_variable(name: str, value: str) -> bool:
+    """Whether a variable is named like a secret, or has a URL with credentials in its value.
+
+    >>> is_secret_variable("HTTPS_PROXY", "http://me:pw@proxy"), is_secret_variable("HTTPS_PROXY", "http://proxy")
+    (True, False)
+    """
+    return is_secret(name) or redacted(value) != value
+
+
 def secret_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Select the variables that are named like a secret and whose value is not hidden already."""
-    return {name: value for name, value in env.items() if is_secret(name) and value != HIDDEN}
+    """Select the secret variables whose value is not hidden already."""
+    return {name: value for name, value in env.items() if is_secret_variable(name, value) and value != HIDDEN}
 
 
 Hide = Callable[[str], str]
@@ -243,9 +255,9 @@ def _user_part(protocol: str, rest: str) -> re.Match[str] | None:
 
 
 def _texts_in(value: Any) -> Iterator[str]:
-    """Yield every text in a JSON value, except the keys of mappings."""
+    """Yield every text in a JSON value that may have a URL, except the keys of mappings."""
     if isinstance(value, str):
-        yield value
+        yield from [value] if "://" in value else []
     elif isinstance(value, (Mapping, list, tuple)):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from _texts_in(item)

@@ -77,5 +77,5 @@ class Placement(BaseModel):
 
     @property
     def secret(self) -> str:
-        """Name of the Secret with the run's variables that are named like a secret."""
+        """Name of the Secret with the run's secret variables."""
         return secret_name(self.name)

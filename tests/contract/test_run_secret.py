@@ -1,4 +1,4 @@
-"""Variables that are called like a secret are in a Secret of the run's, and in no manifest."""
+"""Variables with secrets, by name or in a URL, are in a Secret of the run's, and in no manifest."""
 
 import base64
 import json
@@ -16,7 +16,8 @@ from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_ku
 from manycpu.pipeline.targets.kubernetes.volume import helper_pod
 from manycpu.pipeline.targets.open_run import open_context, reopen
 
-ENV = {"HF_TOKEN": "hunter2$(HOME)", "LANG": "C"}
+SECRETS = {"HF_TOKEN": "hunter2$(HOME)", "HTTPS_PROXY": "http://me:hunter2@proxy.test:3128"}
+ENV = {**SECRETS, "LANG": "C"}
 
 
 def opened(server: ApiServer, folder: Path, env: dict[str, str]) -> ClusterContext:
@@ -50,8 +51,9 @@ def test_no_manifest_holds_the_value(launch: str) -> None:
         written = objects(launch, on, env=ENV)
         assert "hunter2" not in json.dumps(written)
         variables = {entry["name"]: entry for entry in container(written)["env"]}
-        ref = {"secretKeyRef": {"name": "train-0123456789-env", "key": "HF_TOKEN"}}
-        assert variables["HF_TOKEN"] == {"name": "HF_TOKEN", "valueFrom": ref}
+        for name in SECRETS:
+            ref = {"secretKeyRef": {"name": "train-0123456789-env", "key": name}}
+            assert variables[name] == {"name": name, "valueFrom": ref}
         assert variables["LANG"]["value"] == "C"
 
 
@@ -59,7 +61,7 @@ def test_the_secret_goes_with_the_ledger_and_holds_what_the_run_says_now(
     server: ApiServer, tmp_path: Path
 ) -> None:
     ctx = provided(server, tmp_path)
-    assert kept(server) == {"HF_TOKEN": "hunter2$(HOME)"}
+    assert kept(server) == SECRETS
     edited = opened(server, tmp_path, {"HF_TOKEN": "other"})
     run_secret.provide(edited)
     assert kept(server) == {"HF_TOKEN": "other"}
@@ -76,9 +78,12 @@ def test_a_run_that_is_opened_from_its_ledger_takes_the_value_from_the_secret(
     again: Any = reopen(ctx.ledger.read(), access=ctx.access)
     assert "hunter2" not in json.dumps(server.objects["ConfigMap"])
     run_secret.provide(again)
-    assert kept(server) == {"HF_TOKEN": "hunter2$(HOME)"}
+    assert kept(server) == SECRETS
     for each in (ctx, again):
         pod = helper_pod.manifest(each, "export", None, "r/helper:1", [])
-        (variable,) = [v for v in pod["spec"]["containers"][0]["env"] if v["name"] == "HF_TOKEN"]
-        assert variable["valueFrom"]["secretKeyRef"]["name"] == f"{ctx.name}-env"
+        variables = {entry["name"]: entry for entry in pod["spec"]["containers"][0]["env"]}
+        for name in SECRETS:
+            assert variables[name]["valueFrom"]["secretKeyRef"]["name"] == f"{ctx.name}-env"
+        assert variables["LANG"]["value"] == "C"
         assert "***" not in json.dumps(pod)
+        assert "hunter2" not in json.dumps(pod)

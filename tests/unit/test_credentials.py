@@ -2,6 +2,7 @@
 
 import json
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from manycpu.pipeline import run_report, train
 from manycpu.pipeline.cli import cli
 from manycpu.pipeline.ledger import Entry, VerbRecord
 from manycpu.pipeline.ledger.file import FileLedger
-from manycpu.pipeline.spec.credentials import redacted, redacted_options, secrets_in
+from manycpu.pipeline.spec.credentials import redacted, redacted_description, redacted_options, secrets_in
 from manycpu.pipeline.spec.errors import ManycpuError, StageError
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState
@@ -75,6 +76,16 @@ def test_the_secrets_themselves_are_found_for_those_who_mask_them() -> None:
 
 URL = "https://user:hunter2@127.0.0.1:1/set?sig=s3cr3t"
 SECRETS = ("hunter2", "s3cr3t")
+
+
+@pytest.mark.parametrize("more", ["", " https://user:pw@host/x"])
+def test_long_texts_take_time_in_proportion(more: str) -> None:
+    text = bytes(range(256)).hex() * 400 + more  # 200 KB
+    began = time.process_time()
+    shown = redacted_description({"args": [text]})["args"][0]
+    assert secrets_in({"args": [text]}) == ({"user:pw", "pw"} if more else set())
+    assert time.process_time() - began < 20  # in quadratic time, it is more than ten minutes
+    assert shown == text.replace("user:pw", "***")
 
 
 def shows_none(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""The Secret of a run: the variables whose names look secret, so that no manifest shows their values."""
+"""The Secret of a run: the variables with secrets, by name or in a URL, so that no manifest shows them."""
 
 import base64
 
