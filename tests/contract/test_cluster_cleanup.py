@@ -13,6 +13,7 @@ from manycpu.pipeline import run_report
 from manycpu.pipeline.ledger import CLEANUP
 from manycpu.pipeline.ledger.configmap import ConfigMapLedger
 from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.output import MANIFEST
 from manycpu.pipeline.spec.state import RunState, Status
@@ -21,6 +22,8 @@ from manycpu.pipeline.targets.context import Access, Built, Staged
 from manycpu.pipeline.targets.kubernetes import cleanup, launch, output_report, preflight, run_secret
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptState
+from manycpu.pipeline.targets.kubernetes.image.build_inputs import Build, recipe
+from manycpu.pipeline.targets.kubernetes.image.builder_pod import manifest
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.transfer import Manifest
 from manycpu.pipeline.verbs.export import is_model_visible, why_model_invisible
@@ -99,6 +102,18 @@ def test_the_folders_on_all_claims_that_a_run_has_used_are_removed(
         put_claim(server, name)
     assert cleanup.remove(opened(server, tmp_path, claim="second")) == []
     assert [*volumes] == ["of others"]
+
+
+def test_the_builder_that_a_run_of_the_same_name_has_in_this_namespace_stays(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    ctx = opened(server, tmp_path)
+    ctx.ledger.open(ctx.new_entry(0))
+    other = opened(server, tmp_path, namespace="team-a", build_namespace="ml")
+    build = Build(recipe(other, "train"), Reference("a.test", "ml/manycpu", "train-1"))
+    server.put("Pod", manifest(other, build, "a.test/builder:1", []))
+    assert cleanup.remove(ctx) == []
+    assert len(server.objects["Pod"]) == 1
 
 
 @pytest.mark.parametrize("verdict", [None, Status(state=RunState.FAILED, reason="the time is used up")])

@@ -1,6 +1,7 @@
 """The builder's pod: what it runs, what it is given, and that its Pod Security level takes it."""
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from support.golden import as_json, golden
 
 from manycpu.pipeline.spec.image import Reference
+from manycpu.pipeline.spec.naming import run_name
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.image.build_inputs import Build, Stage, recipe
 from manycpu.pipeline.targets.kubernetes.image.builder_pod import manifest
@@ -24,10 +26,10 @@ def context(folder: Path, **target: Any) -> ClusterContext:
     return made
 
 
-def pod(ctx: ClusterContext, stage: Stage = "train") -> dict[str, Any]:
-    """Make the builder's pod."""
+def pod(ctx: ClusterContext, stage: Stage = "train", ledger: str | None = None) -> dict[str, Any]:
+    """Make the builder's pod of the run with this ledger, or of a dry run."""
     wanted = Build(recipe(ctx, stage), Reference("a.test", "ml/manycpu", "train-1"))
-    return manifest(ctx, wanted, "a.test/builder@sha256:1", [])
+    return manifest(ctx, wanted, "a.test/builder@sha256:1", [{"uid": ledger}] if ledger else [])
 
 
 @pytest.mark.parametrize("builder", PODS)
@@ -84,6 +86,25 @@ def test_logins_come_from_a_secret_alone(tmp_path: Path) -> None:
     assert env["REGISTRY_AUTH_FILE"].endswith("/config.json")
     secrets = [volume["secret"]["secretName"] for volume in made["spec"]["volumes"] if "secret" in volume]
     assert secrets == [made["metadata"]["name"]] == [made["spec"]["imagePullSecrets"][0]["name"]]
+
+
+def test_runs_of_one_name_in_two_namespaces_build_beside_each_other_in_a_third(tmp_path: Path) -> None:
+    metadata = [
+        pod(context(tmp_path, namespace=team, build_namespace="builds"), "helper", uid)["metadata"]
+        for team, uid in {
+            "team-a": "1b4e28ba-2fa1-4d2e-883f-0016d3cca427",
+            "team-b": "6fa459ea-ee8a-4ca4-894e-db77e160355e",
+        }.items()
+    ]
+    assert len({item["name"] for item in metadata}) == 2
+    assert len({item["labels"]["manycpu/run"] for item in metadata}) == 2
+    assert all("ownerReferences" not in item for item in metadata)
+
+
+def test_the_longest_name_of_a_pod_is_one_for_its_host_too(tmp_path: Path) -> None:
+    long = replace(context(tmp_path), name=run_name("question" * 9, "0123456789"))
+    name = pod(long, "helper", "1b4e28ba-2fa1-4d2e-883f-0016d3cca427")["metadata"]["name"]
+    assert len(name) <= 63
 
 
 @pytest.mark.parametrize("stage", ["helper", "train"])

@@ -38,16 +38,12 @@ def build(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None
         BuildError: The build failed; the message has its last lines.
         ClusterError: The cluster refuses the pod.
     """
-    namespace = ctx.target.builds_in
-    if namespace == ctx.target.namespace:
-        cluster, owners = cluster_of(ctx), ctx.ledger.owner()
-    else:
-        cluster, owners = cluster_of(ctx).in_namespace(namespace), []  # no owner is in that namespace
+    cluster = cluster_of(ctx).in_namespace(ctx.target.builds_in)
     files = access(ctx, image_build, opened)  # logins and settings
-    pod = manifest(ctx, image_build, _push_builder_image(ctx, image_build, opened), owners)
-    name = pod["metadata"]["name"]
-    with _temporary_objects(ctx, cluster, [_secret(ctx, name, files, owners), pod]):
-        _wait_for_end(cluster, name, image_build)
+    image = _push_builder_image(ctx, image_build, opened)
+    pod = manifest(ctx, image_build, image, ctx.ledger.owner())
+    with _temporary_objects(ctx, cluster, [_secret(pod["metadata"], files), pod]):
+        _wait_for_end(cluster, pod["metadata"]["name"], image_build)
 
 
 def manifest(ctx: "ClusterContext", image_build: Build, image: str, owners: list[KubeObject]) -> KubeObject:
@@ -57,9 +53,10 @@ def manifest(ctx: "ClusterContext", image_build: Build, image: str, owners: list
         ctx: The run.
         image_build: The image to build.
         image: The builder's image, with the context in it.
-        owners: The pod's owners.
+        owners: The reference to the run's ledger; empty for a dry run.
     """
-    name = f"{ctx.name}-build-{image_build.recipe.stage}"
+    metadata = _metadata(ctx, image_build, owners)
+    name = metadata["name"]
     builder = PODS[ctx.target.builder]
     options = map(literal, builder.options(image_build.recipe))  # Kubernetes expands no $(NAME) in them
     container = {
@@ -86,16 +83,22 @@ def manifest(ctx: "ClusterContext", image_build: Build, image: str, owners: list
         tolerations=list(ctx.target.tolerations),
         imagePullSecrets=[{"name": name}],
     )
-    return one_off_pod(_metadata(ctx, name, owners), spec, int(TIMEOUT))
+    return one_off_pod(metadata, spec, int(TIMEOUT))
 
 
-def _metadata(ctx: "ClusterContext", name: str, owners: list[KubeObject]) -> KubeObject:
+def _metadata(ctx: "ClusterContext", image_build: Build, owners: list[KubeObject]) -> KubeObject:
+    """Build the metadata of a builder pod and its Secret.
+
+    The name has the ledger's uid: runs of other namespaces may have the same name and build in this one. In
+    another namespace than the run's, owner references do not work, and the label would be another run's.
+    """
+    name = "-".join([ctx.name, "build", image_build.recipe.stage, *(owner["uid"][:8] for owner in owners)])
+    if ctx.target.builds_in != ctx.target.namespace:
+        return {"name": name, "labels": labels(name, verb="build")}
     return {"name": name, "labels": labels(ctx.name, verb="build"), "ownerReferences": owners}
 
 
-def _secret(
-    ctx: "ClusterContext", name: str, files: Mapping[str, str], owners: list[KubeObject]
-) -> KubeObject:
+def _secret(metadata: KubeObject, files: Mapping[str, str]) -> KubeObject:
     """Build the Secret with the pod's registry logins and settings."""
     # The first is the key that `imagePullSecrets` reads, the others are files for the builder.
     contents = {".dockerconfigjson": files["config.json"], **files}
@@ -103,7 +106,7 @@ def _secret(
         "apiVersion": "v1",
         "kind": "Secret",
         "type": "kubernetes.io/dockerconfigjson",
-        "metadata": _metadata(ctx, name, owners),
+        "metadata": metadata,
         "data": {file: base64.b64encode(text.encode()).decode() for file, text in contents.items()},
     }
 
