@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -17,6 +18,7 @@ from support.registry_images import files, pull, push_base
 from support.registry_server import PASSWORD, USER
 
 from manycpu.pipeline.adapters.archive import Archive
+from manycpu.pipeline.adapters.commands import follow
 from manycpu.pipeline.adapters.registry_login import Login
 from manycpu.pipeline.display import Display
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
@@ -25,6 +27,8 @@ from manycpu.pipeline.targets.context import Access
 from manycpu.pipeline.targets.kubernetes.build import save_image
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.image import base_image
+from manycpu.pipeline.targets.kubernetes.image.build_inputs import Build, Recipe
+from manycpu.pipeline.targets.kubernetes.image.builders import WORKERS, Place
 from manycpu.pipeline.targets.kubernetes.image.checks import check_images
 from manycpu.pipeline.targets.kubernetes.image.registries import registries
 from manycpu.pipeline.targets.open_run import open_context
@@ -222,6 +226,35 @@ def test_a_base_that_docker_has_may_be_older(context: Context, host: str) -> Non
     subprocess.run(["docker", "pull", "--quiet", base], check=True)
     push_base(host, LOGIN, "moved", labels={"age": "new"}, shell=docker_daemon.busybox())
     assert pull(str(build(context(build_args={"BASE": base}))), LOGIN).labels["age"] == "new"
+
+
+@pytest.mark.parametrize("in_registry", [True, False])
+def test_buildah_looks_a_base_up_again_only_if_a_registry_has_it(
+    tmp_path: Path, *, in_registry: bool
+) -> None:
+    """Its local copy may be older; version 1.28 looks it up by default, newer versions do not."""
+    recipe = Recipe(stage="train", target=None, text="FROM a/b\n", arguments=(), files=())
+    wanted = Build(recipe, Reference("a.test", "ml/manycpu", "train-1"), from_registry=in_registry)
+    (make, _), _ = WORKERS["buildah"].commands(wanted, Place("localhost/b:1", tmp_path, tmp_path))
+    assert ("--pull-always" in make) is in_registry
+
+
+@both
+def test_two_that_build_one_image_at_once_do_not_remove_each_others(
+    context: Context, builder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx = context(build_args={"WORD": f"twice-{builder}"})
+    second: list[str] = []
+
+    def follow_with_a_second(command: list[str], *args: Any, **more: Any) -> int:
+        if command[1] in {"push", "save"} and not second:  # the first has built, and not yet saved
+            second.append("begins")
+            second.append(str(build(ctx)))
+        return follow(command, *args, **more)
+
+    monkeypatch.setattr(base_image, "follow", follow_with_a_second)
+    assert str(build(ctx)) == second[-1]
+    assert left(builder) == ""
 
 
 @docker

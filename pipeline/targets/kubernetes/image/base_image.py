@@ -6,6 +6,7 @@ A program on the worker, buildah or docker, writes an archive that manycpu pushe
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
@@ -117,7 +118,9 @@ def archived(ctx: "ClusterContext", image_build: Build, opened: Registries) -> I
     with TemporaryDirectory(prefix="manycpu-build-") as folder, image_build.recipe.folder() as context:
         for name, content in access(ctx, image_build, opened).items():
             Path(folder, name).write_text(content)
-        place = Place(f"localhost/manycpu:{image_build.reference.tag}", context, Path(folder))
+        # A name of its own: other processes may build the same image, and the first to end removes its own.
+        name = f"localhost/manycpu:{image_build.reference.tag}-{token_hex(4)}"
+        place = Place(name, context, Path(folder))
         try:
             WORKERS[program].check(image_build.recipe)
             commands, env = WORKERS[program].commands(image_build, place)

@@ -135,7 +135,10 @@ def _buildah_commands(build: Build, place: Place) -> Commands:
         "BUILDAH_ISOLATION": "chroot",
     }
     trusted = ["--cert-dir", str(place.access_folder)] if (place.access_folder / CERTIFICATE).exists() else []
-    make = ["buildah", "bud", "--format", "oci", *trusted, *_options(build.recipe), "-t", place.name]
+    options = _options(build.recipe)
+    if build.from_registry:
+        options.append("--pull-always")  # as for docker; older versions have no --pull=always
+    make = ["buildah", "bud", "--format", "oci", *trusted, *options, "-t", place.name]
     save = ["buildah", "push", "--quiet", place.name, f"oci-archive:{place.archive}"]
     return [[*make, str(place.context)], save], env
 
