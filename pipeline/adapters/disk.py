@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
-from manycpu.pipeline.spec.errors import LaunchError
+from manycpu.pipeline.spec.errors import BuildError, LaunchError
 
 _TRIAL_PREFIX = ".manycpu-trial."  # of the name of a trial's folder
 _TRIAL_STALE_S = 600.0  # if it cannot be locked; a trial takes milliseconds
@@ -27,6 +28,22 @@ def mount_point(path: Path) -> Path:
     """Return the nearest folder above a path, or the path itself, on which a disk is mounted."""
     resolved = path.resolve()
     return next(folder for folder in (resolved, *resolved.parents) if folder.is_mount())
+
+
+def walk(
+    folder: Path, field: str, *, follow_links: bool = False
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Walk the folders that a field names, as ``os.walk`` does, which skips those that it cannot list.
+
+    Raises:
+        BuildError: A folder cannot be listed.
+    """
+
+    def fail(error: OSError) -> NoReturn:
+        message = f"folder {error.filename} cannot be listed: {error.strerror}"
+        raise BuildError(message, field=field, fix="See that this machine can, or move it away") from error
+
+    return os.walk(folder, onerror=fail, followlinks=follow_links)
 
 
 def may_hold_files(path: Path) -> bool:

@@ -4,7 +4,7 @@ import ast
 import importlib.util
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,17 +13,19 @@ from pathspec import GitIgnoreSpec, PathSpec
 from rich.filesize import decimal
 
 from manycpu.pipeline import run_report, transfer
+from manycpu.pipeline.adapters.disk import walk
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.runfile import is_run_file
 from manycpu.pipeline.spec import output, program
-from manycpu.pipeline.spec.errors import BadInputError, Finding
+from manycpu.pipeline.spec.errors import BadInputError, BuildError, Finding
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.transfer import Manifest
 
 _PROJECT = (".git", "pyproject.toml")  # a folder that has one of them is the root of a project
 _MAX_BYTES, _MAX_FILES = 100 << 20, 10_000
-_NOT_CODE = {"__pycache__", "node_modules", "venv", "env", "site-packages"}
+_NOT_CODE = {"__pycache__", "node_modules", "site-packages"}
+_ENVIRONMENT = ("pyvenv.cfg", "conda-meta")  # a folder that has one of them is an environment of Python
 _PACKAGE = Path(__file__).resolve().parents[1]
 _GITIGNORE, _DOCKERIGNORE = ".gitignore", ".dockerignore"
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
@@ -152,14 +154,10 @@ def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
 
     Raises:
         BadInputError: The files are too many or too large for code, or the program is not among them.
+        BuildError: A folder cannot be listed.
     """
-    run = ctx.run
-    fields = (run.data, run.model, run.output, run.checkpoints, run.resume_from)
-    # These may be below ``root``, and are no code.
-    excluded = {Path(path) for path in fields if path and "://" not in path}
-    home = ctx.driver.home(ctx)
     code = Code(root, {})
-    for path in _code_files(root, excluded | ({home} if home else set())):
+    for path in _code_files(root, _excluded(ctx)):
         if _is_same_file(root / path, ctx.run_file) or is_run_file(root / path):
             continue
         code.files[path] = 0 if path.endswith("/") else (root / path).stat().st_size
@@ -175,25 +173,43 @@ def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
     *module_option, name = program
     if module_option:  # -m: the top package or module must be code
         top = name.split(".", 1)[0]
-        program_path = root / top if (root / top).is_dir() else root / f"{top}.py"
-        is_code = any(path == f"{top}.py" or path.startswith(f"{top}/") for path in code.files)
+        program_path, is_code = _module_path(root, top), _is_module_among(Path(top), code.files)
     else:
         program_path, is_code = root / name, name in code.files
     if not is_code:
-        why, fix = _why_left_out(ctx, root, program_path, excluded)
+        why, fix = _why_left_out(ctx, root, program_path)
         raise BadInputError(f"{name} {why}", field="run.program", fix=fix)
     return code
 
 
-def _why_left_out(ctx: RunContext, root: Path, path: Path, excluded: set[Path]) -> tuple[str, str]:
-    """Explain why the program's file or folder does not count as code: return the reason, and the fix."""
+def _excluded(ctx: RunContext) -> set[Path]:
+    """Return paths that may be in the code's folder and are no code: fields of the run, manycpu's folder."""
+    run, home = ctx.run, ctx.driver.home(ctx)
+    fields = (run.data, run.model, run.output, run.checkpoints, run.resume_from)
+    return {Path(path) for path in fields if path and "://" not in path} | ({home} if home else set())
+
+
+def _module_path(folder: Path, module: str) -> Path:
+    """Return the path of a top-level module in a folder: a package, or a file."""
+    return folder / module if (folder / module).is_dir() else folder / f"{module}.py"
+
+
+def _is_module_among(module: Path, files: Iterable[str]) -> bool:
+    """Whether the file of a module, without its suffix, or a file of the package is among files."""
+    return any(file == f"{module}.py" or file.startswith(f"{module}/") for file in files)
+
+
+def _why_left_out(ctx: RunContext, root: Path, path: Path) -> tuple[str, str]:
+    """Explain why a file or folder does not count as code: return the reason, and the fix."""
     if _is_same_file(path, ctx.run_file) or is_run_file(path):
         return "is a run file, and no program", "Give the script that trains, or `-m module`"
-    if path in excluded:
+    if path in _excluded(ctx):
         why = "is named as data, model, output or checkpoints of this run too, which are no code"
         return why, "Give them a path of their own"
     if not _has_name_of_code(path):
         return "has a name that is not taken for code", "Give it another"
+    if _is_environment(path):
+        return "is in an environment of Python, which is no code", "Give the program a folder of its own"
     if _is_output(path):
         return f"is in {path}, where a run wrote its model or report", "Give the program a folder of its own"
     fix = "Let them have it (`!name`), or put the program into a folder of its own"
@@ -211,11 +227,11 @@ def _code_files(root: Path, excluded: set[Path]) -> Iterator[str]:
     repository = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root)
     # As in git, the .gitignore files of parent folders count, up to the root of the repository.
     parents = [folder for folder in root.parents if folder.is_relative_to(repository)]
-    # Folder -> the rules for its content. `os.walk` visits a folder before its subfolders.
+    # Folder -> the rules for its content. `walk` visits a folder before its subfolders.
     rules_by_folder: dict[Path, Ignored] = {
         root.parent: tuple(rule for folder in parents for rule in _git_rules(folder))
     }
-    for folder, folders, files in os.walk(root, followlinks=True):
+    for folder, folders, files in walk(root, "run.program", follow_links=True):
         current = Path(folder)
         rules = (*_git_rules(current), *rules_by_folder[current.parent])
         rules_by_folder[current] = rules
@@ -223,10 +239,11 @@ def _code_files(root: Path, excluded: set[Path]) -> Iterator[str]:
             empty_folder = current.relative_to(root).as_posix()
             if not _docker_ignores(docker, empty_folder):
                 yield f"{empty_folder}/"
-        folders[:] = [  # os.walk searches only these
+        folders[:] = [  # `walk` searches only these
             name
             for name in folders
             if _is_code(current / name, excluded, rules, "/")
+            and not _is_environment(current / name)
             and not _is_output(current / name)
             and not _is_link_to_skip(current / name, root, excluded)
         ]
@@ -249,8 +266,13 @@ def _is_code(path: Path, excluded: set[Path], rules: Ignored, end: str = "") -> 
 
 
 def _has_name_of_code(path: Path) -> bool:
-    """Whether a path may be code by its name: not hidden, no bytecode, no environment of Python."""
+    """Whether a path may be code by its name: not hidden, no bytecode, no installed packages."""
     return not path.name.startswith(".") and path.name not in _NOT_CODE and path.suffix != ".pyc"
+
+
+def _is_environment(folder: Path) -> bool:
+    """Whether a folder is an environment of Python, as venv, virtualenv and conda make it."""
+    return any((folder / mark).exists() for mark in _ENVIRONMENT)
 
 
 def _is_link_to_skip(path: Path, root: Path, excluded: set[Path]) -> bool:
@@ -320,37 +342,50 @@ def import_findings(ctx: RunContext) -> Iterator[Finding]:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, RecursionError):
         return  # Python reports it when it starts the program
-    reported: set[str] = set()
-    for name, line in _imported_modules(tree.body):
-        if name not in reported and not installed(name) and (outside := _find_outside_code(ctx, name)):
+    imported = [(name, line) for name, line in _imported_modules(tree.body) if not installed(name)]
+    files, reported = _files_of_code(ctx) if imported else (), set[str]()
+    for name, line in imported:
+        if name not in reported and (outside := _find_outside_code(ctx, name, files)):
             reported.add(name)
             message, fix = outside
             yield Finding("run.code", f"{file.name}:{line}: {message}", fix, fatal=False)
 
 
+def _files_of_code(ctx: RunContext) -> Collection[str]:
+    """Return the files of the code, by path below its folder; none: the code has no folder."""
+    root, arguments = program_of(ctx)
+    return code_of(ctx, root, arguments).files if root else ()
+
+
 def hint(ctx: RunContext, lines: Iterable[str]) -> str | None:
-    """Say how a failed program can find the module that it missed, if that is in a folder around its code.
+    """Say how a failed program can find the module that it missed, if that is beside its code.
 
     ``lines`` are the last lines that the program wrote. None: no module was missed, or no such folder has it.
     """
     names = [match[1] for line in lines if (match := _MISSING.search(line))]
     try:
-        outside = _find_outside_code(ctx, names[-1]) if names else None
-    except BadInputError:  # run.code is wrong, so the folder of the code is unknown
+        outside = _find_outside_code(ctx, names[-1], _files_of_code(ctx)) if names else None
+    except (BadInputError, BuildError, OSError):  # such as a wrong run.code: the code's folder is unknown
         return None
     return outside and ". ".join(outside)
 
 
-def _find_outside_code(ctx: RunContext, module: str) -> tuple[str, str] | None:
-    """Find a module in the folders around the code, up to the project root.
+def _find_outside_code(ctx: RunContext, module: str, files: Collection[str]) -> tuple[str, str] | None:
+    """Find a module that the code's ``files`` lack, in its folder and those around, up to the project root.
 
     Returns:
         Where it is, and the fix, as sentences for people; None: it is in the code, or nowhere.
     """
     root, program = program_of(ctx)
-    # Python searches the folder of the code and the folder of the script.
-    if root is None or any(has_module(folder, module) for folder in (root, (root / program[-1]).parent)):
+    if root is None:
         return None
+    # Python searches the folder of the code and the folder of the script.
+    found = [place for place in (root, (root / program[-1]).parent) if has_module(place, module)]
+    if any(_is_module_among((place / module).relative_to(root), files) for place in found):
+        return None
+    if found:
+        why, fix = _why_left_out(ctx, root, _module_path(found[0], module))
+        return f"{module} {why}", fix
     for folder in root.parents:
         for place in (folder, folder / _SOURCES):
             if has_module(place, module):

@@ -11,7 +11,7 @@ def build(ctx: RunContext) -> Built:
 
     Raises:
         BadInputError: The program's folder is too large to be code, or ignore files leave out the program.
-        BuildError: The image cannot be built.
+        BuildError: The image cannot be built, or a folder of the code cannot be listed.
     """
     with ctx.ledger.timed("build") as record:
         built, reused = ctx.driver.build(ctx)

@@ -23,7 +23,7 @@ from manycpu.pipeline.recipes.image_classification import images
 from manycpu.pipeline.recipes.question_answering import squad
 from manycpu.pipeline.spec import cpu_plan, program, recipe_options
 from manycpu.pipeline.spec.credentials import redacted, redacted_options, without_secrets
-from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError
+from manycpu.pipeline.spec.errors import BadInputError, BuildError, Finding, LaunchError
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.output import REPORT
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -110,7 +110,7 @@ def _main_file(ctx: RunContext) -> Findings:
     source = path.read_text(errors="replace")
     threads = cpu_plan.plan(Machine.observe(), ctx.run.cpu_request).threads if ranks_run_here else None
     yield from process_findings(source, path.name, ctx.run.subprocesses, threads)
-    with suppress(BadInputError):  # `_code` reports a wrong `run.code`
+    with suppress(BadInputError, BuildError, OSError):  # `_code` reports them
         yield from import_findings(ctx)
     write = next(relative_writes(source, ctx.run.args), None) if ctx.run.output is None else None
     if write is not None:
@@ -130,7 +130,7 @@ def _code(ctx: RunContext) -> Findings:
         root, arguments = program_of(ctx)
         if root and root.is_dir() and (arguments[0] == "-m" or (root / arguments[0]).is_file()):
             code_of(ctx, root, arguments)
-    except BadInputError as error:
+    except (BadInputError, BuildError) as error:
         yield Finding.of(error, "run.program")
     except OSError as error:
         yield _unreadable("run.program", error)

@@ -1,5 +1,7 @@
 """The builder's pod: what it runs, what it is given, and that its Pod Security level takes it."""
 
+import errno
+import os
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 from support.golden import as_json, golden
 
+from manycpu.pipeline.spec.errors import BuildError
 from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.spec.naming import run_name
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
@@ -121,6 +124,17 @@ def test_a_tag_tells_what_it_is_made_from(stage: Stage, tmp_path: Path) -> None:
     tags.add(recipe(other, stage).tag({}))
     assert len(tags) == 5
     assert all(tag.startswith(f"{stage}-") for tag in tags)
+
+
+def test_a_folder_of_the_context_that_cannot_be_listed_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scandir(path: Path) -> Any:
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(BuildError, match=rf"^target\.context: folder {tmp_path} cannot be listed: Stale"):
+        recipe(context(tmp_path, context=str(tmp_path)), "train")
 
 
 def test_arguments_of_the_other_stage_are_no_reason_to_build_anew(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """What of a program's folder is its code."""
 
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from manycpu.pipeline.cli.options import open_run
-from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.errors import BadInputError, BuildError
 from manycpu.pipeline.targets import program_code as chosen
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import open_context
@@ -70,8 +72,42 @@ def test_what_runs_exported_into_the_folder_is_no_code(folder: Path) -> None:
 
 
 def test_what_tools_make_and_the_run_names_is_no_code(folder: Path) -> None:
-    put(folder, ".git/config", "__pycache__/x.pyc", "helper.py", "venv/lib.py", "set/a", "old/b", "points/c")
+    put(folder, ".git/config", "__pycache__/x.pyc", "helper.py", "set/a", "old/b", "points/c")
     assert code(folder, data="set", model="old", checkpoints="points") == {"train.py", "helper.py"}
+
+
+def test_an_environment_of_python_is_no_code_and_a_package_of_its_name_is(folder: Path) -> None:
+    put(folder, "env/__init__.py", "venv/__init__.py", "mine/pyvenv.cfg", "mine/lib.py")
+    put(folder, "sub/env/conda-meta/history", "sub/env/lib.py")
+    assert code(folder) == {"train.py", "env/__init__.py", "venv/__init__.py"}
+
+
+def test_a_folder_of_the_code_that_cannot_be_listed_is_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(folder, "configs/large.yaml")
+    listed = os.scandir
+
+    def scandir(path: object) -> Any:
+        if str(path).endswith("configs"):
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(BuildError, match=r"^run\.program: folder \S+/configs cannot be listed: Stale"):
+        code(folder)
+    assert [finding.field for finding in preflight(opened(folder)) if finding.fatal] == ["run.program"]
+
+
+def test_a_module_that_is_imported_and_left_out_of_the_code_is_named_before_it_is_missed(
+    folder: Path,
+) -> None:
+    put(folder, "loaders/__init__.py", "helper.py", "sets/__init__.py", "sets.py")
+    put(folder, ".gitignore", text="loaders/\nsets/\n")
+    (folder / "train.py").write_text("import helper\nimport loaders\nimport sets\n")
+    (finding,) = preflight(opened(folder))
+    assert (finding.field, finding.fatal) == ("run.code", False)
+    assert finding.message.startswith("train.py:2: loaders is among what .gitignore or .dockerignore")
 
 
 def test_the_run_file_is_no_code(folder: Path) -> None:
@@ -144,7 +180,7 @@ def test_a_program_that_is_ignored_itself_is_refused_at_once(folder: Path, name:
         ({"program": "./run.yaml"}, "run.yaml is a run file, and no program"),
         ({"data": "./train.py"}, "train.py is named as data, model, output or checkpoints of this run too"),
         ({"program": "./.train.py"}, ".train.py has a name that is not taken for code"),
-        ({"program": "-m env.train"}, "env.train has a name that is not taken for code"),
+        ({"program": "-m env.train"}, "env.train is in an environment of Python, which is no code"),
         ({"program": "-m train", "data": "train.py"}, "train is named as data"),
         ({"program": "-m done.train"}, "done.train is in "),
     ],
@@ -152,7 +188,14 @@ def test_a_program_that_is_ignored_itself_is_refused_at_once(folder: Path, name:
 def test_a_program_that_is_left_out_of_its_code_is_refused_with_the_reason(
     folder: Path, fields: dict[str, str], why: str
 ) -> None:
-    put(folder, "run.yaml", ".train.py", "env/train.py", text="run: {program: ./train.py, output: ../out}\n")
+    put(
+        folder,
+        "run.yaml",
+        ".train.py",
+        "env/train.py",
+        "env/pyvenv.cfg",
+        text="run: {program: ./train.py, output: ../out}\n",
+    )
     exported(folder, "done", json.dumps(REPORT))
     ctx = open_run(folder / "run.yaml", {f"run__{name}": value for name, value in fields.items()}, "test")
     root, arguments = program_of(ctx)

@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import os
 import shutil
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
+from manycpu.pipeline.adapters.disk import walk
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
 from manycpu.pipeline.spec.image import Reference, base_images
 
@@ -118,6 +118,7 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
 
     Raises:
         BadInputError: A file or folder does not exist, or manycpu's Dockerfile lacks a given argument.
+        BuildError: A folder of the context cannot be listed.
     """
     target = ctx.target
     if stage == "train" and target.dockerfile:
@@ -168,7 +169,7 @@ def _files_below(folder: Path) -> dict[str, Path]:
     """Find the files of a build's context, except git's folder and caches: path below it -> file."""
     _existing_path(str(folder), "target.context")
     files_by_path: dict[str, Path] = {}
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in walk(folder, "target.context"):
         folders[:] = sorted(name for name in folders if name not in (".git", "__pycache__"))
         files_by_path |= {
             Path(parent, name).relative_to(folder).as_posix(): Path(parent, name) for name in files
