@@ -17,6 +17,7 @@ from manycpu.pipeline.spec.event_types import (
     PaceEvent,
     ProgressEvent,
     ProofEvent,
+    ResultEvent,
     ReturnedEvent,
     StartEvent,
     WarningEvent,
@@ -158,6 +159,12 @@ class Observer:
         return True
 
     @_reduce.register
+    def _on_result(self, event: ResultEvent, rank: int | None, _: float) -> bool:
+        if rank == 0:
+            self.observed.result = event
+        return rank == 0
+
+    @_reduce.register
     def _on_warning(self, event: WarningEvent, *_: object) -> bool:
         _add_warning(self.observed, event.message)
         return True
@@ -243,6 +250,7 @@ def _new_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str
         # Facts of an earlier meeting prove nothing about this one.
         observed.ranks, observed.world_size, observed.backend = [], event.world_size, None
         observed.returned, observed.has_returned, observed.parts = None, False, []
+        observed.result = None
     return meeting
 
 

@@ -18,7 +18,7 @@ COMPACT: Final = 64_000
 """Largest size of a compact report, in bytes of JSON."""
 _NOT_REPORTED: Final = {
     *("failure", "failed_at", "introduced", "finished_meeting"),
-    *("parts", "events", "start", "warnings"),
+    *("parts", "result", "events", "start", "warnings"),
 }
 _FIELDS_SHARE: Final = 0.75  # of a compact report; the curves take the rest
 _FIELD_LIMITS: Final = ((COMPACT, COMPACT), (2000, 64), (500, 32), (100, 16), (40, 6))

@@ -33,6 +33,7 @@ _TRACEBACK: Final = "Traceback (most recent call last):"
 _CHAINED: Final = ("direct cause of the following exception:", "another exception occurred:")
 _LINE_CHARACTERS: Final = 2000
 _TAIL_LINES: Final = 500  # of a rank that are kept, from its last traceback on
+_SUBJECT: Final = "the training succeeded, but what the function returned"
 Failure = tuple[int, str, str]
 """A rank, its host, and its traceback."""
 
@@ -49,51 +50,75 @@ def block_of_cell() -> Any | None:
 
 
 class Returned:
-    """What rank 0 returned since the ranks last met: a value in an event, or in a file that it names."""
+    """What rank 0 returned: a value in its event, or in a file that the event names.
 
-    def __init__(self) -> None:
-        self.result: ResultEvent | None = None
-        """The event of rank 0."""
-        self._content: bytes | None = None
-        self._read_error: Exception | None = None
+    Args:
+        fix: What to do if the value cannot be read: its file is kept then.
+    """
 
-    def read(self, read: Callable[[str], bytes]) -> None:
-        """Read the value's file by its name, if there is one; :meth:`value` raises what fails here."""
-        if self.result is None or self.result.sha256 is None:
-            return
-        try:
-            self._content = read(self.result.sha256)
-        except Exception as error:  # noqa: BLE001 - the model must be exported all the same
-            self._read_error = error
+    def __init__(self, fix: str) -> None:
+        self._fix, self._value = fix, None
+        self._error: ManycpuError | None = ManycpuError(
+            f"{_SUBJECT} is gone: an earlier call was killed while it deleted the run",
+            fix="The same call trains again now",
+        )
 
-    def value(self) -> Any:
-        """Return what rank 0 returned; unpickle a file only if its digest is the one of the event.
+    def read(self, result: ResultEvent | None, read: Callable[[str], bytes]) -> bool:
+        """Read the value, of which ``result`` is the event; :meth:`value` raises what fails here.
 
-        Raises:
-            ManycpuError: The value cannot be sent, or none came: the function may have ended the process.
+        Returns False if the value's file must be kept, because a later try may read it.
         """
-        import cloudpickle
-
-        match self.result:
+        match result:
             case None:
-                raise ManycpuError(
+                self._error = ManycpuError(
                     "the training succeeded, but nothing came back from the function",
                     fix="It ends rank 0 itself, as sys.exit does: have it return",
                 )
             case ResultEvent(message=str(why_not)):
-                raise ManycpuError(f"the training succeeded, but {why_not}")
-            case ResultEvent(sha256=None):
-                return self.result.value
-        subject = "the training succeeded, but what the function returned"
-        if self._content is None:
-            raise ManycpuError(f"{subject} could not be read: {self._read_error}")
-        if hashlib.sha256(self._content).hexdigest() != self.result.sha256:
-            raise ManycpuError(f"{subject} was changed since")
-        return cloudpickle.loads(self._content)
+                self._error = ManycpuError(f"the training succeeded, but {why_not}")
+            case ResultEvent(sha256=str(digest)):
+                try:
+                    self._value, self._error = _unpickled(read(digest), digest), None
+                except Exception as error:  # noqa: BLE001 - the model must be exported all the same
+                    self._error = ManycpuError(f"{_SUBJECT} could not be read: {error}", fix=self._fix)
+                    self._error.__cause__ = error
+                    return False
+            case _:
+                self._value, self._error = result.value, None
+        return True
+
+    def value(self) -> Any:
+        """Return what rank 0 returned.
+
+        Raises:
+            ManycpuError: The value cannot be sent or read, or none came: the function may have ended the
+                process.
+        """
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def add_to(self, error: BaseException) -> None:
+        """Give the value to the error of a later verb, if it was read: that must not lose it."""
+        if self._error is None:
+            error.returned = self._value  # type: ignore[attr-defined]
+            error.add_note(
+                "The training succeeded: what the function returned is this error's `returned`, "
+                "in a notebook sys.last_value.returned"
+            )
+
+
+def _unpickled(content: bytes, digest: str) -> Any:
+    """Unpickle a file of a value, only if its digest is the one of the event."""
+    import cloudpickle
+
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise ValueError("it was changed since")
+    return cloudpickle.loads(content)
 
 
 class CellDisplay(Silent):
-    """Shows a run, and keeps what rank 0 returned and how ranks failed.
+    """Shows a run, and keeps how ranks failed.
 
     Args:
         block: IPython's handle of a block that is drawn again while the run continues, with its step, loss
@@ -102,8 +127,6 @@ class CellDisplay(Silent):
 
     def __init__(self, block: Any | None) -> None:
         self._block, self._paced = block, Paced(self._say_progress)
-        self.returned = Returned()
-        """What rank 0 returned."""
         self._tails: dict[int, list[str]] = {}  # rank -> its last lines
         self._meeting: str | None = None  # the last start of all ranks together, by its name
         self._ranks_that_raised: set[int] = set()
@@ -115,9 +138,9 @@ class CellDisplay(Silent):
         self._last_drawn_at = 0.0
 
     def say(self, text: str) -> None:
-        with suppress(OSError):  # a closed terminal or a full disk must not lose what the function returns
-            sys.stdout.write(f"{text}\n")
-            sys.stdout.flush()
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        with suppress(OSError, ValueError):  # a closed terminal or stream, a full disk
+            print(text.encode(encoding, "replace").decode(encoding), flush=True)  # noqa: T201 - into the cell
 
     def warn(self, text: str) -> None:
         """Print a warning; the same one of several ranks only once."""
@@ -145,13 +168,10 @@ class CellDisplay(Silent):
         self.say(line.text if line.rank in (0, None) else str(line))
 
     def event(self, event: Event, line: RankLine) -> None:
-        """Draw the block again, print warnings, keep what is returned and how a rank ended."""
+        """Draw the block again, print warnings, keep how a rank ended."""
         match event:
             case ProofEvent() if event.meeting != self._meeting:  # a restart: forget earlier failures
                 self._meeting, self._ranks_that_raised, self._failures = event.meeting, set(), []
-                self.returned.result = None
-            case ResultEvent() if line.rank == 0:
-                self.returned.result = event
             case ExitEvent() if event.code != 0 and line.rank is not None:
                 trace = "\n".join(self._tails.get(line.rank, ()))
                 self._failures.append((line.rank, event.host, trace or describe_exit(event.code)))
@@ -178,7 +198,8 @@ class CellDisplay(Silent):
     def close(self) -> None:
         """Draw the block's last state."""
         self._last_drawn_at = 0.0
-        self._draw()
+        with suppress(Exception):  # as all else that a display does, this must not fail the run
+            self._draw()
 
     def failure(self) -> Failure | None:
         """Return the first rank that failed; of several, the first that raised; None if no rank failed.

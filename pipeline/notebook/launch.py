@@ -5,7 +5,7 @@ import inspect
 import os
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,12 +15,11 @@ from typing import Any, Final
 from manycpu.pipeline.functions import pickled
 from manycpu.pipeline.functions.program import does_nothing, item_name, script_name
 from manycpu.pipeline.node.function import meet, versions
-from manycpu.pipeline.notebook.cell import CellDisplay, block_of_cell
+from manycpu.pipeline.notebook.cell import CellDisplay, Returned, block_of_cell
 from manycpu.pipeline.runfile import read_run_file
 from manycpu.pipeline.spec.errors import (
     BadInputError,
     CancelledError,
-    ExportError,
     ManycpuError,
     TrainingFailedError,
 )
@@ -80,9 +79,11 @@ def launch(
     Raises:
         BadInputError: A field is wrong, or something the function uses cannot travel; nothing was started.
         TrainingFailedError: The function raised on a rank: its traceback is the message.
-        ExportError: There is an ``output``, but the function wrote no model, or its export failed; what the
-            function returned is the error's ``returned``.
-        ManycpuError: A verb of the run failed, or what was returned cannot travel back.
+        ExportError: There is an ``output``, but the function wrote no model, or its export failed.
+        ManycpuError: A verb of the run failed, or what was returned cannot travel back, or cannot be read
+            here: then the run is kept, and the same ``run_id`` reads it again.
+
+    An error after the training, also a KeyboardInterrupt, has what the function returned as ``returned``.
     """
     __tracebackhide__ = True
     working_folder = Path.cwd()
@@ -113,7 +114,7 @@ def launch(
                         f"{path!r} ({container}) is a path of this machine, which the nodes may not have: "
                         "give it as `data=`, and find it in os.environ['MANYCPU_DATA']"
                     )
-            return _run_and_return(ctx, display)
+            return _run_and_return(ctx, display, chosen_id)
 
 
 def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
@@ -280,30 +281,41 @@ def _run_fields(of_file: Mapping[str, Any], of_call: Mapping[str, Any], here: Pa
     return run
 
 
-def _run_and_return(ctx: RunContext, display: CellDisplay) -> Any:
-    """Do a whole run, and return what rank 0 returned."""
+def _run_and_return(ctx: RunContext, display: CellDisplay, run_id: str) -> Any:
+    """Do a whole run, and return what rank 0 returned; an error after the training has it as ``returned``."""
     __tracebackhide__ = True
+    returned = Returned(
+        f"What is left of the run is kept for a time in {ctx.where}: run_id={run_id!r} reads it again; "
+        f"`{ctx.deletion}` deletes it"
+    )
 
-    def read_returned(handle: Handle) -> None:
+    def read_returned(handle: Handle) -> bool:
         """Read the value while its file exists: the clean-up deletes it."""
-        display.returned.read(partial(ctx.driver.read_returned, ctx, handle))
+        result = ctx.driver.observed_of(ctx, handle).result
+        return returned.read(result, partial(ctx.driver.read_returned, ctx, handle))
 
+    try:
+        _run(ctx, display, read_returned)
+    except BaseException as error:
+        returned.add_to(error)
+        raise
+    return returned.value()
+
+
+def _run(ctx: RunContext, display: CellDisplay, read_returned: Callable[[Handle], bool]) -> None:
+    """Do a whole run; raise its error as a cell shows it."""
+    __tracebackhide__ = True
     try:
         run_all(ctx, display, read_returned)
     except CancelledError as ended:
         if isinstance(ended.__cause__, KeyboardInterrupt):  # as Jupyter shows an interrupted cell
             raise KeyboardInterrupt(str(ended)) from None
         raise
-    except ExportError as error:
-        with suppress(ManycpuError):  # a failed export must not lose what the function returned
-            error.returned = display.returned.value()  # type: ignore[attr-defined]
-        raise
     except TrainingFailedError as error:
         if (failure := display.failure()) is None:
             raise error from None
         rank, host, trace = failure  # the whole traceback instead of its last lines
         raise TrainingFailedError(f"rank {rank} on {host} failed:\n\n{trace}", field=error.field) from None
-    return display.returned.value()
 
 
 def _refuse_unknown(fields: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, TypeGuard
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from manycpu.pipeline.spec.event_types import Event, MetricsEvent, PaceEvent, ProgressEvent
+from manycpu.pipeline.spec.event_types import Event, MetricsEvent, PaceEvent, ProgressEvent, ResultEvent
 from manycpu.pipeline.spec.state import RankFailure
 
 SERIES_LIMIT: Final = 300
@@ -203,6 +203,8 @@ class Observed(BaseModel):
     """Whether it returned: None is a return value too."""
     parts: list[str] = Field(default_factory=list)
     """The parts of the return value that have come so far."""
+    result: ResultEvent | None = None
+    """What rank 0 returned, or the name of its file, if the program is a notebook's function."""
     failure: RankFailure | None = None
     finished_meeting: str | None = None
     """Name of the meeting that a restarted rank found finished; None: no rank did."""

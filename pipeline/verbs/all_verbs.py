@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def new_run_id() -> str:
 
 
 def run_all(
-    ctx: RunContext, listener: RunListener, trained: Callable[[Handle], None] = lambda _: None
+    ctx: RunContext, listener: RunListener, trained: Callable[[Handle], bool] = lambda _: True
 ) -> Report:
     """Run all verbs of a run, from prepare to the clean-up, and return the report.
 
@@ -81,7 +82,8 @@ def run_all(
     Args:
         ctx: The run.
         listener: Receives the progress of the run.
-        trained: Called with the handle of the attempt that succeeded, before anything of it is deleted.
+        trained: Called with the handle of the attempt that succeeded, before anything of it is deleted, also
+            if an earlier process has trained it. Returns False to have all of the run kept for ``keep_for``.
 
     Raises:
         ForeignRunError: Another process of this machine runs all verbs of this run; nothing was changed.
@@ -92,8 +94,10 @@ def run_all(
     if begun_before:
         ctx.ledger.refuse_second_holder()
     if only_cleanup_is_left(ctx):
+        _LOG.warning("run %s has trained already, and is only cleaned up now", ctx.name)
         with _naming_what_stays(ctx):
-            return _end(ctx, listener, None)
+            handle = ctx.driver.present_handle(ctx, ctx.ledger.read()) if begun_before else None
+            return _end(ctx if handle is None else _tell_trained(ctx, handle, trained), listener, None)
     # This process is the holder of the run: if it is killed, its death frees the lease at once.
     holder = process.handle_of_this_process(Path(), ctx.name, 0)
     try:
@@ -125,7 +129,7 @@ def _naming_what_stays(ctx: RunContext) -> Iterator[None]:
         raise CancelledError("interrupted while it cleaned up", fix=fix) from again
 
 
-def _after_prepare(ctx: RunContext, listener: RunListener, trained: Callable[[Handle], None]) -> Report:
+def _after_prepare(ctx: RunContext, listener: RunListener, trained: Callable[[Handle], bool]) -> Report:
     """Run the verbs from stage to export, then clean up and return the report.
 
     If a verb fails while the training may still run, its error is raised without a clean-up. After a Ctrl-C,
@@ -133,7 +137,10 @@ def _after_prepare(ctx: RunContext, listener: RunListener, trained: Callable[[Ha
     """
     failure: BaseException | None = None
     try:
-        _stage_to_export(ctx, listener, trained)
+        handle = _stage_to_wait(ctx, listener)
+        ctx = _tell_trained(ctx, handle, trained)
+        with _reporting(listener, "export"):
+            export(ctx, handle, listener.progress)
     except BaseException as error:  # noqa: BLE001 - raised below, after the clean-up or with a note
         failure = error
     if failure is not None and not isinstance(failure, KeyboardInterrupt):
@@ -229,8 +236,13 @@ def _clean_up(ctx: RunContext, by: str | None = None) -> Report | None:
         return cancel_and_clean_up()
 
 
-def _stage_to_export(ctx: RunContext, listener: RunListener, trained: Callable[[Handle], None]) -> None:
-    """Run the verbs stage, build, launch, wait and export."""
+def _tell_trained(ctx: RunContext, handle: Handle, trained: Callable[[Handle], bool]) -> RunContext:
+    """Call ``trained`` of :func:`run_all`; return the run as the clean-up is to treat it."""
+    return ctx if trained(handle) else replace(ctx, run=ctx.run.model_copy(update={"keep": "always"}))
+
+
+def _stage_to_wait(ctx: RunContext, listener: RunListener) -> Handle:
+    """Run the verbs stage, build, launch and wait; return the handle of the attempt, which succeeded."""
     with _reporting(listener, "stage"):
         staged = stage(ctx, listener.progress)
     with _reporting(listener, "build"):
@@ -246,9 +258,7 @@ def _stage_to_export(ctx: RunContext, listener: RunListener, trained: Callable[[
         guarded_trackers = [Guarded(tracker) for tracker in trackers(ctx, handle)]
         status = wait(ctx, handle, listener, *guarded_trackers)
         conclude(ctx, handle, status)
-        trained(handle)
-    with _reporting(listener, "export"):
-        export(ctx, handle, listener.progress)
+    return handle
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from support.rank_launches import LIGHT, PLAIN, Ended, alone, free_port
 from support.waiting import until
 
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
-from manycpu.pipeline.observed import observe
+from manycpu.pipeline.observed import add_exit_records, observe
 from manycpu.pipeline.spec.exit_records import finished_round
+from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -81,6 +82,17 @@ def test_a_rank_s_end_is_recorded_and_its_program_is_not_run_again(
     again = alone(script, "fails", MANYCPU_EXITS=str(exits), **LIGHT)
     assert (ended.texts(), again.texts(), again.code) == (["trained"], [], 0)
     assert [event["meeting"] for event in again.events("finished")] == [record["meeting"]]
+
+
+def test_what_a_notebook_s_function_returned_is_recorded_with_its_end(
+    write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    script = write("from manycpu.pipeline.node.emit import say\nsay('result', value=[1])")
+    alone(script, MANYCPU_EXITS=str(tmp_path / "exits"), **LIGHT)
+    observed = Observed()
+    add_exit_records(observed, finished_round(tmp_path / "exits"))
+    assert observed.result is not None
+    assert observed.result.value == [1]
 
 
 def test_a_volume_that_takes_no_record_ends_no_rank(write: Callable[[str], Path], tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.ledger.configmap import ConfigMapLedger
 from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.listeners import tell
-from manycpu.pipeline.notebook.cell import CellDisplay
+from manycpu.pipeline.notebook.cell import CellDisplay, Returned
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import DeadlineError, ManycpuError
 from manycpu.pipeline.spec.event_types import ResultEvent
@@ -429,11 +429,13 @@ def test_a_recorded_log_runs_no_code_in_a_notebook(server: ApiServer, tmp_path: 
         lines, seen = watching.look()
         tell(lines, display)
     watching.close()
-    assert display.returned.value() == "honest"
-    display.event(ResultEvent(sha256=64 * "0"), RankLine(0, "node", ""))
-    display.returned.read(lambda _: code)
+    recorded = attempt_state(watching.ctx.ledger.read(), watching.handle).observed.result
+    assert recorded is not None
+    assert recorded.value == "honest"
+    returned = Returned("Call again")
+    assert not returned.read(ResultEvent(sha256=64 * "0"), lambda _: code)
     with pytest.raises(ManycpuError):
-        display.returned.value()
+        returned.value()
     assert not (tmp_path / "code was run").exists()
 
 

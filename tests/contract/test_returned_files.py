@@ -15,14 +15,17 @@ from support.rank_launches import LIGHT
 from support.waiting import processes_of, until
 
 from manycpu.pipeline.node.function import _report
-from manycpu.pipeline.notebook.cell import Returned
+from manycpu.pipeline.notebook.cell import CellDisplay, Returned
+from manycpu.pipeline.notebook.launch import launch
 from manycpu.pipeline.pod.channel import Channel
-from manycpu.pipeline.spec.errors import ManycpuError
+from manycpu.pipeline.spec.errors import ClusterError, LeftBehindError, ManycpuError
 from manycpu.pipeline.spec.event_types import ResultEvent, decode
 from manycpu.pipeline.spec.output import RETURNED
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.targets.kubernetes import export
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper
+from manycpu.pipeline.targets.machines.driver import MachineDriver
+from manycpu.pipeline.verbs import all_verbs
 
 BEGIN = f"""
 import atexit, base64, json, os, pathlib, pickle, time
@@ -82,7 +85,8 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Cell]]
     folder = tmp_path_factory.mktemp("notebook")
     yield executed_by_name(BEGIN, CELLS, folder)
     assert not (folder / "code was run").exists()
-    assert [*folder.glob("home/runs/*")] == []
+    (kept,) = folder.glob("home/runs/[!.]*")
+    assert kept.name.startswith("writes-to-parent-at-its-end-"), "the one whose file could not be read"
     until(lambda: not list(processes_of(folder)))
 
 
@@ -100,21 +104,26 @@ def test_plain_values_and_long_ones_come_back(cells: dict[str, Cell]) -> None:
     assert cells["long"].value == "100000", cells["long"].error
 
 
-def told(value: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -> Returned:
-    """Have a rank tell a value; what the notebook knows then."""
+def told(value: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -> ResultEvent:
+    """Have a rank tell a value; its event."""
     _report(value, folder)
     (line,) = capsys.readouterr().out.splitlines()
     event = decode(line)
     assert isinstance(event, ResultEvent)
-    returned = Returned()
-    returned.result = event
-    return returned
+    return event
+
+
+def come_back(event: ResultEvent, read: Callable[[str], bytes]) -> Any:
+    """Return what the notebook makes of an event."""
+    returned = Returned("Call again")
+    returned.read(event, read)
+    return returned.value()
 
 
 @pytest.mark.parametrize("value", [None, True, 0, -0.5, "é😀", [1, [None]], {"a": {"b": []}}])
 def test_plain_values_need_no_file(value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    returned = told(value, tmp_path / RETURNED, capsys)
-    assert returned.value() == value
+    event = told(value, tmp_path / RETURNED, capsys)
+    assert come_back(event, lambda _: b"") == value
     assert not (tmp_path / RETURNED).exists()
 
 
@@ -126,9 +135,8 @@ SELF.append(SELF)
     "value", [(1,), {1: 2}, float("nan"), {1, 2}, b"x", "\ud800", "x" * 5000, SELF], ids=type
 )
 def test_others_come_as_they_were(value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    returned = told(value, tmp_path / RETURNED, capsys)
-    returned.read(lambda name: (tmp_path / RETURNED / name).read_bytes())
-    assert repr(returned.value()) == repr(value)
+    event = told(value, tmp_path / RETURNED, capsys)
+    assert repr(come_back(event, lambda name: (tmp_path / RETURNED / name).read_bytes())) == repr(value)
 
 
 def test_a_file_that_was_changed_is_not_unpickled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,11 +144,109 @@ def test_a_file_that_was_changed_is_not_unpickled(tmp_path: Path, capsys: pytest
         def __reduce__(self) -> Any:
             return Path.touch, (tmp_path / "code was run",)
 
-    returned = told({1, 2}, tmp_path / RETURNED, capsys)
-    returned.read(lambda _: pickle.dumps(Runs()))
+    event = told({1, 2}, tmp_path / RETURNED, capsys)
     with pytest.raises(ManycpuError, match="was changed since"):
-        returned.value()
+        come_back(event, lambda _: pickle.dumps(Runs()))
     assert not (tmp_path / "code was run").exists()
+
+
+@pytest.fixture
+def runs(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let this process be a kernel; return the folder of its runs."""
+    monkeypatch.chdir(tmp_path)
+    return home / "runs"
+
+
+def launch_again(function: Callable[[], Any]) -> Any:
+    """Launch a function, always under the same run id."""
+    return launch(function, run_id="again", nproc_per_node=1, env=LIGHT)
+
+
+class Killed(BaseException):
+    """Ends a call as SIGKILL would."""
+
+
+def cleanup_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def raises(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(all_verbs, "_clean_up", raises)
+
+
+@pytest.mark.parametrize("value", [{"accuracy": 0.93}, {"weights": b"x"}], ids=["plain", "file"])
+def test_the_cell_of_a_kernel_that_was_killed_in_the_clean_up_returns_the_value_when_it_runs_again(
+    value: Any, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        cleanup_raises(patch, Killed())
+        with pytest.raises(Killed):
+            launch_again(lambda: value)
+    assert launch_again(lambda: value) == value
+    assert [*runs.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("raised", "shown"),
+    [
+        (LeftBehindError("a pod"), LeftBehindError),
+        (ClusterError("no answer"), ClusterError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_an_error_of_the_clean_up_has_what_the_function_returned(
+    raised: BaseException, shown: type[BaseException], runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cleanup_raises(monkeypatch, raised)
+    with pytest.raises(shown) as error:
+        launch_again(lambda: {"weights": b"x"})
+    assert error.value.returned == {"weights": b"x"}  # type: ignore[attr-defined]
+    assert "sys.last_value.returned" in error.value.__notes__[0]
+    assert [*runs.iterdir()] != []
+
+
+def test_a_value_that_cannot_be_unpickled_here_is_kept_until_it_can(runs: Path, tmp_path: Path) -> None:
+    class NeedsFile:
+        def __reduce__(self) -> Any:
+            return Path.read_text, (tmp_path / "installed later",)
+
+    with pytest.raises(ManycpuError, match=r"could not be read: .*run_id='again'") as error:
+        launch_again(lambda: [NeedsFile()])
+    (kept,) = runs.glob("[!.]*")
+    assert str(kept) in str(error.value)
+    (tmp_path / "installed later").write_text("there")
+    assert launch_again(lambda: [NeedsFile()]) == ["there"]
+    assert [*runs.iterdir()] == []
+
+
+def test_a_value_whose_reading_fails_once_is_read_by_the_next_call(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def counts_calls() -> tuple[int, int]:
+        with Path("calls").open("a") as file:
+            file.write("called ")
+        return 1, 2
+
+    def unreadable(*_: Any) -> bytes:
+        raise ClusterError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MachineDriver, "read_returned", unreadable)
+        with pytest.raises(ManycpuError, match="could not be read: no answer"):
+            launch_again(counts_calls)
+    assert launch_again(counts_calls) == (1, 2)
+    assert (tmp_path / "calls").read_text() == "called "
+    assert [*runs.iterdir()] == []
+
+
+def test_a_display_that_fails_loses_no_value(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("no front end")
+
+    monkeypatch.setattr(CellDisplay, "event", fails)
+    monkeypatch.setattr(CellDisplay, "_draw", fails)
+    assert launch_again(lambda: (1, 2)) == (1, 2)
+    assert [*runs.iterdir()] == []
 
 
 class Here(Helper):

@@ -1,7 +1,8 @@
 """How much of a training's progress people read as lines: on a pipe, in Airflow's log, in a notebook."""
 
+import sys
 from collections.abc import Callable
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 
 import pytest
 from rich.console import Console
@@ -36,6 +37,28 @@ def on_a_pipe(capsys: pytest.CaptureFixture[str]) -> tuple[RankListener, Printed
 
 def of_a_plain_notebook(capsys: pytest.CaptureFixture[str]) -> tuple[RankListener, Printed]:
     return CellDisplay(None), lambda: capsys.readouterr().out
+
+
+def closed() -> TextIOWrapper:
+    stream = TextIOWrapper(BytesIO(), "utf-8")
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stdout", [TextIOWrapper(BytesIO(), "latin-1"), closed(), None], ids=str)
+def test_a_cell_shows_what_its_stream_can_and_continues(
+    stdout: TextIOWrapper | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    display = CellDisplay(None)
+    monkeypatch.setattr(sys, "stdout", stdout)
+    display.line(RankLine(0, "a", "loss → 0.5"))
+    display.event(ExitEvent(code=1, host="a", rank=0), LINE)
+    failure = display.failure()
+    monkeypatch.undo()
+    assert failure == (0, "a", "loss → 0.5")
+    if stdout is not None and not stdout.closed:
+        stdout.seek(0)
+        assert stdout.readlines()[0] == "loss ? 0.5\n"
 
 
 def step(number: int, time: float | None, total: int | None = None) -> ProgressEvent:

@@ -137,6 +137,19 @@ def test_what_a_script_prints_itself_is_believed_only_if_it_is_json(text: str) -
     assert observe([events.join(0, "a", line)]).returned is None
 
 
+def test_the_result_of_a_notebook_is_kept_from_rank_0_of_the_last_meeting_and_not_reported() -> None:
+    met = (
+        '[rank 0 a] ::manycpu:: {"event": "proof", "rank": 0, "world_size": 1, "host": "a", "meeting": "%s"}'
+    )
+    honest, other = (events.join(rank, "a", events.encode("result", value=rank)) for rank in (0, 1))
+    observed = observe([met % "one", honest, other])
+    again = type(observed).model_validate_json(observed.model_dump_json(exclude_defaults=True))
+    assert (again.result and again.result.value) == 0
+    assert observe([met % "one", honest, met % "two"]).result is None
+    report = draft(Entry(key="k", name="fit-k", created=0, run={}, target={}), observed, RunState.SUCCEEDED)
+    assert "result" not in report.model_dump()
+
+
 def test_people_see_what_was_returned(told: Told) -> None:
     (line,) = told(lambda: {"loss": 0.5})
     split = events.split(line)

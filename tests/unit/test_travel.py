@@ -209,9 +209,8 @@ def test_what_the_function_returns_comes_back_whole_or_says_why_not(
     function_of_node.call(tmp_path)
     (event,) = map(decode, capsys.readouterr().out.splitlines())
     assert isinstance(event, ResultEvent)
-    returned = Returned()
-    returned.result = event
-    returned.read(lambda name: (tmp_path / RETURNED / name).read_bytes())
+    returned = Returned("Call again")
+    returned.read(event, lambda name: (tmp_path / RETURNED / name).read_bytes())
     if why_not is None:
         assert returned.value() == function(*args)
         return
