@@ -125,7 +125,7 @@ def _refuse(message: str) -> None:
 def _working_folder(notes: Mapping[str, Any]) -> Iterator[None]:
     """Change to the notebook's folder; on another machine to an empty one, which is deleted afterwards.
 
-    The empty one has the same path below a temporary root, and a link to the run's data where the notebook
+    The empty one has the same path below a temporary root, and links to the run's data where the notebook
     has its data: so relative paths to the data work.
     """
     notebook_folder = Path(notes["folder"])
@@ -138,11 +138,7 @@ def _working_folder(notes: Mapping[str, Any]) -> Iterator[None]:
     folder.mkdir(parents=True)
     staged = os.environ.get("MANYCPU_DATA")
     if notes["data"] is not None and staged is not None:
-        # Link the staged data to where the notebook has it.
-        link = root / Path(notes["data"]).relative_to("/")
-        if not link.exists():
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(staged)
+        _link(root / Path(notes["data"]).relative_to("/"), Path(staged))
     os.chdir(folder)
     try:
         yield
@@ -155,6 +151,16 @@ def _working_folder(notes: Mapping[str, Any]) -> Iterator[None]:
             )
         os.chdir("/")
         shutil.rmtree(root, ignore_errors=True)
+
+
+def _link(path: Path, staged: Path) -> None:
+    """Link a path to staged data; a folder that exists already, to all that is in the data's folder."""
+    if not path.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(staged)
+        return
+    for item in staged.iterdir():
+        _link(path / item.name, item)
 
 
 def _report(returned: Any, place: Path) -> None:

@@ -218,6 +218,40 @@ def test_what_the_function_returns_comes_back_whole_or_says_why_not(
         returned.value()
 
 
+@pytest.mark.parametrize(
+    ("data", "path"),
+    [
+        ("/p/nb/data", "data/train.csv"),
+        ("/p/nb/train.csv", "train.csv"),
+        ("/p/other", "../other/nb/train.csv"),
+        ("/p/nb", "train.csv"),
+        ("/p", "../train.csv"),
+        ("/p", "train.csv"),
+        ("/", "../../nb/train.csv"),
+    ],
+)
+def test_relative_paths_to_the_data_work_on_another_machine(
+    data: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read() -> str:
+        Path("written").touch()
+        return Path(path).read_text()
+
+    monkeypatch.chdir(tmp_path)
+    staged = tmp_path / "staged"
+    (staged / "nb").mkdir(parents=True)
+    for folder in (staged, staged / "nb"):
+        (folder / "train.csv").write_text("x")
+    is_file = data.endswith(".csv")
+    monkeypatch.setenv("MANYCPU_DATA", str(staged / "train.csv" if is_file else staged))
+    monkeypatch.setenv("MANYCPU_OUTPUT", str(tmp_path / "output"))
+    folder = _folder(tmp_path)
+    pickled.write(folder, Call(read), base=Path("/p/nb"), data=data, same_machine=False)
+    function_of_node.call(folder)
+    assert '"value": "x"' in capsys.readouterr().out
+    assert sorted(each.name for each in staged.rglob("*")) == ["nb", "train.csv", "train.csv"]
+
+
 def test_too_much_to_take_along_is_named_by_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pickled, "_MAX_BYTES", 1000)
     with pytest.raises(BadInputError, match=r"args\[1\] \(2\.0 kB\)"):
