@@ -122,8 +122,12 @@ class Location:
         return replace(self, left_out=left_out)
 
     def exists(self) -> bool:
-        """Whether there is a file or a folder."""
-        return bool(self.fs.exists(self.root))
+        """Whether there is a file or a folder.
+
+        Raises:
+            OSError: It is on a disk that cannot tell, such as a network volume that does not answer.
+        """
+        return self._is_there(self.root)
 
     def is_file(self) -> bool:
         """Whether this is one file.
@@ -334,8 +338,17 @@ class Location:
         return [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
 
     def has(self, path: str) -> bool:
-        """Whether there is such a file below."""
-        return bool(self.fs.exists(self._below(path)))
+        """Whether there is such a file below; errors are those of :meth:`exists`."""
+        return self._is_there(self._below(path))
+
+    def _is_there(self, at: str) -> bool:
+        if self.local is None:
+            return bool(self.fs.exists(at))
+        try:  # fsspec answers no to every error
+            os.stat(at)  # noqa: PTH116 - Path.exists() answers no to some errors
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def sha256(self, item: Item, tick: Callable[[], None] = lambda: None) -> str:
         """Read a file below and hash it; ``tick`` is called after each block."""

@@ -121,8 +121,8 @@ def fetch(channel: Channel, url: str, folder: str, field: str) -> None:
 
 def publish(channel: Channel, source: str, url: str, key: str) -> None:
     """Copy a folder of the volume to a URL; answer with the list of files, empty if the folder has none."""
-    manifest = Manifest()
-    items = transfer.written(source).items(channel.tick) if Path(source).exists() else ()
+    manifest, location = Manifest(), transfer.written(source)
+    items = location.items(channel.tick) if location.exists() else ()
     if any(not item.is_folder for item in items):
         target = Location.of(url, "run.output")
         manifest = transfer.publish(Path(source), target, key, _progress_sender(channel), channel.tick)
@@ -199,17 +199,25 @@ def trim(channel: Channel, folder: str, within: str, checkpoints: bool = True) -
         checkpoints: Whether the checkpoints are results too.
     """
     run = Path(folder)
-    candidates = [*([run / "checkpoints"] if checkpoints else []), *sorted(run.glob("attempts/*/output"))]
-    results = [path for path in candidates if _has_files(path)]
+    candidates = [*([run / "checkpoints"] if checkpoints else []), *_outputs(run)]
+    results = [path for path in candidates if disk.may_hold_files(path)]
     if not checkpoints:  # the report has the metrics
         results = [path for path in results if not disk.holds_only(path, METRICS)]
     _delete_others(Path(within), results, channel.tick)
     channel.send_message("done", results=[path.relative_to(run).as_posix() for path in results])
 
 
-def _has_files(folder: Path) -> bool:
-    """Whether there is a file or a link anywhere below a folder."""
-    return any(path.is_symlink() or not path.is_dir() for path in folder.rglob("*"))
+def _outputs(run: Path) -> list[Path]:
+    """List where the attempts of a run have their outputs; links, which a program may have made, are skipped.
+
+    Raises:
+        OSError: The attempts cannot be listed, which is no proof that there are none.
+    """
+    try:
+        with os.scandir(run / "attempts") as entries:
+            return sorted(Path(entry, "output") for entry in entries if entry.is_dir(follow_symlinks=False))
+    except FileNotFoundError:  # nothing was launched
+        return []
 
 
 def _delete_others(folder: Path, kept: list[Path], tick: Callable[[], None]) -> None:

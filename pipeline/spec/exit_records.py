@@ -83,7 +83,9 @@ def finished_round(folder: Path) -> list[dict[str, Any]]:
 
 def _read(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the complete records in the folder of a meeting."""
-    for path in folder.glob("*.json"):
+    for path in folder.iterdir():  # glob() would take a folder that cannot be listed for an empty one
+        if path.suffix != ".json":
+            continue
         with suppress(FileNotFoundError, ValueError, RecursionError):  # written to a full disk: not a record
             record = json.loads(path.read_text())
             if isinstance(record, dict) and _is_record(record):

@@ -279,16 +279,15 @@ def _source(url: str | None, field: str, base: Path) -> Findings:
                 message = f"{url} is a web page, such as a list of files, and no data set"
                 yield Finding(field, message, "Name a file of it, or an archive")
         return
-    if not source.exists():
-        fix = "Give the path of a folder or file, or a URL"
-        name = Path(url).relative_to(base).as_posix() if Path(url).is_relative_to(base) else ""
-        if _HUB_NAME.fullmatch(name):
-            kind, prefix = ("data set", "datasets/") if field == "run.data" else ("model", "")
-            fix += f"; a {kind} of the Hub is hf://{prefix}{name}"
-        yield Finding(field, f"there is nothing at {url}", fix)
-        return
     try:
-        if not any(item.size for item in source.items()):
+        if not source.exists():
+            fix = "Give the path of a folder or file, or a URL"
+            name = Path(url).relative_to(base).as_posix() if Path(url).is_relative_to(base) else ""
+            if _HUB_NAME.fullmatch(name):
+                kind, prefix = ("data set", "datasets/") if field == "run.data" else ("model", "")
+                fix += f"; a {kind} of the Hub is hf://{prefix}{name}"
+            yield Finding(field, f"there is nothing at {url}", fix)
+        elif not any(item.size for item in source.items()):
             yield Finding(field, f"{url} is empty", "Give a folder with files that are not empty")
     except OddFileError as error:
         fix = "Take it out of there: files, folders, and links to them can be copied"

@@ -173,6 +173,31 @@ def test_a_folder_that_nobody_wrote_has_no_files(tmp_path: Path) -> None:
     assert not (tmp_path / "model").exists()
 
 
+STALE_ONCE = """
+import errno, os, sys
+from manycpu.pipeline.pod.__main__ import main
+
+stat, stale = os.stat, [{path!r}]
+
+def stat_once_stale(path, *args, **more):
+    if str(path) in stale:
+        stale.remove(str(path))
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+    return stat(path, *args, **more)
+
+os.stat = stat_once_stale
+sys.exit(main("send"))
+"""
+
+
+def test_a_volume_that_does_not_answer_is_an_error_and_no_folder_without_files(
+    source: Path, tmp_path: Path
+) -> None:
+    code = STALE_ONCE.format(path=str(source))
+    with pod("send", code) as (channel, _), pytest.raises(RemoteError, match="Stale file handle"):
+        client.pull(channel, str(source), tmp_path / "model", "key", lambda *_: None)
+
+
 def test_what_can_be_no_part_of_a_model_is_left_out_of_it_and_named(
     source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,5 +1,7 @@
 """A pod deletes all of a run on its volume but what its training wrote."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,3 +57,51 @@ def test_a_run_whose_training_wrote_nothing_has_no_results(tmp_path: Path) -> No
     (run / "checkpoints").mkdir()
     assert trimmed(run, run) == []
     assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [PermissionError, OSError])
+@pytest.mark.parametrize(
+    ("unlisted", "answer"),
+    [
+        ("checkpoints", ["checkpoints", "attempts/1/output"]),
+        ("checkpoints/step-1", ["checkpoints", "attempts/1/output"]),
+        ("attempts/1/output", ["checkpoints", "attempts/1/output"]),
+        ("attempts", None),
+    ],
+)
+def test_nothing_is_deleted_because_a_folder_cannot_be_listed_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    unlisted: str,
+    answer: list[str] | None,
+    error: type[OSError],
+) -> None:
+    run, scandir = tmp_path / "runs" / "x", os.scandir
+    results = ["attempts/1/output/model", "checkpoints/step-1/model"]
+    written(run, *results)
+
+    refused: list[Path] = []
+
+    def refuse_one(folder: Any) -> Iterator[os.DirEntry[str]]:
+        if Path(folder) == run / unlisted and not refused:
+            refused.append(folder)
+            raise error(5, "the volume does not answer", str(folder))
+        return scandir(folder)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.scandir", refuse_one)
+        if answer is None:  # the worker then keeps the whole folder
+            with pytest.raises(OSError, match="the volume does not answer"):
+                trimmed(run, run)
+        else:
+            assert trimmed(run, run) == answer
+    assert files(run) == results
+
+
+def test_what_an_attempt_links_to_is_not_touched(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "x"
+    written(run, "attempts/1/output/model")
+    written(tmp_path, "other/output/model", "other/notes")
+    (run / "attempts" / "2").symlink_to(tmp_path / "other")
+    assert trimmed(run, run) == ["attempts/1/output"]
+    assert files(tmp_path) == ["other/notes", "other/output/model", "runs/x/attempts/1/output/model"]

@@ -53,7 +53,9 @@ def test_what_cannot_be_listed_may_hold_files(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "linked" / "away").symlink_to(tmp_path / "empty")
     (tmp_path / "gone").symlink_to("nowhere")
     held = {
-        name for name in ("empty", "file", "linked", "gone", "none") if disk.may_hold_files(tmp_path / name)
+        name
+        for name in ("empty", "file", "linked", "gone", "none", "none/x", "file/x")
+        if disk.may_hold_files(tmp_path / name)
     }
     assert held == {"file", "linked", "gone"}
 
@@ -61,6 +63,8 @@ def test_what_cannot_be_listed_may_hold_files(tmp_path: Path, monkeypatch: pytes
         raise PermissionError(path)
 
     monkeypatch.setattr("os.scandir", refuse)
+    assert disk.may_hold_files(tmp_path / "empty")
+    monkeypatch.setattr("os.lstat", refuse)  # the whole volume does not answer
     assert disk.may_hold_files(tmp_path / "empty")
 
 

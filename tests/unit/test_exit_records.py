@@ -1,5 +1,6 @@
 """A round is finished where each of its ranks has left a record of a good end; nothing less proves it."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,17 @@ def test_what_is_no_record_counts_for_nothing(text: str, tmp_path: Path) -> None
     write(tmp_path, record(0))
     (tmp_path / "m" / "1.json").write_text(text)
     assert finished_round(tmp_path) == []
+
+
+def test_records_that_cannot_be_listed_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in (0, 1):
+        write(tmp_path, record(rank))
+    listdir, scandir = os.listdir, os.scandir
+
+    def refuse(path: object) -> Any:
+        raise PermissionError(path)
+
+    monkeypatch.setattr("os.listdir", lambda path: refuse(path) if Path(path).name == "m" else listdir(path))
+    monkeypatch.setattr("os.scandir", lambda path: refuse(path) if Path(path).name == "m" else scandir(path))
+    with pytest.raises(PermissionError):
+        finished_round(tmp_path)
