@@ -185,10 +185,10 @@ def _upload(origin: Location, destination: Location, file: File, target: File, t
                     tick()
             break
         except FileExistsError:
-            destination.fs.invalidate_cache()
-            if destination.has(target.path):  # written meanwhile, such as by the same run on another machine
-                refuse_if_any([target.path])
-            # else there is a deleted version, which some servers count: versitygw 1.8
+            # Written meanwhile: by this upload, whose answer was lost, or by the same run on another machine.
+            if _is_uploaded(origin, destination, file, target, tick):
+                return
+            # There is a deleted version, which some servers count: versitygw 1.8
     sha256 = destination.sha256(_item(target), tick)
     if sha256 != file.sha256:
         raise TransferError(f"{file.path} reads back as sha256 {sha256}, written was {file.sha256}")

@@ -497,6 +497,20 @@ def test_an_upload_that_breaks_off_leaves_nothing_and_the_model_is_kept(
     assert objects(proxy.server, f"{name}/out")["large.bin"] == kept[0]  # no second training
 
 
+def test_an_upload_whose_answer_is_lost_is_no_file_of_another_run(proxy: Proxy, tmp_path: Path) -> None:
+    name = bucket(proxy.server)
+    asked: list[str] = []
+
+    def once(request: str) -> s3_server.Fault | None:
+        asked.extend([request] if request == f"PUT /{name}/out/model" else [])
+        return "lost" if asked == [request] else None
+
+    proxy.rule = once
+    transfer.publish(folder(tmp_path / "source", model=b"ours"), there(f"s3://{name}/out"), "key")
+    assert len(asked) > 1  # the client has repeated it
+    assert objects(proxy.server, f"{name}/out")["model"] == b"ours"
+
+
 def test_what_a_killed_upload_leaves_the_next_one_deletes(
     proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

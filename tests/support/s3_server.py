@@ -26,8 +26,9 @@ from support.waiting import until
 from support.web_server import served
 
 KEY, SECRET = "tester", "not-a-secret"
-Fault = Literal["slow down", "cut", "half"]
-"""What the proxy does to a request: answer 503, end the connection, or end it after half of the answer."""
+Fault = Literal["slow down", "cut", "half", "lost"]
+"""What the proxy does to a request: answer 503, end the connection, end it after half of the answer, or obey
+it and end the connection without an answer."""
 Rule = Callable[[str], Fault | None]
 """Takes a request, such as ``GET /bucket/key`` or ``GET /bucket/key bytes=0-99``."""
 _OF_THE_CONNECTION = ("Connection", "Transfer-Encoding")
@@ -159,6 +160,9 @@ class _Passing(BaseHTTPRequestHandler):
             self._send(503, {}, _SLOW_DOWN, len(_SLOW_DOWN))
         else:
             status, headers, content = self._ask(body)
+            if fault == "lost":
+                self.close_connection = True
+                return
             self._send(status, headers, content, len(content) // 2 if fault == "half" else len(content))
 
     do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
