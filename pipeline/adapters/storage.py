@@ -34,6 +34,7 @@ from manycpu.pipeline.spec.errors import BadInputError, require
 from manycpu.pipeline.spec.output import claimed_by, partial_name
 
 _BLOCK_BYTES = 1 << 18
+_WEB_TIMEOUT_S: Final = 300.0  # for a web server to send the next bytes
 _S3: Final = frozenset({"s3", "s3a"})
 _BUCKETS: Final = frozenset({*_S3, "abfs", "abfss", "az", "gcs", "gs"})
 """Protocols whose storage has objects in buckets, and no folders."""
@@ -156,7 +157,7 @@ class Location:
         Raises:
             OSError: There is no such file, or the server has not answered in time.
         """
-        if protocols(self.url)[:1] not in (["http"], ["https"]):
+        if not self._is_http:
             return False
         info = self.fs.info(self.root, timeout=timeout_s)
         asked, answered = urlsplit(self.url), urlsplit(info.get("url", self.url))  # after redirects
@@ -372,9 +373,34 @@ class Location:
         """Yield the blocks of a file from an offset on; none of an empty folder."""
         if item.is_folder:
             return
-        with self.open(item.path) as file:
-            file.seek(start)
-            yield from blocks(file)
+        position = start
+        try:
+            with self.open(item.path) as file:
+                file.seek(start)
+                for block in blocks(file):
+                    position += len(block)
+                    yield block
+                return
+        except ValueError:  # a web server that sends no parts of a file
+            if not self._is_http:
+                raise
+        yield from self._from_whole(item, position)
+
+    def _from_whole(self, item: Item, start: int) -> Iterator[bytes]:
+        """Yield the blocks of a file on a web server from an offset on: read all of it, with one request."""
+        from aiohttp import ClientTimeout  # fsspec needs it for this protocol, and no other
+
+        # By default a request may take five minutes in all.
+        timeout = ClientTimeout(total=None, sock_connect=_WEB_TIMEOUT_S, sock_read=_WEB_TIMEOUT_S)
+        with self.fs.open(self._at(item.path), block_size=0, size=item.size, timeout=timeout) as file:
+            for block in blocks(file):
+                if len(block) > start:
+                    yield block[start:]
+                start = max(0, start - len(block))
+
+    @property
+    def _is_http(self) -> bool:
+        return protocols(self.url)[:1] in (["http"], ["https"])
 
     @property
     def _is_s3(self) -> bool:

@@ -1,6 +1,8 @@
 """Data behind a web server: a file is data, a page that lists files is not."""
 
+import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler
 from pathlib import Path
@@ -21,6 +23,22 @@ class Quiet(SimpleHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         pass
+
+
+class Whole(Quiet):
+    """Sends whole files only, as `python -m http.server` does, and breaks off after some bytes."""
+
+    accept_ranges: str | None = None
+    limit: int | None = None
+
+    def end_headers(self) -> None:
+        if self.accept_ranges:
+            self.send_header("Accept-Ranges", self.accept_ranges)
+        super().end_headers()
+
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        with suppress(OSError):  # the client has read enough
+            outputfile.write(source.read(self.limit))
 
 
 class Silent(BaseHTTPRequestHandler):
@@ -90,3 +108,26 @@ def test_a_server_that_does_not_answer_is_looked_at_when_data_is_staged(
         words = ["--program", script(), "--data", f"http://{address}/set", "--output", str(tmp_path / "out")]
         code, printed = manycpu("preflight", *words, "--nproc-per-node", "1")
     assert code == 0, printed
+
+
+@pytest.mark.parametrize("accept_ranges", [None, "none"])
+def test_a_large_file_of_a_server_that_sends_only_whole_files_is_staged_also_after_a_break(
+    tmp_path: Path, accept_ranges: str | None
+) -> None:
+    large = os.urandom(10 << 20)  # more than a request of fsspec asks for
+    (tmp_path / "www").mkdir()
+    (tmp_path / "www" / "large").write_bytes(large)
+    made = type("Handler", (Whole,), {"accept_ranges": accept_ranges, "limit": 9 << 20})
+    whole = cast("type[Whole]", made)
+    handler = cast("type[BaseHTTPRequestHandler]", partial(whole, directory=str(tmp_path / "www")))
+    with served(handler) as address:
+        source = Location.of(f"http://{address}/large", "run.data")
+        with pytest.raises(Exception, match="payload is not completed"):
+            transfer.fetch(source, tmp_path / "copies" / "copy")
+        (kept,) = tmp_path.glob("copies/copy.*.partial/large")
+        inode = kept.stat().st_ino
+        whole.limit = None
+        transfer.fetch(source, tmp_path / "copies" / "copy")
+    copy = tmp_path / "copies" / "copy" / "large"
+    assert copy.read_bytes() == large
+    assert copy.stat().st_ino == inode  # resumed
