@@ -118,6 +118,12 @@ class Entry(BaseModel):
     verbs: dict[str, VerbRecord] = Field(default_factory=dict)
 
     @property
+    def outputs(self) -> set[str]:
+        """Every ``run.output`` with which the run began or an attempt was started."""
+        described = [self.run, *(attempt.run for attempt in self.attempts.values())]
+        return {run["output"] for run in described if run.get("output")}
+
+    @property
     def cancelled_by(self) -> str | None:
         """Who cancelled the present attempt; None: it was not cancelled."""
         return self.cancelled.get(self.attempt)

@@ -16,7 +16,7 @@ from manycpu.pipeline.transfer.manifest import (
     scan,
 )
 from manycpu.pipeline.transfer.partial import Source, TakenOverError
-from manycpu.pipeline.transfer.publish import publish, save, written
+from manycpu.pipeline.transfer.publish import discard_exports, publish, save, written
 
 __all__ = [
     "DIGITS",
@@ -36,6 +36,7 @@ __all__ = [
     "TransferError",
     "claim",
     "discard",
+    "discard_exports",
     "earlier",
     "fetch",
     "for_people",

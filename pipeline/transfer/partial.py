@@ -156,13 +156,13 @@ def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:
 
 def delete_broken_copies(stem: Path, *, except_prefix: str | None = None, tick: Tick = lambda: None) -> None:
     """Delete the partial folders of a destination, except those whose names begin with ``except_prefix``."""
-    for broken in _broken_copies(stem):
+    for broken in broken_copies(stem):
         if except_prefix is None or not broken.name.startswith(except_prefix):
             with suppress(OSError):
                 disk.remove(str(broken), tick)
 
 
-def _broken_copies(stem: Path) -> list[Path]:
+def broken_copies(stem: Path) -> list[Path]:
     """List the partial folders of a destination, also those of earlier versions, without digest and token."""
     name = re.compile(
         rf"{re.escape(stem.name)}(\.[0-9a-f]{{{DIGITS}}}\.[0-9a-f]{{{_TOKEN_DIGITS}}})?\.partial"
@@ -177,7 +177,7 @@ def _adopt_or_make(stem: Path, partial: Path, tick: Tick) -> bool:
     """
     name_without_token = partial.name.removesuffix(partial.suffixes[-2] + ".partial")
     delete_broken_copies(stem, except_prefix=f"{name_without_token}.", tick=tick)
-    for broken in _broken_copies(stem):
+    for broken in broken_copies(stem):
         with suppress(FileNotFoundError):  # another process was faster
             if partial.exists():  # one is adopted: the others of the same files are of no use
                 disk.remove(str(broken), tick)

@@ -2,17 +2,25 @@
 
 import logging
 import shutil
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import Item
-from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.adapters.storage import Location, is_remote
 from manycpu.pipeline.spec.credentials import redacted
 from manycpu.pipeline.spec.output import OUTDATED, REPORT, manifest_name, programs_report
 from manycpu.pipeline.transfer.claims import claimed
 from manycpu.pipeline.transfer.destination import changed, earlier, put, refuse_if_any, signed, strangers
 from manycpu.pipeline.transfer.manifest import File, Hashing, Manifest, Progress, Tick, TransferError, scan
-from manycpu.pipeline.transfer.partial import Source, TakenOverError, copy
+from manycpu.pipeline.transfer.partial import (
+    Source,
+    TakenOverError,
+    broken_copies,
+    copy,
+    delete_broken_copies,
+)
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +96,7 @@ def save(
     """
     destination = destination.resolve()  # the target of a link: the link itself is the user's
     with claimed(Location.of(str(destination), "run.output"), key) as holding:
-        stem = destination.with_name(f".{destination.name}.{key}")
+        stem = _stem(destination, key)
         stem.parent.mkdir(parents=True, exist_ok=True)
         refuse_if_any(strangers(Location.of(str(destination), "run.output"), key))  # before the long copy
         partial, manifest = copy(source, stem, progress, tick)
@@ -101,6 +109,23 @@ def save(
             shutil.rmtree(partial, ignore_errors=True)
             raise
     return manifest
+
+
+def discard_exports(outputs: Iterable[str], key: str) -> list[str]:
+    """Delete what broken exports of a run left beside outputs on this disk; return what is still there."""
+    left: list[str] = []
+    for output in outputs:
+        with suppress(OSError):  # there is no such folder, or this user may not read it
+            if not is_remote(output) and (folder := Location.of(output, "run.output").local):
+                stem = _stem(folder.resolve(), key)
+                delete_broken_copies(stem)
+                left += map(str, broken_copies(stem))
+    return left
+
+
+def _stem(destination: Path, key: str) -> Path:
+    """Return the path with which the names of a run's unfinished copies of a folder begin."""
+    return destination.with_name(f".{destination.name}.{key}")
 
 
 def _utf8_path(path: str) -> str:

@@ -1,12 +1,13 @@
 """What a training wrote on machines stays, until it is exported or a person names the run."""
 
+import errno
 import logging
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from support.local_runs import on_this_machine
@@ -15,8 +16,9 @@ from support.waiting import until
 from manycpu.pipeline import train
 from manycpu.pipeline.listeners import Silent
 from manycpu.pipeline.run_report import Report
-from manycpu.pipeline.spec.errors import CancelledError, TrainingFailedError
+from manycpu.pipeline.spec.errors import CancelledError, ExportError, TrainingFailedError
 from manycpu.pipeline.targets.open_run import open_context
+from manycpu.pipeline.transfer.claims import Holding
 from manycpu.pipeline.verbs.cleanup import cleanup
 from manycpu.pipeline.verbs.prepare import prepare
 
@@ -186,6 +188,35 @@ def test_what_a_lost_training_wrote_stays_for_ever_whatever_keep_says(
     assert (Path(ctx.where) / "checkpoints" / "checkpoint-1").exists()
     assert manycpu("clean", ctx.name, "--delete-model", "--yes")[0] == 0
     assert not Path(ctx.where).exists()
+
+
+@pytest.mark.parametrize("then", ["clean", "another output"])
+def test_what_a_broken_export_left_beside_the_output_is_deleted_with_the_run(
+    script: Script,
+    tmp_path: Path,
+    home: Path,
+    manycpu: Callable[..., tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    then: str,
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writes = 'import os; open(os.environ["MANYCPU_OUTPUT"] + "/model.txt", "w").write("done")'
+    given = fields(tmp_path / "first", script(writes))
+    (tmp_path / "first").mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(Holding, "check_others", refuse)
+        with pytest.raises(ExportError, match="No space left on device"):
+            train(given, run_id="x")
+    assert list((tmp_path / "first").glob(".out.*.partial")) != []  # the same run would resume it
+    (ctx,) = on_this_machine(home)
+    if then == "clean":
+        assert manycpu("clean", ctx.name, "--delete-model", "--yes")[0] == 0
+    else:
+        assert train(given | {"output": str(tmp_path / "out")}, run_id="x").attempts == 1
+    assert not Path(ctx.where).exists()
+    assert [path.name for path in (tmp_path / "first").iterdir()] == ["out"]
 
 
 def test_a_half_removed_run_that_cannot_be_deleted_does_not_stop_the_removal_of_others(

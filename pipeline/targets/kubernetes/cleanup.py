@@ -29,7 +29,7 @@ from manycpu.pipeline.targets.kubernetes.output_report import remove_forgotten
 from manycpu.pipeline.targets.kubernetes.volume.claims import with_each_volume
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import helper
 from manycpu.pipeline.targets.open_run import reopen
-from manycpu.pipeline.transfer import TransferError
+from manycpu.pipeline.transfer import TransferError, discard_exports
 
 _LOG = logging.getLogger(__name__)
 _CANCEL_TIMEOUT_S = 90.0  # the grace period of pods is 30 s
@@ -149,7 +149,7 @@ def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
 
     If anything could not be deleted, the ledger stays: without it, no later clean-up would know of the rest.
     """
-    undeleted = _remove_objects(ctx, uid)
+    undeleted = _remove_objects(ctx, uid) + discard_exports(ctx.ledger.read().outputs, ctx.key)
     # A claim that was made for the run is deleted with its ledger; the user's claim has a folder of the run.
     volumes = with_each_volume(ctx) if ctx.ledger.read().attempt > 0 else []
     for each in volumes:

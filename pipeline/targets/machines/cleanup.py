@@ -8,7 +8,7 @@ from pathlib import Path
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import disk, process, ssh
-from manycpu.pipeline.ledger import Attempt
+from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.ledger.file import OWNER, FileLedger, half_removed
 from manycpu.pipeline.spec.errors import Finding, ManycpuError, RunGoneError, UnseenError
 from manycpu.pipeline.spec.output import METRICS
@@ -132,13 +132,20 @@ def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
     if ctx.ledger.exists():  # before the rename: if its hosts are unknown, this raises
         hosts.end_ranks(ctx, ctx.ledger.read())
     try:
-        left = ctx.ledger.remove(
-            partial(hosts.remove_folder, folder, ctx.target, timeout), only_over=only_over
-        )
+        elsewhere = partial(_remove_elsewhere, folder, ctx.target, timeout)
+        left = ctx.ledger.remove(elsewhere, only_over=only_over)
     except OSError as error:
         return [f"{folder}: {error}"]
     # With ``only_over``, the folder of a run with a new lease stays, which is no fault.
     return [*left, str(folder)] if folder.exists() and not only_over else left
+
+
+def _remove_elsewhere(
+    folder: Path, present: Local | BareMetal | None, timeout: float, entry: Entry
+) -> list[str]:
+    """Delete what a run has on its hosts and, of broken exports, beside its outputs; return what is left."""
+    left = hosts.remove_folder(folder, present, timeout, entry)
+    return left + transfer.discard_exports(entry.outputs, entry.key)
 
 
 def finish_removal(
@@ -155,7 +162,7 @@ def finish_removal(
         What is left, or why.
     """
     try:
-        return ledger.finish_removal(partial(hosts.remove_folder, ledger.directory, present, timeout))
+        return ledger.finish_removal(partial(_remove_elsewhere, ledger.directory, present, timeout))
     except (ManycpuError, OSError) as error:  # such as files of another user
         return [str(error)]
 
