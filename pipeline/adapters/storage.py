@@ -351,6 +351,13 @@ class Location:
             return False
         return True
 
+    def modified(self, path: str) -> float | None:
+        """Return when a file below was last changed, in seconds since the epoch; None: nothing tells it."""
+        with suppress(Exception):  # each fsspec protocol raises its own error types
+            when = self.fs.modified(self._below(path))
+            return float(when.timestamp()) if when.tzinfo else None
+        return None
+
     def sha256(self, item: Item, tick: Callable[[], None] = lambda: None) -> str:
         """Read a file below and hash it; ``tick`` is called after each block."""
         return self.hashed(item, tick=tick)[1]

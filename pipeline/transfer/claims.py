@@ -10,6 +10,7 @@ output, and of runs that ask at the same time it is the one with the lowest key.
 """
 
 import logging
+import math
 import socket
 import time
 from collections.abc import Iterator
@@ -45,6 +46,7 @@ class Claim(BaseModel):
     since: float
     """Seconds since the epoch; so is ``until``."""
     until: float
+    """Infinite: the file cannot be read, and nothing tells when it was written."""
     held: bool | None
     """Whether the run holds the output; False: it asks; None: the file cannot be read."""
     holder: ProcessHandle | None = None
@@ -83,7 +85,7 @@ class ClaimedError(TransferError):
 
     def __init__(self, other: Claim, path: str) -> None:
         super().__init__(f"another run has it: {other}")
-        expiry = f"ends by itself on {_date(other.until)}; " if other.until else ""
+        expiry = f"ends by itself on {_date(other.until)}; " if math.isfinite(other.until) else ""
         self.fix = (
             "Give another output; or wait until that run has ended, or end it: "
             f"`manycpu cancel {other.run}`. Its claim {expiry}where the run is gone for good, delete {path}"
@@ -125,10 +127,10 @@ class _ClaimFiles(NamedTuple):
             return None
         try:
             return Claim.model_validate_json(text)
-        except ValueError:  # it is being written, and the storage shows a part of it
-            return Claim(
-                key=key, run=key, place="unknown", since=0, until=time.time() + _ASKING_LEASE_S, held=None
-            )
+        except ValueError:  # it is being written, and the storage shows a part of it; or a crash cut it
+            modified = self.folder.modified(self.name(key))
+            until = math.inf if modified is None else modified + _ASKING_LEASE_S
+            return Claim(key=key, run=key, place="unknown", since=modified or 0, until=until, held=None)
 
     def write(self, claim: Claim) -> None:
         """Create or replace a run's claim file."""

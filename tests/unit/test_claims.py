@@ -1,11 +1,14 @@
 """Whose claim of an output counts, and what of it is deleted by whom."""
 
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from support.folder_contents import contents
 
 from manycpu.pipeline import transfer
@@ -82,6 +85,42 @@ def test_one_that_cannot_be_read_is_kept_and_named(
         transfer.claim(output, Claimant("bbb"))
     assert path.name in caught.value.fix
     assert path.read_text() == "{"
+
+
+def test_one_that_cannot_be_read_ends_ten_minutes_after_it_was_written(
+    output: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "_WITHDRAWAL_TIMEOUT_S", 0.2)
+    path = file_of(output, "aaa", tmp_path)
+    write(path)
+    path.write_text("")
+    written = time.time() - 300
+    os.utime(path, (written, written))
+    with pytest.raises(transfer.ClaimedError) as caught:
+        transfer.claim(output, Claimant("bbb"))
+    until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(written + 600))
+    assert f"ends by itself on {until}" in caught.value.fix
+    os.utime(path, (written - 301, written - 301))
+    transfer.claim(output, Claimant("bbb"))
+    assert not path.exists()
+
+
+def test_of_one_that_cannot_be_read_on_storage_without_times_no_end_is_promised(
+    output: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: object) -> NoReturn:
+        raise NotImplementedError
+
+    monkeypatch.setattr(claims, "_WITHDRAWAL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(LocalFileSystem, "modified", unknown)
+    path = file_of(output, "aaa", tmp_path)
+    write(path)
+    path.write_text("")
+    os.utime(path, (0, 0))
+    with pytest.raises(transfer.ClaimedError) as caught:
+        transfer.claim(output, Claimant("bbb"))
+    assert "ends by itself" not in caught.value.fix
+    assert "delete " in caught.value.fix
 
 
 def test_a_run_renews_its_own_claim(output: Location, tmp_path: Path) -> None:
