@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
@@ -101,6 +102,18 @@ def test_what_only_a_pod_could_build_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"^target\.builder: .*not into a file"):
         save_image(context(tmp_path), tmp_path / "image.tar")
     assert not list(tmp_path.glob("*image.tar*"))
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [("code", "code is a folder"), ("none/x.tar", "x.tar is in no folder that exists")]
+)
+def test_a_place_where_no_archive_can_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, said: str
+) -> None:
+    monkeypatch.setattr(build, "_base", lambda *_: pytest.fail("the work has begun"))
+    with pytest.raises(BadInputError, match=rf"^--archive: .*{re.escape(said)}"):
+        save_image(context(tmp_path, image="registry.example/base:1"), tmp_path / path)
+    assert [each.name for each in tmp_path.iterdir()] == ["code"]
 
 
 def test_what_is_no_archive_is_told(tmp_path: Path) -> None:

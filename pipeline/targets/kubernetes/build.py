@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.archive import write as write_archive
 from manycpu.pipeline.adapters.registry import Content, of_blob, of_bytes
 from manycpu.pipeline.spec.errors import BadInputError
@@ -52,9 +53,15 @@ def save_image(ctx: "ClusterContext", archive: Path) -> str:
     This is for clusters without a registry: nodes load the file, and pods name its tag.
 
     Raises:
-        BadInputError: The target's builder is a pod, which can only push to a registry.
+        BadInputError: The target's builder is a pod, which can only push to a registry; or the archive is a
+            folder, or in none.
         BuildError: The image cannot be built.
+        OSError: Nothing can be written beside the archive.
     """
+    if archive.is_dir() or not archive.parent.is_dir():
+        what = "is a folder" if archive.is_dir() else "is in no folder that exists"
+        raise BadInputError(f"{archive} {what}", field="--archive", fix="Give a file in a folder")
+    disk.try_out(archive)  # before the work of minutes
     root, program = program_of(ctx)
     trees = [layers.library(), *([code_tree(ctx, root, program)] if root else [])]
     with registries(ctx) as opened, _base(ctx, opened) as (base, contents):
