@@ -33,6 +33,7 @@ Lock = Callable[[Path], AbstractContextManager[int | None]]
 """Holds a lock on a path. Yields a descriptor for :func:`signs`; None: a thread renews the lock."""
 log = logging.getLogger(__name__)
 _MARKER: Final = ".manifest.json"
+_ABANDONED_S: Final = 86_400.0
 _NO_VALID_MARKER: Final = FileNotFoundError, IsADirectoryError, ValueError
 _WRITABLE: Final = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
@@ -114,6 +115,7 @@ def fetch(  # noqa: PLR0913 - the last ones are seldom given
     destination.parent.mkdir(parents=True, exist_ok=True)
     with lock(_lock_path(destination)) as descriptor:
         progress, tick = _with_signs_of_life(descriptor, progress, tick)
+        _delete_abandoned(destination, tick)
         existing = _verified(destination, tick, in_use)
         if existing is not None:
             return Stored(destination, existing, reused=True)
@@ -163,6 +165,7 @@ def store(  # noqa: PLR0913 - the last two are seldom given
     folder.mkdir(parents=True, exist_ok=True)
     with lock(_lock_path(stem)) as descriptor:
         progress, tick = _with_signs_of_life(descriptor, progress, tick)
+        _delete_abandoned(stem, tick)
         markers = [marker for marker in folder.glob(f"*{_MARKER}") if _lists_same_files(marker, items)]
         expected = digest() if markers else ""
         for marker in markers:
@@ -203,6 +206,21 @@ def _with_signs_of_life(descriptor: int | None, progress: Progress, tick: Tick) 
         tick()
 
     return signing_progress, signing_tick
+
+
+def _delete_abandoned(own: Path, tick: Tick) -> None:
+    """Delete broken copies beside ``own`` that no process has worked on for a day.
+
+    No later try resumes them if their source has changed: its copies have another name. The caller holds the
+    lock of ``own``, whose time is the present one by the clock of the disk.
+    """
+    digits = "[0-9a-f]" * DIGITS
+    for broken in own.parent.glob(f"{digits}.{digits}.*.partial"):
+        lock = _lock_path(own.with_name(broken.name[:DIGITS]))
+        with suppress(OSError):  # such as one that another process adopts
+            last_work = max(path.stat().st_mtime for path in (broken, lock) if path.exists())
+            if last_work < _lock_path(own).stat().st_mtime - _ABANDONED_S:
+                disk.remove(str(broken), tick)
 
 
 def _lists_same_files(marker: Path, items: Rows[Item]) -> bool:

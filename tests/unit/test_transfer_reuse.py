@@ -215,3 +215,24 @@ def test_what_somebody_works_with_is_left_as_it_is(source: Path, tmp_path: Path)
     assert (copy / "cache.arrow").read_text() == "of a program"
     assert transfer.fetch(location(source), tmp_path / "copy").reused
     assert contents(copy) == contents(source)
+
+
+def test_a_broken_copy_that_no_process_has_worked_on_for_a_day_is_deleted(
+    source: Path, tmp_path: Path
+) -> None:
+    folder, days_ago = tmp_path / "data", time.time() - 2 * 86_400
+    old, worked_on, young = (
+        folder / f"{digit * 16}.{'d' * 16}.{'0' * 8}.partial" for digit in ("a", "b", "c")
+    )
+    for broken in (old, worked_on, young):
+        broken.mkdir(parents=True)
+        (broken / "part").write_text("x")
+    lock = folder / f".{'a' * 16}.lock"
+    lock.touch()
+    for path in (old, worked_on, lock):
+        os.utime(path, (days_ago, days_ago))
+    (folder / f".{'b' * 16}.lock").touch()  # renewed just now: a long copy
+    transfer.store(location(source), folder, str, lock=locks.leased)
+    assert not old.exists()
+    assert worked_on.exists()
+    assert young.exists()
