@@ -131,12 +131,8 @@ def publish(channel: Channel, source: str, url: str, key: str) -> None:
 
 def claim(channel: Channel, url: str, **claimant: Any) -> None:
     """Claim an output for a run; the answer names another run that holds it, if there is one."""
-    other = fix = None
-    try:
-        transfer.claim(Location.of(url, "run.output"), transfer.Claimant(**claimant))
-    except transfer.ClaimedError as error:
-        other, fix = str(error), error.fix
-    channel.send_message("done", other=other, fix=fix)
+    output = Location.of(url, "run.output")
+    _answer_with_holder(channel, transfer.claim, output, transfer.Claimant(**claimant))
 
 
 def release(channel: Channel, url: str, key: str) -> None:
@@ -145,14 +141,23 @@ def release(channel: Channel, url: str, key: str) -> None:
     channel.send_message("done")
 
 
-def write(channel: Channel, url: str, name: str, text: str) -> None:
-    """Write a small file to a URL."""
-    Location.of(url, "run.output").write_text(name, text)
-    channel.send_message("done")
+def write_report(channel: Channel, url: str, key: str, text: str) -> None:
+    """Write a run's report.json to a URL; the answer names another run that holds it, if there is one."""
+    _answer_with_holder(channel, transfer.write_report, Location.of(url, "run.output"), key, text)
+
+
+def _answer_with_holder(channel: Channel, act: Callable[..., None], *arguments: Any) -> None:
+    """Act on an output; the answer names another run that holds it and prevented that, if there is one."""
+    other = fix = None
+    try:
+        act(*arguments)
+    except transfer.ClaimedError as error:
+        other, fix = str(error), error.fix
+    channel.send_message("done", other=other, fix=fix)
 
 
 def write_beside(channel: Channel, url: str, key: str, name: str, text: str) -> None:
-    """Write a run's report.html or run.log to a URL, unless the program wrote a file of that name."""
+    """Write a run's report.html or run.log to a URL; see :func:`transfer.write_beside`."""
     transfer.write_beside(Location.of(url, "run.output"), key, name, text)
     channel.send_message("done")
 
@@ -242,7 +247,7 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "publish": publish,
     "claim": claim,
     "release": release,
-    "write": write,
+    "write_report": write_report,
     "write_beside": write_beside,
     "read": read,
     "exits": exits,

@@ -160,6 +160,10 @@ class ExportError(ManycpuError):
     """The model did not reach the output whole."""
 
 
+class OutputTakenError(ExportError):
+    """Another run has the output, or has left its model there: this run writes nothing to it."""
+
+
 class LedgerError(ManycpuError):
     """The record of what a run owns cannot be read: another version of manycpu wrote it, perhaps."""
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from manycpu.pipeline import run_report, transfer
 from manycpu.pipeline.spec.credentials import without_secrets
-from manycpu.pipeline.spec.errors import BadInputError, Finding, raise_findings
+from manycpu.pipeline.spec.errors import BadInputError, Finding, OutputTakenError, raise_findings
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.output import REPORT, replaceable
 from manycpu.pipeline.targets.context import RunContext
@@ -57,19 +57,47 @@ def read_beside(ctx: RunContext, name: str) -> str | None:
 
 
 def write_report(ctx: RunContext, text: str) -> None:
-    """Write the output's report.json, unless it would replace the report of another run that left a model.
+    """Write the output's report.json.
 
     Raises:
-        BadInputError: The output has such a report, or a report.json that manycpu did not write.
+        OutputTakenError: Another run has claimed the output, or has left a model and its report there.
+        BadInputError: The output has a report.json that manycpu did not write.
     """
     existing_text = ctx.output.read_text(REPORT)
-    if not replaceable(existing_text, ctx.key):
-        raise_findings([not_empty_finding(ctx, REPORT, existing_text)])
-    ctx.output.write_text(REPORT, text)
+    check_report(ctx, [] if existing_text is None else [REPORT], existing_text)
+    try:
+        transfer.write_report(ctx.output, ctx.key, text)
+    except transfer.ClaimedError as error:
+        raise taken_error(claimed_finding(ctx, str(error), error.fix)) from error
+
+
+def check_report(ctx: RunContext, names: Sequence[str], text: str | None) -> None:
+    """Check that the run may write the output's report.json.
+
+    Args:
+        ctx: The run.
+        names: Names of files in the output; one of them is enough to judge.
+        text: The content of the output's report.json; None: there is none.
+
+    Raises:
+        OutputTakenError: Another run has left a model and its report there.
+        BadInputError: The output has files, and no report of a run.
+    """
+    if not names or (text is not None and replaceable(text, ctx.key)):
+        return
+    finding = not_empty_finding(ctx, names[0], text)
+    if run_report.parse(text) is not None:
+        raise taken_error(finding)
+    raise_findings([finding])
+
+
+def taken_error(finding: Finding) -> OutputTakenError:
+    """Make the error for an output that another run has, which a finding describes."""
+    return OutputTakenError(finding.message, field=finding.field, fix=finding.fix)
 
 
 def write_beside(ctx: RunContext, name: str, text: str) -> None:
-    """Write report.html or run.log to the output, unless the program wrote a file of that name."""
+    """Write report.html or run.log to the output; see :func:`transfer.write_beside`."""
     transfer.write_beside(ctx.output, ctx.key, name, text)
 
 

@@ -2,7 +2,13 @@
 
 from manycpu.pipeline.spec.output import MANIFEST
 from manycpu.pipeline.transfer.claims import Claimant, ClaimedError, claim, release
-from manycpu.pipeline.transfer.destination import earlier, for_people, strangers, write_beside
+from manycpu.pipeline.transfer.destination import (
+    earlier,
+    for_people,
+    strangers,
+    write_beside,
+    write_report,
+)
 from manycpu.pipeline.transfer.fetch import InUseError, Lock, Stored, discard, fetch, staged, store, strays
 from manycpu.pipeline.transfer.manifest import (
     DIGITS,
@@ -50,5 +56,6 @@ __all__ = [
     "strangers",
     "strays",
     "write_beside",
+    "write_report",
     "written",
 ]

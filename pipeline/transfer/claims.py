@@ -235,6 +235,17 @@ def _withdraw_if(files: _ClaimFiles, key: str, other: Claim | None) -> None:
         raise ClaimedError(other, files.path(other.key))
 
 
+def refuse_if_held(output: Location, key: str) -> None:
+    """Check that no other run holds an output; this run makes no claim by that.
+
+    Raises:
+        ClaimedError: Another run holds it.
+    """
+    files = _ClaimFiles.of(output)
+    if other := _other_holder(files, key):
+        raise ClaimedError(other, files.path(other.key))
+
+
 def release(output: Location, key: str) -> None:
     """Delete a run's claim, and no other's; if that fails, the claim ends by itself."""
     try:

@@ -10,6 +10,7 @@ from manycpu.pipeline.adapters.listing import Item
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec import output
 from manycpu.pipeline.spec.words import first_of
+from manycpu.pipeline.transfer.claims import refuse_if_held
 from manycpu.pipeline.transfer.manifest import Manifest, Tick, TransferError
 
 
@@ -28,17 +29,23 @@ def signed(manifest: Manifest, key: str) -> str:
 def earlier(destination: Location, key: str) -> Earlier | None:
     """Read the manifest of an earlier export of the same run; None: there is none.
 
-    It is that run's if the manifest, or the report beside it, has the run's key.
+    It is that run's if the manifest has the run's key. Of a manifest without a key, as earlier versions wrote
+    it, the report beside it decides.
     """
-    key_in_report = output.fields_of(destination.read_text(output.REPORT)).get("key")
+    key_in_report = _key_in_report(destination)
     for name in (*output.manifests(destination.has), output.OUTDATED):
         try:
             manifest, key_in_manifest = Manifest.parse(destination.read_text(name) or "")
         except ValueError:
             continue
-        if key in (key_in_manifest, key_in_report):
+        if key == (key_in_manifest or key_in_report):
             return Earlier(name, manifest)
     return None
+
+
+def _key_in_report(destination: Location) -> str | None:
+    """Return the key of the run whose report is at a destination; None: there is no run's report."""
+    return output.fields_of(destination.read_text(output.REPORT)).get("key")
 
 
 def strangers(destination: Location, key: str) -> list[str]:
@@ -63,6 +70,17 @@ def strangers(destination: Location, key: str) -> list[str]:
 def for_people(destination: Location) -> list[str]:
     """List which of a run's report.html and run.log are at a destination."""
     return [name for name, start in output.FOR_PEOPLE.items() if destination.begins(name, start.encode())]
+
+
+def write_report(destination: Location, key: str, text: str) -> None:
+    """Write a run's report.json: in place of its own, or if no other run holds the output.
+
+    Raises:
+        ClaimedError: Another run holds the output, and this run has no report there.
+    """
+    if _key_in_report(destination) != key:
+        refuse_if_held(destination, key)
+    destination.write_text(output.REPORT, text)
 
 
 def write_beside(destination: Location, key: str, name: str, text: str) -> None:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from manycpu.pipeline import run_report
 from manycpu.pipeline.ledger import CLEANUP, Entry, VerbRecord
 from manycpu.pipeline.run_report import Report
-from manycpu.pipeline.spec.errors import ExportError, ManycpuError
+from manycpu.pipeline.spec.errors import ExportError, ManycpuError, OutputTakenError
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.naming import run_name
 from manycpu.pipeline.spec.observed import Observed
@@ -74,7 +74,8 @@ def cleanup(
         needed by a later attempt.
 
     Raises:
-        ExportError: The report cannot be written to the output.
+        ExportError: The report cannot be written to the output. If another run has the output, and this run
+            has failed, that is only logged.
         LaunchError: A process of the run does not end.
         UnseenError: This host cannot see whether the training runs; nothing was deleted.
         ClusterError: The cluster does not answer.
@@ -110,7 +111,12 @@ def cleanup(
     tell(report)
     if log_failed and (failed_again := write_log(ctx, log)):  # a full disk may have room by now
         _LOG.warning("%s", failed_again)
-    write_report(ctx, report)
+    try:
+        write_report(ctx, report)
+    except OutputTakenError as error:
+        if report.state is RunState.SUCCEEDED:
+            raise
+        _LOG.warning("the report of run %s is not written: %s", ctx.name, error.message)
     return report
 
 

@@ -17,6 +17,7 @@ from manycpu.pipeline.spec.errors import (
     LeftBehindError,
     ManycpuError,
     NoReportError,
+    OutputTakenError,
     TrainingFailedError,
 )
 from manycpu.pipeline.spec.events import split
@@ -45,6 +46,7 @@ def write_report(ctx: RunContext, report: Report) -> None:
     process is killed in between, report.json still shows an unfinished run, and the next try writes both.
 
     Raises:
+        OutputTakenError: Another run has the output.
         ExportError: The output cannot be written; the message contains the error or state of the run.
     """
     text = run_report.as_json(report)
@@ -54,6 +56,8 @@ def write_report(ctx: RunContext, report: Report) -> None:
         if has_page and not page_comes_last:
             _write_page(ctx, report)
         ctx.driver.write_report(ctx, text)
+    except OutputTakenError:
+        raise
     except Exception as error:
         # Each fsspec protocol raises its own error types.
         text = f"report.json cannot be written to {ctx.destination}: {error}; {report.error or report.state}"

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from support.fake_api_server import ApiServer
 
-from manycpu.pipeline import run_report
+from manycpu.pipeline import run_report, transfer
 from manycpu.pipeline.ledger import CLEANUP
 from manycpu.pipeline.ledger.configmap import ConfigMapLedger
+from manycpu.pipeline.pod.commands import COMMANDS
+from manycpu.pipeline.run_report import Report
+from manycpu.pipeline.spec.errors import BadInputError, OutputTakenError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.spec.observed import Observed
@@ -19,25 +22,27 @@ from manycpu.pipeline.spec.output import MANIFEST
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.attempt import attempt_of
 from manycpu.pipeline.targets.context import Access, Built, Staged
-from manycpu.pipeline.targets.kubernetes import cleanup, launch, output_report, preflight, run_secret
+from manycpu.pipeline.targets.kubernetes import cleanup, launch, output_report, preflight, run_secret, stage
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptState
 from manycpu.pipeline.targets.kubernetes.image.build_inputs import Build, recipe
 from manycpu.pipeline.targets.kubernetes.image.builder_pod import manifest
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.transfer import Manifest
+from manycpu.pipeline.verbs.cleanup import cleanup as clean_up
 from manycpu.pipeline.verbs.export import is_model_visible, why_model_invisible
+from manycpu.pipeline.verbs.report import write_report
 
 DAY_S = 86_400
 BUILT = Built(code=None, program=[], digest="")
 
 
 def opened(
-    server: ApiServer, folder: Path, run: dict[str, Any] | None = None, **target: Any
+    server: ApiServer, folder: Path, run: dict[str, Any] | None = None, *, run_id: str = "a", **target: Any
 ) -> ClusterContext:
     fields: dict[str, Any] = {"program": "question_answering", "output": str(folder / "out")} | (run or {})
     where = {"kind": "kubernetes", "namespace": "ml", "helper_image": "r/helper:1", **target}
-    ctx = open_context(fields, where, "a", base=folder, access=Access(connect=server.connect))
+    ctx = open_context(fields, where, run_id, base=folder, access=Access(connect=server.connect))
     assert is_on_kubernetes(ctx)
     return ctx
 
@@ -165,7 +170,7 @@ def test_the_secret_of_a_kept_run_is_deleted_again_after_its_last_report(
     @contextmanager
     def pod(of: ClusterContext) -> Iterator[Any]:
         run_secret.provide(of)
-        yield SimpleNamespace(ask=lambda *_, **__: {"names": [], "text": None})
+        yield SimpleNamespace(ask=lambda *_, **__: {"names": [], "text": None, "other": None})
 
     monkeypatch.setattr(output_report, "_report_pod", pod)
     report = run_report.draft(ctx.ledger.read(), Observed(), RunState.FAILED, "no room")
@@ -212,3 +217,72 @@ def test_checkpoints_that_shall_outlive_the_run_need_a_claim_that_does(
     ctx = opened(server, tmp_path, {"checkpoints": "./checkpoints"})
     fields = [finding.field for finding in preflight._check_claim(ctx)]  # noqa: SLF001 - one of many checks
     assert "run.checkpoints" in fields
+
+
+def ask_here(command: str, **request: Any) -> dict[str, Any]:
+    """Run a command of a helper pod in this process."""
+    answers: list[dict[str, Any]] = []
+    channel = SimpleNamespace(tick=lambda: None, send_message=lambda _, **fields: answers.append(fields))
+    COMMANDS[command](channel, **request)
+    return answers[-1]
+
+
+@pytest.fixture
+def with_one_output(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], ClusterContext]:
+    """Begin runs whose output is the same URL, which pods reach that are functions here."""
+
+    @contextmanager
+    def pod(_: ClusterContext) -> Iterator[Any]:
+        yield SimpleNamespace(ask=ask_here)
+
+    monkeypatch.setattr(output_report, "_report_pod", pod)
+
+    def begin(run_id: str) -> ClusterContext:
+        ctx = opened(server, tmp_path, {"output": f"dir://out::file://{tmp_path}"}, run_id=run_id)
+        ctx.ledger.open(ctx.new_entry(0))
+        return ctx
+
+    return begin
+
+
+def report_in(ctx: ClusterContext, state: RunState) -> Report:
+    return run_report.draft(ctx.ledger.read(), Observed(), state)
+
+
+def test_a_run_that_is_refused_leaves_the_report_of_the_run_that_has_the_output(
+    with_one_output: Callable[[str], ClusterContext], tmp_path: Path
+) -> None:
+    holder, refused = with_one_output("first"), with_one_output("second")
+    pod: Any = SimpleNamespace(ask=ask_here)
+    stage._begin_report(holder, pod)  # noqa: SLF001 - all of the stage but its pod
+    with pytest.raises(BadInputError, match=f"another run has it: {holder.name}"):
+        stage._begin_report(refused, pod)  # noqa: SLF001
+    written = (tmp_path / "out" / "report.json").read_text()
+    with pytest.raises(OutputTakenError, match=f"another run has it: {holder.name}"):
+        write_report(refused, report_in(refused, RunState.FAILED))
+    cleaned = clean_up(refused)
+    assert cleaned is not None
+    assert cleaned.state == "failed"
+    assert (tmp_path / "out" / "report.json").read_text() == written
+    write_report(holder, report_in(holder, RunState.SUCCEEDED))
+    parsed = run_report.parse((tmp_path / "out" / "report.json").read_text())
+    assert parsed is not None
+    assert (parsed.key, parsed.state) == (holder.key, "succeeded")
+
+
+def test_the_last_report_replaces_that_of_a_run_that_left_no_model(
+    with_one_output: Callable[[str], ClusterContext], tmp_path: Path
+) -> None:
+    ctx, other = with_one_output("first"), with_one_output("second")
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "model.bin"):
+        (tmp_path / "model" / name).write_text(name)
+    transfer.publish(tmp_path / "model", ctx.output, ctx.key)
+    failed = run_report.as_json(report_in(other, RunState.FAILED))
+    (tmp_path / "out" / "report.json").write_text(failed)
+    write_report(ctx, report_in(ctx, RunState.SUCCEEDED))
+    parsed = run_report.parse((tmp_path / "out" / "report.json").read_text())
+    assert parsed is not None
+    assert (parsed.key, parsed.state) == (ctx.key, "succeeded")

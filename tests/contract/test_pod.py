@@ -57,8 +57,8 @@ def test_a_protocol_that_the_image_lacks_is_named(
 
 
 def test_small_files_are_read_and_written_at_the_output(tmp_path: Path) -> None:
-    with pod("write") as (channel, _):
-        client.ask(channel, url=str(tmp_path / "out"), name="report.json", text="{}")
+    with pod("write_report") as (channel, _):
+        client.ask(channel, url=str(tmp_path / "out"), key="key", text="{}")
     with pod("read") as (channel, _):
         found = client.ask(channel, url=str(tmp_path / "out"), name="report.json")
     assert (found["text"], found["names"]) == ("{}", ["report.json"])

@@ -436,3 +436,30 @@ def test_publishing_to_a_url_again_replaces_all_that_this_run_published(source: 
     found = at(bucket)
     assert transfer.Manifest.parse(found.pop("manifest.json").decode()) == (manifest, "key")
     assert found == contents(source)
+
+
+def test_an_export_of_another_run_is_left_alone_whosever_report_is_beside_it(
+    source: Path, bucket: Any
+) -> None:
+    there = Location.of("memory://models/qa", "run.output")
+    transfer.publish(source, there, "another")
+    there.write_text("report.json", json.dumps({"key": "key", "state": "failed"}))
+    before = at(bucket)
+    (source / "a.txt").write_bytes(b"newer")
+    with pytest.raises(transfer.TransferError, match=r"this run did not write"):
+        transfer.publish(source, there, "key")
+    assert at(bucket) == before
+
+
+def test_a_broken_upload_goes_on_if_the_program_kept_the_manifest_of_another_run(
+    source: Path, tmp_path: Path, bucket: Any
+) -> None:
+    """It fine-tuned an earlier export, and saved its model over a copy of that."""
+    transfer.publish(source, location(tmp_path / "base"), "another")
+    output, there = tmp_path / "base", Location.of("memory://models/qa", "run.output")
+    (output / "a.txt").write_bytes(b"newer")
+    bucket.pipe("/models/qa/a.txt", b"newer")
+    bucket.pipe("/models/qa/manifest.json", (output / "manifest.json").read_bytes())
+    there.write_text("report.json", json.dumps({"key": "key", "state": "running"}))
+    transfer.publish(output, there, "key")
+    assert at(bucket).items() >= contents(output).items()

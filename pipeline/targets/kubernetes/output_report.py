@@ -5,7 +5,7 @@ claim of the user. The worker deletes the pod at once; if the worker was killed,
 """
 
 from contextlib import AbstractContextManager
-from typing import Final
+from typing import Any, Final
 
 from manycpu.pipeline import run_report
 from manycpu.pipeline.adapters.cluster import Cluster
@@ -24,14 +24,17 @@ def write_report(ctx: ClusterContext, text: str) -> None:
     """Write report.json; if a pod writes it and the run has ended, also release the claim of the output.
 
     Raises:
-        BadInputError: The output has files that the run did not write.
+        OutputTakenError: Another run has claimed the output, or has left a model and its report there.
+        BadInputError: The output has files, and no report of a run.
         RemoteError: The output cannot be read or written.
     """
     if not ctx.output_in_cluster:
         output.write_report(ctx, text)
         return
     with _report_pod(ctx) as pod:
-        write_through(ctx, pod, text)
+        existing = _read_report(ctx, pod)
+        output.check_report(ctx, existing["names"], existing["text"])
+        _write_report(ctx, pod, text)
         report = run_report.parse(text)
         if report is not None and report.state.terminal:
             release(ctx, pod)
@@ -39,7 +42,7 @@ def write_report(ctx: ClusterContext, text: str) -> None:
 
 
 def write_beside(ctx: ClusterContext, name: str, text: str) -> None:
-    """Write report.html or run.log to the output, unless the program wrote a file of that name."""
+    """Write report.html or run.log to the output; see :func:`transfer.write_beside`."""
     if not ctx.output_in_cluster:
         output.write_beside(ctx, name, text)
         return
@@ -66,18 +69,33 @@ def release(ctx: ClusterContext, pod: Helper) -> None:
     pod.ask("release", url=ctx.destination, key=ctx.key)
 
 
-def write_through(ctx: ClusterContext, pod: Helper, text: str) -> None:
-    """Write report.json through a running pod.
+def begin(ctx: ClusterContext, pod: Helper, text: str) -> None:
+    """Write the run's first report.json through a running pod.
 
     Raises:
         BadInputError: The output has files that the run did not write.
         RemoteError: The output cannot be read or written.
     """
-    report_file = {"url": ctx.destination, "name": REPORT}
-    answer = pod.ask("read", **report_file)
-    finding = output.occupied_finding(ctx, answer["names"], answer["text"])
+    existing = _read_report(ctx, pod)
+    finding = output.occupied_finding(ctx, existing["names"], existing["text"])
     raise_findings([finding] if finding else [])
-    pod.ask("write", **report_file, text=text)
+    _write_report(ctx, pod, text)
+
+
+def _read_report(ctx: ClusterContext, pod: Helper) -> dict[str, Any]:
+    """Read report.json through a running pod (``text``), and two of the output's files (``names``)."""
+    return pod.ask("read", url=ctx.destination, name=REPORT)
+
+
+def _write_report(ctx: ClusterContext, pod: Helper, text: str) -> None:
+    """Write report.json through a running pod.
+
+    Raises:
+        OutputTakenError: Another run has claimed the output.
+    """
+    answer = pod.ask("write_report", url=ctx.destination, key=ctx.key, text=text)
+    if answer["other"]:
+        raise output.taken_error(output.claimed_finding(ctx, answer["other"], answer["fix"]))
 
 
 def read_beside(ctx: ClusterContext, name: str) -> str | None:

@@ -45,7 +45,7 @@ def _begin_report(ctx: ClusterContext, pod: Helper) -> None:
         if ctx.run.output is not None:
             output_report.claim(ctx, pod)
         try:
-            output_report.write_through(ctx, pod, run_report.as_json(first_report))
+            output_report.begin(ctx, pod, run_report.as_json(first_report))
         except BadInputError:  # the output has other files: leave it free for other runs
             output_report.release(ctx, pod)
             raise
