@@ -186,9 +186,16 @@ def logs(channel: Channel, folder: str) -> None:
 
 
 def remove(channel: Channel, folder: str) -> None:
-    """Delete a folder of the volume."""
+    """Delete a folder of the volume.
+
+    The folder is renamed first: if this process is killed, no half of it is left that looks whole.
+    """
+    trash = Path(folder).with_name(f".{Path(folder).name}.removed")
+    if trash.exists():  # left by a process that was killed
+        disk.remove(str(trash), channel.tick)
     if Path(folder).exists():
-        disk.remove(folder, channel.tick)
+        Path(folder).rename(trash)
+        disk.remove(str(trash), channel.tick)
     channel.send_message("done")
 
 

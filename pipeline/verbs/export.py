@@ -39,6 +39,8 @@ class Exported(BaseModel):
 def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None) -> Exported:
     """Copy the files of an attempt's program to the run's output, and verify the copy.
 
+    Copies nothing if an earlier try did, and its model can be seen in the output.
+
     Raises:
         ExportError: The program wrote no files, the output cannot be written, or the copy differs.
     """
@@ -46,13 +48,14 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
         if ctx.run.output is None:
             record.result, manifest = "skipped", Manifest(files=())
         else:
+            entry = ctx.ledger.read()
+            earlier_export = entry.export if entry.attempt == handle.attempt else None
+            if earlier_export is not None and is_model_visible(ctx, earlier_export):
+                # A clean-up may have been killed while it deleted the attempt's files: the rest is no model.
+                return Exported(**earlier_export, metrics=ctx.driver.observed_of(ctx, handle).metrics)
             manifest = ctx.driver.export(ctx, handle, progress)
             if not manifest.files:
-                earlier_export = ctx.ledger.read().export
-                if earlier_export is None or not is_model_visible(ctx, earlier_export):
-                    raise _record_no_model(ctx, handle)
-                # An earlier try exported the model, and was killed while it deleted the files of the attempt.
-                return Exported(**earlier_export, metrics=ctx.driver.observed_of(ctx, handle).metrics)
+                raise _record_no_model(ctx, handle)
         _warn_of_strays(ctx, handle)
         observed = ctx.driver.observed_of(ctx, handle)
         exported = Exported(

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from manycpu.pipeline.pod.commands import trim
+from manycpu.pipeline.adapters import disk
+from manycpu.pipeline.pod.commands import remove, trim
 
 
 def written(root: Path, *paths: str) -> None:
@@ -105,3 +106,26 @@ def test_what_an_attempt_links_to_is_not_touched(tmp_path: Path) -> None:
     (run / "attempts" / "2").symlink_to(tmp_path / "other")
     assert trimmed(run, run) == ["attempts/1/output"]
     assert files(tmp_path) == ["other/notes", "other/output/model", "runs/x/attempts/1/output/model"]
+
+
+def test_of_a_run_whose_removal_was_killed_no_part_is_left_under_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "runs" / "x"
+    channel: Any = SimpleNamespace(tick=lambda: None, send_message=lambda *_, **__: None)
+    written(run, "attempts/1/output/a", "attempts/1/output/b")
+    written(tmp_path, "runs/other/a")
+
+    def killed(*_: object) -> None:
+        (run.parent / ".x.removed" / "attempts" / "1" / "output" / "a").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            remove(channel, str(run))
+    assert not run.exists()
+    assert files(tmp_path) == ["runs/.x.removed/attempts/1/output/b", "runs/other/a"]
+    written(run, "attempts/2/output/a")
+    remove(channel, str(run))
+    assert [path.name for path in run.parent.iterdir()] == ["other"]

@@ -636,6 +636,23 @@ def test_a_model_that_cleanup_cannot_see_is_kept(script: Script, tmp_path: Path)
     assert not model.exists()
 
 
+@light
+def test_a_model_at_the_output_is_not_replaced_by_the_rest_of_the_attempt_that_it_came_from(
+    script: Script, tmp_path: Path
+) -> None:
+    """As where a clean-up was killed while it deleted the attempt, and a person cleared the export."""
+    ctx, built = begin(tmp_path, script(WRITES + WRITES.replace("model.txt", "config.json")))
+    handle, _ = launch(ctx, *built)
+    conclude(ctx, handle, wait(ctx, handle))
+    exported = export(ctx, handle)
+    (Path(ctx.where) / "attempts" / "1" / "output" / "model.txt").unlink()
+    assert export(ctx, handle) == exported
+    assert (tmp_path / "out" / "model.txt").read_text() == "the model"
+    cleaned = cleanup(ctx)
+    assert cleaned is not None
+    assert cleaned.state == "succeeded"
+
+
 EVALUATES = """
 from manycpu.pipeline.node.emit import say
 say("metrics", values={"accuracy": 0.5})
