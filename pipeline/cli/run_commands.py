@@ -210,7 +210,13 @@ def _remove(runs: Iterable[RunContext], *, delete_model: bool) -> list[str]:
     not_deleted: list[str] = []
     for ctx in runs:
         if _is_removable(ctx, delete_model=delete_model):  # it may have changed while the question waited
-            report = cleanup(ctx, keep=False, delete_model=delete_model)
+            try:
+                report = cleanup(ctx, keep=False, delete_model=delete_model)
+            except RunGoneError:  # another process has removed it
+                continue
+            except (ManycpuError, OSError) as error:
+                not_deleted.append(f"run {ctx.name}: {error}")
+                continue
             if report is not None and report.advice:
                 click.echo(f"run {ctx.name}: {report.advice}")
             not_deleted += report.left_behind if report is not None else ()

@@ -84,7 +84,12 @@ def write_report(destination: Location, key: str, text: str) -> None:
 
 
 def write_beside(destination: Location, key: str, name: str, text: str) -> None:
-    """Write a run's report.html or run.log, unless the program wrote a file of that name."""
+    """Write a run's report.html or run.log, unless the program wrote a file of that name.
+
+    Nothing is written beside the report of another run.
+    """
+    if _key_in_report(destination) != key and destination.has(output.REPORT):
+        return
     export = earlier(destination, key)
     is_of_program = export is not None and any(file.path == name for file in export.manifest.files)
     if not is_of_program and (name in for_people(destination) or not destination.has(name)):

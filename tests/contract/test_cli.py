@@ -730,6 +730,20 @@ def test_clean_deletes_a_model_that_was_not_exported_by_a_word_for_its_run_alone
     assert not staging.ledger.exists()
 
 
+def test_a_run_that_cannot_be_cleaned_up_does_not_keep_clean_from_the_others(
+    manycpu: Type, staging: RunContext
+) -> None:
+    other = another(staging, "f" * 10, "other-ffffffffff")
+    prepare(other)
+    for ctx in (staging, other):
+        ctx.ledger.change_lease(until=1.0)
+    Path(f"{staging.base}/out").write_text("since prepare")  # where its report would be
+    code, printed = manycpu("clean", "--yes")
+    assert code == 1
+    assert f"the run left behind: run {staging.name}: run.output: report.json cannot be written" in printed
+    assert not other.ledger.exists()
+
+
 @pytest.mark.parametrize("words", [("cancel",), ("clean", "--yes"), ("clean", "--delete-model", "--yes")])
 def test_what_ends_or_deletes_a_run_takes_its_whole_name(
     manycpu: Type, staging: RunContext, words: tuple[str, ...]

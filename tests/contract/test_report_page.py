@@ -8,6 +8,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from support.folder_contents import contents
 from support.made_reports import usual_report
 
 from manycpu.pipeline import transfer
@@ -78,6 +79,23 @@ def test_the_next_run_replaces_the_log_of_one_that_failed(script: Script, tmp_pa
     assert "fails" in log.read_text()
     assert train(fields(tmp_path, script(WRITES))).state == "succeeded"
     assert "fails" not in log.read_text()
+
+
+def test_the_clean_up_of_a_failed_run_changes_nothing_in_an_output_that_another_run_has_since(
+    script: Script, tmp_path: Path, manycpu: Type, caplog: pytest.LogCaptureFixture
+) -> None:
+    given, out = fields(tmp_path, script("print('fails')\nraise SystemExit(3)\n")), tmp_path / "out"
+    with pytest.raises(ManycpuError):
+        train(given | {"keep": "on_failure"}, run_id="failed")
+    failed = open_context(given, None, "cli", "failed", base=tmp_path)
+    assert failed.ledger.exists()
+    train(fields(tmp_path, script(WRITES)))
+    before = contents(out)
+    code, printed = manycpu("clean", failed.name, "--delete-model", "--yes")
+    assert code == 0, printed
+    assert f"the report of run {failed.name} is not written: " in caplog.text
+    assert contents(out) == before
+    assert not failed.ledger.exists()
 
 
 def test_a_page_that_the_program_wrote_stays_as_it_is(script: Script, tmp_path: Path) -> None:
