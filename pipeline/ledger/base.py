@@ -252,9 +252,14 @@ class Ledger(ABC):
         """Read the clock of leases, in seconds since the epoch."""
         return time.time()
 
-    def renew(self, seconds: float = LEASE_S) -> None:
-        """Renew the lease: from now on it lasts ``seconds``."""
+    def take_up(self, seconds: float = LEASE_S) -> None:
+        """Begin a lease that lasts ``seconds`` from now on, also of a run that has ended or is kept."""
         self.change_lease(until=self.now() + seconds, ended=False, kept=False)
+
+    def renew(self, seconds: float = LEASE_S) -> None:
+        """Renew the lease: from now on it lasts ``seconds``. One that has ended stays, as of a kept run."""
+        if not self.lease().ended:
+            self.take_up(seconds)
 
     def refuse_second_holder(self) -> None:
         """Raise if another process of this machine runs all verbs of this run: both would clean up.
@@ -290,7 +295,7 @@ class Ledger(ABC):
                     self.renew(seconds)
 
         try:
-            self.renew(seconds)
+            self.take_up(seconds)
         except RunGoneError:
             raise
         except (OSError, ManycpuError):

@@ -107,8 +107,8 @@ class ConfigMapLedger(base.Ledger):
         """Change fields of the lease; the others stay as they are."""
         self._change({"metadata": {"annotations": to_annotations(**fields)}})
 
-    def renew(self, seconds: float = LEASE_S) -> None:
-        """Renew the lease: from now on it lasts ``seconds``."""
+    def take_up(self, seconds: float = LEASE_S) -> None:
+        """Begin a lease that lasts ``seconds`` from now on, also of a run that has ended or is kept."""
         renewed = to_annotations(until=self.now() + seconds, ended=False, kept=False)
         self._change({"metadata": {"annotations": renewed}}, deadline=_RENEWAL_TIMEOUT_S)
 

@@ -256,7 +256,8 @@ def _stage_to_wait(ctx: RunContext, listener: RunListener) -> Handle:
             listener.finding(finding)
     with _reporting(listener, "wait"):
         guarded_trackers = [Guarded(tracker) for tracker in trackers(ctx, handle)]
-        status = wait(ctx, handle, listener, *guarded_trackers)
+        with ctx.ledger.kept_alive(ctx.waiting_lease):
+            status = wait(ctx, handle, listener, *guarded_trackers)
         conclude(ctx, handle, status)
     return handle
 

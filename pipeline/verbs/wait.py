@@ -40,8 +40,11 @@ def watch(ctx: RunContext, handle: Handle, cursor: Any = None) -> Watch:
 
 
 def wait(ctx: RunContext, handle: Handle, *listeners: RankListener) -> Status:
-    """Wait until a training has ended, deliver its output to the listeners, and return its final status."""
-    with ctx.ledger.kept_alive(ctx.waiting_lease), closing(watch(ctx, handle)) as watching:
+    """Wait until a training has ended, deliver its output to the listeners, and return its final status.
+
+    Who works on the run renews its lease (``kept_alive``): others may only read its log.
+    """
+    with closing(watch(ctx, handle)) as watching:
         while True:
             lines, status = watching.look()
             tell(lines, *listeners)

@@ -250,6 +250,18 @@ def test_the_next_run_in_the_folder_removes_what_was_kept_when_its_time_is_over(
     assert list((home / "runs").iterdir()) == []
 
 
+def test_whoever_reads_the_log_of_a_kept_run_does_not_shorten_its_time(
+    script: Script, tmp_path: Path, home: Path, manycpu: Callable[..., tuple[int, str]]
+) -> None:
+    with pytest.raises(TrainingFailedError):
+        train(fields(tmp_path, script(FAILS), keep="always", keep_for=30 * 86_400), run_id="x")
+    (kept,) = on_this_machine(home)
+    before = kept.ledger.lease()
+    code, printed = manycpu("logs", "--follow", kept.name)
+    assert (code, "] saved" in printed) == (0, True), printed
+    assert kept.ledger.lease() == before
+
+
 def test_a_report_that_names_another_folder_has_nothing_of_it_deleted(
     script: Script, tmp_path: Path, home: Path
 ) -> None:

@@ -122,6 +122,13 @@ def test_a_run_that_is_taken_up_again_has_no_end_of_its_time_as_a_kept_one(ledge
     assert not ledger.lease().ended
 
 
+def test_a_late_renewal_leaves_a_lease_that_has_ended(ledger: FileLedger) -> None:
+    ledger.keep(30 * LEASE_S)
+    kept = ledger.lease()
+    ledger.renew()
+    assert ledger.lease() == kept
+
+
 def test_a_run_whose_folder_was_taken_away_says_so(ledger: FileLedger) -> None:
     ledger.remove()
     for act in (ledger.read, ledger.renew):
