@@ -39,7 +39,8 @@ def parse_yaml(text: str) -> Any:
     """
     try:
         return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
-    except (ValueError, RecursionError) as error:  # a date that no calendar has, or too many levels
+    # A date that no calendar has, too many levels, or a tag that does not fit its text.
+    except (ValueError, RecursionError, LookupError, AttributeError) as error:
         raise yaml.YAMLError(str(error)) from error
 
 

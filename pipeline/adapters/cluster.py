@@ -198,16 +198,26 @@ class Cluster:
         deadline: float = DEADLINE,
     ) -> KubeObject:
         """Send a request to the API and parse its answer; retry transient errors for ``deadline`` seconds."""
-        answer: KubeObject = json.loads(self._ask(method, path, dict(query or {}), body, deadline))
+        text = self._ask(method, path, dict(query or {}), body, deadline)
+        try:
+            answer: KubeObject = json.loads(text)
+        except ValueError as error:  # such as the page of a proxy, for people to log in
+            raise ClusterError(
+                f"{method} {path}: the answer is not JSON, so this is no API server",
+                field="target.connection",
+                fix="See the server in the kubeconfig, and any proxy before it",
+            ) from error
         return answer
 
-    def log(self, pod: str) -> str:
-        """Read the log of a pod's only container, so far.
+    def log(self, pod: str, container: str = "") -> str:
+        """Read the log of a container so far; by default that of the pod's only one.
 
         Raises:
             InvalidError: The container has not started.
         """
-        return self._ask("GET", f"{self.path('Pod', pod)}/log", {}, None, DEADLINE).decode(errors="replace")
+        query = {"container": container} if container else {}
+        path = f"{self.path('Pod', pod)}/log"
+        return self._ask("GET", path, query, None, DEADLINE).decode(errors="replace")
 
     def _ask(
         self, method: str, path: str, query: dict[str, str], body: KubeObject | None, deadline: float

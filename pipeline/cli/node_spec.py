@@ -14,11 +14,19 @@ from manycpu.pipeline.spec.words import parse_memory
 
 EXAMPLE: Final = "sockets=2,cores=56,threads=2,memory=512Gi"
 
+_MAX_PROCESSORS: Final = 100_000
+
 
 def _parse_count(text: str) -> int:
     if not re.fullmatch(r"[1-9]\d{0,3}", text):
         raise ValueError(f"{text!r} is no count")
     return int(text)
+
+
+def _parse_cpus(text: str) -> frozenset[int]:
+    if re.search(r"\d{6}", text):  # a range of these would take all memory
+        raise ValueError("no processor has such a number")
+    return frozenset(numbers(text))
 
 
 def _parse_processors(text: str) -> float:
@@ -42,7 +50,7 @@ _PARSERS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
     "cores": (_parse_count, "physical cores of each socket"),
     "threads": (_parse_count, "hyper-threads of each core; default: 1"),
     "numa": (_parse_count, "NUMA nodes of all sockets; default: one for each socket"),
-    "cpus": (numbers, "logical processors that may be used, such as 0-3,8; default: all"),
+    "cpus": (_parse_cpus, "logical processors that may be used, such as 0-3,8; default: all"),
     "limit": (_parse_processors, "the limit of a pod or cgroup, in processors: 2.5 or 2500m"),
     "request": (_parse_processors, "what the pod requests, in the same way"),
     "memory": (parse_memory, "memory, such as 512Gi"),
@@ -96,6 +104,8 @@ def _processors_of(words: Mapping[str, Any]) -> Iterator[Cpu]:
         raise _bad_node("cores= is missing", f"Say at least that, as in {EXAMPLE}")
     sockets, cores, threads = (words.get(name, 1) for name in ("sockets", "cores", "threads"))
     total = sockets * cores
+    if total * threads > _MAX_PROCESSORS:
+        raise _bad_node(f"{total * threads} processors are more than any node has", f"As in {EXAMPLE}")
     nodes = words.get("numa", sockets)
     if nodes % sockets or nodes > total:
         raise _bad_node(

@@ -288,7 +288,7 @@ def _parse_option(part: str, name: str, raw: str | tuple[str, ...], before: Any)
             try:
                 values += _words(parsed) if isinstance(parsed, str) else parsed
             except ValueError as error:
-                raise BadInputError(f"{' '.join(raw)!r}: {error}", field=field) from error
+                raise BadInputError(f"its words cannot be told apart: {error}", field=field) from error
         return values
     if shape == "list":
         for text in raw:
@@ -304,7 +304,8 @@ def _parse_option(part: str, name: str, raw: str | tuple[str, ...], before: Any)
             mapping[key] = value
         else:
             fix = f"Write it as {_option_name(part, name)} NAME=value, once for each"
-            raise BadInputError(f"{text!r} is no NAME=value", field=field, fix=fix)
+            key = re.split(r"[=:\s]", text, maxsplit=1)[0]  # what follows may be a secret
+            raise BadInputError(f"{key!r} is no NAME=value", field=field, fix=fix)
     return mapping
 
 
@@ -327,4 +328,6 @@ def _parse_yaml_text(field: str, text: str, begins: tuple[str, ...] | str = ("{"
     try:
         return parse_yaml(text)
     except yaml.YAMLError as error:
-        raise BadInputError(f"{text!r} is not YAML: {error}", field=field) from error
+        mark = getattr(error, "problem_mark", None)  # without the text there, which may be a secret
+        where = f": see line {mark.line + 1}, column {mark.column + 1} of it" if mark else ""
+        raise BadInputError(f"its value is not YAML{where}", field=field) from error

@@ -66,7 +66,7 @@ def _count(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
     """Return the count of parameters that a text such as 350M or 7B means; None: it was not given."""
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB]?)", text, flags=re.IGNORECASE)
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)([KMB]?)", text, flags=re.IGNORECASE)
     if match is None or (count := int(float(match[1]) * _UNITS[match[2].upper()])) < 1:
         fix = "Write it as 350M or 7B"
         raise BadInputError(f"{text!r} is no number of parameters", field="--parameters", fix=fix)

@@ -424,6 +424,19 @@ def test_the_plan_of_a_run_on_another_node(
     assert manycpu("plan", "--node", "cores=some") == (2, f"manycpu: {said}")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--parameters", "9" * 400 + "B"),
+        ("--node", "cores=1,cpus=0-99999999999"),
+        ("--node", "sockets=9999,cores=9999,threads=9999"),
+    ],
+)
+def test_a_plan_of_what_no_machine_has_is_refused(manycpu: Type, words: tuple[str, ...]) -> None:
+    code, printed = manycpu("plan", *words)
+    assert (code, printed.startswith(f"manycpu: {words[0]}: ")) == (2, True), printed
+
+
 def test_the_plan_of_a_recipe_shows_the_memory_of_its_ranks(
     manycpu: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -870,9 +883,30 @@ def test_mappings_are_given_name_by_name(manycpu: Type, script: Script, tmp_path
     assert "zone: a" in yaml.safe_dump(pod)
     said = "run.env: 'A' is no NAME=value. Write it as --env NAME=value, once for each.\n"
     assert manycpu("render", file, "--env", "A") == (2, f"manycpu: {said}")
-    assert manycpu("render", file, "--env", "=1") == (2, "manycpu: " + said.replace("'A'", "'=1'"))
+    assert manycpu("render", file, "--env", "=1") == (2, "manycpu: " + said.replace("'A'", "''"))
     code, printed = manycpu("render", file, "--env", "{A: [")
     assert (code, printed.startswith("manycpu: run.env: ")) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--env", "HF_TOKEN:hunter2"),
+        ("--env", "HF_TOKEN hunter2"),
+        ("--env", "{HF_TOKEN: hunter2, X: ["),
+        ("--args", "[--hub_token, hunter2, ["),
+        ("--args", "[*hunter2]"),
+        ("--args", "--hub_token hunter2 'x"),
+        ("--args", "[!!bool hunter2]"),
+        ("--args", "[!!timestamp hunter2]"),
+    ],
+)
+def test_a_mistyped_option_is_named_without_its_value_which_may_be_a_secret(
+    manycpu: Type, words: tuple[str, ...]
+) -> None:
+    code, printed = manycpu("preflight", "--program", "x.py", *words)
+    field = f"run.{words[0].removeprefix('--')}: "
+    assert (code, field in printed, "hunter2" in printed) == (2, True, False), printed
 
 
 def test_no_output_is_a_word_on_the_command_line_too(manycpu: Type, script: Script, tmp_path: Path) -> None:

@@ -138,6 +138,14 @@ def test_why_something_is_not_created_yet_is_told_once(
     assert told == "POST /api/v1/namespaces/ml/pods: failed calling webhook x: refused: it is tried again"
 
 
+def test_a_server_that_answers_with_a_page_is_no_api_server(
+    opened: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened, "_call", lambda *_: b"<html>log in</html>")
+    with pytest.raises(ClusterError, match=r"^target\.connection: GET .*/pods/a: .* no API server"):
+        opened.get("Pod", "a")
+
+
 def test_a_kubeconfig_s_token_is_used(scripted: Server, tmp_path: Path) -> None:
     named = {"name": "x", "cluster": {"server": scripted.url}, "user": {"token": "of-the-file"}}
     config: dict[str, Any] = {"kind": "Config", "clusters": [named], "users": [named]}
