@@ -22,6 +22,19 @@ def other(one: Object, **status: Any) -> Object:
     return one | {"status": one["status"] | status}
 
 
+def test_a_warning_may_have_no_message_and_no_reason() -> None:
+    started = job("Created")
+    warnings = [
+        event("FailedMount", "x", pod("a")),
+        event("x", "x", started),
+        event("x", "x", ("PersistentVolumeClaim", "data")),
+    ]
+    bare = [{key: one[key] for key in one if key not in ("message", "reason")} for one in warnings]
+    made = snapshot(started, [pod("a", containerStatuses=[container(waiting={})])], bare)
+    assert diagnosis.explain(made)
+    assert made.claim_mounted_elsewhere == ""
+
+
 def test_of_many_pods_only_the_one_that_changed_is_read_again() -> None:
     made, pods = large()
     read: list[str] = []

@@ -159,7 +159,7 @@ def _describe_waiting(container: Container, warnings: Sequence[KubeObject]) -> s
     if reason in _IMAGE:
         specs = [*(container.pod["spec"].get("initContainers") or ()), *container.pod["spec"]["containers"]]
         image = next(spec.get("image") for spec in specs if spec["name"] == container.name)
-        failures = [event["message"] for event in _with_reason(warnings, {"Failed"})]
+        failures = [event.get("message", "") for event in _with_reason(warnings, {"Failed"})]
         failures_of_image = [text for text in failures if str(image) in text]
         detail = failures_of_image[-1] if failures_of_image else message
         return f"image {image} of {subject} cannot be pulled ({reason}): {detail}"

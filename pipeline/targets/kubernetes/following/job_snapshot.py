@@ -109,6 +109,8 @@ class JobSnapshot:
         Returns:
             Whether an object of this job has changed, or its kind is listed for the first time.
         """
+        if kind == "Event":  # the API need not give these
+            objects = [{"reason": "", "message": "", **event} for event in objects]
         before = self._objects.get(kind, {})  # as `after`: uid -> object of this job
         received = {item["metadata"]["uid"]: item for item in objects if self.is_about_job(kind, item)}
         removed = {item["metadata"]["uid"]: item for item in deleted if self.is_about_job(kind, item)}

@@ -293,8 +293,8 @@ class Helper:
         elif not texts:
             texts = [str(pod["status"].get("phase", "Pending"))]
         events = self._cluster.list("Event", fields=f"involvedObject.name={self.name}")
-        warnings = [event["message"] for event in events if event.get("type") == "Warning"]
-        return "; ".join(dict.fromkeys([*texts, *warnings[-3:]]))
+        warnings = [event.get("message", "") for event in events if event.get("type") == "Warning"]
+        return "; ".join(dict.fromkeys([*texts, *filter(None, warnings[-3:])]))
 
 
 def _is_running(pod: KubeObject) -> bool:
