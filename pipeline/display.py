@@ -218,7 +218,7 @@ def _scale(report: Report) -> str:
 
 
 def _print(console: Console, text: str, style: str = "") -> None:
-    console.print(_escaped(text), style=style, markup=False, highlight=False, soft_wrap=True)
+    console.print(escaped(text), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def failure(console: Console, report: Report) -> None:
@@ -247,7 +247,7 @@ def _table(head: tuple[str, ...], rows: list[Any]) -> Table:
     table = Table(*head)
     for row in rows:
         # A Text has no markup: brackets in a metric's name stay.
-        table.add_row(*(Text(_escaped(cell)) for cell in row))
+        table.add_row(*(Text(escaped(cell)) for cell in row))
     return table
 
 
@@ -255,10 +255,10 @@ def _format_value(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     r"""Escape control characters and what a terminal cannot show.
 
-    >>> _escaped("\x1b[2J loss")
+    >>> escaped("\x1b[2J loss")
     '\\x1b[2J loss'
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -8,9 +8,11 @@ from pathlib import Path
 import click
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.cli.options import location_options
+from manycpu.pipeline.display import escaped
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.ledger.file import FileLedger, ledgers
 from manycpu.pipeline.listeners import ReadableLog, tell
@@ -23,8 +25,7 @@ from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import RunContext, home
 from manycpu.pipeline.targets.open_run import reopen
 from manycpu.pipeline.verbs import wait
-from manycpu.pipeline.verbs.cancel import cancel as end_run
-from manycpu.pipeline.verbs.cancel import cancel_next_launch, declare_gone
+from manycpu.pipeline.verbs.cancel import cancel_or_prevent, declare_gone
 from manycpu.pipeline.verbs.cleanup import Remains, cleanup, remains
 from manycpu.pipeline.verbs.report import left_behind_error
 
@@ -56,7 +57,8 @@ def status(name: str | None, **location: str | None) -> None:
         except RunGoneError:
             continue  # it ended meanwhile
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created))
-        table.add_row(entry.name, state, str(entry.attempt), began, *([] if name else [reason]))
+        cells = (entry.name, state, str(entry.attempt), began, *([] if name else [reason]))
+        table.add_row(*(Text("\n".join(map(escaped, cell.splitlines()))) for cell in cells))
     if not table.rows:
         click.echo(
             f"no run in {_searched_place(location)}; "
@@ -65,7 +67,7 @@ def status(name: str | None, **location: str | None) -> None:
         return
     Console().print(table)
     if name and reason:  # a single run has room for the whole reason
-        click.echo(reason)
+        click.echo("\n".join(map(escaped, reason.splitlines())))
 
 
 def _state_and_reason(ctx: RunContext, entry: Entry) -> tuple[str, str]:
@@ -108,11 +110,8 @@ def logs(name: str | None, *, follow: bool, **location: str | None) -> None:
     if follow:
         wait.wait(ctx, handle, ReadableLog(click.echo))
         return
-    # Without --follow: print the lines up to now, which may take several looks.
-    watching, log = wait.watch(ctx, handle), ReadableLog(click.echo)
-    tell(watching.look()[0], log)
-    while watching.behind:
-        tell(watching.look()[0], log)
+    log = ReadableLog(click.echo)
+    tell(wait.lines_so_far(ctx, handle), log)
     log.flush()
 
 
@@ -131,9 +130,7 @@ def cancel(name: str, *, gone: bool, **location: str | None) -> None:
         outcome = "recorded as gone" if recorded else "nothing to record, no process of it was unreachable"
         click.echo(f"{ctx.name}: {outcome}; the same run id continues it, manycpu clean removes it")
         return
-    outcome = "ended" if end_run(ctx, by=_CANCEL) else "nothing was running"
-    if outcome != "ended" and cancel_next_launch(ctx, by=_CANCEL):
-        outcome += "; nothing more of it will be launched"
+    outcome = cancel_or_prevent(ctx, by=_CANCEL)
     with suppress(RunGoneError):  # its process has cleaned up meanwhile
         lease = ctx.ledger.lease()
         if lease.holder is None or not lease.held(ctx.ledger.now()):  # a live process cleans up itself

@@ -5,6 +5,7 @@ A driver has no state: each method takes the run. Its package is imported only w
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -125,6 +126,13 @@ class Driver(ABC, Generic[Ctx, H]):
     @abstractmethod
     def watch(self, ctx: Ctx, handle: H, cursor: Any) -> Watch:
         """Watch an attempt, from its beginning or from the cursor of another watch."""
+
+    def lines_so_far(self, ctx: Ctx, handle: H) -> Iterable[RankLine]:
+        """Read the lines that an attempt has written up to now."""
+        with closing(self.watch(ctx, handle, None)) as watching:
+            yield from watching.look()[0]
+            while watching.behind:
+                yield from watching.look()[0]
 
     @abstractmethod
     def observed_of(self, ctx: Ctx, handle: H) -> Observed:

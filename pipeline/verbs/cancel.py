@@ -45,21 +45,43 @@ def declare_gone(ctx: RunContext, by: str) -> bool:
     return recorded
 
 
-def cancel_next_launch(ctx: RunContext, by: str) -> bool:
-    """Cancel the next attempt of a run before its launch, if a process holds the lease of the run.
+def cancel_or_prevent(ctx: RunContext, by: str) -> str:
+    """End the present attempt of a run, or prevent the launch of the next if a process holds the lease.
+
+    A launch that is under way ends its attempt once it can.
 
     Args:
-        ctx: The run; no attempt of it runs.
+        ctx: The run.
         by: Who cancels it, for the record.
 
     Returns:
-        Whether a process holds the lease, so that the cancellation was recorded.
+        What was done, for people.
     """
-    held = ctx.ledger.lease().held(ctx.ledger.now())
-    if held:
+    if cancel(ctx, by):
+        return "ended"
+    if not ctx.ledger.lease().held(ctx.ledger.now()):
+        return "nothing was running"
+    with ctx.ledger.update() as entry:
+        prevented = entry.attempt + 1
+        entry.cancelled[prevented] = by
+    if cancel(ctx, by):  # a launch started something in between, and may have looked for the record too early
         with ctx.ledger.update() as entry:
-            entry.cancelled[entry.attempt + 1] = by
-    return held
+            if entry.attempt < prevented:  # else the record is that of this attempt
+                entry.cancelled.pop(prevented, None)
+        return "ended"
+    return "nothing was running; nothing more of it will be launched"
+
+
+def cancelled_during_launch(ctx: RunContext, attempt: int) -> str | None:
+    """Return who cancelled an attempt while it was launched; None: it was not cancelled.
+
+    The attempt may have been recorded already, or not yet: then it was the next one.
+    """
+    if not {attempt, attempt + 1} & ctx.ledger.read().cancelled.keys():
+        return None
+    with ctx.ledger.update() as entry:
+        later = entry.cancelled.pop(attempt + 1, None)
+        return entry.cancelled.get(attempt) or later
 
 
 def refuse_cancelled_launch(ctx: RunContext) -> None:

@@ -8,7 +8,7 @@ from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.targets.attempt import attempt_of
 from manycpu.pipeline.targets.context import Built, RunContext, Staged
 from manycpu.pipeline.targets.output import claim
-from manycpu.pipeline.verbs.cancel import cancel, refuse_cancelled_launch
+from manycpu.pipeline.verbs.cancel import cancel, cancelled_during_launch, refuse_cancelled_launch
 
 # Fields that take effect at once, also for an attempt that was started with other values.
 _NOT_OF_AN_ATTEMPT = frozenset({"run.output", "run.keep", "run.keep_for", "target.connection"})
@@ -29,8 +29,8 @@ def launch(ctx: RunContext, staged: Staged, built: Built) -> tuple[Handle, bool]
         if ctx.ledger.read().export is None:
             claim(ctx)  # renew the claim: like the lease, it must last as long as this attempt
         handle, attached = ctx.driver.launch(ctx, staged, built)
-        if not attached and (by := ctx.ledger.read().cancelled.get(handle.attempt)):
-            cancel(ctx, by, handle.attempt)  # it was cancelled during the launch, when it could not be ended
+        if not attached and (by := cancelled_during_launch(ctx, handle.attempt)):
+            cancel(ctx, by, handle.attempt)  # when it was cancelled, it could not be ended
         record.result = "reused" if attached else "done"
         return handle, attached
 

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Iterable
 from contextlib import closing
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from manycpu.pipeline.spec.errors import (
     ManycpuError,
     TrainingFailedError,
 )
+from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets import Watch
@@ -37,6 +39,12 @@ def watch(ctx: RunContext, handle: Handle, cursor: Any = None) -> Watch:
     """
     ctx = as_started(ctx, ctx.ledger.read(), handle.attempt)
     return ctx.driver.watch(ctx, handle, cursor)
+
+
+def lines_so_far(ctx: RunContext, handle: Handle) -> Iterable[RankLine]:
+    """Read the lines that an attempt has written up to now."""
+    ctx = as_started(ctx, ctx.ledger.read(), handle.attempt)
+    return ctx.driver.lines_so_far(ctx, handle)
 
 
 def wait(ctx: RunContext, handle: Handle, *listeners: RankListener) -> Status:

@@ -1,7 +1,8 @@
 """What a clean-up on Kubernetes keeps and records, where a run was edited, judged or resumed meanwhile."""
 
+import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,11 @@ from manycpu.pipeline.ledger import CLEANUP
 from manycpu.pipeline.ledger.configmap import ConfigMapLedger
 from manycpu.pipeline.pod.commands import COMMANDS
 from manycpu.pipeline.run_report import Report
-from manycpu.pipeline.spec.errors import BadInputError, OutputTakenError
+from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.errors import BadInputError, CancelledError, OutputTakenError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.image import Reference
+from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.output import MANIFEST
 from manycpu.pipeline.spec.state import RunState, Status
@@ -29,10 +32,13 @@ from manycpu.pipeline.targets.kubernetes.image.build_inputs import Build, recipe
 from manycpu.pipeline.targets.kubernetes.image.builder_pod import manifest
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.transfer import Manifest
+from manycpu.pipeline.verbs import launch as verb
+from manycpu.pipeline.verbs.cancel import cancel_or_prevent
 from manycpu.pipeline.verbs.cleanup import cleanup as clean_up
 from manycpu.pipeline.verbs.export import is_model_visible, why_model_invisible
 from manycpu.pipeline.verbs.report import write_report
 
+Type = Callable[..., tuple[int, str]]
 DAY_S = 86_400
 BUILT = Built(code=None, program=[], digest="")
 
@@ -148,6 +154,76 @@ def test_a_run_that_was_resumed_since_the_list_of_expired_ones_trains_on(
     assert cleanup.remove_expired(other, resumed.ledger.now(), ends) == []
     assert resumed.ledger.read().cancelled == {}
     assert len(server.objects["PyTorchJob"]) == 1
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_run_that_is_cancelled_after_its_attempt_is_recorded_and_before_its_job_exists_does_not_train(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, killed: bool
+) -> None:
+    ctx, beside = (opened(server, tmp_path, image="r/train@sha256:" + "0" * 64) for _ in range(2))
+    ctx.ledger.open(ctx.new_entry(0))
+    with monkeypatch.context() as patch:
+
+        def cancels(_: ClusterContext) -> None:
+            assert "nothing more of it will be launched" in cancel_or_prevent(beside, "a person")
+            if killed:
+                raise SystemExit
+
+        patch.setattr(run_secret, "provide", cancels)
+        with pytest.raises(SystemExit) if killed else nullcontext():
+            launched, _ = verb.launch(ctx, Staged(), BUILT)
+            assert ctx.ledger.read().cancelled == {launched.attempt: "a person"}
+    if killed:
+        with pytest.raises(CancelledError, match="ended by a person, before anything was launched"):
+            verb.launch(ctx, Staged(), BUILT)
+        assert ctx.ledger.read().cancelled == {}
+    assert server.objects.get("PyTorchJob", []) == []
+
+
+@pytest.fixture
+def location(server: ApiServer, tmp_path: Path) -> list[str]:
+    """Write a kubeconfig of the server; return the options that lead to it."""
+    named = {"name": "x", "cluster": {"server": server.url}, "user": {"token": "t"}}
+    config: dict[str, Any] = {"kind": "Config", "clusters": [named], "users": [named]}
+    config |= {"contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}], "current-context": "x"}
+    (tmp_path / "config").write_text(json.dumps(config))
+    return ["--namespace", "ml", "--connection", str(tmp_path / "config")]
+
+
+def put_pod(server: ApiServer, handle: JobHandle, **state: Any) -> None:
+    """Give an attempt a pod of a rank, whose container is in a state."""
+    meta = {"name": f"{handle.name}-master-0", "labels": labels(handle.run, attempt="1", role="rank")}
+    status = {"containerStatuses": [{"name": "pytorch", "restartCount": 0, "state": state}]}
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    spec = {"containers": [{"name": "pytorch", "image": "r/x:1"}]}
+    server.put("Pod", {"metadata": meta, "spec": spec, "status": status | {"conditions": [placed]}})
+
+
+def test_the_log_up_to_now_is_printed_and_nothing_of_the_run_is_changed(
+    server: ApiServer, tmp_path: Path, manycpu: Type, location: list[str]
+) -> None:
+    handle = trains(server, opened(server, tmp_path))
+    put_pod(server, handle, running={})
+    server.logs[f"{handle.name}-master-0"] = f"{events.join(0, 'node', 'step 1')}\nfrom no rank\n"
+    before = {kind: list(made) for kind, made in server.objects.items()}
+    code, printed = manycpu("logs", handle.run, *location)
+    lines = f"[rank 0 node] step 1\n[{handle.name}-master-0/pytorch] from no rank\n"
+    assert (code, printed) == (0, lines)
+    assert server.objects == before
+
+
+def test_a_reason_with_brackets_or_control_characters_and_an_event_without_a_message_hide_no_run(
+    server: ApiServer, tmp_path: Path, manycpu: Type, location: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    handle = trains(server, opened(server, tmp_path))
+    put_pod(server, handle, waiting={"reason": "CreateContainerError", "message": "of [/data] \x1b[2J"})
+    about = {"kind": "PersistentVolumeClaim", "name": "manycpu", "uid": "u"}
+    event = {"metadata": {"name": "e"}, "type": "Warning", "involvedObject": about}
+    server.put("Event", event)
+    for name in ([], [handle.run]):
+        code, printed = manycpu("status", *name, *location)
+        assert (code, "of [/data] \\x1b[2J" in printed) == (0, True), printed
 
 
 def test_a_launch_that_wakes_up_after_another_completed_its_attempt_deletes_its_job(

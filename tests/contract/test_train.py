@@ -35,8 +35,9 @@ from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import RunContext, home
 from manycpu.pipeline.targets.open_run import open_context
+from manycpu.pipeline.verbs import cancel as cancel_module
 from manycpu.pipeline.verbs.build import build
-from manycpu.pipeline.verbs.cancel import cancel
+from manycpu.pipeline.verbs.cancel import cancel, cancel_or_prevent
 from manycpu.pipeline.verbs.cleanup import cleanup
 from manycpu.pipeline.verbs.export import export
 from manycpu.pipeline.verbs.launch import launch
@@ -387,6 +388,23 @@ def test_a_cancelled_attempt_is_recorded_and_followed_by_another(script: Script,
     assert ctx.ledger.read().cancelled == {1: "a person"}
     second, attached = launch(ctx, *built)
     assert (second.attempt, attached) == (2, False)
+    cleanup(ctx)
+
+
+@light
+def test_a_training_that_is_launched_while_a_person_cancels_its_run_is_ended(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx, built = begin(tmp_path, script(WAITS))
+
+    def launches_then(*given: Any) -> bool:
+        monkeypatch.setattr(cancel_module, "cancel", cancel)
+        assert not cancel(*given)
+        return not launch(ctx, *built)
+
+    monkeypatch.setattr(cancel_module, "cancel", launches_then)
+    assert cancel_or_prevent(ctx, "a person") == "ended"
+    assert ctx.ledger.read().cancelled == {1: "a person"}
     cleanup(ctx)
 
 

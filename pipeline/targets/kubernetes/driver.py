@@ -24,7 +24,7 @@ from manycpu.pipeline.targets.kubernetes import (
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of, sharing
 from manycpu.pipeline.targets.kubernetes.deletion import named, present
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import attempt_state
-from manycpu.pipeline.targets.kubernetes.wait import JobWatch
+from manycpu.pipeline.targets.kubernetes.wait import JobWatch, lines_so_far
 from manycpu.pipeline.targets.open_run import reopen_all
 
 
@@ -33,6 +33,7 @@ class KubernetesDriver(Driver[ClusterContext, JobHandle]):
 
     findings = staticmethod(preflight.findings)
     watch = staticmethod(JobWatch)
+    lines_so_far = staticmethod(lines_so_far)
     cancel = staticmethod(cleanup.cancel)
     read_beside = staticmethod(output_report.read_beside)
     write_report = staticmethod(output_report.write_report)

@@ -3,10 +3,12 @@
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 
 from manycpu.pipeline.adapters.cluster_watch import FAILURES, ClusterWatch
-from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.errors import InvalidError, NotFoundError
+from manycpu.pipeline.spec.events import RankLine, split
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.observed import Observed
@@ -14,9 +16,25 @@ from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder, Cursor
 from manycpu.pipeline.targets.kubernetes.following.follower import Follower, batches, selections
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot, role
+from manycpu.pipeline.targets.kubernetes.following.logs import with_container_name
+from manycpu.pipeline.targets.kubernetes.launch import observe
+from manycpu.pipeline.targets.kubernetes.pod_status import containers
 
 _RECORDING_TIMEOUT_S = 10.0  # for the last write to the ledger
 _CLOSING_S = 0.1  # for TLS connections to close: the transport does not report when they are closed
+
+
+def lines_so_far(ctx: ClusterContext, handle: JobHandle) -> Iterator[RankLine]:
+    """Read the logs of the pods that an attempt has now, one after another; nothing of the run is changed."""
+    snapshot = JobSnapshot(handle)
+    snapshot.replace(*observe(ctx, handle))
+    for pod in snapshot.pods:
+        name = pod["metadata"]["name"]
+        for container in containers(pod) if role(pod) == snapshot.speaker else ():
+            with suppress(InvalidError, NotFoundError):  # it has not started, or is gone
+                for line in cluster_of(ctx).log(name, container.name).splitlines():
+                    yield with_container_name(split(line), f"{name}/{container.name}")
 
 
 class JobWatch:
