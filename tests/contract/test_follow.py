@@ -439,13 +439,14 @@ def test_a_recorded_log_runs_no_code_in_a_notebook(server: ApiServer, tmp_path: 
     assert not (tmp_path / "code was run").exists()
 
 
-def recorded(folder: Path, rank: int, code: int = 0, world: int = 2) -> None:
+def recorded(folder: Path, rank: int, code: int = 0, world: int = 2, returned: str = "null") -> None:
     """Leave the exit record of a rank on the volume, as its parent does."""
     who = {"rank": rank, "host": "node", "hostname": f"qa-1-worker-{rank}"}
     ended = api_objects.T0 + HOUR - 5
     lines = [
         events.encode("proof", **who, world_size=world, meeting="m", time=ended - 5),
         events.encode("backend", observed="gloo"),
+        events.encode("returned", part=1, parts=1, text=returned),
         events.encode("exit", **who, code=code, meeting="m", time=ended),
     ]
     record = {"meeting": "m", "world_size": world, "code": code, "time": ended, "lines": lines}
@@ -528,6 +529,44 @@ def test_a_job_that_does_not_end_after_its_ranks_is_a_success(
     seen = asyncio.run(following.run(*picture(server)))
     assert seen.state is RunState.SUCCEEDED
     assert server.deleted == ["PyTorchJob/qa-1"]
+
+
+async def without_logs(server: ApiServer, following: Following, *, status: int, back_after: int) -> Status:
+    """Follow a job to its end whose last lines cannot be read; the log is back after so many tries of it."""
+    ending = asyncio.create_task(following.run(*picture(server)))
+    await asyncio.to_thread(until, lambda: following.recorder.activity.met)
+    server.log_error, log = status, f"log {WORKER}"
+    ends(server)
+    tries = server.calls[log] + back_after
+    following.stream.put_nowait(picture(server))
+    await asyncio.to_thread(until, lambda: ending.done() or server.calls[log] >= tries)
+    server.log_error = 0
+    return await ending
+
+
+@pytest.mark.parametrize(("status", "back_after"), [(500, 3), (404, 1)])
+def test_the_last_lines_are_waited_for_while_requests_for_them_fail(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, back_after: int
+) -> None:
+    monkeypatch.setattr(follower, "_DRAIN_S", 0.3)
+    healthy(server)
+    following = Following(server, tmp_path)
+    seen = asyncio.run(without_logs(server, following, status=status, back_after=back_after))
+    assert (seen.state, following.collector.kinds) == (RunState.SUCCEEDED, ["proof", "exit"])
+
+
+@pytest.mark.parametrize("status", [500, 404])
+def test_what_a_function_returned_is_on_the_volume_where_its_log_cannot_be_read(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr(follower, "_DRAIN_S", 0.1)
+    monkeypatch.setattr(follower, "_DRAIN_TIMEOUT_S", 1.0)
+    healthy(server)
+    recorded(tmp_path, 0, world=1, returned='{"accuracy": 0.93}')
+    following = Following(server, tmp_path)
+    seen = asyncio.run(without_logs(server, following, status=status, back_after=HOUR))
+    observed = following.recorder.state.observed
+    assert (seen.state, observed.returned) == (RunState.SUCCEEDED, {"accuracy": 0.93})
 
 
 def test_a_rank_that_found_its_round_finished_says_so_for_all(server: ApiServer, tmp_path: Path) -> None:

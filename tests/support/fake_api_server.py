@@ -36,6 +36,8 @@ class ApiServer:
         """Kind -> objects."""
         self.logs: dict[str, str] = {}
         """Pod -> its log."""
+        self.log_error = 0
+        """Status of the answer to a request for a log; 0: the log is there."""
         self.refuses: set[str] = set()
         """Kinds whose GET requests are refused at present."""
         self.absent: set[str] = set()
@@ -124,6 +126,8 @@ class ApiServer:
             _send(handler, 200, json.dumps(answered))
 
     def _log(self, handler: BaseHTTPRequestHandler, pod: str, _: dict[str, str]) -> None:
+        if self.log_error:
+            raise ApiError(self.log_error, "the kubelet does not answer")
         _send(handler, 200, self.logs.get(pod, ""))
 
     def _kind(self, plural: str) -> str:

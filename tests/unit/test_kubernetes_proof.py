@@ -13,6 +13,7 @@ from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.targets.kubernetes.following.exit_records import are_needed
 from manycpu.pipeline.targets.kubernetes.following.judgement import record_exit_codes
 from manycpu.pipeline.targets.outcome import outcome
 
@@ -103,3 +104,10 @@ def test_a_rank_that_ended_badly_is_no_success(
 def test_mpirun_speaks_for_ranks_that_are_silent_and_not_for_one_that_says_otherwise() -> None:
     assert told(observed((0, 0)), launch="mpijob").state is RunState.SUCCEEDED
     assert "ended with exit code 1" in told(observed((0, 0), (1, 1)), launch="mpijob").reason
+
+
+@pytest.mark.parametrize("launch", ["pytorchjob", "mpijob"])
+def test_the_records_of_ranks_that_did_not_report_their_end_are_read_also_after_a_success(launch: str) -> None:
+    found = snapshot(job("Succeeded", launch=launch), [worker(0, 0), worker(1, 0)])
+    assert are_needed(SUCCEEDED, found, observed((0, 0)))
+    assert not are_needed(SUCCEEDED, found, observed((0, 0), (1, 0)))

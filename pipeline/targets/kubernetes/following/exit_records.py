@@ -37,16 +37,14 @@ def are_needed(status: Status, snapshot: JobSnapshot, observed: Observed) -> boo
     a_rank_failed = any(rank.exit_code for rank in observed.ranks)
     if status.state is RunState.CANCELLED or observed.finished or a_rank_failed:
         return False  # the end is known
-    if _is_lost(snapshot):  # then the exit codes of its containers are not those of its ranks
-        return True
-    if status.state is RunState.SUCCEEDED and not observed.met:  # its logs could not be read
+    # Of a success, logs were lost: they have metrics and the value that rank 0 returned, not only the ends.
+    # Of lost pods, the exit codes of the containers are not those of the ranks.
+    if status.state is RunState.SUCCEEDED or _is_lost(snapshot):
         return True
     if not observed.met or status.budget not in _BUDGETS_OF_WORK:
         return False  # the ranks have not met
     reported = {rank.rank: rank.exit_code for rank in observed.ranks}
     codes = reported | exit_codes_of_containers(snapshot, observed)  # rank -> exit code; None: unknown
-    if status.state is RunState.SUCCEEDED:  # needs exit code 0 of each rank, or of the launcher pod
-        return snapshot.speaker != "launcher" and any(code != 0 for code in codes.values())
     return not any(codes.values())  # no rank is known to have failed
 
 

@@ -56,7 +56,7 @@ _MAX_LINES: Final = 1000  # to deliver in one go, about
 _TICK_S: Final = 30.0  # maximum between two checks, if nothing changes
 _WAITING_TICK_S: Final = 5.0  # the same, while the job waits for room
 _DRAIN_S: Final = 5.0  # without a line after which no more lines are expected
-_DRAIN_TIMEOUT_S: Final = 120.0  # for the last lines: a container may write for ever
+_DRAIN_TIMEOUT_S: Final = 120.0  # for the last lines
 _MIN_TICK_S: Final = 0.1  # minimum between two checks
 _UNCONFIRMED_S: Final = 300.0  # after which a used-up budget counts although the API server is away
 _SILENCE_TIMEOUT_S: Final = 3600.0  # without news of the job or its pods after which the wait ends
@@ -344,7 +344,8 @@ class Follower:
     async def _drain(self, deliver: Deliver) -> None:
         """Deliver the last lines, until the logs of all ended containers are read.
 
-        Stop after 5 s without a line, and after two minutes: a container may write for ever.
+        Stop after 5 s without a line from logs that answer, and after two minutes: a container may write for
+        ever, and a kubelet may stay away.
         """
         drain_start = self._watch.now()
         deadline = drain_start + _DRAIN_S
@@ -352,7 +353,7 @@ class Follower:
             self._wake.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), _MIN_TICK_S)
-            if not self._log_batches.empty():
+            if not self._log_batches.empty() or self._readers.unanswered:
                 deadline = min(self._watch.now() + _DRAIN_S, drain_start + _DRAIN_TIMEOUT_S)
             await self._deliver_read_lines(deliver)
         await self._deliver_read_lines(deliver)

@@ -205,6 +205,7 @@ Put = Callable[[LogBatch], Awaitable[None]]
 """Receives the lines; waits while the queue is full."""
 
 _RESTART_REPORT_S: Final = 3.0  # within which the kubelet surely reports a restart of a container
+_NO_LOG_TRIES: Final = 5  # without a log, after which an ended container has none
 _BATCH_LINES: Final = 200  # a line that waits for delivery takes several times its bytes
 _DONE: Final = "done"  # marks a log that was read to its end; the last item of its entry in the cursor
 _STATE_ITEMS: Final = 4  # number of items of such an entry before the mark: the state of a LogCursor
@@ -224,6 +225,11 @@ class LogReaders:
     def behind(self) -> bool:
         """Whether a container has ended and its log was not read to the end yet."""
         return any(reader.behind for reader, _ in self._readers.values())
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether such a log sends nothing at present, because its request waits or has failed."""
+        return any(reader.behind and not reader.answered for reader, _ in self._readers.values())
 
     def follow(self, snapshot: JobSnapshot) -> None:
         """Start readers for new containers; update those of changed ones, and mark those of deleted pods."""
@@ -276,6 +282,8 @@ class LogReader:
         self._gone = False
         self._read_to_end = -1
         """Number of the last start whose log was read to its end."""
+        self.answered = False
+        """Whether the present request has returned a part of the log."""
         self._changed = asyncio.Event()
 
     @property
@@ -314,7 +322,7 @@ class LogReader:
             return
         previous_state = self._cursor.get(self._key(number - 1), ())[:_STATE_ITEMS]
         position = LogCursor(self._cursor.get(key, ()), before=previous_state)
-        backoff = Backoff()
+        backoff, tries_without_log = Backoff(), 0
         while True:
             if self._gone:
                 return  # not marked as done: the snapshot may be stale
@@ -325,11 +333,13 @@ class LogReader:
                 if await self._request(number, position, follow=not ended) and ended:
                     break
                 backoff.worked()
-            except NoLogError:
-                if ended:
+            except NoLogError:  # also if the API server or the kubelet has just started
+                tries_without_log += ended
+                if tries_without_log == _NO_LOG_TRIES:
                     break
             except FAILURES:
                 pass  # retry for as long as the pod exists
+            self.answered = False
             await self._wait_for_change(backoff.next())
         await self._put(LogBatch(key, [], [*position.state, _DONE]))
 
@@ -347,6 +357,7 @@ class LogReader:
         log = self._watch.log(pod, name, LogPart(follow=follow, previous=previous, since=position.since))
         async with aclosing(log) as blocks:
             async for block in blocks:
+                self.answered = True
                 for start in range(0, len(block), _BATCH_LINES):
                     parsed = map(parse, block[start : start + _BATCH_LINES])
                     stamped = [line for line in parsed if line is not None]
