@@ -1,8 +1,8 @@
 """A launch kind is one record and one launcher: all verbs work with a third one, which no cluster has."""
 
 import json
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from support.waiting import until
 from manycpu.pipeline.cli.spec_commands import as_yaml
 from manycpu.pipeline.launchers import JOB_LAUNCHERS, refusals
 from manycpu.pipeline.spec import events
-from manycpu.pipeline.spec.errors import BadInputError, LaunchError
+from manycpu.pipeline.spec.errors import BadInputError, DeadlineError, LaunchError
 from manycpu.pipeline.spec.exit_records import FOLDER, write
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.state import RunState, Status
@@ -36,6 +36,7 @@ from manycpu.pipeline.verbs.launch import launch
 from manycpu.pipeline.verbs.wait import watch
 
 BUILT = Built(code="/opt/manycpu/code", program=("train.py",), digest="0", image="registry.example/train:1")
+NO_MORE: Mapping[str, str] = {}
 
 
 @pytest.fixture(autouse=True)
@@ -50,11 +51,13 @@ def server() -> Iterator[ApiServer]:
         yield found
 
 
-def open_run(server: ApiServer, folder: Path, name: str = "a", **run: Any) -> ClusterContext:
+def open_run(
+    server: ApiServer, folder: Path, name: str = "a", target: Mapping[str, str] = NO_MORE, **run: Any
+) -> ClusterContext:
     fields = {"program": "question_answering", "output": str(folder / "out"), "nnodes": 2}
     fields |= {"resources": {"cpu": 2, "memory": "1Gi"}, **run}
-    target = {"kind": "kubernetes", "launch": "fitjob", "namespace": "ml", "image": BUILT.image}
-    ctx = open_context(fields, target, name, base=folder, access=Access(connect=server.connect))
+    common = {"kind": "kubernetes", "launch": "fitjob", "namespace": "ml", "image": BUILT.image}
+    ctx = open_context(fields, {**common, **target}, name, base=folder, access=Access(connect=server.connect))
     assert is_on_kubernetes(ctx)
     return ctx
 
@@ -115,14 +118,9 @@ def test_it_is_launched_after_its_companion_and_attached_to(server: ApiServer, t
     assert launch(ctx, Staged(), BUILT) == (handle, True)
 
 
-@pytest.mark.parametrize(("ranks", "again"), [(2, False), (1, True)])
-def test_what_all_its_ranks_finished_is_not_trained_again_where_nobody_followed(
-    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, *, again: bool
-) -> None:
-    ctx, handle = begin(server, tmp_path)
-    here = helper_here(ctx.target.mount_path, str(tmp_path / "volume"))
-    monkeypatch.setattr(exit_records, "helper", here)
-    folder = attempt_directory(ctx, 1).replace(ctx.target.mount_path, str(tmp_path / "volume"), 1)
+def finish(ctx: ClusterContext, handle: JobHandle, volume: Path, ranks: int = 2) -> None:
+    """Leave the exit records of so many of two ranks, which ended well, on a volume."""
+    folder = attempt_directory(ctx, 1).replace(ctx.target.mount_path, str(volume), 1)
     for rank in range(ranks):
         who = {"rank": rank, "host": "node", "hostname": f"{handle.name}-{rank}", "meeting": "m"}
         lines = [
@@ -131,11 +129,85 @@ def test_what_all_its_ranks_finished_is_not_trained_again_where_nobody_followed(
             events.encode("exit", **who, code=0),
         ]
         write(Path(folder, FOLDER), who | {"world_size": 2, "code": 0, "time": 1.0, "lines": lines})
-    evicted = up(terminated={"exitCode": 137}) | {"phase": "Failed", "reason": "Evicted"}
-    operate(server, handle.name, evicted, evicted, ends="Failed")
+
+
+EVICTED = up(terminated={"exitCode": 137}) | {"phase": "Failed", "reason": "Evicted"}
+
+
+@pytest.mark.parametrize("pods", [[EVICTED, EVICTED], []], ids=["evicted", "deleted before"])
+@pytest.mark.parametrize(("ranks", "again"), [(2, False), (1, True)])
+def test_what_all_its_ranks_finished_is_not_trained_again_where_nobody_followed(
+    server: ApiServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: int,
+    pods: list[dict[str, Any]],
+    *,
+    again: bool,
+) -> None:
+    ctx, handle = begin(server, tmp_path)
+    monkeypatch.setattr(exit_records, "helper", helper_here(ctx.target.mount_path, str(tmp_path / "volume")))
+    finish(ctx, handle, tmp_path / "volume", ranks)
+    operate(server, handle.name, *pods, ends="Failed")
     next_handle, attached = launch(ctx, Staged(), BUILT)
     assert (attached, next_handle != handle) == (not again, again)
     assert again or story(ctx, handle).state is RunState.SUCCEEDED
+
+
+def test_what_all_its_ranks_finished_is_not_trained_again_once_the_volume_can_be_read(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def away(*_: object, **__: object) -> Iterator[Any]:
+        raise DeadlineError("no node is ready")
+        yield
+
+    monkeypatch.setattr(exit_records, "helper", away)
+    ctx, handle = begin(server, tmp_path)
+    meet(server, operate(server, handle.name, up(), up()))
+    with closing(watch(ctx, handle)) as watching:
+        until(lambda: watching.look()[1].state is RunState.RUNNING)
+        ended = {"exitCode": 137, "startedAt": now(), "finishedAt": now()}
+        evicted = EVICTED | up(terminated=ended) | {"phase": "Failed"}
+        operate(server, handle.name, evicted, evicted, ends="Failed")
+        until(lambda: watching.look()[1].state.terminal)
+        seen = watching.look()[1]
+    assert (seen.state, seen.by_itself) == (RunState.FAILED, False)
+    finish(ctx, handle, tmp_path / "volume")
+    monkeypatch.setattr(exit_records, "helper", helper_here(ctx.target.mount_path, str(tmp_path / "volume")))
+    assert launch(ctx, Staged(), BUILT) == (handle, True)
+    assert story(ctx, handle).state is RunState.SUCCEEDED
+
+
+def test_what_its_ranks_recorded_is_read_from_the_volume_of_their_attempt(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx, handle = begin(server, tmp_path, target={"claim": "first"})
+    finish(ctx, handle, tmp_path / "first")
+
+    def mounted(_ctx: object, _verb: str, claim: str, *_: object, **__: object) -> Any:
+        return helper_here(ctx.target.mount_path, str(tmp_path / claim))()
+
+    monkeypatch.setattr(exit_records, "helper", mounted)
+    operate(server, handle.name, EVICTED, EVICTED, ends="Failed")
+    edited = open_run(server, tmp_path, target={"claim": "second", "mount_path": "/second"})
+    assert launch(edited, Staged(), BUILT) == (handle, True)
+
+
+@pytest.mark.parametrize("refused", ["not served", "no right"])
+def test_a_run_is_launched_though_the_kind_of_an_earlier_attempt_cannot_be_listed(
+    server: ApiServer, tmp_path: Path, refused: str
+) -> None:
+    begin(server, tmp_path)
+    server.objects["FitJob"] = []  # its operator is uninstalled
+    server.absent = {"FitJob", "FitRuntime"}
+    other = open_run(server, tmp_path, target={"launch": "pytorchjob"})
+    assert launch(other, Staged(), BUILT)[0].attempt == 2
+    server.objects["PyTorchJob"] = []
+    if refused == "no right":
+        server.absent, server.refuses = set(), {"FitJob", "FitRuntime"}
+    assert launch(other, Staged(), BUILT)[0].attempt == 3
+    assert server.created[-1] == f"PyTorchJob/{other.name}-3"
 
 
 def test_an_attempt_waits_for_the_pods_of_all_attempts_before_it(

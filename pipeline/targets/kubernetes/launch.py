@@ -18,7 +18,7 @@ from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.spec.errors import ClusterError, ConflictError, LaunchError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
-from manycpu.pipeline.spec.job_kinds import JOB_KINDS, kind_of, resource_of
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS, kind_of, resource_of, resources
 from manycpu.pipeline.spec.kube_object import KubeObject, epoch
 from manycpu.pipeline.spec.naming import label, labels
 from manycpu.pipeline.spec.placement import CODE, Placement
@@ -33,11 +33,12 @@ from manycpu.pipeline.targets.kubernetes.context import (
     cluster_of,
     directory_of,
 )
-from manycpu.pipeline.targets.kubernetes.deletion import is_companion, wait_until_gone
+from manycpu.pipeline.targets.kubernetes.deletion import is_companion, present, wait_until_gone
 from manycpu.pipeline.targets.kubernetes.following import exit_records, judgement
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder, attempt_state
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
 from manycpu.pipeline.targets.kubernetes.following.kueue import describe_wait_once
+from manycpu.pipeline.targets.kubernetes.volume.claims import with_volume_of
 from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.targets.program_code import program_of
@@ -254,8 +255,9 @@ def _delete(ctx: ClusterContext, handle: JobHandle) -> None:
 
 
 def _judge_by_exit_records(ctx: ClusterContext) -> None:
-    """Judge an attempt that failed without a follower: the ranks' exit records may prove a success.
+    """Judge an attempt that failed, unless by itself: the ranks' exit records may prove a success.
 
+    It had no follower, or its follower could not read them.
     A success is recorded in the ledger, so that the launch attaches to this attempt and does not train again.
     """
     entry = ctx.ledger.read()
@@ -263,16 +265,19 @@ def _judge_by_exit_records(ctx: ClusterContext) -> None:
     if handle is None or handle.attempt in entry.cancelled:
         return
     started = as_started(ctx, entry, handle.attempt)
+    on_its_volume = with_volume_of(ctx, entry, handle.attempt)
     state = attempt_state(entry, handle)
-    snapshot = JobSnapshot(handle, (claim_of(ctx),))
+    snapshot = JobSnapshot(handle, (claim_of(on_its_volume),))
     snapshot.replace(*observe(ctx, handle))
     job_status = judgement.status_without_budgets(started.run, snapshot, state.activity)
-    if state.verdict or job_status.state is not RunState.FAILED:  # judged by a follower, or not failed
+    job_status = judgement.final_status(entry, handle, job_status)
+    is_final = state.verdict is not None and state.verdict.by_itself
+    if is_final or job_status.state is not RunState.FAILED:
         return
     records = list[dict[str, Any]]()
     if exit_records.are_needed(job_status, snapshot, state.observed):
         try:
-            records = exit_records.read(ctx, handle.attempt)
+            records = exit_records.read(on_its_volume, handle.attempt)
         except RunGoneError:
             raise
         except exit_records.UNREADABLE as error:
@@ -334,21 +339,17 @@ def _end_earlier_attempts(ctx: ClusterContext, attempt: int) -> None:
     They would write to the same checkpoints. Several earlier attempts may have a job: the previous launch may
     have been killed while it waited here.
     """
-    entry = ctx.ledger.read()
-    launch_kinds = sorted({entry.described(number).target["launch"] for number in range(1, attempt + 1)})
-    jobs = [
-        job for kind in launch_kinds for job in cluster_of(ctx).list(JOB_KINDS[kind].kind, labels(ctx.name))
-    ]
-    for job in jobs:
-        if int(label(job, "attempt")) < attempt:  # another launch may have created a later attempt
-            cluster_of(ctx).delete(job["kind"], job["metadata"]["name"], uid=job["metadata"]["uid"])
     if attempt == 1:  # there is no earlier one
         return
 
     def stays(item: KubeObject) -> bool:
-        # Companions, such as a runtime, stay until the run is deleted. The run's claim has no attempt.
+        # Companions, such as a runtime, stay until the run is deleted. The run's claim has no attempt, and
+        # another launch may have created a later attempt.
         return is_companion(item) or int(label(item, "attempt") or attempt) >= attempt
 
+    for item in present(ctx, labels(ctx.name)):
+        if item["kind"] in resources() and not stays(item):
+            cluster_of(ctx).delete(item["kind"], item["metadata"]["name"], uid=item["metadata"]["uid"])
     undeleted = wait_until_gone(ctx, labels(ctx.name), _ENDED_TIMEOUT_S, but=stays)
     if undeleted:
         raise LaunchError(

@@ -42,7 +42,7 @@ def are_needed(status: Status, snapshot: JobSnapshot, observed: Observed) -> boo
     if status.state is RunState.SUCCEEDED or _is_lost(snapshot):
         return True
     if not observed.met or status.budget not in _BUDGETS_OF_WORK:
-        return False  # the ranks have not met
+        return not status.by_itself  # else the ranks have not met, and the cause is known
     reported = {rank.rank: rank.exit_code for rank in observed.ranks}
     codes = reported | exit_codes_of_containers(snapshot, observed)  # rank -> exit code; None: unknown
     return not any(codes.values())  # no rank is known to have failed

@@ -372,7 +372,8 @@ class Follower:
             await self._read_tail()
             status = judgement.with_first_failure(self._snapshot, self._recorder, status)
         state = self._recorder.state
-        judgement.record_exit_codes(self._snapshot, state.observed)
+        if status.state is not RunState.FAILED or status.by_itself:  # else they are those of lost pods
+            judgement.record_exit_codes(self._snapshot, state.observed)
         state.ended, state.verdict = judgement.end_time(self._snapshot) or self._watch.now(), status
         if self._saving is not None:  # a periodic save must not overwrite the final one
             await self._saving
