@@ -24,7 +24,7 @@ UNSUPPORTED = {
     "target.runtime": "a runtime is of Trainer; target.launch 'trainjob' has one",
 }
 
-CONTAINER: Final = "pytorch"  # the operator looks at no other container
+CONTAINER: Final = PYTORCHJOB.containers[0]
 # The operator's own label: nothing else numbers the pods of a template.
 NUMBER: Final = "metadata.labels['training.kubeflow.org/replica-index']"
 PORT: Final = 23456

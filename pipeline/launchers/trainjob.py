@@ -27,7 +27,7 @@ UNSUPPORTED = {
     "elastic": "a TrainJob has a fixed number of nodes; target.launch 'pytorchjob' takes a range",
     "target.restart_policy": "a TrainJob has a new pod in the place of one that failed",
 }
-NODE: Final = "node"  # the job and the container that Trainer looks at
+NODE: Final = TRAINJOB.containers[0]  # also the name of the job that has it
 LAUNCHER: Final = "launcher"
 HOSTFILE: Final = f"/etc/manycpu/{mpirun.HOSTFILE}"
 SPEAKER: Final = {"manycpu/speaker": "launcher"}  # label: the launcher's log has the ranks' lines

@@ -51,6 +51,8 @@ class JobKind:
     resource: ApiResource
     operator: str
     """Name of the operator that runs it, for people."""
+    containers: tuple[str, ...]
+    """Names of the containers that its pods are described with; a webhook may inject others beside them."""
     succeeded: str = "Succeeded"
     """The condition that holds when it has succeeded."""
     phases: Mapping[str, str] | None = None
@@ -135,10 +137,12 @@ class JobKind:
 PYTORCHJOB: Final = JobKind(
     resource=ApiResource("PyTorchJob", "kubeflow.org", "v1", "pytorchjobs"),
     operator="training-operator",
+    containers=("pytorch",),  # the operator looks at no other container
 )
 MPIJOB: Final = JobKind(
     resource=ApiResource("MPIJob", "kubeflow.org", "v2beta1", "mpijobs"),
     operator="mpi-operator",
+    containers=("launcher", "worker"),
     launcher=True,
 )
 TRAINING_RUNTIME: Final = ApiResource(
@@ -147,6 +151,7 @@ TRAINING_RUNTIME: Final = ApiResource(
 TRAINJOB: Final = JobKind(
     resource=ApiResource("TrainJob", "trainer.kubeflow.org", "v1alpha1", "trainjobs"),
     operator="Trainer",
+    containers=("node",),  # Trainer looks at no other container, nor at jobs of other names
     succeeded="Complete",
     suspend=("spec", "suspend"),
     companions=(TRAINING_RUNTIME,),

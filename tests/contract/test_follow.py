@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support import api_objects
-from support.api_objects import T0, Object, at, container, handle, job, pod
+from support.api_objects import T0, Object, at, container, handle, job, pod, with_sidecar
 from support.event_collector import EventCollector
 from support.fake_api_server import ApiServer
 from support.helper_process import helper_here
@@ -147,6 +147,17 @@ async def followed(server: ApiServer, following: Following, *told: Changes) -> S
     ends(server)
     following.stream.put_nowait(picture(server))
     return await ending
+
+
+def test_a_sidecar_that_crashes_ends_no_training_and_its_log_is_not_read(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    healthy(server)
+    killed = {"terminated": {"exitCode": 137, "startedAt": at(3400), "finishedAt": at(3450)}}
+    with_sidecar(server.objects["Pod"][0], restarts=9, running={"startedAt": at(3500)}, last=killed)
+    following = Following(server, tmp_path)
+    assert asyncio.run(followed(server, following)).state is RunState.SUCCEEDED
+    assert following.collector.kinds == ["proof", "exit"]
 
 
 GONE = [Changes(kind, [], [], complete=True) for kind in ("PyTorchJob", "Pod")]

@@ -61,6 +61,13 @@ def container(name: str = "pytorch", restarts: int = 0, **state: Any) -> Object:
     return {"name": name, "restartCount": restarts, "state": state, "lastState": last}
 
 
+def with_sidecar(made: Object, **state: Any) -> Object:
+    """Add a container to a pod, as a webhook of the cluster does."""
+    made["spec"]["containers"].append({"name": "log-shipper", "image": "shipper:1"})
+    made["status"].setdefault("containerStatuses", []).append(container("log-shipper", **state))
+    return made
+
+
 def event(reason: str, message: str, about: Object | tuple[str, str], seconds: float = 5) -> Object:
     """Return a warning event about an object, or about a kind and a name."""
     if isinstance(about, tuple):

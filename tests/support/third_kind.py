@@ -24,6 +24,7 @@ RUNTIME = ApiResource("FitRuntime", "fit.example", "v1alpha1", "fitruntimes")
 FITJOB = JobKind(
     resource=ApiResource("FitJob", "fit.example", "v1alpha1", "fitjobs"),
     operator="fit-operator",
+    containers=("trainer",),
     succeeded="Complete",
     suspend=("spec", "suspend"),
     companions=(RUNTIME,),

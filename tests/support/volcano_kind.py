@@ -25,6 +25,7 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 VOLCANOJOB = JobKind(
     resource=ApiResource("Job", "batch.volcano.sh", "v1alpha1", "jobs", alias="VolcanoJob"),
     operator="Volcano",
+    containers=("trainer",),
     phases={
         "Completed": "Succeeded",
         "Aborted": "Failed",

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from support.api_objects import Object, at, container, event, job, pod, snapshot
+from support.api_objects import Object, at, container, event, job, pod, snapshot, with_sidecar
 
 from manycpu.pipeline.targets.kubernetes.following import diagnosis
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
@@ -162,6 +162,16 @@ def test_the_first_container_that_failed_comes_first_and_memory_is_named() -> No
     assert (first.pod, first.previous) == ("d", True)
     assert (second.pod, second.code, "more memory than its limit" in str(second)) == ("b", -9, True)
     assert third.pod == "a"
+
+
+def test_a_sidecar_that_crashes_is_no_failure_of_the_ranks() -> None:
+    killed = {"terminated": {"exitCode": 137, "finishedAt": at(20), "reason": "OOMKilled"}}
+    inner = container(running={"startedAt": at(3)})
+    found = snapshot(
+        job("Running"),
+        [with_sidecar(pod("a", containerStatuses=[inner]), restarts=9, running={}, last=killed)],
+    )
+    assert (diagnosis.restarts(found), diagnosis.crashes(found), diagnosis.endings(found)) == (0, [], [])
 
 
 def test_a_pod_that_was_evicted_and_is_gone_is_remembered() -> None:

@@ -77,6 +77,11 @@ def test_pods_are_allowed_by_pod_security_restricted(launch: str, role: str) -> 
 
 
 @in_every_pod
+def test_its_containers_are_told_from_sidecars_by_their_names(launch: str, role: str) -> None:
+    assert container(objects(launch), role)["name"] in JOB_KINDS[launch].containers
+
+
+@in_every_pod
 def test_no_pod_gets_an_api_token(launch: str, role: str) -> None:
     assert pod(objects(launch, {"service_account": "trainer"}), role)["automountServiceAccountToken"] is False
 

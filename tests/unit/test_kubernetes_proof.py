@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.api_objects import T0, Object, at, container, job, pod, snapshot
+from support.api_objects import T0, Object, at, container, job, pod, snapshot, with_sidecar
 
 from manycpu.pipeline.observed import Observer
 from manycpu.pipeline.spec import events
@@ -101,13 +101,19 @@ def test_a_rank_that_ended_badly_is_no_success(
     assert (seen.state, reason in seen.reason) == (RunState.FAILED, True), seen
 
 
+def test_a_sidecar_s_exit_code_is_not_that_of_a_rank() -> None:
+    stopped = {"exitCode": 143, "finishedAt": at(51)}
+    pods = [with_sidecar(worker(rank, 0), terminated=stopped) for rank in (0, 1)]
+    assert told(observed(), *pods).state is RunState.SUCCEEDED
+
+
 def test_mpirun_speaks_for_ranks_that_are_silent_and_not_for_one_that_says_otherwise() -> None:
     assert told(observed((0, 0)), launch="mpijob").state is RunState.SUCCEEDED
     assert "ended with exit code 1" in told(observed((0, 0), (1, 1)), launch="mpijob").reason
 
 
 @pytest.mark.parametrize("launch", ["pytorchjob", "mpijob"])
-def test_the_records_of_ranks_that_did_not_report_their_end_are_read_also_after_a_success(launch: str) -> None:
+def test_the_records_of_ranks_whose_ends_were_not_seen_are_read_after_a_success_too(launch: str) -> None:
     found = snapshot(job("Succeeded", launch=launch), [worker(0, 0), worker(1, 0)])
     assert are_needed(SUCCEEDED, found, observed((0, 0)))
     assert not are_needed(SUCCEEDED, found, observed((0, 0), (1, 0)))

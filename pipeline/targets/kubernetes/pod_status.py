@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final, Literal, NamedTuple
 
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
 
 _FATAL: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})
@@ -55,6 +56,11 @@ class Container(NamedTuple):
     def hostname(self) -> str:
         """The host name that its processes see."""
         return str(self.pod["spec"].get("hostname") or self.pod["metadata"]["name"])
+
+    @property
+    def is_sidecar(self) -> bool:
+        """Whether a webhook injected it into the pod of a job: how it ends says nothing about the ranks."""
+        return not self.init and all(self.name not in kind.containers for kind in JOB_KINDS.values())
 
     @property
     def restarts(self) -> int:

@@ -145,8 +145,8 @@ def _crashes_of_pod(pod: KubeObject, _: list[KubeObject]) -> list[str]:
 
 
 def _has_failed(container: Container) -> bool:
-    """Whether the last end of a container was a failure; false while it has not ended."""
-    return container.last is not None and bool(container.last.get("exitCode"))
+    """Whether the last end of a container was a failure; false while it has not ended, and of sidecars."""
+    return not container.is_sidecar and container.last is not None and bool(container.last.get("exitCode"))
 
 
 def _failed_launchers(snapshot: JobSnapshot) -> list[str]:
@@ -168,12 +168,10 @@ def restarts(snapshot: JobSnapshot) -> int:
 def _restarts_of_pod(pod: KubeObject, _: list[KubeObject]) -> int:
     """Return how often the container of a pod that restarted most often did so; 0: none did.
 
-    Init containers do not count, and neither do containers of which no end is known.
+    Init containers and sidecars do not count, and neither do containers of which no end is known.
     """
-    return max(
-        (container.restarts for container in containers(pod) if not container.init and container.last),
-        default=0,
-    )
+    counted = (c for c in containers(pod) if c.last and not c.init and not c.is_sidecar)
+    return max((container.restarts for container in counted), default=0)
 
 
 @cached_until_change

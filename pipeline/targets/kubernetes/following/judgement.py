@@ -247,7 +247,8 @@ def exit_codes_of_containers(snapshot: JobSnapshot, observed: Observed) -> dict[
         return {}  # the ranks' containers run sshd
     # A container that ended before the last meeting of the ranks ended for an earlier start of its rank.
     round_began = int(observed.rounds[-1].get("began", 0)) if observed.rounds else 0
-    last_ends = {container.hostname: container.last for container in snapshot.rank_containers}
+    own = [container for container in snapshot.rank_containers if not container.is_sidecar]
+    last_ends = {container.hostname: container.last for container in own}
     codes = {}
     for rank in observed.ranks:
         end = last_ends.get(rank.hostname or "")

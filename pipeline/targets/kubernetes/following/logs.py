@@ -260,7 +260,7 @@ class LogReaders:
     def _update_reader(self, container: Container) -> None:
         """Update a container's reader; create one if the container has started and nothing reads it."""
         started = container.restarts or container.state("running") or container.state("terminated")
-        if container.init or not started:
+        if container.init or container.is_sidecar or not started:
             return
         key = (container.pod["metadata"]["uid"], container.name)
         if key not in self._readers or self._readers[key][1].done():  # done: its pod was presumed gone
