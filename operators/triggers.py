@@ -37,8 +37,9 @@ from manycpu.pipeline.verbs.wait import POLL, watch
 _RENEWALS = ThreadPoolExecutor(2, thread_name_prefix="renew")
 """Threads for lease renewals only: they block while an API server is away, and must not block the rest."""
 _ENDINGS = set[asyncio.Task[None]]()
-"""Tasks that end a training: asyncio itself keeps no reference to them."""
-_ON_KILL_TIMEOUT_S = 60.0  # Airflow 3.3 waits a second; before, a runner that stops waits for this
+"""Asyncio tasks that end a training: asyncio itself keeps no reference to them."""
+_ON_KILL_TIMEOUT_S = 60.0
+"""Maximum that `on_kill` waits. Before Airflow 3.3, a stopping triggerer waits for it; 3.3 waits a second."""
 _RETRY_INTERVAL_S = 5.0  # between tries to reach a cluster that does not answer
 _RETRY_TIMEOUT_S = 3600.0
 T = TypeVar("T")
@@ -99,9 +100,10 @@ class FollowingTrigger(BaseTrigger):
     async def on_kill(self) -> None:
         """Cancel the training if a person marked or cleared the task. Not called when the triggerer stops.
 
-        Airflow also calls this when another triggerer has taken over the trigger, because this one was late.
+        Airflow also calls this when another triggerer has taken over the trigger, because this one was late:
+        then Airflow's task is still deferred, and the training continues.
         """
-        # A task that runs to its end: Airflow cancels this coroutine a second later.
+        # A separate asyncio task, which runs to its end: Airflow 3.3 cancels this coroutine after a second.
         ending = asyncio.create_task(self._retry_ending())
         _ENDINGS.add(ending)
         ending.add_done_callback(_ENDINGS.discard)

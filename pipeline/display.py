@@ -58,11 +58,11 @@ def lossy(stream: TextIO) -> TextIO:
     """Wrap a stream so that a failed write is dropped: a closed terminal or pipe, or a full disk.
 
     Args:
-        stream: Such as sys.stdout; returned unchanged if it is no file, such as in a notebook.
+        stream: Such as sys.stdout; returned unchanged if it is None, or no file, such as in a notebook.
     """
     try:
         file = _LossyFile(stream.fileno(), "w", closefd=False)
-    except (AttributeError, OSError):  # None where it was closed before the start
+    except (AttributeError, OSError):  # AttributeError: it is None, as it was closed before Python started
         return stream
     buffered = io.BufferedWriter(file)
     return io.TextIOWrapper(buffered, stream.encoding, stream.errors, line_buffering=True)

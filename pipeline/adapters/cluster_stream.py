@@ -120,10 +120,10 @@ class ClusterStream:
             for name, value in options.items():
                 setattr(configuration, name, value)
             url, configuration.proxy_headers = parse_url(configuration.proxy or ""), None
-            if url.auth:  # not in the URL, which aiohttp's errors quote
+            if url.auth:  # a header carries the login: aiohttp's errors quote the URL
                 configuration.proxy = url._replace(auth=None).url
                 configuration.proxy_headers = make_headers(proxy_basic_auth=unquote(url.auth))
-            configuration.connection_pool_maxsize = 0  # each log that is followed keeps a connection
+            configuration.connection_pool_maxsize = 0  # no limit: each followed log keeps a connection
             self._clients[key] = RESTClientObject(configuration)
         return self._clients[key]
 

@@ -73,16 +73,17 @@ def script_name(function: Callable[..., Any]) -> str:
 
 
 def write_program(script: Path, text: str, modules: Collection[str], roots: Collection[Path]) -> None:
-    """Write a program, and beside it its modules that no package installs, with what they import in turn.
+    """Write a program, and copy beside it the user's own modules that it imports, directly or through others.
 
     Args:
         script: Path of the program.
         text: Its source.
         modules: Top-level names of the modules that it imports.
-        roots: Folders from which modules are copied; ranks have all others.
+        roots: Folders of the user's own modules; all other modules are installed where the ranks run.
     """
     script.parent.mkdir(parents=True, exist_ok=True)
-    (script.parent / ".gitignore").write_text("!*\n")  # a repository around it may ignore these files
+    # A .gitignore of a folder around it may leave these files out of the run's code: this one keeps them.
+    (script.parent / ".gitignore").write_text("!*\n")
     script.write_text(text)
     copy_files({*modules}, lambda name: _root_of(name, roots), script.parent)
 

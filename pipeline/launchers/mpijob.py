@@ -154,13 +154,13 @@ def launcher(  # noqa: PLR0913 - what makes up a launcher
         target: The target.
         placement: The attempt's paths.
         hosts: DNS names of the workers, the first of which has rank 0.
-        hostfile: Where the pod finds the hostfile; if it is not ``HOSTFILE``, the template brings it.
+        hostfile: Path of the hostfile in the pod: the operator writes ``HOSTFILE``, this template any other.
 
     Raises:
         BadInputError: A range of nodes.
     """
     family = target.mpi or DEFAULT_MPI
-    # The placement as mpirun sees it inside the launcher pod.
+    # The placement as mpirun sees it inside the launcher pod: it reads the hostfile in the attempt's folder.
     fields = {
         "attempt_directory": str(PurePosixPath(hostfile).parent),
         "mpi": Mpi(family=family, version="", mpirun=PROGRAMS[family]),

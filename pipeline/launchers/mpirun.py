@@ -61,7 +61,7 @@ def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -
     # The dialect's own variables are for mpirun, not for the ranks; the user's win over both.
     env = dialect.env | env | run.env
     if mpi.family == "mpich":
-        # MPICH 4.0.2 loses the last variable of -genvlist: add one that is not needed.
+        # With -genvlist, MPICH 4.0.2 loses the last variable of its environment: add one that no rank needs.
         env["MANYCPU_LAST"] = "1"
     processes = run.processes * (len(placement.hosts) or 1)  # no hosts: this machine alone
     words = [*dialect.options, "-n", str(processes), placement.python, *node_command(run, placement)]

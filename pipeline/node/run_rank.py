@@ -35,7 +35,8 @@ class _Start:
 def run(rank: world.Rank, argv: list[str], listener: socket.socket | None = None) -> int:
     """Run ``SCRIPT ARGS...`` or ``-m MODULE ARGS...`` as this rank; returns the exit code.
 
-    On the socket ``listener`` rank 0 serves the meeting point; None: as the environment says.
+    ``listener``: the socket on which rank 0 serves the store where the ranks meet; None: the store is at
+    MASTER_ADDR and MASTER_PORT, and the launcher or rank 0 opens that port.
     """
     os.environ.update(rank.environment())
     try:
@@ -52,6 +53,7 @@ def _run(rank: world.Rank, program: script.Program, listener: socket.socket | No
     plan = _plan_cpus(rank)
     accelerate_world.prepare(rank)
     accelerate_world.prepare_devices(os.environ, requested.devices)
+    # A process alone in its world opens a port to meet itself, if the launcher gave it none.
     listener = _open_meeting_point(rank) or listener
     for folder in filter(None, map(os.environ.get, ("MANYCPU_OUTPUT", "MANYCPU_CHECKPOINTS"))):
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -62,7 +64,7 @@ def _run(rank: world.Rank, program: script.Program, listener: socket.socket | No
 
     if waited_for := backends.awaited(requested.backend):
         start.waits_for(waited_for)
-    # Without a backend in the run, the ranks choose when they meet: ccl, if no rank has a reason against it.
+    # AUTO: the ranks choose as they meet: ccl, if no rank has a reason against it. None: the script chooses.
     no_ccl = backends.lacking("ccl") if requested.backend == world.AUTO else ""
     if requested.backend and requested.backend != world.AUTO:
         backends.require(requested.backend)

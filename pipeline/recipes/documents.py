@@ -79,6 +79,7 @@ def unpad(model: PreTrainedModel) -> str | None:
         block_lists[0][0].register_forward_pre_hook(rows.join),
         block_lists[0][-1].register_forward_hook(rows.part),
     ]
+    # With the hooks, the padded batch is computed as one row; rows without a mask are computed as they are.
     why = use_documents(model, lambda: _states_of_padded_batch(model), lambda: _states_of_single_rows(model))
     if why:
         for hook in hooks:

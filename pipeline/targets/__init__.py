@@ -208,10 +208,10 @@ class Driver(ABC, Generic[Ctx, H]):
         """Delete what the run owns, and check that it is gone; name what is left."""
 
     @abstractmethod
-    def remove_expired(self, ctx: Ctx, now: float, end: Callable[[RunContext], bool]) -> list[Finding]:
+    def remove_expired(self, ctx: Ctx, now: float, may_delete: Callable[[RunContext], bool]) -> list[Finding]:
         """Delete other runs whose lease has expired; return warnings about failures.
 
-        ``end`` returns whether a run may be deleted; if it must be kept, ``end`` records for how long.
+        ``may_delete`` returns whether a run may be deleted; if it must be kept, it records for how long.
         ``now`` is in seconds since the epoch, by the clock of leases.
         """
 

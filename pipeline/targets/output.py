@@ -123,6 +123,8 @@ def occupied_finding(ctx: RunContext, names: Sequence[str], text: str | None) ->
 def not_empty_finding(ctx: RunContext, name: str, text: str | None) -> Finding:
     """Make the finding that the output has a file or a folder that this run did not write.
 
+    If another run left its model and report there, the finding names that run instead of the file.
+
     Args:
         ctx: The run.
         name: Name of the file or folder in the output.

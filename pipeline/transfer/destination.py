@@ -101,6 +101,7 @@ def changed(destination: Location, before: Earlier | None, tick: Tick = lambda: 
     if before is None:
         return
     for file in before.manifest.files:
+        # Not compared: report.json, which the run replaces after each export, and folders.
         if file.path == output.REPORT or file.path.endswith("/") or not destination.has(file.path):
             continue
         if destination.sha256(Item(file.path, file.size, ""), tick) != file.sha256:

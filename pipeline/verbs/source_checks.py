@@ -195,7 +195,10 @@ class _Program:
         return None
 
     def _start_method(self, start: ast.Call) -> object:
-        """Find the start method of the call ``start``, as a text; None: the file sets none, or several."""
+        """Return the start method of the processes that ``start`` starts; None: unknown.
+
+        It is known if the file sets only one, anywhere: which call uses which context is not followed.
+        """
         if self._name(start.func) == _ALWAYS_SPAWN:
             return "spawn"
         methods = set()  # all that the file sets, anywhere

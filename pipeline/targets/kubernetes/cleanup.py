@@ -214,7 +214,9 @@ def _is_of_another_run(uid: str, item: KubeObject) -> bool:
     return any(owner["kind"] == "ConfigMap" and owner["uid"] != uid for owner in owners)
 
 
-def remove_expired(ctx: ClusterContext, now: float, end: Callable[[RunContext], bool]) -> list[Finding]:
+def remove_expired(
+    ctx: ClusterContext, now: float, may_delete: Callable[[RunContext], bool]
+) -> list[Finding]:
     """Delete other runs of the namespace whose lease is over.
 
     The run waits for half a minute at most; after that, the removal continues in a thread.
@@ -222,13 +224,13 @@ def remove_expired(ctx: ClusterContext, now: float, end: Callable[[RunContext], 
     Args:
         ctx: The run that starts the removal.
         now: Seconds since the epoch, by the clock of leases.
-        end: Returns whether such a run may be deleted; if it must be kept, records for how long.
+        may_delete: Whether such a run may be deleted; if it must be kept, this records for how long.
 
     Returns:
         Warnings about runs that could not be removed; they do not stop this run.
     """
     troubles: list[Finding] = []
-    removal = threading.Thread(target=_remove_all_expired, args=(ctx, now, end, troubles), daemon=True)
+    removal = threading.Thread(target=_remove_all_expired, args=(ctx, now, may_delete, troubles), daemon=True)
     removal.start()
     removal.join(_EXPIRED_TIMEOUT_S)
     if removal.is_alive():
@@ -237,7 +239,7 @@ def remove_expired(ctx: ClusterContext, now: float, end: Callable[[RunContext], 
 
 
 def _remove_all_expired(
-    ctx: ClusterContext, now: float, end: Callable[[RunContext], bool], troubles: list[Finding]
+    ctx: ClusterContext, now: float, may_delete: Callable[[RunContext], bool], troubles: list[Finding]
 ) -> None:
     """Delete the expired runs, one after another; warnings are appended to ``troubles``."""
     try:
@@ -258,7 +260,7 @@ def _remove_all_expired(
                 continue
             cancel(other, CLEANUP, None)  # it has no follower, so no time budget ends it
             # mark_removed() returns false if another process has renewed the lease since the list.
-            if end(other) and ledger.mark_removed(now):
+            if may_delete(other) and ledger.mark_removed(now):
                 undeleted = _begin_removal(other, other.ledger.uid())
         except RunGoneError:
             continue  # another process has removed it

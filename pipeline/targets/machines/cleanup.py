@@ -167,13 +167,15 @@ def finish_removal(
         return [str(error)]
 
 
-def remove_expired(ctx: MachineContext, now: float, end: Callable[[RunContext], bool]) -> list[Finding]:
+def remove_expired(
+    ctx: MachineContext, now: float, may_delete: Callable[[RunContext], bool]
+) -> list[Finding]:
     """Delete other runs in the target's folder whose lease has expired.
 
     Args:
         ctx: The run that starts the removal.
         now: Seconds since the epoch.
-        end: Returns whether such a run may be deleted; if it must be kept, records for how long.
+        may_delete: Whether such a run may be deleted; if it must be kept, this records for how long.
 
     Returns:
         Warnings about runs that could not be removed; they do not stop this run.
@@ -189,15 +191,17 @@ def remove_expired(ctx: MachineContext, now: float, end: Callable[[RunContext], 
         if other.name != ctx.name and is_on_machines(other):
             findings += [
                 _not_removed(f"run {other.name}, whose time is over, is not removed: {problem}")
-                for problem in _remove_if_expired(other, now, end)
+                for problem in _remove_if_expired(other, now, may_delete)
             ]
     return findings
 
 
-def _remove_if_expired(other: MachineContext, now: float, end: Callable[[RunContext], bool]) -> list[str]:
-    """Delete a run if its lease has expired and ``end`` allows it; return what is left, or an error."""
+def _remove_if_expired(
+    other: MachineContext, now: float, may_delete: Callable[[RunContext], bool]
+) -> list[str]:
+    """Delete a run if its lease has expired and ``may_delete`` allows; return what is left, or an error."""
     try:
-        if not other.ledger.lease().over(now) or not end(other):
+        if not other.ledger.lease().over(now) or not may_delete(other):
             return []
         return remove(other, only_over=True)
     except (RunGoneError, UnseenError):  # another process removed it, or only another host can see it

@@ -135,8 +135,8 @@ def crashes(snapshot: JobSnapshot) -> list[str]:
     return lines
 
 
-def _crashes_of_pod(pod: KubeObject, _: list[KubeObject]) -> list[str]:
-    """Describe the last crash of each container of a pod that was restarted after one."""
+def _crashes_of_pod(pod: KubeObject, _warnings: list[KubeObject]) -> list[str]:
+    """Describe the last crash of each container of a pod, if the container was restarted after it."""
     return [
         f"started {container.restarts + 1} times: {_ending(container)}"
         for container in containers(pod)
@@ -165,7 +165,7 @@ def restarts(snapshot: JobSnapshot) -> int:
     return max([*snapshot.derive_from_pods(_restarts_of_pod), launcher_restarts, 0])
 
 
-def _restarts_of_pod(pod: KubeObject, _: list[KubeObject]) -> int:
+def _restarts_of_pod(pod: KubeObject, _warnings: list[KubeObject]) -> int:
     """Return how often the container of a pod that restarted most often did so; 0: none did.
 
     Init containers and sidecars do not count, and neither do containers of which no end is known.
@@ -182,7 +182,7 @@ def losses(snapshot: JobSnapshot) -> list[str]:
     return [text for text in dict.fromkeys([*present, *departed]) if text]
 
 
-def _loss_of_pod(pod: KubeObject, _: list[KubeObject]) -> str:
+def _loss_of_pod(pod: KubeObject, _warnings: list[KubeObject]) -> str:
     """Describe why a pod was evicted, preempted or lost with its node; empty: it was not."""
     status, name = pod.get("status", {}), pod["metadata"]["name"]
     if status.get("reason") in ("Evicted", "NodeLost", "Preempting", "Shutdown", "Terminated"):

@@ -409,6 +409,7 @@ class Follower:
                 log = self._watch.log(ending.pod, ending.container, part)
                 lines = [text async for block in log for text in block]
             texts = [line.text for line in map(parse, lines) if line is not None]
+            # A line that decodes is an event, which the program did not write.
             self._recorder.tails[ending.pod] = [text[:WIDTH] for text in texts if decode(text) is None]
 
     async def _call_with_retries(

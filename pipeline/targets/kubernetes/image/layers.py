@@ -47,7 +47,7 @@ class Tree:
 
 
 def code(source: Location) -> Tree:
-    """Pack the chosen files of a program's folder.
+    """Pack the files of a program's folder that ``source.chosen`` lists.
 
     Raises:
         BuildError: A file cannot be read.
