@@ -78,7 +78,7 @@ CLUSTER: Final = """
 ## On a real cluster
 
 A trial is a run of one user. It counts only with evidence that a fault struck: {trials} of {all} runs do.
-Violations: {violations}{mended}.
+Violations: {violations} (mended since: {mended}).
 
 - Seeds, each with its commit: {seeds}
 - Runs of each kind: {runs}
@@ -125,9 +125,7 @@ def _cluster(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield CLUSTER.format(
         seeds=", ".join(f"{seed} ({figures['commit']})" for seed, figures in sorted(results.items())),
         violations=sum(figures["violations"] for figures in results.values()),
-        mended="".join(
-            f" (mended since: {figures['mended']})" for figures in results.values() if "mended" in figures
-        ),
+        mended="; ".join(figures["mended"] for figures in results.values() if "mended" in figures),
         trials=sum(figures["trials"] for figures in results.values()),
         all=runs.total(),
         runs=", ".join(f"{kind} {number}" for kind, number in sorted(runs.items())),
