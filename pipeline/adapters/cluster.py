@@ -120,10 +120,10 @@ class Cluster:
             resource = resource._replace(version=group["preferredVersion"]["version"])
         return f"{resource.path}/namespaces/{self.namespace}/{resource.plural}" + (f"/{name}" if name else "")
 
-    def get(self, kind: str, name: str) -> KubeObject | None:
+    def get(self, kind: str, name: str, deadline: float = DEADLINE) -> KubeObject | None:
         """Read an object; None: it does not exist."""
         try:
-            return self.call("GET", self.path(kind, name))
+            return self.call("GET", self.path(kind, name), deadline=deadline)
         except NotFoundError:
             return None
 

@@ -287,19 +287,22 @@ class Ledger(ABC):
         A renewal that fails is skipped: the next one comes long before the end. RunGoneError is raised.
         """
         ended = threading.Event()
+        renew = self.renew
 
         def renew_until_ended() -> None:
             """Renew at intervals, on a thread."""
+            nonlocal renew
             while not ended.wait(renewal_pause()):
                 with suppress(OSError, ManycpuError):  # if the run is gone, the block's own calls fail too
-                    self.renew(seconds)
+                    renew(seconds)
+                    renew = self.renew
 
         try:
             self.take_up(seconds)
         except RunGoneError:
             raise
         except (OSError, ManycpuError):
-            pass
+            renew = self.take_up  # the lease may have ended: a renewal would leave it so
         renewal = threading.Thread(target=renew_until_ended, daemon=True)
         renewal.start()
         try:

@@ -103,6 +103,11 @@ class ConfigMapLedger(base.Ledger):
         """Read the lease of the run."""
         return from_annotations(self._configmap()["metadata"])
 
+    def renew(self, seconds: float = LEASE_S) -> None:
+        """Renew the lease; one that has ended stays."""
+        if not from_annotations(self._configmap(_RENEWAL_TIMEOUT_S)["metadata"]).ended:
+            self.take_up(seconds)
+
     def change_lease(self, **fields: Any) -> None:
         """Change fields of the lease; the others stay as they are."""
         self._change({"metadata": {"annotations": to_annotations(**fields)}})
@@ -204,9 +209,9 @@ class ConfigMapLedger(base.Ledger):
         )
         self._remember(retrying(patch))
 
-    def _configmap(self) -> KubeObject:
+    def _configmap(self, deadline: float = DEADLINE) -> KubeObject:
         """Read the run's ConfigMap; raises RunGoneError if it is gone."""
-        return self._remember(self._cluster.get("ConfigMap", self.name))
+        return self._remember(self._cluster.get("ConfigMap", self.name, deadline))
 
     def _unless_gone(self, configmap: KubeObject | None) -> KubeObject | None:
         """Return ``configmap`` if it is this run's; None: it is gone, being deleted, or of a later run."""

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.waiting import until
 
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.ledger import Entry
@@ -270,3 +271,21 @@ def test_a_process_of_this_machine_is_known_to_be_dead() -> None:
     assert process.is_alive(ME) is True
     assert process.is_alive(dead()) is False
     assert ME.host == socket.gethostname()
+
+
+def test_a_lease_that_could_not_be_taken_up_is_taken_up_by_a_renewal(
+    ledger: FileLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.keep(0)
+    take_up, tries = FileLedger.take_up, list[float]()
+
+    def fails_once(one: FileLedger, seconds: float) -> None:
+        tries.append(seconds)
+        if len(tries) == 1:
+            raise OSError(28, "No space left on device")
+        take_up(one, seconds)
+
+    monkeypatch.setattr(FileLedger, "take_up", fails_once)
+    monkeypatch.setattr(ledger_base, "renewal_pause", lambda: 0.01)
+    with ledger.kept_alive(NOW):
+        until(lambda: not ledger.lease().ended)
