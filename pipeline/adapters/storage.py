@@ -388,7 +388,7 @@ class Location:
                     position += len(block)
                     yield block
                 return
-        except ValueError:  # a web server that sends no parts of a file
+        except (TimeoutError, ValueError):  # a web server that sends no parts of a file, perhaps slowly
             if not self._is_http:
                 raise
         yield from self._from_whole(item, position)

@@ -169,7 +169,11 @@ class FileLedger(Ledger):
         with locked(self._lock):
             if only_over and not self.lease().over(self.now()):
                 return []
-            left = self._empty_trash(elsewhere)  # of a removal that was killed
+            try:
+                left = self._empty_trash(elsewhere)  # of a removal that was killed
+            except OSError:  # such as files of another user: they stay, and this run does not
+                self._trash.rename(self._trash.with_name(f".{uuid.uuid4().hex}{_REMOVED}"))
+                left = []
             if not left and self.directory.exists():
                 self.directory.rename(self._trash)
                 left = self._empty_trash(elsewhere)
@@ -206,7 +210,8 @@ class FileLedger(Ledger):
     @property
     def is_half_removed(self) -> bool:
         """Whether a removal was begun and not finished: a part of the run is left, or only its lock."""
-        return not self._file.exists() and (self._trash.exists() or not self.directory.exists())
+        may_be = self._trash.exists() or not self.directory.exists()
+        return may_be and not self._file.exists()  # last: the folder may be another user's
 
     @property
     def _trash(self) -> Path:
@@ -236,8 +241,12 @@ def half_removed(runs: Path) -> list[FileLedger]:
     """List the runs whose removal was killed: a part of the folder is left, or only the lock."""
     paths_left = {suffix: runs.glob(f".*{suffix}") for suffix in (_REMOVED, _LOCK)}
     run_names = {path.name[1:].removesuffix(suffix) for suffix, paths in paths_left.items() for path in paths}
-    found = [FileLedger(runs / name) for name in sorted(run_names)]
-    return [ledger for ledger in found if ledger.is_half_removed]
+    found = []
+    for name in sorted(run_names):
+        with suppress(PermissionError):  # another user's run
+            if (ledger := FileLedger(runs / name)).is_half_removed:
+                found.append(ledger)
+    return found
 
 
 def _delete(folder: Path) -> None:

@@ -208,7 +208,7 @@ def _why_left_out(ctx: RunContext, root: Path, path: Path) -> tuple[str, str]:
         return why, "Give them a path of their own"
     if not _has_name_of_code(path):
         return "has a name that is not taken for code", "Give it another"
-    if _is_environment(path):
+    if any(_is_environment(folder) for folder in (path, *path.parents) if folder.is_relative_to(root)):
         return "is in an environment of Python, which is no code", "Give the program a folder of its own"
     if _is_output(path):
         return f"is in {path}, where a run wrote its model or report", "Give the program a folder of its own"
@@ -272,7 +272,7 @@ def _has_name_of_code(path: Path) -> bool:
 
 def _is_environment(folder: Path) -> bool:
     """Whether a folder is an environment of Python, as venv, virtualenv and conda make it."""
-    return any((folder / mark).exists() for mark in _ENVIRONMENT)
+    return os.access(folder, os.X_OK) and any((folder / mark).exists() for mark in _ENVIRONMENT)
 
 
 def _is_link_to_skip(path: Path, root: Path, excluded: set[Path]) -> bool:
@@ -322,6 +322,8 @@ def _lines(file: Path) -> list[str]:
 
 def _is_output(folder: Path) -> bool:
     """Whether a folder is the output of a run: it has the report of a run, or the manifest of a model."""
+    if not os.access(folder, os.X_OK):  # the walk says so, if it is not ignored
+        return False
     report = folder / output.REPORT
     if report.is_file() and run_report.parse(report.read_text(errors="replace")):
         return True

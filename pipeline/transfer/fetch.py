@@ -212,14 +212,17 @@ def _delete_abandoned(own: Path, tick: Tick) -> None:
     """Delete broken copies beside ``own`` that no process has worked on for a day.
 
     No later try resumes them if their source has changed: its copies have another name. The caller holds the
-    lock of ``own``, whose time is the present one by the clock of the disk.
+    lock of ``own``, which tells the time by the clock of the disk.
     """
+    _lock_path(own).touch()
     digits = "[0-9a-f]" * DIGITS
     for broken in own.parent.glob(f"{digits}.{digits}.*.partial"):
         lock = _lock_path(own.with_name(broken.name[:DIGITS]))
         with suppress(OSError):  # such as one that another process adopts
             last_work = max(path.stat().st_mtime for path in (broken, lock) if path.exists())
-            if last_work < _lock_path(own).stat().st_mtime - _ABANDONED_S:
+            before = _lock_path(own).stat().st_mtime - _ABANDONED_S
+            # A large file changes its own time alone.
+            if last_work < before and all(path.lstat().st_mtime < before for path in broken.rglob("*")):
                 disk.remove(str(broken), tick)
 
 

@@ -111,16 +111,15 @@ def save(
     return manifest
 
 
-def discard_exports(outputs: Iterable[str], key: str) -> list[str]:
-    """Delete what broken exports of a run left beside outputs on this disk; return what is still there."""
-    left: list[str] = []
+def discard_exports(outputs: Iterable[str], key: str) -> None:
+    """Delete what broken exports of a run left beside outputs on this disk; log what cannot be deleted."""
     for output in outputs:
         with suppress(OSError):  # there is no such folder, or this user may not read it
             if not is_remote(output) and (folder := Location.of(output, "run.output").local):
                 stem = _stem(folder.resolve(), key)
                 delete_broken_copies(stem)
-                left += map(str, broken_copies(stem))
-    return left
+                for broken in broken_copies(stem):
+                    log.warning("%s, of an export that broke off, cannot be deleted", broken)
 
 
 def _stem(destination: Path, key: str) -> Path:

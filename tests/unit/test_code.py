@@ -181,6 +181,7 @@ def test_a_program_that_is_ignored_itself_is_refused_at_once(folder: Path, name:
         ({"data": "./train.py"}, "train.py is named as data, model, output or checkpoints of this run too"),
         ({"program": "./.train.py"}, ".train.py has a name that is not taken for code"),
         ({"program": "-m env.train"}, "env.train is in an environment of Python, which is no code"),
+        ({"program": "./env/train.py", "code": "."}, "env/train.py is in an environment of Python"),
         ({"program": "-m train", "data": "train.py"}, "train is named as data"),
         ({"program": "-m done.train"}, "done.train is in "),
     ],

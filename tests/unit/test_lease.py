@@ -1,5 +1,6 @@
 """Until when a run lives, and who may say that it does not."""
 
+import shutil
 import socket
 import subprocess
 import sys
@@ -35,10 +36,6 @@ def ledger(tmp_path: Path) -> FileLedger:
     made = FileLedger(tmp_path / "runs" / "x")
     made.open(Entry(key="k", name="x", created=NOW, run={}, target={}))
     return made
-
-
-def raise_permission_error(*_: object) -> None:
-    raise PermissionError
 
 
 def dead() -> ProcessHandle:
@@ -164,12 +161,36 @@ def test_a_folder_that_a_rank_made_again_goes_with_the_rest_of_the_run(ledger: F
 def test_what_another_user_owns_of_a_removed_run_does_not_keep_its_name(
     ledger: FileLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = ledger.read()
-    with monkeypatch.context() as patched:
-        patched.setattr("shutil.rmtree", raise_permission_error)
-        with pytest.raises(PermissionError):
-            ledger.remove()
-    assert ledger.open(entry).name == "x"
+    entry, rmtree, runs = ledger.read(), shutil.rmtree, ledger.directory.parent
+    (ledger.directory / "of-root").touch()
+
+    def refuse(folder: Path) -> None:
+        if (folder / "of-root").exists():
+            raise PermissionError
+        rmtree(folder)
+
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    with pytest.raises(PermissionError):
+        ledger.remove()
+    for _ in range(2):
+        assert ledger.open(entry).name == "x"
+        assert ledger.remove() == []
+    assert [(path.is_dir(), path.suffix) for path in runs.iterdir()] == [(True, ".removed")]
+
+
+def test_a_run_that_another_user_alone_may_read_is_not_half_removed(
+    ledger: FileLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exists = Path.exists
+
+    def refuse(path: Path) -> bool:
+        if path.parent == ledger.directory:
+            raise PermissionError
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    assert half_removed(ledger.directory.parent) == []
+    monkeypatch.undo()
 
 
 def test_a_removal_whose_ledger_only_a_newer_version_can_read_is_left_to_that_version(

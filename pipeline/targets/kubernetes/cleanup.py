@@ -149,7 +149,8 @@ def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
 
     If anything could not be deleted, the ledger stays: without it, no later clean-up would know of the rest.
     """
-    undeleted = _remove_objects(ctx, uid) + discard_exports(ctx.ledger.read().outputs, ctx.key)
+    undeleted = _remove_objects(ctx, uid)
+    discard_exports(ctx.ledger.read().outputs, ctx.key)
     # A claim that was made for the run is deleted with its ledger; the user's claim has a folder of the run.
     volumes = with_each_volume(ctx) if ctx.ledger.read().attempt > 0 else []
     for each in volumes:

@@ -231,12 +231,12 @@ def _check_secrets(ctx: ClusterContext) -> Findings:
     """Check that the secrets of ``run.env_from`` exist, and that storage needs none of ``run.env``."""
     if ctx.output_in_cluster:
         for name in secret_variables(ctx.run.env):
-            if name.startswith(_STORAGE_VARIABLES):
+            if name.startswith(_STORAGE_VARIABLES) or name.upper().endswith("_PROXY"):
                 yield Finding(
                     "run.env",
                     f"{name} may be needed to write the last report, when the Secret with the values of "
                     "run.env is deleted already",
-                    "Put the credentials of storage into a Secret of your own, and name it in run.env_from",
+                    "Put credentials of storage and proxies into a Secret of your own, for run.env_from",
                     fatal=False,  # it may be for another service
                 )
     for name in ctx.run.env_from:

@@ -130,7 +130,7 @@ def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
     folder = directory_of(ctx)
     timeout = ssh.COMMAND_TIMEOUT_S if only_over else ssh.COPY_TIMEOUT
     if ctx.ledger.exists():  # before the rename: if its hosts are unknown, this raises
-        hosts.end_ranks(ctx, ctx.ledger.read())
+        hosts.recorded(ctx.ledger.read(), ctx.target)
     try:
         elsewhere = partial(_remove_elsewhere, folder, ctx.target, timeout)
         left = ctx.ledger.remove(elsewhere, only_over=only_over)
@@ -143,9 +143,13 @@ def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
 def _remove_elsewhere(
     folder: Path, present: Local | BareMetal | None, timeout: float, entry: Entry
 ) -> list[str]:
-    """Delete what a run has on its hosts and, of broken exports, beside its outputs; return what is left."""
-    left = hosts.remove_folder(folder, present, timeout, entry)
-    return left + transfer.discard_exports(entry.outputs, entry.key)
+    """Delete what a run has on its hosts and, of broken exports, beside its outputs.
+
+    Returns:
+        What is left on hosts.
+    """
+    transfer.discard_exports(entry.outputs, entry.key)
+    return hosts.remove_folder(folder, present, timeout, entry)
 
 
 def finish_removal(

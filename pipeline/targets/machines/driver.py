@@ -1,5 +1,6 @@
 """The driver of the targets ``local`` (this machine) and ``baremetal`` (the hosts of a hostfile)."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from manycpu.pipeline import transfer
@@ -162,12 +163,15 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
 
 def _check_mount(ctx: MachineContext, source: Path, recorded: str | None) -> None:
     """Raise if the disk of the output is no longer mounted: the model would go to the disk below."""
-    output = ctx.output.local
-    if recorded is None or output is None or not output.resolve().is_relative_to(recorded):
+    output, is_mounted = ctx.output.local, False
+    if recorded is None or output is None:
         return
-    if not Path(recorded).is_mount():
+    with suppress(OSError):  # such as a mount whose server is gone
+        is_mounted = Path(recorded).is_mount() or not output.resolve().is_relative_to(recorded)
+    if not is_mounted:
         raise ExportError(
             f"nothing is mounted at {recorded} any more, as there was at the launch",
             field="run.output",
-            fix=f"The model is kept in {source}: mount it, and run again with the same run id",
+            fix=f"The model is kept in {source}: mount it, or give another output, and run again with the "
+            "same run id",
         )
