@@ -294,7 +294,10 @@ def _reason_to_keep(ctx: RunContext, *, delete_model: bool) -> str:
     remaining = Remains.NOTHING if delete_model else remains(ctx)
     if remaining is Remains.MODEL:
         return f"it has a model that was not exported; `{ctx.deletion}` deletes it"
-    if remaining in (Remains.FAILED, Remains.UNKNOWN) and lease.kept and not lease.over(now):
+    kept = lease.kept and not lease.over(now)
+    if remaining is Remains.UNREAD and kept:
+        return f"what its function returned could not be read, and is kept; `{ctx.deletion}` deletes it"
+    if remaining in (Remains.FAILED, Remains.UNKNOWN) and kept:
         return f"its output and checkpoints are kept; `{ctx.deletion}` deletes them"
     return ""
 

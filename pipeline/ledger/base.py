@@ -115,6 +115,8 @@ class Entry(BaseModel):
     """Reports of the present attempt's ranks, on targets whose logs are not kept."""
     digests: dict[str, str] = Field(default_factory=dict)
     export: dict[str, Any] | None = None
+    returned: Literal["read", "unread"] | None = None
+    """Whether the caller could read what a notebook's function returned; None: it has not tried yet."""
     verbs: dict[str, VerbRecord] = Field(default_factory=dict)
 
     @property

@@ -59,8 +59,8 @@ class Returned:
     def __init__(self, fix: str) -> None:
         self._fix, self._value = fix, None
         self._error: ManycpuError | None = ManycpuError(
-            f"{_SUBJECT} is gone: an earlier call was killed while it deleted the run",
-            fix="The same call trains again now",
+            f"{_SUBJECT} is gone: an earlier call has returned it, or was killed while it deleted the run",
+            fix="The same call trains again now, or says what is kept of the run",
         )
 
     def read(self, result: ResultEvent | None, read: Callable[[str], bytes]) -> bool:
@@ -80,6 +80,8 @@ class Returned:
                 try:
                     self._value, self._error = _unpickled(read(digest), digest), None
                 except Exception as error:  # noqa: BLE001 - the model must be exported all the same
+                    if isinstance(error, FileNotFoundError) and digest in str(error.filename):
+                        return True  # its file was deleted: the error stays that it is gone
                     self._error = ManycpuError(f"{_SUBJECT} could not be read: {error}", fix=self._fix)
                     self._error.__cause__ = error
                     return False

@@ -69,7 +69,8 @@ def launch(
         target: A Target, its fields, a kind of target by name, or the path of a run file. Of the file's
             ``run``, program, code, args, data, model and output are not used, and the call's fields win over
             the others. None: this machine.
-        run_id: Identifies this run: the same again replaces its output. None: a new one.
+        run_id: Identifies this run: the same again replaces its output, unless the run is kept. None: a new
+            one.
         fields: Fields of :class:`manycpu.pipeline.TrainingRun` but ``program`` and ``args``. Without
             ``output``, a model that the function writes is not kept.
 
@@ -77,7 +78,8 @@ def launch(
         What the function returned on rank 0: at most 64 MiB, pickled.
 
     Raises:
-        BadInputError: A field is wrong, or something the function uses cannot travel; nothing was started.
+        BadInputError: A field is wrong, something the function uses cannot travel, or the run of ``run_id``
+            is kept, and its result was returned already; nothing was started.
         TrainingFailedError: The function raised on a rank: its traceback is the message.
         ExportError: There is an ``output``, but the function wrote no model, or its export failed.
         ManycpuError: A verb of the run failed, or what was returned cannot travel back, or cannot be read

@@ -5,14 +5,13 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.listeners import Guarded, RunListener, Silent
 from manycpu.pipeline.run_report import Report
-from manycpu.pipeline.spec.errors import CancelledError, ManycpuError, RunGoneError
+from manycpu.pipeline.spec.errors import BadInputError, CancelledError, ManycpuError, RunGoneError
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.targets import Target
@@ -33,6 +32,8 @@ from manycpu.pipeline.verbs.stage import stage
 from manycpu.pipeline.verbs.wait import conclude, wait
 
 _LOG = logging.getLogger(__name__)
+Trained = Callable[[Handle], bool]
+"""Called with the handle of the attempt that succeeded; returns whether what it returned could be read."""
 
 
 def train(
@@ -71,9 +72,7 @@ def new_run_id() -> str:
     return f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
 
 
-def run_all(
-    ctx: RunContext, listener: RunListener, trained: Callable[[Handle], bool] = lambda _: True
-) -> Report:
+def run_all(ctx: RunContext, listener: RunListener, trained: Trained | None = None) -> Report:
     """Run all verbs of a run, from prepare to the clean-up, and return the report.
 
     If a verb fails while the training may still run, the training continues, and the same run id attaches to
@@ -82,10 +81,11 @@ def run_all(
     Args:
         ctx: The run.
         listener: Receives the progress of the run.
-        trained: Called with the handle of the attempt that succeeded, before anything of it is deleted, also
-            if an earlier process has trained it. Returns False to have all of the run kept for ``keep_for``.
+        trained: Called before anything of the attempt is deleted, also if an earlier process has trained it.
+            If it returns False, all of the run is kept for ``keep_for``.
 
     Raises:
+        BadInputError: A field is wrong, or the run is kept and an earlier call has read what it returned.
         ForeignRunError: Another process of this machine runs all verbs of this run; nothing was changed.
         ManycpuError: A verb failed.
     """
@@ -94,10 +94,7 @@ def run_all(
     if begun_before:
         ctx.ledger.refuse_second_holder()
     if only_cleanup_is_left(ctx):
-        _LOG.warning("run %s has trained already, and is only cleaned up now", ctx.name)
-        with _naming_what_stays(ctx):
-            handle = ctx.driver.present_handle(ctx, ctx.ledger.read()) if begun_before else None
-            return _end(ctx if handle is None else _tell_trained(ctx, handle, trained), listener, None)
+        return _only_clean_up(ctx, listener, trained)
     # This process is the holder of the run: if it is killed, its death frees the lease at once.
     holder = process.handle_of_this_process(Path(), ctx.name, 0)
     try:
@@ -116,6 +113,24 @@ def run_all(
         return _after_prepare(ctx, listener, trained)
 
 
+def _only_clean_up(ctx: RunContext, listener: RunListener, trained: Trained | None) -> Report:
+    """Clean up a run that an earlier process has trained and exported, and return the report.
+
+    Raises:
+        BadInputError: It was cleaned up and is kept, and an earlier call has read what it returned.
+    """
+    entry = ctx.ledger.read() if ctx.ledger.exists() else None
+    if entry is not None and entry.returned == "read" and ctx.ledger.lease().kept:
+        fix = f"Give another run_id, or remove what is kept of the run: `{ctx.deletion}`"
+        raise BadInputError(f"run {ctx.name} has trained already", field="run_id", fix=fix)
+    _LOG.warning("run %s has trained already, and is only cleaned up now", ctx.name)
+    with _naming_what_stays(ctx):
+        handle = None if entry is None else ctx.driver.present_handle(ctx, entry)
+        if handle is not None:
+            _tell_trained(ctx, handle, trained)
+        return _end(ctx, listener, None)
+
+
 @contextmanager
 def _naming_what_stays(ctx: RunContext) -> Iterator[None]:
     """Turn a Ctrl-C in the block into a CancelledError that names what stays, as no clean-up follows."""
@@ -129,7 +144,7 @@ def _naming_what_stays(ctx: RunContext) -> Iterator[None]:
         raise CancelledError("interrupted while it cleaned up", fix=fix) from again
 
 
-def _after_prepare(ctx: RunContext, listener: RunListener, trained: Callable[[Handle], bool]) -> Report:
+def _after_prepare(ctx: RunContext, listener: RunListener, trained: Trained | None) -> Report:
     """Run the verbs from stage to export, then clean up and return the report.
 
     If a verb fails while the training may still run, its error is raised without a clean-up. After a Ctrl-C,
@@ -138,7 +153,7 @@ def _after_prepare(ctx: RunContext, listener: RunListener, trained: Callable[[Ha
     failure: BaseException | None = None
     try:
         handle = _stage_to_wait(ctx, listener)
-        ctx = _tell_trained(ctx, handle, trained)
+        _tell_trained(ctx, handle, trained)
         with _reporting(listener, "export"):
             export(ctx, handle, listener.progress)
     except BaseException as error:  # noqa: BLE001 - raised below, after the clean-up or with a note
@@ -236,9 +251,15 @@ def _clean_up(ctx: RunContext, by: str | None = None) -> Report | None:
         return cancel_and_clean_up()
 
 
-def _tell_trained(ctx: RunContext, handle: Handle, trained: Callable[[Handle], bool]) -> RunContext:
-    """Call ``trained`` of :func:`run_all`; return the run as the clean-up is to treat it."""
-    return ctx if trained(handle) else replace(ctx, run=ctx.run.model_copy(update={"keep": "always"}))
+def _tell_trained(ctx: RunContext, handle: Handle, trained: Trained | None) -> None:
+    """Call ``trained`` of :func:`run_all`, and record its answer, which decides what is kept."""
+    if trained is None:
+        return
+    is_read = trained(handle)
+    with ctx.ledger.update() as entry:
+        entry.returned = "read" if is_read else "unread"
+    if not is_read:
+        ctx.ledger.take_up()  # of a run that was kept already: its time begins again
 
 
 def _stage_to_wait(ctx: RunContext, listener: RunListener) -> Handle:

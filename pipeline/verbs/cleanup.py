@@ -40,13 +40,12 @@ class Remains(StrEnum):
     """The training may still run."""
     FILES = "files"
     """``run.output`` is null, and the program may have written files: they are kept for a time."""
+    UNREAD = "unread"
+    """What a notebook's function returned could not be read: all of the run is kept for a time."""
     FAILED = "failed"
     """The training failed by itself, or a person cancelled it: ``run.keep`` decides what is deleted."""
     UNKNOWN = "unknown"
     """The reason for the end is unknown, for example because the supervisor or the job is gone."""
-
-
-_KEPT_FOR_A_TIME = (Remains.FAILED, Remains.FILES)
 
 
 def cleanup(
@@ -228,16 +227,23 @@ def remains(ctx: RunContext) -> Remains:
         stray = handle is not None and ctx.driver.strays(ctx, entry, handle)
         return Remains.MODEL if stray else Remains.FAILED
     if entry.export is not None:
-        output_lacks_it = handle is not None and (
-            _output_was_dropped(ctx, entry, handle) or why_model_invisible(ctx, entry, handle) is not None
-        )
-        if output_lacks_it:
-            return Remains.MODEL
-        return Remains.FILES if handle and _wrote_without_output(ctx, entry, handle) else Remains.NOTHING
+        return _remains_after_export(ctx, entry, handle)
     wait_record = entry.verbs.get("wait")
     if wait_record is not None and wait_record.result != "failed":
         return Remains.MODEL
     return Remains.UNKNOWN if handle is None else _remains_of_attempt(ctx, entry, handle)
+
+
+def _remains_after_export(ctx: RunContext, entry: Entry, handle: Handle | None) -> Remains:
+    """Find out what a run holds of an attempt that was exported, or that had no output to be exported to."""
+    output_lacks_it = handle is not None and (
+        _output_was_dropped(ctx, entry, handle) or why_model_invisible(ctx, entry, handle) is not None
+    )
+    if output_lacks_it:
+        return Remains.MODEL
+    if entry.returned == "unread":
+        return Remains.UNREAD
+    return Remains.FILES if handle and _wrote_without_output(ctx, entry, handle) else Remains.NOTHING
 
 
 def _remains_of_attempt(ctx: RunContext, entry: Entry, handle: Handle) -> Remains:
@@ -262,10 +268,16 @@ def end_expired(ctx: RunContext) -> bool:
     if left in (Remains.MODEL, Remains.UNKNOWN):
         ctx.ledger.keep(None)
         return False
-    if left in _KEPT_FOR_A_TIME and ctx.run.keep != "never" and not ctx.ledger.lease().kept:
+    if _is_kept_for_a_time(ctx, left) and not ctx.ledger.lease().kept:
         ctx.ledger.keep(ctx.run.keep_for)  # its process was killed before the clean-up
         return False
     return left is not Remains.RUNNING
+
+
+def _is_kept_for_a_time(ctx: RunContext, left: Remains) -> bool:
+    """Whether a run that holds this is kept for ``run.keep_for``."""
+    has_results = left in (Remains.FAILED, Remains.FILES) and ctx.run.keep != "never"
+    return has_results or left is Remains.UNREAD
 
 
 def _keep_results(ctx: RunContext, left: Remains, *, keeps_all: bool) -> list[str]:
@@ -284,11 +296,11 @@ def _keep_results(ctx: RunContext, left: Remains, *, keeps_all: bool) -> list[st
         return driver.keep(ctx, None)  # without a time limit
     if left is Remains.UNKNOWN:
         return driver.keep(ctx, None) if keeps_all else driver.keep_results(ctx, None)
-    if keeps_all:
-        return driver.keep(ctx, ctx.run.keep_for)
     lease = ctx.ledger.lease()
     has_expired = lease.kept and lease.over(ctx.ledger.now())
-    if left in _KEPT_FOR_A_TIME and ctx.run.keep != "never" and not has_expired:
+    if keeps_all or (left is Remains.UNREAD and not has_expired):
+        return driver.keep(ctx, ctx.run.keep_for)
+    if _is_kept_for_a_time(ctx, left) and not has_expired:
         return driver.keep_results(ctx, ctx.run.keep_for, checkpoints=left is Remains.FAILED)
     return []
 
@@ -305,10 +317,12 @@ def _advice_on_kept(ctx: RunContext, left: Remains, kept: list[str], until: floa
         Remains.MODEL: "A trained model that was not exported is kept",
         Remains.RUNNING: "The training may still run, and all of it is kept",
         Remains.UNKNOWN: "Nothing shows why the training ended: its output and checkpoints are kept",
+        Remains.UNREAD: "What the function returned could not be read, and all of the run is kept",
         Remains.FAILED: "Its output and checkpoints are kept",
         Remains.FILES: "run.output is null, and what the program wrote is kept",
     }[left]
-    effect = "continues from there" if left is not Remains.FILES else "with an output exports it"
+    effects = {Remains.FILES: "with an output exports it", Remains.UNREAD: "reads it again"}
+    effect = effects.get(left, "continues from there")
     if left is Remains.MODEL and ctx.ledger.read().described().fruitless:
         what, effect = "Files that the program wrote outside of its output are kept", "trains again"
     date = "" if until is None else time.strftime(" until %Y-%m-%d %H:%M UTC", time.gmtime(until))

@@ -1,7 +1,9 @@
 """What a notebook's function returns comes by its value or its digest: what anybody prints runs no code."""
 
 import hashlib
+import os
 import pickle
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.helper_process import pod
+from support.local_runs import on_this_machine
 from support.notebooks import Cell, executed_by_name
 from support.rank_launches import LIGHT
 from support.waiting import processes_of, until
@@ -18,7 +21,7 @@ from manycpu.pipeline.node.function import _report
 from manycpu.pipeline.notebook.cell import CellDisplay, Returned
 from manycpu.pipeline.notebook.launch import launch
 from manycpu.pipeline.pod.channel import Channel
-from manycpu.pipeline.spec.errors import ClusterError, LeftBehindError, ManycpuError
+from manycpu.pipeline.spec.errors import BadInputError, ClusterError, LeftBehindError, ManycpuError
 from manycpu.pipeline.spec.event_types import ResultEvent, decode
 from manycpu.pipeline.spec.output import RETURNED
 from manycpu.pipeline.spec.targets import Kubernetes
@@ -26,6 +29,7 @@ from manycpu.pipeline.targets.kubernetes import export
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper
 from manycpu.pipeline.targets.machines.driver import MachineDriver
 from manycpu.pipeline.verbs import all_verbs
+from manycpu.pipeline.verbs.cleanup import cleanup
 
 BEGIN = f"""
 import atexit, base64, json, os, pathlib, pickle, time
@@ -85,8 +89,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Cell]]
     folder = tmp_path_factory.mktemp("notebook")
     yield executed_by_name(BEGIN, CELLS, folder)
     assert not (folder / "code was run").exists()
-    (kept,) = folder.glob("home/runs/[!.]*")
-    assert kept.name.startswith("writes-to-parent-at-its-end-"), "the one whose file could not be read"
+    assert not [*folder.glob("home/runs/[!.]*")]
     until(lambda: not list(processes_of(folder)))
 
 
@@ -96,7 +99,7 @@ def test_what_a_function_printed_is_not_what_it_returned(cell: str, cells: dict[
 
 
 def test_a_digest_of_no_file_is_an_error_and_runs_nothing(cells: dict[str, Cell]) -> None:
-    assert "what the function returned could not be read" in cells["after"].error
+    assert "what the function returned is gone" in cells["after"].error
 
 
 def test_plain_values_and_long_ones_come_back(cells: dict[str, Cell]) -> None:
@@ -155,6 +158,9 @@ def runs(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let this process be a kernel; return the folder of its runs."""
     monkeypatch.chdir(tmp_path)
     return home / "runs"
+
+
+Type = Callable[..., tuple[int, str]]
 
 
 def launch_again(function: Callable[[], Any]) -> Any:
@@ -236,6 +242,58 @@ def test_a_value_whose_reading_fails_once_is_read_by_the_next_call(
             launch_again(counts_calls)
     assert launch_again(counts_calls) == (1, 2)
     assert (tmp_path / "calls").read_text() == "called "
+    assert [*runs.iterdir()] == []
+
+
+@pytest.mark.parametrize("value", [1, (1, 2)], ids=["plain", "file"])
+def test_a_kept_run_is_refused_and_its_earlier_result_is_not_returned_again(
+    value: Any, runs: Path, manycpu: Type
+) -> None:
+    def writes_a_file() -> Any:
+        Path(os.environ["MANYCPU_OUTPUT"], "file").write_text("x")
+        return value
+
+    assert launch_again(writes_a_file) == value
+    (kept,) = runs.glob("[!.]*")
+    for _ in range(2):
+        with pytest.raises(BadInputError, match="has trained already") as error:
+            launch_again(lambda: 2)
+        assert f"manycpu clean {kept.name} --delete-model" in str(error.value)
+    assert manycpu("clean", kept.name, "--delete-model", "--yes")[0] == 0
+    assert launch_again(lambda: 2) == 2
+
+
+def test_a_result_whose_file_is_deleted_is_gone_with_its_run(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        cleanup_raises(patch, Killed())
+        with pytest.raises(Killed):
+            launch_again(lambda: (1, 2))
+    (returned,) = runs.glob(f"*/attempts/*/{RETURNED}")
+    shutil.rmtree(returned)
+    with pytest.raises(ManycpuError, match="is gone"):
+        launch_again(lambda: (1, 2))
+    assert [*runs.iterdir()] == []
+
+
+def test_clean_leaves_alone_a_result_that_could_not_be_read_until_its_time_is_over(
+    runs: Path, manycpu: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: Any) -> bytes:
+        raise ClusterError("no answer")
+
+    for _ in range(2):  # the lease is over in between
+        with monkeypatch.context() as patch:
+            patch.setattr(MachineDriver, "read_returned", unreadable)
+            with pytest.raises(ManycpuError, match="could not be read: no answer"):
+                launch_again(lambda: (1, 2))
+        (run,) = on_this_machine(runs.parent)
+        assert "could not be read" in manycpu("clean", "--yes")[1]
+        assert "could not be read" in (cleanup(run, keep=False).advice or "")  # type: ignore[union-attr]
+        assert [*runs.glob(f"*/attempts/*/{RETURNED}/*")]
+        run.ledger.keep(-1)
+    assert manycpu("clean", "--yes")[0] == 0
     assert [*runs.iterdir()] == []
 
 
