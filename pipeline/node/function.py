@@ -140,10 +140,13 @@ def _working_folder(notes: Mapping[str, Any]) -> Iterator[None]:
     if notes["data"] is not None and staged is not None:
         _link(root / Path(notes["data"]).relative_to("/"), Path(staged))
     os.chdir(folder)
+    began = root.stat().st_mtime
     try:
         yield
     finally:
-        written = [path.name for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
+        files = [path for path in root.rglob("*") if path.is_file()]
+        # A link leads to staged data, which the function may have overwritten.
+        written = [path.name for path in files if not path.is_symlink() or path.stat().st_mtime >= began]
         if written:
             warn(
                 f"{first_of(written)} was written to the working folder, which is gone with the run: "

@@ -1,6 +1,7 @@
 """What a notebook's function takes along, what is named where it cannot travel, and which paths it uses."""
 
 import logging
+import os
 import pickle
 import sys
 import threading
@@ -250,6 +251,26 @@ def test_relative_paths_to_the_data_work_on_another_machine(
     function_of_node.call(folder)
     assert '"value": "x"' in capsys.readouterr().out
     assert sorted(each.name for each in staged.rglob("*")) == ["nb", "train.csv", "train.csv"]
+
+
+def test_data_that_the_function_overwrites_through_a_relative_path_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def overwrite() -> None:
+        Path("train.csv").write_text("written")
+
+    monkeypatch.chdir(tmp_path)
+    staged = tmp_path / "staged"
+    staged.mkdir()
+    for name in ("train.csv", "test.csv"):
+        (staged / name).write_text("x")
+        os.utime(staged / name, (1, 1))
+    monkeypatch.setenv("MANYCPU_DATA", str(staged))
+    monkeypatch.setenv("MANYCPU_OUTPUT", str(tmp_path / "output"))
+    folder = _folder(tmp_path)
+    pickled.write(folder, Call(overwrite), base=Path("/p/nb"), data="/p/nb", same_machine=False)
+    function_of_node.call(folder)
+    assert "train.csv was written to the working folder" in capsys.readouterr().out
 
 
 def test_too_much_to_take_along_is_named_by_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
