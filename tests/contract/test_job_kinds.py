@@ -26,8 +26,14 @@ from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import Access, Built, Staged
 from manycpu.pipeline.targets.kubernetes import launch as kubernetes_launch
 from manycpu.pipeline.targets.kubernetes import preflight
-from manycpu.pipeline.targets.kubernetes.context import ClusterContext, attempt_directory, is_on_kubernetes
+from manycpu.pipeline.targets.kubernetes.context import (
+    ClusterContext,
+    attempt_directory,
+    claim_of,
+    is_on_kubernetes,
+)
 from manycpu.pipeline.targets.kubernetes.following import exit_records
+from manycpu.pipeline.targets.kubernetes.volume import claims
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.verbs.cancel import cancel
@@ -61,6 +67,11 @@ def open_run(
     ctx = open_context(fields, {**common, **target}, name, base=folder, access=Access(connect=server.connect))
     assert is_on_kubernetes(ctx)
     return ctx
+
+
+def put_claim(server: ApiServer, ctx: ClusterContext, **more: Any) -> None:
+    meta = {"name": claim_of(ctx), "ownerReferences": ctx.ledger.owner(), **more}
+    server.put("PersistentVolumeClaim", {"metadata": meta, "spec": {}, "status": {"phase": "Bound"}})
 
 
 def begin(server: ApiServer, folder: Path, name: str = "a", **run: Any) -> tuple[ClusterContext, JobHandle]:
@@ -119,8 +130,9 @@ def test_it_is_launched_after_its_companion_and_attached_to(server: ApiServer, t
     assert launch(ctx, Staged(), BUILT) == (handle, True)
 
 
-def finish(ctx: ClusterContext, handle: JobHandle, volume: Path, ranks: int = 2) -> None:
+def finish(server: ApiServer, ctx: ClusterContext, handle: JobHandle, volume: Path, ranks: int = 2) -> None:
     """Leave the exit records of so many of two ranks, which ended well, on a volume."""
+    put_claim(server, ctx)
     folder = attempt_directory(ctx, 1).replace(ctx.target.mount_path, str(volume), 1)
     for rank in range(ranks):
         who = {"rank": rank, "host": "node", "hostname": f"{handle.name}-{rank}", "meeting": "m"}
@@ -148,7 +160,7 @@ def test_what_all_its_ranks_finished_is_not_trained_again_where_nobody_followed(
 ) -> None:
     ctx, handle = begin(server, tmp_path)
     monkeypatch.setattr(exit_records, "helper", helper_here(ctx.target.mount_path, str(tmp_path / "volume")))
-    finish(ctx, handle, tmp_path / "volume", ranks)
+    finish(server, ctx, handle, tmp_path / "volume", ranks)
     operate(server, handle.name, *pods, ends="Failed")
     next_handle, attached = launch(ctx, Staged(), BUILT)
     assert (attached, next_handle != handle) == (not again, again)
@@ -174,7 +186,7 @@ def test_what_all_its_ranks_finished_is_not_trained_again_once_the_volume_can_be
         until(lambda: watching.look()[1].state.terminal)
         seen = watching.look()[1]
     assert (seen.state, seen.by_itself) == (RunState.FAILED, False)
-    finish(ctx, handle, tmp_path / "volume")
+    finish(server, ctx, handle, tmp_path / "volume")
     monkeypatch.setattr(exit_records, "helper", helper_here(ctx.target.mount_path, str(tmp_path / "volume")))
     assert launch(ctx, Staged(), BUILT) == (handle, True)
     assert story(ctx, handle).state is RunState.SUCCEEDED
@@ -184,7 +196,7 @@ def test_what_its_ranks_recorded_is_read_from_the_volume_of_their_attempt(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctx, handle = begin(server, tmp_path, target={"claim": "first"})
-    finish(ctx, handle, tmp_path / "first")
+    finish(server, ctx, handle, tmp_path / "first")
 
     def mounted(_ctx: object, _verb: str, claim: str, *_: object, **__: object) -> Any:
         return helper_here(ctx.target.mount_path, str(tmp_path / claim))()
@@ -193,6 +205,25 @@ def test_what_its_ranks_recorded_is_read_from_the_volume_of_their_attempt(
     operate(server, handle.name, EVICTED, EVICTED, ends="Failed")
     edited = open_run(server, tmp_path, target={"claim": "second", "mount_path": "/second"})
     assert launch(edited, Staged(), BUILT) == (handle, True)
+
+
+@pytest.mark.parametrize("deletion", ["done", "begun"])
+def test_a_run_is_launched_again_on_another_claim_after_that_of_its_earlier_attempt_was_deleted(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletion: str
+) -> None:
+    @contextmanager
+    def waits(ctx: ClusterContext, _verb: str, claim: str, *_: object, **__: object) -> Iterator[Any]:
+        claims.check_exists(ctx, claim)
+        yield
+
+    monkeypatch.setattr(exit_records, "helper", waits)
+    ctx, handle = begin(server, tmp_path, target={"claim": "first"})
+    if deletion == "begun":  # a pod on a lost node still uses it
+        put_claim(server, ctx, deletionTimestamp=now())
+    operate(server, handle.name, EVICTED, EVICTED, ends="Failed")
+    edited = open_run(server, tmp_path, target={"claim": "second"})
+    again, attached = launch(edited, Staged(), BUILT)
+    assert (again.attempt, attached) == (2, False)
 
 
 @pytest.mark.parametrize("refused", ["not served", "no right"])

@@ -20,7 +20,7 @@ from manycpu.pipeline.targets.kubernetes.context import (
     claim_of,
     cluster_of,
     directory_of,
-    is_bound,
+    is_readable,
 )
 from manycpu.pipeline.targets.kubernetes.deletion import is_companion, present, wait_until_gone
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import attempt_state
@@ -112,7 +112,7 @@ def _delete_all_but_results(ctx: ClusterContext, checkpoints: bool) -> list[str]
         What is kept, with its claim, for people.
     """
     folder, where = directory_of(ctx), f"claim {ctx.target.namespace}/{claim_of(ctx)}"
-    if not is_bound(ctx):
+    if not is_readable(ctx):
         return []
     # On a claim that was made for the run, all files are the run's; on a user's claim, one folder is.
     within = ctx.target.home if ctx.target.makes_claim else folder
@@ -155,7 +155,7 @@ def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
     volumes = with_each_volume(ctx) if ctx.ledger.read().attempt > 0 else []
     for each in volumes:
         claim = claim_of(each)
-        if each.target.makes_claim or cluster_of(ctx).get("PersistentVolumeClaim", claim) is None:
+        if each.target.makes_claim or not is_readable(each):
             continue
         try:
             with helper(each, "cleanup", claim, lambda *_: None) as pod:

@@ -8,6 +8,7 @@ from typing_extensions import TypeIs
 from manycpu.pipeline.adapters import cluster
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.ledger.configmap import ConfigMapLedger
+from manycpu.pipeline.spec.kube_object import is_being_deleted
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.targets.context import Access, RunContext
 
@@ -43,10 +44,15 @@ def claim_of(ctx: ClusterContext) -> str:
     return ctx.target.claim or f"{ctx.name}-data"
 
 
-def is_bound(ctx: ClusterContext) -> bool:
-    """Whether the claim has a volume: without one, no pod has written to it."""
+def is_readable(ctx: ClusterContext) -> bool:
+    """Whether the claim may have files, and a new pod can mount it.
+
+    Without a volume, no pod has written to it; while it is being deleted, no new pod can mount it.
+    """
     claim = cluster_of(ctx).get("PersistentVolumeClaim", claim_of(ctx))
-    return claim is not None and claim.get("status", {}).get("phase") != "Pending"
+    if claim is None or is_being_deleted(claim):
+        return False
+    return bool(claim.get("status", {}).get("phase") != "Pending")
 
 
 def directory_of(ctx: ClusterContext) -> str:

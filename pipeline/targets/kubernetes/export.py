@@ -11,7 +11,12 @@ from manycpu.pipeline.spec.credentials import without_secrets
 from manycpu.pipeline.spec.errors import ExportError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.output import RETURNED
-from manycpu.pipeline.targets.kubernetes.context import ClusterContext, attempt_directory, claim_of, is_bound
+from manycpu.pipeline.targets.kubernetes.context import (
+    ClusterContext,
+    attempt_directory,
+    claim_of,
+    is_readable,
+)
 from manycpu.pipeline.targets.kubernetes.volume.claims import with_volume_of
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper, helper
 from manycpu.pipeline.transfer import Manifest, Progress, TransferError
@@ -82,7 +87,7 @@ def read_log(ctx: ClusterContext, handle: JobHandle) -> list[str]:
         TransferError: The volume cannot be read.
     """
     ctx = with_volume_of(ctx, ctx.ledger.read(), handle.attempt)
-    if not is_bound(ctx):
+    if not is_readable(ctx):
         return []
     folder = f"{attempt_directory(ctx, handle.attempt)}/{rank_logs.FOLDER}"
     with helper(ctx, "logs", claim_of(ctx), lambda *_: None, start_timeout=_LOG_START_TIMEOUT_S) as pod:

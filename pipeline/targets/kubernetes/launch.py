@@ -32,6 +32,7 @@ from manycpu.pipeline.targets.kubernetes.context import (
     claim_of,
     cluster_of,
     directory_of,
+    is_readable,
 )
 from manycpu.pipeline.targets.kubernetes.deletion import is_companion, present, wait_until_gone
 from manycpu.pipeline.targets.kubernetes.following import exit_records, judgement
@@ -275,7 +276,7 @@ def _judge_by_exit_records(ctx: ClusterContext) -> None:
     if is_final or job_status.state is not RunState.FAILED:
         return
     records = list[dict[str, Any]]()
-    if exit_records.are_needed(job_status, snapshot, state.observed):
+    if exit_records.are_needed(job_status, snapshot, state.observed) and is_readable(on_its_volume):
         try:
             records = exit_records.read(on_its_volume, handle.attempt)
         except RunGoneError:
