@@ -138,6 +138,14 @@ def test_only_what_never_passes_is_hopeless(reason: str, never: bool) -> None:
     assert bool(diagnosis.fatal_reasons(snapshot(job("Created"), [waiting("a", reason)]))) is never
 
 
+@pytest.mark.parametrize("reason", ["InvalidImageName", "ErrImageNeverPull"])
+def test_a_sidecar_that_never_starts_is_named_and_is_no_reason_to_end_the_ranks(reason: str) -> None:
+    made = pod("a", containerStatuses=[container(running={"startedAt": at(3)})])
+    found = snapshot(job("Running"), [with_sidecar(made, waiting={"reason": reason})])
+    assert reason in diagnosis.explain(found)
+    assert diagnosis.fatal_reasons(found) == ""
+
+
 def test_warnings_of_an_earlier_job_of_the_same_name_do_not_count() -> None:
     old = event("FailedCreatePod", "exceeded quota", ("PyTorchJob", "qa-1"), seconds=-60)
     assert "quota" not in diagnosis.explain(snapshot(job(), [], [old]))

@@ -26,6 +26,8 @@ class PodReason(NamedTuple):
     text: str
     waiting: str = ""
     """The kubelet's reason why a container waits, such as ImagePullBackOff; empty if the cause is another."""
+    sidecar: bool = False
+    """Whether a sidecar waits, if the pod is that of a job."""
 
     @property
     def fatal(self) -> bool:
@@ -136,7 +138,9 @@ def reasons(pod: KubeObject, warnings: Sequence[KubeObject] = ()) -> list[PodRea
     for container in containers(pod):
         waiting = (container.state("waiting") or {}).get("reason", "")
         if waiting not in _BEING_MADE:
-            pod_reasons.append(PodReason(_describe_waiting(container, warnings), waiting))
+            pod_reasons.append(
+                PodReason(_describe_waiting(container, warnings), waiting, container.is_sidecar)
+            )
     if not pod_reasons and (text := _describe_delay(pod, warnings)):
         pod_reasons.append(PodReason(text))
     return pod_reasons

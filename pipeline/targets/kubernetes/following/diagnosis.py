@@ -87,7 +87,11 @@ def pending(snapshot: JobSnapshot) -> list[Reason]:
     return [
         *_job_reasons(snapshot),
         *(Reason(f"claim {event['involvedObject']['name']}: {event['message']}") for event in claim_events),
-        *(Reason(reason.text, tuple(names), reason.fatal) for reason, names in names_by_reason.items()),
+        *(
+            # Ranks train beside a sidecar that never starts.
+            Reason(reason.text, tuple(names), reason.fatal and not reason.sidecar)
+            for reason, names in names_by_reason.items()
+        ),
     ]
 
 
