@@ -30,6 +30,7 @@ _NAME = "NAME"
 """Stands for the run's name, which differs from folder to folder, in the names of requests."""
 _BYSTANDER = "bystander"
 """Name of objects that no run has to do with, in the same namespace."""
+_SILENT_S = 7  # longer than the last lines of logs that answer are waited for
 _DIGITS = 12  # of a digest, in the tag of an image
 
 
@@ -43,6 +44,7 @@ class Place:
         self.requests = Requests(
             {
                 "kill": lambda _: self.server.kill(),
+                "silence": lambda _: self.cluster.wait_for_ranks(_SILENT_S),
                 "replaced": lambda request: self.cluster.replace(*object_of(request)),
                 "bystander": lambda _: self.cluster.remove("Pod", _BYSTANDER),
                 "touched": lambda _: self.cluster.touch("ConfigMap", _BYSTANDER),

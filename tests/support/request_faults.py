@@ -6,7 +6,7 @@ reset       the connection is reset before the request is handled
 lost        the same after it took effect
 cut         the connection ends in the middle of the answer's body
 ends        the answer ends before its body
-silence     there is no answer, until the client gives up
+silence     the answer comes only some seconds after the ranks have ended
 a status    the request is refused with it, once
 replaced    another user's object of the same name comes in the place of one that the request deletes
 
@@ -54,7 +54,7 @@ def faults_of(request: str) -> Sequence[str]:
         return [*_OF_CHANGES, *([] if request.startswith("registry") else [more])]
     number = int(request.rpartition("#")[2])
     usual = _ENDLESS if "watch=" in request or "/log?" in request else _OF_READS
-    silent = ["silence"] if "/log?" in request else []  # others are silent for half a minute
+    silent = ["silence"] if "/log?" in request else []  # for others, the ranks would never end
     return [*usual, *silent, _STATUSES[number % len(_STATUSES)]]
 
 
@@ -130,8 +130,6 @@ class Requests:
         elif fault in ("cut", "ends"):
             handler.wfile = _Cut(handler, body=fault == "cut")
             act()
-        elif fault == "silence":
-            handler.rfile.read()
         if fault in CRASHES:
             self._effects["kill"](self._request)
         _reset(handler.connection)

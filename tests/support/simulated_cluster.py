@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -273,6 +274,12 @@ class SimulatedCluster(ApiServer):
             if wait:
                 self._changed.wait_for(lambda: len(self._lines[uid]) > sent or not self._runs(pod, uid))
             return self._lines[uid][sent:]
+
+    def wait_for_ranks(self, seconds: float) -> None:
+        """Wait until all ranks have ended, and then for some seconds."""
+        for thread in self._kubelet[:]:
+            thread.join()
+        time.sleep(seconds)
 
     def _runs(self, name: str, uid: str) -> bool:
         pod = self._named("Pod", name)
