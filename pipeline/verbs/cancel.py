@@ -1,7 +1,6 @@
 """cancel: end a training on any target, or prevent the launch of its next attempt."""
 
 from manycpu.pipeline.adapters import process
-from manycpu.pipeline.spec.errors import CancelledError
 from manycpu.pipeline.targets.context import RunContext
 
 
@@ -65,32 +64,38 @@ def cancel_or_prevent(ctx: RunContext, by: str) -> str:
         prevented = entry.attempt + 1
         entry.cancelled[prevented] = by
     if cancel(ctx, by):  # a launch started something in between, and may have looked for the record too early
-        with ctx.ledger.update() as entry:
-            if entry.attempt < prevented:  # else the record is that of this attempt
-                entry.cancelled.pop(prevented, None)
+        _forget(ctx, prevented)
         return "ended"
     return "nothing was running; nothing more of it will be launched"
 
 
-def cancelled_during_launch(ctx: RunContext, attempt: int) -> str | None:
-    """Return who cancelled an attempt while it was launched; None: it was not cancelled.
+def end_if_cancelled(ctx: RunContext, attempt: int) -> None:
+    """End an attempt that was cancelled when it could not be ended, because it was being launched.
 
-    The attempt may have been recorded already, or not yet: then it was the next one.
+    The attempt may have been recorded already when it was cancelled, or not yet: then it was the next one.
     """
-    if not {attempt, attempt + 1} & ctx.ledger.read().cancelled.keys():
+    cancelled = ctx.ledger.read().cancelled
+    by = cancelled.get(attempt) or cancelled.get(attempt + 1)
+    if by is not None and cancel(ctx, by, attempt):
+        _forget(ctx, attempt + 1)  # last: if this process is killed before, the next launch finds the record
+
+
+def take_cancellation(ctx: RunContext) -> str | None:
+    """Return how the next attempt was cancelled before its launch; None: it was not. It counts only once.
+
+    If the present attempt still runs, its launch was under way then: it is ended.
+    """
+    entry = ctx.ledger.read()
+    by = entry.cancelled.get(entry.attempt + 1)
+    if by is None:
         return None
+    ended = cancel(ctx, by, entry.attempt)
+    _forget(ctx, entry.attempt + 1)
+    return f"ended by {by}" if ended else f"ended by {by}, before anything was launched"
+
+
+def _forget(ctx: RunContext, attempt: int) -> None:
+    """Delete the record that the next attempt is cancelled, unless the attempt has begun meanwhile."""
     with ctx.ledger.update() as entry:
-        later = entry.cancelled.pop(attempt + 1, None)
-        return entry.cancelled.get(attempt) or later
-
-
-def refuse_cancelled_launch(ctx: RunContext) -> None:
-    """Raise if the next attempt was cancelled before its launch; the cancellation counts only once.
-
-    Raises:
-        CancelledError: The next attempt was cancelled; a later try may launch it.
-    """
-    with ctx.ledger.update() as entry:
-        by = entry.cancelled.pop(entry.attempt + 1, None)
-    if by is not None:
-        raise CancelledError(f"ended by {by}, before anything was launched")
+        if entry.attempt < attempt:
+            entry.cancelled.pop(attempt, None)

@@ -3,12 +3,12 @@
 from typing import Any
 
 from manycpu.pipeline.ledger import Attempt
-from manycpu.pipeline.spec.errors import Finding
+from manycpu.pipeline.spec.errors import CancelledError, Finding
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.targets.attempt import attempt_of
 from manycpu.pipeline.targets.context import Built, RunContext, Staged
 from manycpu.pipeline.targets.output import claim
-from manycpu.pipeline.verbs.cancel import cancel, cancelled_during_launch, refuse_cancelled_launch
+from manycpu.pipeline.verbs.cancel import end_if_cancelled, take_cancellation
 
 # Fields that take effect at once, also for an attempt that was started with other values.
 _NOT_OF_AN_ATTEMPT = frozenset({"run.output", "run.keep", "run.keep_for", "target.connection"})
@@ -25,12 +25,12 @@ def launch(ctx: RunContext, staged: Staged, built: Built) -> tuple[Handle, bool]
         LaunchError: The target does not accept the run.
     """
     with ctx.ledger.timed("launch", ctx.waiting_lease) as record:
-        refuse_cancelled_launch(ctx)
+        if how := take_cancellation(ctx):
+            raise CancelledError(how)
         if ctx.ledger.read().export is None:
             claim(ctx)  # renew the claim: like the lease, it must last as long as this attempt
         handle, attached = ctx.driver.launch(ctx, staged, built)
-        if not attached and (by := cancelled_during_launch(ctx, handle.attempt)):
-            cancel(ctx, by, handle.attempt)  # when it was cancelled, it could not be ended
+        end_if_cancelled(ctx, handle.attempt)
         record.result = "reused" if attached else "done"
         return handle, attached
 

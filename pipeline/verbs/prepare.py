@@ -7,6 +7,7 @@ from manycpu.pipeline.spec.errors import Finding, raise_findings
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.output import claim, release
+from manycpu.pipeline.verbs.cancel import take_cancellation
 from manycpu.pipeline.verbs.cleanup import end_expired
 from manycpu.pipeline.verbs.preflight import preflight
 
@@ -35,9 +36,7 @@ def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Findin
         if not ctx.ledger.exists():  # otherwise the run has begun, and its claim must stay
             release(ctx)
         raise
-    if entry.attempt + 1 in entry.cancelled:  # a person cancelled an earlier try, before its launch
-        with ctx.ledger.update() as entry:
-            entry.cancelled.pop(entry.attempt + 1, None)
+    take_cancellation(ctx)  # a person cancelled an earlier try, before its launch
     if "prepare" not in entry.verbs:
         with ctx.ledger.timed("prepare") as record:
             record.seconds = 0

@@ -11,12 +11,13 @@ import pytest
 from support.fake_api_server import ApiServer
 
 from manycpu.pipeline import run_report, transfer
+from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.ledger import CLEANUP
 from manycpu.pipeline.ledger.configmap import ConfigMapLedger
 from manycpu.pipeline.pod.commands import COMMANDS
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec import events
-from manycpu.pipeline.spec.errors import BadInputError, CancelledError, OutputTakenError
+from manycpu.pipeline.spec.errors import BadInputError, CancelledError, ClusterError, OutputTakenError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.spec.naming import labels
@@ -33,6 +34,7 @@ from manycpu.pipeline.targets.kubernetes.image.builder_pod import manifest
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.transfer import Manifest
 from manycpu.pipeline.verbs import launch as verb
+from manycpu.pipeline.verbs import prepare
 from manycpu.pipeline.verbs.cancel import cancel_or_prevent
 from manycpu.pipeline.verbs.cleanup import cleanup as clean_up
 from manycpu.pipeline.verbs.export import is_model_visible, why_model_invisible
@@ -178,6 +180,54 @@ def test_a_run_that_is_cancelled_after_its_attempt_is_recorded_and_before_its_jo
             verb.launch(ctx, Staged(), BUILT)
         assert ctx.ledger.read().cancelled == {}
     assert server.objects.get("PyTorchJob", []) == []
+
+
+def killed_launch(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, recorded: bool = True
+) -> ClusterContext:
+    """Cancel a run whose attempt is recorded or not; its launch creates the job, and is killed then."""
+    ctx, beside = (opened(server, tmp_path, image="r/train@sha256:" + "0" * 64) for _ in range(2))
+    ctx.ledger.open(ctx.new_entry(0))
+    ctx.ledger.take_up()
+    if not recorded:
+        cancel_or_prevent(beside, "a person")
+    with monkeypatch.context() as patch:
+        if recorded:
+            patch.setattr(run_secret, "provide", lambda _: cancel_or_prevent(beside, "a person"))
+        launch.launch(ctx, Staged(), BUILT)
+    assert len(server.objects["PyTorchJob"]) == 1
+    return ctx
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_training_that_was_cancelled_during_a_launch_that_was_killed_is_ended_by_the_next_launch(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, recorded: bool
+) -> None:
+    killed = killed_launch(server, tmp_path, monkeypatch, recorded=recorded)
+
+    def away(*_: Any, **__: Any) -> None:
+        raise ClusterError("the cluster does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Cluster, "delete", away)
+        with pytest.raises(ClusterError):
+            verb.launch(killed, Staged(), BUILT)
+    with pytest.raises(CancelledError, match=r"^ended by a person\.$") if recorded else nullcontext():
+        assert verb.launch(killed, Staged(), BUILT)[1]
+    assert server.objects["PyTorchJob"] == []
+    assert killed.ledger.read().cancelled == {1: "a person"}
+    assert verb.launch(killed, Staged(), BUILT)[0].attempt == 2
+
+
+def test_a_run_that_begins_again_after_a_cancelled_launch_was_killed_does_not_go_on_with_its_training(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = killed_launch(server, tmp_path, monkeypatch)
+    monkeypatch.setattr(prepare, "preflight", lambda _: [])
+    prepare.prepare(killed)
+    assert server.objects["PyTorchJob"] == []
+    assert killed.ledger.read().cancelled == {1: "a person"}
+    assert verb.launch(killed, Staged(), BUILT)[0].attempt == 2
 
 
 @pytest.fixture
