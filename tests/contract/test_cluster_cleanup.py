@@ -262,6 +262,22 @@ def test_the_log_up_to_now_is_printed_and_nothing_of_the_run_is_changed(
     assert server.objects == before
 
 
+def test_the_log_up_to_now_has_no_line_of_a_sidecar_and_leaves_a_pod_out_that_cannot_be_read(
+    server: ApiServer, tmp_path: Path, manycpu: Type, location: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    handle = trains(server, opened(server, tmp_path))
+    put_pod(server, handle, running={})
+    (pod,) = server.objects["Pod"]
+    pod["spec"]["initContainers"] = [{"name": "fetch", "image": "r/x:1"}]
+    pod["spec"]["containers"].append({"name": "log-shipper", "image": "shipper:1"})
+    server.logs[f"{handle.name}-master-0"] = "from no rank\n"
+    code, printed = manycpu("logs", handle.run, *location)
+    assert (code, printed) == (0, f"[{handle.name}-master-0/pytorch] from no rank\n")
+    server.log_error = 403
+    assert manycpu("logs", handle.run, *location) == (0, "")
+    assert f"the log of {handle.name}-master-0/pytorch cannot be read" in caplog.text
+
+
 def test_a_reason_with_brackets_or_control_characters_and_an_event_without_a_message_hide_no_run(
     server: ApiServer, tmp_path: Path, manycpu: Type, location: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,13 +1,14 @@
 """Watch a job on Kubernetes: its state from its operator, its lines from its pods' logs."""
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 
 from manycpu.pipeline.adapters.cluster_watch import FAILURES, ClusterWatch
-from manycpu.pipeline.spec.errors import InvalidError, NotFoundError
+from manycpu.pipeline.spec.errors import ClusterError, InvalidError, NotFoundError
 from manycpu.pipeline.spec.events import RankLine, split
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.naming import labels
@@ -21,6 +22,7 @@ from manycpu.pipeline.targets.kubernetes.following.logs import with_container_na
 from manycpu.pipeline.targets.kubernetes.launch import observe
 from manycpu.pipeline.targets.kubernetes.pod_status import containers
 
+_LOG = logging.getLogger(__name__)
 _RECORDING_TIMEOUT_S = 10.0  # for the last write to the ledger
 _CLOSING_S = 0.1  # for TLS connections to close: the transport does not report when they are closed
 
@@ -29,12 +31,19 @@ def lines_so_far(ctx: ClusterContext, handle: JobHandle) -> Iterator[RankLine]:
     """Read the logs of the pods that an attempt has now, one after another; nothing of the run is changed."""
     snapshot = JobSnapshot(handle)
     snapshot.replace(*observe(ctx, handle))
-    for pod in snapshot.pods:
-        name = pod["metadata"]["name"]
-        for container in containers(pod) if role(pod) == snapshot.speaker else ():
-            with suppress(InvalidError, NotFoundError):  # it has not started, or is gone
-                for line in cluster_of(ctx).log(name, container.name).splitlines():
-                    yield with_container_name(split(line), f"{name}/{container.name}")
+    speakers = [pod for pod in snapshot.pods if role(pod) == snapshot.speaker]
+    for container in (one for pod in speakers for one in containers(pod)):
+        if container.init or container.is_sidecar:
+            continue
+        pod_name = container.pod["metadata"]["name"]
+        full_name = f"{pod_name}/{container.name}"
+        try:
+            for line in cluster_of(ctx).log(pod_name, container.name).splitlines():
+                yield with_container_name(split(line), full_name)
+        except (InvalidError, NotFoundError):  # it has not started, or is gone
+            continue
+        except ClusterError as error:  # such as one whose kubelet does not answer: the others have lines too
+            _LOG.warning("the log of %s cannot be read: %s", full_name, error)
 
 
 class JobWatch:
