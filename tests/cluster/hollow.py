@@ -36,6 +36,8 @@ AT_ONCE = 8  # parallel calls to the API server
 # Less than a real node can allocate, so that preflight never finds a hollow node as the largest node.
 CAPACITY = {"cpu": "1", "memory": "1Gi", "pods": "4"}
 
+# Without validation: a busy API server takes longer than kubectl waits for the schemas of all kinds.
+_CREATE = ("create", "--validate=false", "--filename", "-")
 _STAGES = """
 apiVersion: kwok.x-k8s.io/v1alpha1
 kind: Stage
@@ -193,7 +195,7 @@ def nodes(cluster: Cluster, count: int, kubelet: tuple[str, int] | None = None) 
     try:
         _start(hollow)
         items = [_node(hollow.name, number, kubelet) for number in range(count)]
-        cluster.kubectl("create", "--filename", "-", stdin=_list(items), seconds=READY_SECONDS)
+        cluster.kubectl(*_CREATE, stdin=_list(items), seconds=READY_SECONDS)
         wait_for("hollow nodes to be ready", lambda: _ready(hollow) == count, seconds=READY_SECONDS)
         yield hollow
     finally:

@@ -225,21 +225,20 @@ def test_a_verb_whose_run_is_taken_away_says_so_within_seconds(
 # launchers
 
 
-@pytest.mark.parametrize(("kind", "verb"), [("pytorchjob", "POST"), ("mpijob", "POST"), ("mpijob", "GET")])
+@pytest.mark.parametrize("kind", ["pytorchjob", "mpijob"])
 def test_a_launcher_that_was_paused_does_not_create_an_attempt_after_the_next(
-    a_context: Open, kind: str, verb: str
+    a_context: Open, kind: str
 ) -> None:
     """The launcher resumes after another process has cancelled its attempt and launched the next one.
 
-    It is paused before an API call: the one that lists the jobs of earlier attempts, or the one that creates
-    its job.
+    It is paused before the call that creates its job.
     """
     ctx = a_context("paused", launch=kind, queue="nobody-admits")
     paused, wakes = threading.Event(), threading.Event()
 
     class Pausing(Cluster):
         def call(self, method: str, path: str, **more: Any) -> KubeObject:
-            if (method, path) == (verb, self.path(JOB_KINDS[kind].kind)) and "dryRun" not in more["query"]:
+            if (method, path) == ("POST", self.path(JOB_KINDS[kind].kind)) and "dryRun" not in more["query"]:
                 paused.set()
                 wakes.wait(60)
             return super().call(method, path, **more)
