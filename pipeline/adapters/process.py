@@ -228,13 +228,18 @@ def last_lines(path: Path, limit: int) -> list[str]:
 
 
 def write_json(path: Path, value: object, mode: int = 0o666) -> None:
-    """Write a JSON file atomically; the umask restricts its mode."""
+    """Write a JSON file as :func:`write_text` does."""
+    write_text(path, json.dumps(value), mode)
+
+
+def write_text(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write a file atomically; the umask restricts its mode."""
     # A unique name: threads may write the same file.
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:_TOKEN_DIGITS]}")
     try:
         partial.touch(mode)
         with partial.open("w") as file:
-            file.write(json.dumps(value))
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())  # else a loss of power may leave an empty file of the final name
         partial.replace(path)
@@ -244,7 +249,7 @@ def write_json(path: Path, value: object, mode: int = 0o666) -> None:
 
 
 def partials(path: Path) -> list[Path]:
-    """List the unfinished files that killed calls of :func:`write_json` left beside a file."""
+    """List the unfinished files that killed calls of :func:`write_text` left beside a file."""
     return list(path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * _TOKEN_DIGITS}"))
 
 

@@ -1,6 +1,5 @@
 """The ledger of a run on machines: a file in the run's folder."""
 
-import os
 import shutil
 import socket
 import uuid
@@ -63,10 +62,7 @@ class FileLedger(Ledger):
             )
         self.directory.mkdir(parents=True, exist_ok=True)
         entry.owner = f"{uuid.uuid4().hex} of {socket.gethostname()}"
-        with mark.open("w") as file:
-            file.write(entry.owner)
-            file.flush()
-            os.fsync(file.fileno())
+        process.write_text(mark, entry.owner)
         self.save(entry)
 
     def refuse_second_holder(self) -> None:
@@ -172,6 +168,8 @@ class FileLedger(Ledger):
             try:
                 left = self._empty_trash(elsewhere)  # of a removal that was killed
             except OSError:  # such as files of another user: they stay, and this run does not
+                if (self._trash / self._file.name).exists():  # the ledger: not all other places are empty
+                    raise
                 self._trash.rename(self._trash.with_name(f".{uuid.uuid4().hex}{_REMOVED}"))
                 left = []
             if not left and self.directory.exists():

@@ -38,6 +38,10 @@ def ledger(tmp_path: Path) -> FileLedger:
     return made
 
 
+def raise_input_output_error(*_: object) -> None:
+    raise OSError(5, "Input/output error")
+
+
 def dead() -> ProcessHandle:
     """Describe a process of this machine that has ended."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
@@ -176,6 +180,17 @@ def test_what_another_user_owns_of_a_removed_run_does_not_keep_its_name(
         assert ledger.open(entry).name == "x"
         assert ledger.remove() == []
     assert [(path.is_dir(), path.suffix) for path in runs.iterdir()] == [(True, ".removed")]
+
+
+def test_a_removed_run_whose_ledger_cannot_be_read_for_a_moment_keeps_its_name(
+    ledger: FileLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.remove(lambda _: ["host-b:/runs/x"])
+    with monkeypatch.context() as patched:
+        patched.setattr(FileLedger, "read", raise_input_output_error)
+        with pytest.raises(OSError, match="Input/output"):
+            ledger.remove()
+    assert [path.name for path in ledger.directory.parent.glob("*.removed")] == [".x.removed"]
 
 
 def test_a_run_that_another_user_alone_may_read_is_not_half_removed(
