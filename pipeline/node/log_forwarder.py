@@ -37,9 +37,8 @@ _MAX_BLOCKS: Final = 64  # read at once: more than a pipe holds; bounded, becaus
 # Events of the run as a whole get no rank's prefix: a rank that waits to start has not written anything yet.
 _OF_THE_RUN: Final = events.encode("start").removesuffix("}").encode()
 _MARK: Final = events.PREFIX.encode()
-_RECORDED: Final = frozenset(
-    {"proof", "backend", "returned", "result"}
-)  # events that only the rank itself can report
+# Events that only the rank itself can report.
+_RECORDED: Final = frozenset({"proof", "backend", "returned", "result"})
 
 
 def die_with_parent(parent: int) -> None:

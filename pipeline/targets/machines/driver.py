@@ -114,7 +114,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
     def export(self, ctx: MachineContext, handle: ProcessHandle, progress: Progress) -> Manifest:
         """Collect the program's files from the hosts, and copy them to the output; return what was copied."""
         source = Path(handle.directory) / "output"
-        self._collect(ctx, handle, source)
+        hosts.collect(ctx, handle.attempt, source)
         if not source.exists() or all(item.is_folder for item in transfer.written(str(source)).items()):
             return Manifest()
         _check_mount(ctx, source, ctx.ledger.read().described(handle.attempt).output_mount)
@@ -128,12 +128,8 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
 
     def read_returned(self, ctx: MachineContext, handle: ProcessHandle, name: str) -> bytes:
         folder = Path(handle.directory) / RETURNED
-        self._collect(ctx, handle, folder)
-        return (folder / name).read_bytes()
-
-    def _collect(self, ctx: MachineContext, handle: ProcessHandle, folder: Path) -> None:
-        """Copy the files of a folder from the hosts of an attempt to the same folder here."""
         hosts.collect(ctx, handle.attempt, folder)
+        return (folder / name).read_bytes()
 
     def model_of(self, ctx: MachineContext, handle: ProcessHandle) -> str:  # noqa: ARG002
         return str(Path(handle.directory) / "output")
