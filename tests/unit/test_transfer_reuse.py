@@ -220,19 +220,19 @@ def test_what_somebody_works_with_is_left_as_it_is(source: Path, tmp_path: Path)
 def test_a_broken_copy_that_no_process_has_worked_on_for_a_day_is_deleted(
     source: Path, tmp_path: Path
 ) -> None:
-    folder, days_ago = tmp_path / "data", time.time() - 2 * 86_400
-    old, worked_on, young = (
-        folder / f"{digit * 16}.{'d' * 16}.{'0' * 8}.partial" for digit in ("a", "b", "c")
+    folder = tmp_path / "data"
+    old, locked, written, young = (
+        folder / f"{digit * 16}.{'d' * 16}.{'0' * 8}.partial" for digit in ("a", "b", "c", "e")
     )
-    for broken in (old, worked_on, young):
+    for broken in (old, locked, written, young):
         broken.mkdir(parents=True)
         (broken / "part").write_text("x")
-    lock = folder / f".{'a' * 16}.lock"
-    lock.touch()
-    for path in (old, worked_on, lock):
+    old_lock, renewed_lock = folder / f".{'a' * 16}.lock", folder / f".{'b' * 16}.lock"
+    old_lock.touch()
+    renewed_lock.touch()  # just now: a long copy
+    days_ago = renewed_lock.stat().st_mtime - 2 * 86_400  # by the clock of the disk
+    for path in (old, old / "part", old_lock, locked, locked / "part", written):
         os.utime(path, (days_ago, days_ago))
-    (folder / f".{'b' * 16}.lock").touch()  # renewed just now: a long copy
     transfer.store(location(source), folder, str, lock=locks.leased)
     assert not old.exists()
-    assert worked_on.exists()
-    assert young.exists()
+    assert all(broken.exists() for broken in (locked, written, young))
