@@ -189,8 +189,11 @@ class Observer:
         rank = rank if event.rank is None else event.rank
         if rank is None:
             return True
+        if _is_of_earlier_meeting(self.observed, event, time):
+            return True  # the ranks have met again since, so this is not how the training ended
         known_rank = _rank_of_last_meeting(self.observed, rank)
-        if known_rank is not None and self._is_of_last_meeting(event, known_rank, time):
+        # A line of a log does not name the meeting: compare the host.
+        if known_rank is not None and (event.meeting is not None or _is_same_host(known_rank, event)):
             known_rank.exit_code = event.code
         # The first failure is the cause: the launcher ends the other ranks because of it.
         is_first = self.observed.failure is None or self.observed.failed_at > time
@@ -200,14 +203,20 @@ class Observer:
             self.observed.failure, self.observed.failed_at = failure, time
         return True
 
-    def _is_of_last_meeting(self, event: ExitEvent, rank: Rank, time: float) -> bool:
-        """Whether a rank ended after it joined the last meeting, and not one before a restart."""
-        last_meeting = self.observed.rounds[-1]
-        if event.meeting is not None:
-            return event.meeting == last_meeting.get("meeting")
-        # A line of a log does not name the meeting: compare host and time.
-        is_same_host = rank.host == event.host and event.hostname in (None, rank.hostname)
-        return is_same_host and time >= _begin_of(last_meeting)
+
+def _is_of_earlier_meeting(observed: Observed, event: ExitEvent, time: float) -> bool:
+    """Whether a rank ended before the ranks met for the last time, after a restart."""
+    if not observed.rounds:
+        return False
+    last_meeting = observed.rounds[-1]
+    if event.meeting is not None:
+        return bool(event.meeting != last_meeting.get("meeting"))
+    return time < _begin_of(last_meeting)
+
+
+def _is_same_host(rank: Rank, event: ExitEvent) -> bool:
+    """Whether the rank that ended is on the host on which it introduced itself."""
+    return rank.host == event.host and event.hostname in (None, rank.hostname)
 
 
 def _apply_finished_meeting(observed: Observed) -> None:
@@ -251,6 +260,7 @@ def _new_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str
         observed.ranks, observed.world_size, observed.backend = [], event.world_size, None
         observed.returned, observed.has_returned, observed.parts = None, False, []
         observed.result = None
+        observed.forget_failure(until=time)
     return meeting
 
 

@@ -238,7 +238,7 @@ class Observed(BaseModel):
     def forget_failure(self, until: float) -> None:
         """Forget the recorded failure of a rank if it happened at or before ``until``.
 
-        ``until``: seconds since the epoch. The job was suspended before then, which ended the ranks.
+        ``until``: seconds since the epoch. The ranks met again then, or had been ended by a suspension.
         """
         if self.failed_at <= until:
             self.failure, self.failed_at = None, 0.0

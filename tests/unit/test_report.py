@@ -125,6 +125,27 @@ def test_the_first_rank_that_failed_is_the_one_to_look_at() -> None:
     assert failure.last_lines == ("ValueError: no data",)
 
 
+def test_a_failure_before_a_restart_is_not_the_cause_of_a_later_one() -> None:
+    first = [(met(0, "a", 1, meeting="first"), 1.0), (said(0, "a", "exit", code=-9), 3.0)]
+    second = [
+        (met(0, "a", 1, meeting="second"), 5.0),
+        (events.join(0, "a", "ValueError: no data"), 6.0),
+        (said(0, "a", "exit", code=1), 7.0),
+    ]
+    for log in (first + second, second + first, first + second + first):
+        failure = hears(*log).failure
+        assert failure is not None
+        assert (failure.exit_code, failure.last_lines) == (1, ("ValueError: no data",))
+    assert hears(*first, *second[:1], *first).failure is None
+
+
+def test_without_times_too_a_restart_forgets_the_failure_before_it() -> None:
+    log = [met(0, "a", 1), said(0, "a", "exit", code=-9), met(0, "a", 1), said(0, "a", "exit", code=1)]
+    failure = observe(log).failure
+    assert failure is not None
+    assert failure.exit_code == 1
+
+
 def test_what_a_rank_gives_as_its_reason_is_among_its_last_lines_once() -> None:
     why = "proof of scale failed: one rank came"
     log = [
