@@ -9,7 +9,7 @@
 
 import math
 from collections.abc import Mapping
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Annotated, Any, Final, TypeGuard
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
@@ -54,7 +54,7 @@ class Series(BaseModel):
             time: When it was written, in seconds since the epoch; 0: unknown.
             value: The value.
         """
-        if not is_finite(value) or self._is_reread(step, time, value):
+        if not is_finite(value) or self._is_reread(time, value):
             return
         if step is not None and self.values and (step, value) == (self.steps[-1], self.values[-1]):
             return
@@ -82,19 +82,31 @@ class Series(BaseModel):
         columns = self.model_dump()
         return Series(**{name: [column[at] for at in kept_places] for name, column in columns.items()})
 
-    def _is_reread(self, step: float | None, time: float, value: float) -> bool:
+    def _is_reread(self, time: float, value: float) -> bool:
         """Whether a value was added before, because the log is being read a second time.
 
-        A value that is not later than the last one is either known, and then so are those that follow it up
-        to the time of the last one; or it is new, and the rank's clock was set back.
+        A value that is not later than the last one is either known, or lies where values were thinned out,
+        and then so are those that follow it up to the time of the last one; or it is new, and the rank's
+        clock was set back. Its step tells nothing: that of a pace depends on what was read before.
         """
         if not time or not self.times or time > self.times[-1]:
             self._rereading = False
             return False
-        known = (step, time, value) in zip(self.steps, self.times, self.values, strict=True)
-        reread = known or self._rereading
+        reread = (
+            self._rereading
+            or (time, value) in zip(self.times, self.values, strict=True)
+            or self._is_thinned_at(time)
+        )
         self._rereading = reread and time < self.times[-1]
         return reread
+
+    def _is_thinned_at(self, time: float) -> bool:
+        """Whether values were left out between the two points that are around a time."""
+        points = zip(self.times, self.index, strict=True)
+        return any(
+            time_a <= time <= time_b and index_b - index_a > 1
+            for (time_a, index_a), (time_b, index_b) in pairwise(points)
+        )
 
 
 def values_of(event: Event, rank: int | None, step: float | None) -> tuple[float | None, Mapping[str, Any]]:

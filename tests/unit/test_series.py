@@ -50,6 +50,21 @@ def test_a_log_that_is_read_again_adds_nothing() -> None:
     assert _heard(*points, *points) == _heard(*points)
 
 
+def test_a_thinned_curve_is_not_doubled_by_a_log_that_is_read_again_from_any_place() -> None:
+    points = [(step, 1.0 + step, 1 / (1 + step)) for step in range(5_000)]
+    for begin in (0, 1, 3_001, 4_990):
+        assert _heard(*points, *points[begin:]) == _heard(*points)
+
+
+def test_a_pace_before_the_first_progress_is_known_when_it_is_read_again() -> None:
+    observer = Observer()
+    for _ in range(2):
+        _say(observer, 0, "pace", step=5, step_seconds=2.0, time=1.0)
+        _say(observer, 0, "pace", step=9, step_seconds=3.0, time=2.0)
+        _say(observer, 0, "progress", step=10, loss=0.5, time=3.0)
+    assert observer.observed.series["step_seconds"].steps == [5, 9]
+
+
 def test_a_last_step_that_is_reported_once_more_adds_nothing() -> None:
     series = Series()
     for time in (10.0, 10.5):
@@ -60,6 +75,8 @@ def test_a_last_step_that_is_reported_once_more_adds_nothing() -> None:
 def test_what_a_clock_that_went_back_tells_is_new() -> None:
     ahead = [(0, 9_000.0, 1.0)]
     assert len(_heard(*ahead, *((step, 100.0 + step, step / 2) for step in range(1, 50))).values) == 50
+    many = [(step, 1.0 + step, float(step)) for step in range(1_001)]
+    assert _heard(*many, (1_001, 1_000.5, -1.0)).values[-1] == -1.0
     assert _heard((None, 5.0, 1.0), (None, 5.0, 2.0), (None, 5.0, 3.0)).values == [1.0, 2.0, 3.0]
 
 
