@@ -5,16 +5,15 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from manycpu.pipeline.spec.credentials import HIDDEN, is_secret, redacted_options
 from manycpu.pipeline.spec.errors import BadInputError, Finding, as_error
-from manycpu.pipeline.spec.targets import FOLDER_PATTERN, KINDS, NAME_PATTERN, Target, TargetFields
+from manycpu.pipeline.spec.targets import FOLDER_PATTERN, KINDS, NAME_PATTERN, TargetFields
 from manycpu.pipeline.spec.training_run import LABEL_PATTERN, TrainingRun
 from manycpu.pipeline.spec.words import AMOUNT_PATTERN
 
-_TARGETS: TypeAdapter[Target] = TypeAdapter(Target)
 PATTERN_HINTS: Final = {
     AMOUNT_PATTERN: "an amount is needed, such as 8Gi or 500M",
     FOLDER_PATTERN: "an absolute path is needed, with no slash at its end",
@@ -43,11 +42,9 @@ def read_run(fields: Mapping[str, Any] | TrainingRun) -> TrainingRun:
     try:
         return TrainingRun.model_validate(dict(fields))
     except ValidationError as error:
-        findings = [
-            _finding(dict(problem), "run", TrainingRun) for problem in error.errors(include_url=False)
-        ]
+        problems = error.errors(include_url=False)
     # Not within `except`: a traceback would show pydantic's error too, with the user's credentials.
-    raise as_error(findings)
+    raise as_error([_finding(dict(problem), "run", TrainingRun) for problem in problems])
 
 
 def read_target(fields: Mapping[str, Any] | TargetFields | None) -> TargetFields:
@@ -66,12 +63,10 @@ def read_target(fields: Mapping[str, Any] | TargetFields | None) -> TargetFields
         fix = _suggest(KINDS, like=str(kind))
         raise BadInputError(f"there is no target {kind!r}", field="target.kind", fix=fix)
     try:
-        return _TARGETS.validate_python(fields)
+        return KINDS[kind].model_validate(fields)
     except ValidationError as error:
-        findings = [
-            _finding(dict(problem), "target", KINDS[kind]) for problem in error.errors(include_url=False)
-        ]
-    raise as_error(findings)
+        problems = error.errors(include_url=False)
+    raise as_error([_finding(dict(problem), "target", KINDS[kind]) for problem in problems])
 
 
 def _no_mapping(name: str, given: object) -> BadInputError:
@@ -88,8 +83,7 @@ def _finding(problem: dict[str, Any], prefix: str, model: type[BaseModel]) -> Fi
         prefix: ``run`` or ``target``.
         model: The model that the error is of.
     """
-    # The union's discriminator stands first in a target's locations, and is no field.
-    path = [str(part) for part in problem["loc"] if part not in KINDS]
+    path = [str(part) for part in problem["loc"]]
     field = ".".join([prefix, *path])
     if problem["type"] == "extra_forbidden":
         parent_model = model if len(path) == 1 else _model_of_field(model.model_fields[path[0]])

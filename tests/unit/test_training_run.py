@@ -113,6 +113,15 @@ def test_the_kind_decides_the_targets_fields() -> None:
         read_target({"kind": "local", "hostfile": "hosts"})
 
 
+@pytest.mark.parametrize("name", ["local", "kubernetes"])
+def test_the_name_of_a_target_is_no_field(name: str) -> None:
+    fields = {name: {"namespace": "ml"}}
+    with pytest.raises(BadInputError, match=rf"^run\.{name}: there is no such field"):
+        read_run(RUN | fields)
+    with pytest.raises(BadInputError, match=rf"^target\.{name}: there is no such field"):
+        read_target({"kind": "kubernetes"} | fields)
+
+
 def test_an_unknown_target_is_refused_with_the_known_ones() -> None:
     with pytest.raises(BadInputError, match=r"there is no target 'slurm'\. Choose one of: local, baremetal"):
         read_target({"kind": "slurm"})
@@ -181,7 +190,11 @@ def test_a_target_holds_no_nul_either() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"data": ["URL"]}, {"env": {"A": ["URL"]}}, {"env": {"": "hunter2"}}, {"URL": 1}]
+    "fields",
+    [
+        *[{"data": ["URL"]}, {"env": {"A": ["URL"]}}, {"env": {"": "hunter2"}}, {"URL": 1}],
+        {"kubernetes": {"env": "hunter2"}},
+    ],
 )
 def test_no_error_and_no_traceback_shows_credentials(fields: dict[str, object]) -> None:
     given = json.loads(json.dumps(fields).replace("URL", "https://bob:hunter2@host/set"))
