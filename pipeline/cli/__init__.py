@@ -3,6 +3,7 @@
 import errno
 import sys
 from difflib import get_close_matches
+from io import TextIOWrapper
 
 import click
 
@@ -59,6 +60,9 @@ class _Commands(click.Group):
 @click.version_option(package_name="manycpu")
 def cli() -> None:
     """Train PyTorch models on many CPUs: on this machine, on hosts of a hostfile, on Kubernetes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # None: it was closed before Python started
+            stream.reconfigure(errors="backslashreplace")  # a rank may print what the stream cannot show
 
 
 for _command in (*spec_commands.COMMANDS, *run_commands.COMMANDS, report_command.report):

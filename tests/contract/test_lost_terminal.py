@@ -33,7 +33,7 @@ while not gate.exists():
     step += 1
     time.sleep(0.05)
 Path(os.environ["MANYCPU_OUTPUT"], "model.txt").write_text("the model")
-print("end", flush=True)
+os.write(1, "end \u2192\\n".encode())
 raise SystemExit(int(gate.read_text() or 0))
 """
 
@@ -98,6 +98,19 @@ def test_a_disk_that_is_full_where_the_output_goes_changes_no_run(training: Trai
         running = training.begin(stdout=full, stderr=full)
     training.open_gate(code)
     is_done(training, running, code)
+
+
+def test_a_character_that_stdout_cannot_show_ends_no_output(training: Training) -> None:
+    latin = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    running = training.begin(stdout=subprocess.PIPE, env=latin)
+    training.open_gate()
+    out, _ = running.communicate(timeout=300)
+    is_done(training, running)
+    assert b"end \\u2192\n" in out
+    assert b"report.json" in out.partition(b"end")[2]
+    command = [*training.argv[:3], "preflight", "--program", "\u2192.py", "--output", "null"]
+    checked = subprocess.run(command, env=latin, capture_output=True, timeout=300, check=False)
+    assert (checked.returncode, b"\\u2192.py" in checked.stdout) == (2, True)
 
 
 def in_terminal(training: Training, hang_up: Any) -> tuple[Program[bytes], int]:
