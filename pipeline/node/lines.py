@@ -123,18 +123,20 @@ class HiddenSecrets:
         """Hide the secrets in a line, given without its newline."""
         if not any(form in line for form in self._written):
             return line
-        if not line.startswith(_MARK):
-            for form in self._written:
-                line = line.replace(form, HIDDEN.encode())
-            return line
-        try:  # the line is an event
-            event: Any = json.loads(line[len(_MARK) :])
-            message = event["message"]
-            for text in self._texts:
-                message = message.replace(text, HIDDEN)
-            return events.encode(**{**event, "message": message}).encode()
-        except (ValueError, RecursionError, KeyError, TypeError, AttributeError):  # it has no message
-            return line
+        if line.startswith(_MARK):  # the line is an event
+            try:
+                event: Any = json.loads(line[len(_MARK) :])
+                message = event["message"]
+                for text in self._texts:
+                    message = message.replace(text, HIDDEN)
+                return events.encode(**{**event, "message": message}).encode()
+            except (KeyError, TypeError, AttributeError):  # it has no message
+                return line
+            except (ValueError, RecursionError):  # it cannot be read, or is too long when written again
+                pass
+        for form in self._written:
+            line = line.replace(form, HIDDEN.encode())
+        return line
 
 
 def pieces(prefix: bytes, line: bytes) -> Iterator[bytes]:

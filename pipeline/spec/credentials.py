@@ -185,7 +185,10 @@ def _hide_in_word(word: str, hide: Hide) -> str:
 
 
 def secrets_in(value: Any) -> set[str]:
-    """Collect the secrets in a value, to mask them: credentials in URLs, and values named like a secret."""
+    """Collect the secrets in a value, to mask them: credentials in URLs, and values named like a secret.
+
+    Of a secret with several lines, such as a key, each line is one too: programs print them one by one.
+    """
     named_secret: set[str] = set()
 
     def collect(text: str) -> str:
@@ -200,7 +203,9 @@ def secrets_in(value: Any) -> set[str]:
                 search(child)
 
     search(value)
-    return _credentials(value) | {text for text in named_secret if text.lower() not in _NEVER_MASKED}
+    whole = _credentials(value) | {text for text in named_secret if text.lower() not in _NEVER_MASKED}
+    lines = {line.strip() for text in whole if "\n" in text for line in text.splitlines()}
+    return whole | {line for line in lines - _NEVER_MASKED if len(line) >= SHORTEST}
 
 
 def _credentials(value: Any) -> set[str]:

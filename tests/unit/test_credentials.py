@@ -72,6 +72,8 @@ def test_the_secrets_themselves_are_found_for_those_who_mask_them() -> None:
     assert found == {"user:pass1", "pass1", "abc123", "k:longsecret", "longsecret"}
     assert secrets_in("https://u:p'w x@h/a?sig=abc123") == {"u:p'w x", "p'w x", "abc123"}
     assert secrets_in("git+https://tok3n@h/a#key=abc123") == {"tok3n", "abc123"}
+    key = "-----BEGIN KEY-----\n  b3BlbnNz \r\nab==\n"
+    assert secrets_in({"env": {"DEPLOY_KEY": key}}) == {key, "-----BEGIN KEY-----", "b3BlbnNz"}
 
 
 URL = "https://user:hunter2@127.0.0.1:1/set?sig=s3cr3t"

@@ -1,8 +1,10 @@
 """Whole lines out of blocks of bytes."""
 
+import json
+
 import pytest
 
-from manycpu.pipeline.node.lines import Lines, pieces
+from manycpu.pipeline.node.lines import HiddenSecrets, Lines, pieces
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.event_types import decode
 
@@ -66,3 +68,23 @@ def test_an_event_is_never_cut() -> None:
 
 def test_an_empty_line_stays_one() -> None:
     assert list(pieces(b"[rank 0 a] ", b"")) == [b"[rank 0 a] \n"]
+
+
+SECRET = HiddenSecrets({"MANYCPU_USER_ENV": "KEY", "KEY": "begin of it\nhunter2\nx"}, [])
+
+
+def test_each_line_of_a_secret_is_hidden() -> None:
+    shown = [SECRET.hide(line) for line in (b"begin of it", b"the key is hunter2", b"x = 1")]
+    assert shown == [b"***", b"the key is ***", b"x = 1"]
+
+
+@pytest.mark.parametrize("message", ["\u00e4" * 1000, "no \udcff"])
+def test_a_secret_is_hidden_in_a_message_that_cannot_be_written_again(message: str) -> None:
+    printed = json.dumps({"event": "warning", "message": f"{message} hunter2"}, ensure_ascii=False)
+    line = f"{events.PREFIX}{printed}".encode(errors="surrogateescape")
+    assert SECRET.hide(line) == line.replace(b"hunter2", b"***")
+
+
+def test_what_an_event_returns_is_not_changed() -> None:
+    line = events.encode("returned", part=1, parts=1, text="hunter2").encode()
+    assert SECRET.hide(line) == line
