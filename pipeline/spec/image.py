@@ -29,7 +29,11 @@ _PATH_AND_VERSION: Final = re.compile(
     rf"(?P<path>[^:@]+)(?::(?P<tag>\w[\w.-]{{0,127}}))?(?:@(?P<digest>{_DIGEST}))?"
 )
 _AMD64: Final = ("linux", "amd64")
-_ARGUMENT: Final = re.compile(r"(?i)^\s*ARG\s+(\w+)(?:=(.*))?$")
+_ARGUMENTS: Final = re.compile(r"(?i)^\s*ARG\s+(.*)")
+_ARGUMENT: Final = re.compile(r"(\w+)(?:=(\"[^\"]*\"|'[^']*'|\S*))?")
+_HERE_DOCUMENTS: Final = re.compile(
+    r"(?im)^(\s*(?:RUN|COPY|ADD)\b.*[ \t]<<-?(['\"]?)([\w.-]+)\2(?:[ \t].*)?)\n(?:.*\n)*?\t*\3$"
+)
 _FROM: Final = re.compile(r"(?i)^\s*FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*$")
 _NEEDS_BUILDKIT: Final = re.compile(r"(?i)^\s*(?:RUN|COPY|ADD)\s+(?:--\S+\s+)*--(?:mount|chmod|link)\b")
 _VARIABLE: Final = re.compile(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))")
@@ -271,9 +275,9 @@ def base_images(text: str, arguments: Mapping[str, str]) -> list[str]:
             if name not in stages and name not in images:
                 images.append(name)
             stages.add(stage[2] or "")
-        elif (argument := _ARGUMENT.match(line)) and not in_stage:  # later ones count in their own stage only
-            default = _with_values((argument[2] or "").strip().strip("\"'"), values)
-            values[argument[1]] = arguments.get(argument[1], default)
+        elif (words := _ARGUMENTS.match(line)) and not in_stage:  # later ones count in their own stage only
+            for name, default in _ARGUMENT.findall(words[1]):
+                values[name] = arguments.get(name, _with_values(default.strip("\"'"), values))
     return images
 
 
@@ -287,8 +291,12 @@ def needs_buildkit(text: str) -> bool:
 
 
 def _dockerfile_lines(text: str) -> Iterator[str]:
-    """Yield a Dockerfile's instructions, each as one line without continuations; comments are left out."""
-    yield from (line for line in text.replace("\\\n", " ").splitlines() if not line.lstrip().startswith("#"))
+    """Yield a Dockerfile's instructions, each as one line without continuations and here-documents.
+
+    Comments are left out.
+    """
+    text = _HERE_DOCUMENTS.sub(r"\1", text.replace("\\\n", " "))
+    yield from (line for line in text.splitlines() if not line.lstrip().startswith("#"))
 
 
 def _with_values(text: str, values: Mapping[str, str]) -> str:

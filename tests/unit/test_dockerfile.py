@@ -14,6 +14,10 @@ from manycpu.pipeline.spec.image import base_images
         ("ARG V=12\nARG BASE=debian:$V\nFROM ${BASE} AS a\nARG BASE=other\nFROM ${BASE}", ["debian:12"]),
         ("FROM debian:${V:-13}\n# FROM none\nRUN echo \\\n  FROM x", ["debian:13"]),
         ('ARG BASE="quoted:1"\nFROM $BASE', ["quoted:1"]),
+        ("ARG BASE=python V='3.12' TAG=$V-slim OTHER\nFROM ${BASE}:${TAG}", ["python:3.12-slim"]),
+        ("FROM a\nRUN cat <<A >/x && \\\n  cat <<-'B.1' >/y\nFROM b\nA\nFROM c\n\tB.1\nFROM d\n", ["a", "d"]),
+        ("FROM a\nRUN <<EOF\nFROM b\nEOF\nFROM c", ["a", "c"]),
+        ("FROM a\nRUN cat <<<EOF && echo $((1<<2)) <<none\nFROM b", ["a", "b"]),
     ],
 )
 def test_the_images_that_stages_start_from(text: str, found: list[str]) -> None:
