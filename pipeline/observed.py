@@ -211,7 +211,8 @@ def _is_of_earlier_meeting(observed: Observed, event: ExitEvent, time: float) ->
     last_meeting = observed.rounds[-1]
     if event.meeting is not None:
         return bool(event.meeting != last_meeting.get("meeting"))
-    return time < _begin_of(last_meeting)
+    # Without a restart, an earlier time only shows that the clocks of two nodes differ.
+    return len(observed.rounds) > 1 and time < _begin_of(last_meeting)
 
 
 def _is_same_host(rank: Rank, event: ExitEvent) -> bool:
@@ -260,7 +261,8 @@ def _new_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str
         observed.ranks, observed.world_size, observed.backend = [], event.world_size, None
         observed.returned, observed.has_returned, observed.parts = None, False, []
         observed.result = None
-        observed.forget_failure(until=time)
+        if len(observed.rounds) > 1:
+            observed.forget_failure(until=time)
     return meeting
 
 

@@ -134,6 +134,9 @@ def compact(report: Report, limit: int = COMPACT) -> dict[str, Any]:
         if _size(fields) <= limit * _FIELDS_SHARE:
             break
         everything.pop("returned", None)  # a returned value is left out before it is cut
+    else:  # nested metrics, such as a confusion matrix, take the most
+        metrics = fields["metrics"].items()
+        fields["metrics"] = {name: value for name, value in metrics if not isinstance(value, dict | list)}
     return fields | {"series": _fitting_curves(report.series, limit - _size(fields) - _SERIES_KEY_BYTES)}
 
 

@@ -146,6 +146,13 @@ def test_without_times_too_a_restart_forgets_the_failure_before_it() -> None:
     assert failure.exit_code == 1
 
 
+def test_a_failure_counts_although_the_clock_of_its_node_is_behind() -> None:
+    log = [(met(0, "a", 2, meeting="only"), 5.0), (said(1, "b", "exit", code=1), 4.0)]
+    failure = hears(*log).failure
+    assert failure is not None
+    assert failure.rank == 1
+
+
 def test_what_a_rank_gives_as_its_reason_is_among_its_last_lines_once() -> None:
     why = "proof of scale failed: one rank came"
     log = [

@@ -15,6 +15,7 @@ from manycpu.pipeline.targets.kubernetes.following import attempt_recorder
 
 DAY = 86_400.0
 LONG_ERROR = VerbRecord(seconds=1.0, result="failed", error="█" * 40_000)
+NESTED = {str(row): {str(column): 0.5 for column in range(20)} for row in range(20)}
 
 
 def _heard(*points: tuple[float | None, float, Any]) -> Series:
@@ -149,6 +150,7 @@ def test_a_compact_report_has_as_many_points_as_fit() -> None:
     [
         {"returned": "x" * 32_000, "warnings": ["w" * 1500] * 200},
         {"metrics": {f"m{number}": "v" * 3000 for number in range(900)} | {"loss": 0.5}},
+        {"metrics": {"loss": 0.5} | {f"m{number}": NESTED for number in range(40)}},
         {"run": {"program": "x", "args": ["a" * 500] * 400}},
         {"error": "e" * 200_000},
         {"error": "█" * 40_000, "verbs": {"wait": LONG_ERROR}},
