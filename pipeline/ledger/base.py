@@ -14,8 +14,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from manycpu.pipeline.adapters import process
-from manycpu.pipeline.spec.credentials import redacted
-from manycpu.pipeline.spec.errors import ForeignRunError, ManycpuError, RunGoneError, UnseenError
+from manycpu.pipeline.spec.errors import ForeignRunError, ManycpuError, RunGoneError, UnseenError, recordable
 from manycpu.pipeline.spec.handle import Handle, ProcessHandle
 from manycpu.pipeline.spec.state import RunState
 
@@ -338,7 +337,7 @@ class Ledger(ABC):
         except (ForeignRunError, UnseenError):
             raise  # not recorded as a failure of the verb: another process may work on the run
         except BaseException as error:
-            record.result, record.error = "failed", redacted(str(error)) or type(error).__name__
+            record.result, record.error = "failed", recordable(str(error)) or type(error).__name__
             with suppress(OSError, ManycpuError):  # such as a full disk: the first error says more
                 save()
             raise

@@ -8,6 +8,15 @@ from typing import Any, ClassVar, Final, Self
 from manycpu.pipeline.spec.credentials import redacted
 
 
+def recordable(text: str) -> str:
+    r"""Hide the credentials in a text, and escape what no ledger can hold: bytes that are not UTF-8.
+
+    >>> print(recordable("caf\udce9.txt"))
+    caf\udce9.txt
+    """
+    return redacted(text).encode(errors="backslashreplace").decode()
+
+
 class ManycpuError(Exception):
     """The base of all errors: what was asked, what was observed, what to do next; credentials are hidden.
 
@@ -20,7 +29,7 @@ class ManycpuError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, field: str | None = None, fix: str | None = None) -> None:
-        message, field, fix = redacted(message), field and redacted(field), fix and redacted(fix)
+        message, field, fix = recordable(message), field and recordable(field), fix and recordable(fix)
         super().__init__(message, field, fix)
         self.message, self.field, self.fix = message, field, fix
 

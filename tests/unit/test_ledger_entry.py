@@ -2,7 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
+from manycpu.pipeline import run_report
 from manycpu.pipeline.ledger import CLEANUP, Attempt, Entry
+from manycpu.pipeline.spec.errors import ExportError
+from manycpu.pipeline.spec.observed import Observed
+from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import as_started, open_context
 
@@ -33,3 +39,18 @@ def test_a_person_who_cancels_is_recorded_rather_than_the_clean_up_that_was_fast
     entry.record_canceller("task train, try 1")
     entry.record_canceller(CLEANUP)
     assert entry.cancelled == {entry.attempt: "task train, try 1"}
+
+
+@pytest.mark.parametrize("error", [ExportError("caf\udce9 is in it"), ValueError("caf\udce9 is in it")])
+def test_an_error_that_names_a_file_that_is_no_utf8_is_recorded_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setenv("MANYCPU_HOME", str(tmp_path))
+    ctx = run(tmp_path)
+    ctx.ledger.open(ctx.new_entry(0.0))
+    with pytest.raises(type(error)), ctx.ledger.timed("export"):
+        raise error
+    recorded = ctx.ledger.read().verbs["export"].error
+    assert (recorded or "").startswith("caf\\udce9 is in it")
+    report = run_report.draft(ctx.ledger.read(), Observed(), RunState.FAILED, recorded)
+    assert run_report.parse(run_report.as_json(report)) == report
