@@ -100,19 +100,24 @@ def _main_file(ctx: RunContext) -> Findings:
         return
     ranks_run_here = ctx.target.is_this_machine  # other nodes may have a newer Python
     try:
-        with warnings.catch_warnings(action="ignore"):  # the ranks print the warnings of Python
-            ast.parse(path.read_bytes(), path.name)
+        source = path.read_bytes()
+        # The ranks print the warnings of Python, and may parse what is nested too deeply for ast.
+        with warnings.catch_warnings(action="ignore"), suppress(RecursionError):
+            ast.parse(source, path.name)
+    except OSError as error:
+        yield _unreadable("run.program", error)
+        return
     except (SyntaxError, ValueError) as error:
         line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         why = error.msg if isinstance(error, SyntaxError) else str(error)
         fix = "Mend it, or give another script"
         yield Finding("run.program", f"{path} is no Python: {why}{line}", fix, fatal=ranks_run_here)
-    source = path.read_text(errors="replace")
+    text = source.decode(errors="replace")
     threads = cpu_plan.plan(Machine.observe(), ctx.run.cpu_request).threads if ranks_run_here else None
-    yield from process_findings(source, path.name, ctx.run.subprocesses, threads)
+    yield from process_findings(text, path.name, ctx.run.subprocesses, threads)
     with suppress(BadInputError, BuildError, OSError):  # `_code` reports them
         yield from import_findings(ctx)
-    write = next(relative_writes(source, ctx.run.args), None) if ctx.run.output is None else None
+    write = next(relative_writes(text, ctx.run.args), None) if ctx.run.output is None else None
     if write is not None:
         yield Finding(
             "run.output",

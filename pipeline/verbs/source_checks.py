@@ -46,14 +46,14 @@ def process_findings(source: str, name: str, subprocesses: int, threads: int | N
     """
     try:
         program = _Program(source)
+        checks = (
+            program.unguarded_start(),
+            program.forks_after_threads(),
+            program.too_many_threads(threads),
+            program.uncounted_processes(subprocesses, threads),
+        )
     except (SyntaxError, ValueError, RecursionError):
         return
-    checks = (
-        program.unguarded_start(),
-        program.forks_after_threads(),
-        program.too_many_threads(threads),
-        program.uncounted_processes(subprocesses, threads),
-    )
     for mistake in checks:
         if mistake is not None:
             message = f"{name}:{mistake.line}: {mistake.message}"
@@ -262,7 +262,7 @@ def relative_writes(source: str, args: Sequence[str] = ()) -> Iterator[Written]:
             yield written
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError):
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):

@@ -99,6 +99,34 @@ def test_a_folder_of_the_code_that_cannot_be_listed_is_an_error(
     assert [finding.field for finding in preflight(opened(folder)) if finding.fatal] == ["run.program"]
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = 3\nif x == 0: pass\n" + "".join(f"elif x == {number}: pass\n" for number in range(1, 2000)),
+        "x = " + "+".join(["'text'"] * 2500),
+    ],
+    ids=["elif", "sum"],
+)
+def test_a_program_too_deeply_nested_for_a_check_is_not_refused(folder: Path, source: str) -> None:
+    put(folder, "train.py", text=source)
+    compile(source, "train.py", "exec")
+    assert preflight(opened(folder)) == []
+
+
+def test_a_program_that_cannot_be_read_is_a_finding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if path.name == "train.py":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    (finding,) = preflight(opened(folder))
+    assert (finding.field, finding.fatal) == ("run.program", True)
+    assert "Permission denied" in finding.message
+
+
 def test_a_module_that_is_imported_and_left_out_of_the_code_is_named_before_it_is_missed(
     folder: Path,
 ) -> None:
