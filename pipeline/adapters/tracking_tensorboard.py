@@ -69,7 +69,7 @@ class _File:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known = {key for path in folder.glob("*.tfevents.*") for key in _keys(path)}
+        self._known: set[Key] = set()
         self._path: Path | None = None
 
     def write(self, values: Iterable[tuple[Any, int, float]]) -> None:
@@ -78,6 +78,8 @@ class _File:
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
+        if self._path is None:  # nothing was written yet, or the last write failed after a part of its values
+            self._known |= {key for path in self._folder.glob("*.tfevents.*") for key in _keys(path)}
         new = {key: entry for entry in values if (key := _key(*entry)) not in self._known}
         if not new:
             return

@@ -1,6 +1,7 @@
 """Trackers hear of real trainings: a real MLflow server with its SQLite store, TensorBoard's own reader."""
 
 import logging
+import resource
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -15,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from manycpu.operators import train as train_operator
 from manycpu.pipeline import train
 from manycpu.pipeline.adapters.tracking_mlflow import MlflowTracker
+from manycpu.pipeline.adapters.tracking_tensorboard import TensorBoardTracker
 from manycpu.pipeline.listeners import Silent
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import CancelledError, Finding, TrainingFailedError
@@ -196,6 +198,20 @@ def test_tensorboard_finds_each_point_once(script: Script, tmp_path: Path, home:
     assert found.trackers == {"tensorboard": {"folder": str(attempt), "command": command}}
     assert shown["loss"] == LOSSES
     assert (shown["eval/f1 <b>"], shown["best"]) == ([(3, 93.0)], [(3, 0.5)])
+
+
+def test_tensorboard_finds_each_point_once_after_a_write_that_broke_off(home: Path) -> None:
+    tracker, tracked = TensorBoardTracker(home), Tracked("k", "n", 1.0, 1, 1.0, "g", {}, {})
+    points = [Point("loss", step, 1000.0 + step, 0.5) for step in range(2000)]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, limits[1]))  # bytes of a file
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            tracker.send(tracked, points)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    tracker.send(tracked, points)
+    assert sorted(scalars(home)["loss"]) == [(step, 0.5) for step in range(2000)]
 
 
 def begin(tmp_path: Path, program: str, **more: Any) -> tuple[RunContext, Any]:
