@@ -101,8 +101,8 @@ def translate(config: Fields, run: Fields, target: Fields) -> Translation:
     Raises:
         BadInputError: CPUs cannot do what the config asks for, or it has unknown keys or values.
     """
+    _refuse_parallelism(config)  # first: configs for other places have other keys
     _refuse_unknown(config)
-    _refuse_parallelism(config)
     asked_precision = str(config.get("mixed_precision") or ("fp16" if config.get("fp16") else "no")).lower()
     if asked_precision not in _DTYPES:
         fix = f"Choose one of: {', '.join(_DTYPES)}"
@@ -209,7 +209,9 @@ def _dynamo(config: Fields) -> dict[str, str]:
     if backend == "NO":
         return {}
     named = section | {"backend": backend}
-    return {f"ACCELERATE_DYNAMO_{name.upper()}": str(value) for name, value in named.items()}
+    return {
+        f"ACCELERATE_DYNAMO_{name.upper()}": str(value) for name, value in named.items() if value is not None
+    }
 
 
 def _fsdp(config: Fields) -> dict[str, str]:

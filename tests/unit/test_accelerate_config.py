@@ -113,6 +113,10 @@ def test_data_parallel_of_devices_is_that_of_cpus_aloud() -> None:
         ({"dynamo_backend": "NO"}, {}),
         ({"dynamo_backend": "inductor"}, {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}),
         (
+            {"dynamo_config": {"dynamo_backend": "INDUCTOR", "dynamo_mode": None}},
+            {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"},
+        ),
+        (
             {"dynamo_config": {"dynamo_backend": "INDUCTOR", "dynamo_mode": "default", "use_dynamic": False}},
             {
                 "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR",
@@ -158,6 +162,11 @@ def test_fsdp_becomes_the_variables_that_accelerate_reads() -> None:
         ({"dynamo_config": {"x": 1}}, "dynamo_config.x", "no such key"),
         ({"num_machine": 2}, "num_machine", "Did you mean 'num_machines'?"),
         ({"xyzzy": 2}, "xyzzy", "Take it out of the file"),
+        (
+            {"compute_environment": "AMAZON_SAGEMAKER", "base_job_name": "x"},
+            "compute_environment",
+            "AMAZON_SAGEMAKER starts its own machines",
+        ),
         ({"mixed_precision": "fp4"}, "mixed_precision", "Choose one of: no, bf16"),
         ({"distributed_type": "DEEPSPEED"}, "distributed_type", "Set `distributed_type: MULTI_CPU`"),
         ({"distributed_type": "FSDP"}, "fsdp_config.fsdp_version", "accelerate to-fsdp2"),
