@@ -110,7 +110,10 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
         run=redacted_description(ran.run),
         target=redacted_description(ran.target),
         verbs=verbs,
-        history=[{"attempt": number, **end.model_dump(mode="json")} for number, end in entry.ends.items()],
+        history=[
+            {"attempt": number, **end.model_dump(mode="json"), "reason": hide(end.reason)}
+            for number, end in entry.ends.items()
+        ],
         digests=ran.digests,
         time=round(time.time(), 3),
         image=ran.image or ran.digests.get("code"),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from manycpu.pipeline import run_report
-from manycpu.pipeline.ledger import CLEANUP, Attempt, Entry
+from manycpu.pipeline.ledger import CLEANUP, Attempt, End, Entry
 from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState
@@ -39,6 +39,14 @@ def test_a_person_who_cancels_is_recorded_rather_than_the_clean_up_that_was_fast
     entry.record_canceller("task train, try 1")
     entry.record_canceller(CLEANUP)
     assert entry.cancelled == {entry.attempt: "task train, try 1"}
+
+
+def test_a_secret_in_the_reason_of_an_end_is_hidden_in_the_report(tmp_path: Path) -> None:
+    entry = run(tmp_path).new_entry(0.0)
+    entry.run["env"] = {"HF_TOKEN": "hf_abcdef"}
+    entry.ends[1] = End(state=RunState.FAILED, reason="hf_abcdef is no image")
+    report = run_report.draft(entry, Observed(), RunState.FAILED)
+    assert [end["reason"] for end in report.history] == ["*** is no image"]
 
 
 @pytest.mark.parametrize("error", [ExportError("caf\udce9 is in it"), ValueError("caf\udce9 is in it")])
