@@ -89,7 +89,25 @@ def run_all(ctx: RunContext, listener: RunListener, trained: Trained | None = No
         ForeignRunError: Another process of this machine runs all verbs of this run; nothing was changed.
         ManycpuError: A verb failed.
     """
-    listener = Guarded(listener)
+    with _letting_go_after_errors(ctx):
+        return _run_all(ctx, Guarded(listener), trained)
+
+
+@contextmanager
+def _letting_go_after_errors(ctx: RunContext) -> Iterator[None]:
+    """End this process's lease if the block raises: the process of a notebook lives on."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError, ManycpuError):  # the first error says more
+            holder = ctx.ledger.lease().holder
+            if holder is not None and process.is_this_process(holder):
+                ctx.ledger.change_lease(ended=True, holder=None)
+        raise
+
+
+def _run_all(ctx: RunContext, listener: RunListener, trained: Trained | None) -> Report:
+    """Run all verbs as the holder of the run; see :func:`run_all`."""
     begun_before = ctx.ledger.exists()
     if begun_before:
         ctx.ledger.refuse_second_holder()
@@ -109,7 +127,6 @@ def run_all(ctx: RunContext, listener: RunListener, trained: Trained | None = No
             _clean_up(ctx)
         raise CancelledError("interrupted; nothing was launched") from interrupt
     with _naming_what_stays(ctx):
-        ctx.ledger.change_lease(holder=holder)
         return _after_prepare(ctx, listener, trained)
 
 

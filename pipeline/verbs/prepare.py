@@ -3,7 +3,7 @@
 import time
 
 from manycpu.pipeline.ledger import Entry
-from manycpu.pipeline.spec.errors import Finding, raise_findings
+from manycpu.pipeline.spec.errors import Finding, ForeignRunError, raise_findings
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.output import claim, release
@@ -24,17 +24,22 @@ def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Findin
 
     Raises:
         BadInputError: Preflight has fatal findings, or another run has the output; nothing was started.
+        ForeignRunError: Another process runs all verbs of this run.
     """
     started = time.monotonic()
     findings = preflight(ctx)
     raise_findings(findings)
     findings += ctx.driver.remove_expired(ctx, ctx.ledger.now(), end_expired)
-    claim(ctx, holder)
     try:
+        claim(ctx, holder)
         entry: Entry = ctx.ledger.open(ctx.new_entry(time.time()))
-    except BaseException:
+        if holder is not None:
+            ctx.ledger.change_lease(holder=holder)
+    except BaseException as error:
         if not ctx.ledger.exists():  # otherwise the run has begun, and its claim must stay
             release(ctx)
+        elif isinstance(error, ForeignRunError):  # another process of this run works on it: the claim is its
+            claim(ctx, ctx.ledger.lease().holder)
         raise
     take_cancellation(ctx)  # a person cancelled an earlier try, before its launch
     if "prepare" not in entry.verbs:

@@ -1,5 +1,6 @@
 """The command as it is typed: what it prints, and how it exits."""
 
+import errno
 import json
 import os
 import platform
@@ -18,7 +19,7 @@ from support.killable_programs import Program
 from support.local_runs import on_this_machine
 from support.waiting import processes_of, until
 
-from manycpu.pipeline import transfer
+from manycpu.pipeline import train, transfer
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.adapters.lock import locked
 from manycpu.pipeline.adapters.storage import Location
@@ -725,6 +726,29 @@ def test_clean_removes_what_a_killed_command_left(manycpu: Type, staging: RunCon
     staging.ledger.change_lease(holder=holder.model_copy(update={"pid": ended.pid}))
     assert "left alone" not in manycpu("clean", "--yes")[1]
     assert not staging.ledger.exists()
+
+
+def test_clean_removes_a_run_that_a_notebook_stopped_following_after_an_error(
+    manycpu: Type, script: Script, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The notebook's process lives on; it is this one."""
+    read = process.LogFollower.read
+
+    def fail(follower: process.LogFollower, *limit: int) -> list[str]:
+        if "waiting" in "".join(lines := read(follower, *limit)):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return lines
+
+    run = {"program": script(WAITS), "output": str(tmp_path / "out"), "nproc_per_node": 1, "keep": "never"}
+    with monkeypatch.context() as patched:
+        patched.setattr(process.LogFollower, "read", fail)
+        with pytest.raises(OSError, match="Stale"):
+            train(run)
+    (ctx,) = on_this_machine(home)
+    assert "left alone" in manycpu("clean", "--yes")[1]  # it trains
+    assert manycpu("cancel", ctx.name) == (0, f"{ctx.name}: ended\n")
+    assert "left alone" not in manycpu("clean", "--yes")[1]
+    assert not ctx.ledger.exists()
 
 
 def test_clean_deletes_a_model_that_was_not_exported_by_a_word_for_its_run_alone(

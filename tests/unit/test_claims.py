@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
@@ -14,9 +14,13 @@ from support.folder_contents import contents
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec.errors import ForeignRunError
 from manycpu.pipeline.spec.handle import ProcessHandle
+from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.transfer import claims
 from manycpu.pipeline.transfer.claims import Claim, Claimant
+from manycpu.pipeline.verbs.prepare import prepare
 
 ME = process.handle_of_this_process(Path(), "run", 0)
 
@@ -156,6 +160,45 @@ def test_an_export_whose_claim_another_run_took_over_ends_and_deletes_nothing(
         transfer.publish(source, output, "aaa", meanwhile)
     assert theirs.exists()
     assert "manifest.json" not in contents(tmp_path / "out")
+
+
+@pytest.fixture
+def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunContext:
+    """Describe a run with an output on disk."""
+    monkeypatch.setenv("MANYCPU_HOME", str(tmp_path / "home"))
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("")
+    fields = {"program": "code/train.py", "output": "out", "nproc_per_node": 1, "oversubscribe": True}
+    return open_context(fields, None, "test", base=tmp_path)
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["while it asks", "while it claims"])
+def test_a_run_that_is_interrupted_while_it_claims_leaves_no_claim(
+    ctx: RunContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, held: bool
+) -> None:
+    written = claims._ClaimFiles.write  # noqa: SLF001 - the moment is inside of it
+
+    def interrupted(files: Any, claim: Claim) -> None:
+        written(files, claim)
+        if claim.held == held:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(claims._ClaimFiles, "write", interrupted)  # noqa: SLF001
+    with pytest.raises(KeyboardInterrupt):
+        prepare(ctx, ME)
+    assert list(tmp_path.glob(".out.*")) == []
+
+
+def test_a_process_that_is_refused_leaves_the_claim_to_the_one_that_works(
+    ctx: RunContext, tmp_path: Path
+) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        started = process._start_ticks(other.pid)  # noqa: SLF001 - of a process that is no manycpu's
+        theirs = ME.model_copy(update={"pid": other.pid, "start_ticks": started})
+        prepare(ctx, theirs)
+        with pytest.raises(ForeignRunError, match=f"process {other.pid}"):
+            prepare(ctx, ME)
+        assert Claim.model_validate_json(file_of(ctx.output, ctx.key, tmp_path).read_text()).holder == theirs
 
 
 def test_claims_are_no_files_of_an_output(tmp_path: Path) -> None:
