@@ -3,13 +3,14 @@
 On Kubernetes the lease is annotations of the ledger, so that a list of ledgers shows the leases of all runs.
 """
 
+import math
 import random
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
@@ -22,6 +23,7 @@ LEASE_S: Final = 86_400.0  # longer than a retry, a worker or a triggerer is awa
 RENEW_INTERVAL_S: Final = 600.0  # give or take half: 1,000 waiting runs write twice a second
 _ANNOTATIONS: Final = {
     "until": "manycpu/kept-until",
+    "renewed": "manycpu/renewed",
     "ended": "manycpu/ended",
     "kept": "manycpu/kept",
     "holder": "manycpu/holder",
@@ -152,6 +154,8 @@ class Lease(BaseModel):
 
     until: float | None = None
     """Seconds since the epoch; None: for ever."""
+    renewed: float | None = None
+    """On Kubernetes: when it was renewed last, in seconds since the epoch; None: an older version did it."""
     ended: bool = False
     """No process works on the run any more."""
     kept: bool = False
@@ -189,6 +193,7 @@ def from_annotations(meta: Mapping[str, Any]) -> Lease:
     try:
         return Lease(
             until=texts["until"],
+            renewed=texts["renewed"],
             ended=texts["ended"] is not None,
             kept=texts["kept"] is not None,
             holder=ProcessHandle.model_validate_json(texts["holder"]) if texts["holder"] else None,
@@ -202,6 +207,7 @@ def to_annotations(**fields: Any) -> dict[str, str | None]:
     lease = Lease(**fields)
     texts = {
         "until": None if lease.until is None else f"{lease.until:.0f}",
+        "renewed": None if lease.renewed is None else f"{lease.renewed:.0f}",
         "ended": "true" if lease.ended else None,
         "kept": "true" if lease.kept else None,
         "holder": lease.holder.model_dump_json() if lease.holder else None,
@@ -220,6 +226,11 @@ class Ledger(ABC):
 
     All methods but ``open`` and ``exists`` raise RunGoneError if the run has not begun, or is cleaned up.
     """
+
+    _unseen_timeout_s: ClassVar[float] = math.inf
+    """After this time since its last renewal, a holder that cannot be seen from here is presumed dead."""
+    _location: str = ""
+    """The option with which a command finds the run, after a blank."""
 
     @abstractmethod
     def open(self, entry: Entry) -> Entry:
@@ -262,19 +273,35 @@ class Ledger(ABC):
         if not self.lease().ended:
             self.take_up(seconds)
 
-    def refuse_second_holder(self) -> None:
-        """Raise if another process of this machine runs all verbs of this run: both would clean up.
+    def refuse_second_holder(self, lease: Lease | None = None) -> None:
+        """Raise if another process runs all verbs of this run, or may do so where it cannot be seen.
+
+        Both would clean up. ``lease``: the one of this run, if it was read already.
 
         Raises:
-            ForeignRunError: Another process does; nothing of the run was changed.
+            ForeignRunError: Another process does, or may; nothing of the run was changed.
         """
-        lease = self.lease()
-        if lease.holder is not None and lease.held_by_another(self.now()):
+        lease, now = lease or self.lease(), self.now()
+        is_alive = lease.held_by_another(now)
+        if lease.holder is None or is_alive is False:
+            return
+        run = lease.holder.run
+        if is_alive:
             raise ForeignRunError(
-                f"process {lease.holder.pid} of this machine works on run {lease.holder.run}",
-                fix=f"`manycpu logs --follow {lease.holder.run}` follows it, "
-                f"`manycpu cancel {lease.holder.run}` ends it; or give another run id",
+                f"process {lease.holder.pid} of this machine works on run {run}",
+                fix=f"`manycpu logs --follow {run}{self._location}` follows it, "
+                f"`manycpu cancel {run}{self._location}` ends it; or give another run id",
             )
+        timeout = self._unseen_timeout_s
+        if now - (lease.renewed or 0) >= timeout:
+            return
+        wait = f"; or wait {timeout / 60:.0f} minutes after its end" if math.isfinite(timeout) else ""
+        raise ForeignRunError(
+            f"{lease.holder} works on run {run}, or did so until it was killed: "
+            "that cannot be seen from here",
+            fix=f"See there. If that place is gone for good, say so: "
+            f"manycpu cancel {run} --gone{self._location}{wait}; or give another run id",
+        )
 
     def keep(self, seconds: float | None) -> None:
         """Release the lease, and record for how long the run is kept; None: for ever."""

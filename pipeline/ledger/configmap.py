@@ -14,7 +14,14 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 
 from manycpu.pipeline.adapters.cluster import DEADLINE, Cluster, poll
 from manycpu.pipeline.ledger import base
-from manycpu.pipeline.ledger.base import LEASE_S, Entry, Lease, from_annotations, to_annotations
+from manycpu.pipeline.ledger.base import (
+    LEASE_S,
+    RENEW_INTERVAL_S,
+    Entry,
+    Lease,
+    from_annotations,
+    to_annotations,
+)
 from manycpu.pipeline.spec import errors
 from manycpu.pipeline.spec.errors import ConflictError, NotFoundError, RunGoneError
 from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
@@ -24,6 +31,7 @@ _MAPPINGS = ("attempts", "cancelled", "digests", "elsewhere", "tasks", "verbs")
 _LEDGER = {"manycpu/part": "ledger"}
 _DELETION_TIMEOUT_S = 120.0  # for the ledger of an earlier run that is being deleted
 _RENEWAL_TIMEOUT_S = 5.0  # short: another renewal follows
+_UNSEEN_TIMEOUT_S = 3 * RENEW_INTERVAL_S  # two renewals take as long at most, of which one may fail
 _KEY = "manycpu/key"
 
 
@@ -38,8 +46,11 @@ class ConfigMapLedger(base.Ledger):
         present: The ConfigMap, if it was read already.
     """
 
+    _unseen_timeout_s = _UNSEEN_TIMEOUT_S
+
     def __init__(self, cluster: Cluster, name: str, present: KubeObject | None = None) -> None:
         self._cluster, self.name = cluster, name
+        self._location = f" --namespace {cluster.namespace}"
         self._meta: KubeObject = present["metadata"] if present else {}
 
     def open(self, entry: Entry) -> Entry:
@@ -47,14 +58,16 @@ class ConfigMapLedger(base.Ledger):
 
         Raises:
             ClusterError: The deletion does not end in time.
+            ForeignRunError: Another living process works on it.
         """
+        now = self.now()
         manifest = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {
                 "name": self.name,
                 "labels": labels(self.name) | _LEDGER | {_KEY: entry.key},
-                "annotations": to_annotations(until=self.now() + LEASE_S),
+                "annotations": to_annotations(until=now + LEASE_S, renewed=now),
             },
             "data": _data(entry),
         }
@@ -80,9 +93,10 @@ class ConfigMapLedger(base.Ledger):
                 return None
             if configmap.get("data") == manifest["data"]:  # it was just created, with its lease
                 return configmap
+            self.refuse_second_holder(from_annotations(configmap["metadata"]))
             # With both in a patch, it is refused if the ConfigMap was replaced or changed since it was read.
             meta = {key: configmap["metadata"][key] for key in ("uid", "resourceVersion")}
-            lease = to_annotations(until=self.now() + LEASE_S, ended=False, kept=False, holder=None)
+            lease = self._renewed(LEASE_S) | to_annotations(holder=None)
             return self._cluster.patch("ConfigMap", self.name, {"metadata": meta | {"annotations": lease}})
         except (NotFoundError, ConflictError):
             return None
@@ -109,13 +123,19 @@ class ConfigMapLedger(base.Ledger):
             self.take_up(seconds)
 
     def change_lease(self, **fields: Any) -> None:
-        """Change fields of the lease; the others stay as they are."""
+        """Change fields; raises ForeignRunError if ``holder`` is given and another process holds the run."""
+        if fields.get("holder"):
+            self.refuse_second_holder()
         self._change({"metadata": {"annotations": to_annotations(**fields)}})
 
     def take_up(self, seconds: float = LEASE_S) -> None:
         """Begin a lease that lasts ``seconds`` from now on, also of a run that has ended or is kept."""
-        renewed = to_annotations(until=self.now() + seconds, ended=False, kept=False)
-        self._change({"metadata": {"annotations": renewed}}, deadline=_RENEWAL_TIMEOUT_S)
+        self._change({"metadata": {"annotations": self._renewed(seconds)}}, deadline=_RENEWAL_TIMEOUT_S)
+
+    def _renewed(self, seconds: float) -> dict[str, str | None]:
+        """Return the annotations of a lease that lasts ``seconds`` from now on."""
+        now = self.now()
+        return to_annotations(until=now + seconds, renewed=now, ended=False, kept=False)
 
     @contextmanager
     def update(self, *names: str) -> Iterator[Entry]:

@@ -65,18 +65,6 @@ class FileLedger(Ledger):
         process.write_text(mark, entry.owner)
         self.save(entry)
 
-    def refuse_second_holder(self) -> None:
-        """Raise if another process runs all verbs, or may run them on a host that cannot be seen."""
-        super().refuse_second_holder()
-        lease = self.lease()
-        if lease.holder is not None and lease.held_by_another(self.now()) is None:
-            raise ForeignRunError(
-                f"{lease.holder} works on run {lease.holder.run}, or did so until it was killed: "
-                "that cannot be seen from here",
-                fix=f"See there. If that place is gone for good, say so: "
-                f"manycpu cancel {lease.holder.run} --gone; or give another run id",
-            )
-
     def exists(self) -> bool:
         """Whether the run has begun, and has not been cleaned up."""
         return self._file.exists()

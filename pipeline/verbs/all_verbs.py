@@ -86,7 +86,7 @@ def run_all(ctx: RunContext, listener: RunListener, trained: Trained | None = No
 
     Raises:
         BadInputError: A field is wrong, or the run is kept and an earlier call has read what it returned.
-        ForeignRunError: Another process of this machine runs all verbs of this run; nothing was changed.
+        ForeignRunError: Another process runs all verbs of this run, or may do so; nothing was changed.
         ManycpuError: A verb failed.
     """
     with _letting_go_after_errors(ctx):

@@ -1,21 +1,28 @@
 """The ledger on Kubernetes: whose clock its leases go by, and what becomes of a change that conflicts."""
 
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
 
 import pytest
 from support.fake_api_server import ApiServer
 
+from manycpu.pipeline.adapters import process
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.ledger.base import LEASE_S
 from manycpu.pipeline.ledger.configmap import ConfigMapLedger
-from manycpu.pipeline.spec.errors import ConflictError
+from manycpu.pipeline.spec.errors import ConflictError, ForeignRunError
 from manycpu.pipeline.spec.kube_object import KubeObject
 
 DAY = 86_400.0  # seconds
+ENTRY = Entry(key="k", name="qa", created=0, run={}, target={})
+ME = process.handle_of_this_process(Path(), "qa", 0)
+ELSEWHERE = ME.model_copy(update={"host": "another"})
 
 
 @pytest.mark.parametrize("behind", [DAY, -DAY], ids=["a day behind", "a day ahead"])
@@ -27,11 +34,56 @@ def test_a_lease_goes_by_the_api_server_s_clock(
 
     monkeypatch.setattr(BaseHTTPRequestHandler, "date_time_string", date)
     ledger = ConfigMapLedger(Cluster(server.connect, "ml"), "qa")
-    ledger.open(Entry(key="k", name="qa", created=0, run={}, target={}))
+    ledger.open(ENTRY)
     until = ledger.lease().until
     assert until is not None
     assert abs(until - (time.time() + behind + LEASE_S)) < 600
     assert ledger.lease().held(ledger.now())
+
+
+@pytest.fixture
+def ledger(server: ApiServer) -> ConfigMapLedger:
+    made = ConfigMapLedger(Cluster(server.connect, "ml"), "qa")
+    made.open(ENTRY)
+    return made
+
+
+def test_a_run_is_not_taken_over_from_a_process_of_another_host_that_renewed_its_lease(
+    server: ApiServer, ledger: ConfigMapLedger
+) -> None:
+    ledger.change_lease(holder=ELSEWHERE)
+    another = ConfigMapLedger(Cluster(server.connect, "ml"), "qa")
+    refused: list[Callable[[], object]] = [
+        another.refuse_second_holder,
+        lambda: another.open(ENTRY.model_copy(update={"created": 1.0})),
+        lambda: another.change_lease(holder=ME),
+    ]
+    for act in refused:
+        with pytest.raises(ForeignRunError, match="cancel qa --gone --namespace ml; or wait 30 minutes"):
+            act()
+    assert ledger.lease().holder == ELSEWHERE
+
+
+@pytest.mark.parametrize(
+    ("lease", "later"),
+    [
+        ({"holder": ELSEWHERE}, 1801),
+        ({"holder": ELSEWHERE, "ended": True}, 0),  # a person said that it is gone
+        ({"holder": ELSEWHERE, "renewed": None}, 0),  # of an earlier version
+        ({"holder": None}, 0),  # tasks of Airflow, whose retry may be on any worker
+    ],
+    ids=["silent", "declared gone", "earlier version", "no holder"],
+)
+def test_a_run_is_taken_over_from_a_process_that_counts_as_gone(
+    ledger: ConfigMapLedger, monkeypatch: pytest.MonkeyPatch, lease: dict[str, Any], later: float
+) -> None:
+    ledger.change_lease(**lease)
+    now = time.time() + later
+    monkeypatch.setattr(ledger, "now", lambda: now)
+    ledger.refuse_second_holder()
+    ledger.open(ENTRY.model_copy(update={"created": 1.0}))
+    ledger.change_lease(holder=ME)
+    assert ledger.lease().holder == ME
 
 
 @pytest.mark.parametrize("claims", [False, True])
@@ -40,7 +92,7 @@ def test_a_change_that_conflicts_is_repeated_unless_it_claims_the_ledger(
 ) -> None:
     cluster = Cluster(server.connect, "ml")
     ledger = ConfigMapLedger(cluster, "qa")
-    ledger.open(Entry(key="k", name="qa", created=0, run={}, target={}))
+    ledger.open(ENTRY)
     patch, refused = cluster.patch, list[str]()
 
     def refuse_once(kind: str, name: str, body: KubeObject, **more: float) -> KubeObject:
