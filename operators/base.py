@@ -134,7 +134,8 @@ class RunOperator(BaseOperator):
         instance = context["ti"]
         # The tasks of a training share its run; a task without a training has a run of its own.
         owner = (self.training,) if self.training else ("task", self.task_id)
-        identity = (airflow_instance(), instance.dag_id, instance.run_id, *owner, instance.map_index)
+        airflow = airflow_instance()
+        identity = (airflow, instance.dag_id, instance.run_id, *owner, instance.map_index)
         key = key_of(name) if name else run_key(*identity)
         run, target = self._fields(context, key)
         _mask_secrets(run, target)
@@ -144,7 +145,7 @@ class RunOperator(BaseOperator):
         base = Path(file).parent if file else Path.cwd()
         ctx = open_context(run, target, *identity, base=base, access=access_of(target))
         task = f"task {instance.task_id} of DAG {instance.dag_id}"
-        dag = {"dag_id": instance.dag_id, "run_id": instance.run_id}
+        dag = {"dag_id": instance.dag_id, "run_id": instance.run_id, "instance": airflow}
         if partition := getattr(context["dag_run"], "partition_key", None):  # Airflow 3.1 has no partitions
             dag["partition_key"] = partition
         # An edited field may have changed the name, but the run keeps the one with which it began.

@@ -307,7 +307,7 @@ async def _run_standalone(home: Path, port: int, console: Console) -> int:
         ready.cancel()
         # Airflow first: its scheduler could start other trainings.
         await asyncio.to_thread(end_session, process.pid)
-        await asyncio.to_thread(_cancel_trainings)
+        await asyncio.to_thread(_cancel_trainings, console)
     if stopped.done():
         return 0
     console.out(f"Airflow ended by itself with exit code {process.returncode}; see {log}")
@@ -327,17 +327,25 @@ async def _wait_until_ready(port: int) -> None:
             health = json.load(answer)
 
 
-def _cancel_trainings() -> None:
-    """Cancel the trainings, which outlive their workers; their DAG runs notice when Airflow restarts."""
-    from manycpu.pipeline.spec.errors import RunGoneError
+def _cancel_trainings(console: Console) -> None:
+    """Cancel the trainings of this Airflow, which outlive their workers; print why one could not be.
+
+    Their DAG runs notice when Airflow restarts.
+    """
+    from manycpu.operators.base import airflow_instance
+    from manycpu.pipeline.spec.errors import ManycpuError, RunGoneError
     from manycpu.pipeline.spec.targets import Local
     from manycpu.pipeline.targets import driver_of
     from manycpu.pipeline.verbs.cancel import cancel
 
     for ctx in driver_of("local").runs(Local()):
-        with suppress(RunGoneError):
-            if ctx.ledger.lease().holder is None:  # a holder is a command or notebook, which ends its run
+        try:  # $MANYCPU_HOME may have runs of others
+            if ctx.ledger.read().dag.get("instance") == airflow_instance():
                 cancel(ctx, by="the end of make ui")
+        except RunGoneError:
+            continue
+        except ManycpuError as error:
+            console.out(str(error))
 
 
 if __name__ == "__main__":

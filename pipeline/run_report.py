@@ -43,7 +43,8 @@ class Report(BaseModel):
     history: list[dict[str, Any]] = Field(default_factory=list)
     """The attempts that have ended: ``attempt``, ``state``, ``reason``, ``seconds``."""
     dag: dict[str, str] = Field(default_factory=dict)
-    """``dag_id``, ``run_id`` and perhaps ``partition_key`` of the DAG run; empty outside of Airflow."""
+    """``dag_id``, ``run_id`` and perhaps ``partition_key`` of the DAG run, and the ``instance`` of Airflow;
+    empty outside of Airflow."""
     run: dict[str, Any]
     target: dict[str, Any]
     world_size: int | None = None

@@ -92,7 +92,7 @@ class Entry(BaseModel):
     tasks: dict[str, str] = Field(default_factory=dict)
     """Step of the run (prepare, train) -> the task that did it first."""
     dag: dict[str, str] = Field(default_factory=dict)
-    """``dag_id`` and ``run_id`` of its DAG run; empty outside of Airflow."""
+    """``dag_id`` and ``run_id`` of its DAG run, and the ``instance`` of Airflow; empty outside of Airflow."""
     attempts: dict[int, Attempt] = Field(default_factory=dict)
     """Attempt -> what it was started with; older versions did not record it."""
     ends: dict[int, End] = Field(default_factory=dict)

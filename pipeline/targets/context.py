@@ -62,7 +62,8 @@ class RunContext(Generic[Target_co, Ledger_co]):
     task: str = ""
     """The Airflow task that works on the run, for messages; empty outside of Airflow."""
     dag: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """``dag_id``, ``run_id`` and perhaps ``partition_key`` of the DAG run; empty outside of Airflow."""
+    """``dag_id``, ``run_id`` and perhaps ``partition_key`` of the DAG run, and the ``instance`` of Airflow;
+    empty outside of Airflow."""
     run_file: Path | None = None
     """The file that the run was read from; it may contain secrets, so it never travels as code."""
     needs: Mapping[str, str] = field(default_factory=dict, compare=False)

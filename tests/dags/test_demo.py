@@ -6,18 +6,26 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from support.killable_programs import Program
 from support.waiting import processes_of
 
 from manycpu.operators import local_airflow
+from manycpu.operators.base import airflow_instance
 from manycpu.pipeline.spec.targets import Local
 from manycpu.pipeline.targets import driver_of
+from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import open_context
+from manycpu.pipeline.verbs.build import build
+from manycpu.pipeline.verbs.cleanup import cleanup
+from manycpu.pipeline.verbs.launch import launch
 from manycpu.pipeline.verbs.prepare import prepare
+from manycpu.pipeline.verbs.stage import stage
 
 PERFORM = """
 import json, sys
@@ -82,3 +90,43 @@ def test_runs_of_others_in_the_same_folder_are_not_cleaned_up(
     local_airflow._clean_up_run(f"{tmp_path}/demo")  # noqa: SLF001 - an interrupted demo does
     assert [ctx.run.output for ctx in driver_of("local").runs(Local())] == [f"{tmp_path}/other"]
     assert home.exists()
+
+
+@pytest.fixture
+def launched(
+    home: Path,  # noqa: ARG001 - the runs are in it
+    tmp_path: Path,
+    script: Callable[..., str],
+) -> Iterator[Callable[[str, str], RunContext]]:
+    """Launch trainings that end by themselves after minutes: their names, and the Airflow they are of."""
+    program, begun = script("import time\ntime.sleep(600)"), list[RunContext]()
+
+    def launch_one(name: str, airflow: str) -> RunContext:
+        run = {"program": program, "output": f"{tmp_path}/{name}", "nproc_per_node": 1}
+        ctx = replace(open_context(run, None, name, base=tmp_path), dag={"instance": airflow})
+        prepare(ctx)
+        launch(ctx, stage(ctx), build(ctx))
+        begun.append(ctx)
+        return ctx
+
+    yield launch_one
+    for ctx in begun:
+        cleanup(ctx, keep=False, delete_model=True)
+
+
+def test_the_end_of_make_ui_ends_the_trainings_of_this_airflow_alone(
+    launched: Callable[[str, str], RunContext], capsys: pytest.CaptureFixture[str]
+) -> None:
+    unseen, own = (launched(name, airflow_instance()) for name in ("unseen", "own"))
+    other = launched("other", "another Airflow in the same $MANYCPU_HOME")
+    handle = unseen.ledger.read().handle
+    with unseen.ledger.update() as entry:
+        entry.handle = entry.handle and entry.handle.model_copy(update={"host": "another-host"})
+    try:
+        local_airflow._cancel_trainings(Console())  # noqa: SLF001 - Ctrl-C does
+    finally:
+        with unseen.ledger.update() as entry:
+            entry.handle = handle
+    cancelled = [ctx.ledger.read().cancelled for ctx in (unseen, own, other)]
+    assert cancelled == [{}, {1: "the end of make ui"}, {}]
+    assert "another-host" in capsys.readouterr().out

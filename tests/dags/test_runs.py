@@ -90,6 +90,7 @@ def test_templates_are_rendered_and_two_ranks_train(
     written = report(output)
     assert (written["state"], written["world_size"], written["left_behind"]) == ("succeeded", 2, [])
     assert written["run"]["env"] == {"TAG": "own"}
+    assert written["dag"] == {"dag_id": "own", "run_id": ran.run_id, "instance": "tests"}
     assert f"report: {output}/report.json" in ran.said
     assert list((home / "runs").iterdir()) == []
 
