@@ -135,8 +135,9 @@ class CleanupOperator(RunOperator):
         """Clean up; harmless when there is nothing to clean.
 
         Returns:
-            The report if ``run.output`` is null: no folder that every worker sees holds report.json then.
-            Otherwise an empty mapping: without an XCom, the task that reads it would log an error.
+            The report, without ``run.env``, if ``run.output`` is null: no folder that every worker sees holds
+            report.json then. Otherwise an empty mapping: without an XCom, the task that reads it would log an
+            error.
 
         Raises:
             LaunchError: A process of the run does not end.
@@ -152,7 +153,10 @@ class CleanupOperator(RunOperator):
         may_try_again = ctx.run.output is not None and has_tries_left(context)
         if report and report.left_behind and may_try_again and only_cleanup_is_left(ctx):
             raise left_behind_error(report.left_behind)
-        return report.model_dump(mode="json") if report and ctx.run.output is None else {}
+        if report is None or ctx.run.output is not None:
+            return {}
+        # Airflow masks values of variables and connections in logs, but not in XComs.
+        return report.model_dump(mode="json", exclude={"run": {"env"}})
 
 
 class ReportOperator(RunOperator):

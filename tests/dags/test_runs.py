@@ -348,6 +348,37 @@ sys.exit(os.environ["MANYCPU_ATTEMPT"] == "1")
 """
 
 
+UNTRAINED = """
+from airflow.sdk import dag
+from manycpu.operators import CleanupOperator, PrepareOperator
+
+RUN = {run!r}
+
+@dag(schedule=None)
+def untrained():
+    prepare = PrepareOperator(task_id="prepare", training="one", run=RUN)
+    prepare >> CleanupOperator(task_id="cleanup", training="one", run=RUN)
+
+untrained()
+"""
+
+
+def test_no_xcom_holds_the_value_of_a_variable(run_dag: RunDag, script: Callable[..., str]) -> None:
+    """With output null the whole report is an XCom, and a template may put any secret into a variable."""
+    from airflow.models.xcom import XComModel
+    from airflow.utils.session import create_session
+
+    run = {"program": script(), "output": None, "env": {"DATABASE": "db://hunter2secret"}}
+    ran = run_dag("untrained", UNTRAINED.format(run=run))
+    assert ran.state == "success", ran.said
+    with create_session() as session:
+        xcoms = {
+            row.key: json.dumps(row.value) for row in session.query(XComModel).filter_by(dag_id="untrained")
+        }
+    assert "left_behind" in xcoms["return_value"]
+    assert not [key for key, text in xcoms.items() if "hunter2secret" in text]
+
+
 def test_what_is_called_like_a_secret_is_shown_nowhere_and_reaches_each_attempt(
     run_dag: RunDag, script: Callable[..., str], tmp_path: Path
 ) -> None:
