@@ -128,7 +128,7 @@ class _Call:
         self._paths: dict[str, Any] = {}
         for name in self.places:
             value = self._arguments.get(name, signature.parameters[name].default)
-            if value not in (None, inspect.Parameter.empty):
+            if name in self._arguments or value not in (None, inspect.Parameter.empty):
                 self._paths[name] = os.fspath(value) if isinstance(value, os.PathLike) else value
 
     @property
@@ -148,7 +148,7 @@ class _Call:
         from manycpu.pipeline.spec.events import RETURN_LIMIT
 
         # Parameters whose paths the rank fills in: those with a value, and checkpoints in any case.
-        places = [name for name in self.places if name in self._paths or name == "checkpoints"]
+        places = [name for name in self.places if self._paths.get(name) is not None or name == "checkpoints"]
         arguments = {name: value for name, value in self._arguments.items() if name not in places}
         field = self.function.__name__
         for key in _keys_that_are_no_text(arguments):
@@ -161,7 +161,8 @@ class _Call:
                 return None
             if isinstance(value, os.PathLike):
                 return os.fspath(value)
-            if isinstance(value, Sequence):  # the results of an expanded task
+            is_binary = isinstance(value, bytes | bytearray | memoryview)
+            if isinstance(value, Sequence) and not is_binary:  # the results of an expanded task
                 return list(value)
             raise TypeError(f"there is a {type(value).__name__} among them")
 

@@ -311,6 +311,8 @@ WRONG = [
     ({"resources": {"cpus": 1}}, {}, r"run\.resources\.cpus: there is no such field"),
     ({}, {"data": 3.5j}, r"run\.data: "),
     ({}, {"lr": 3.5j}, r"fit: its arguments are no JSON: there is a complex among them"),
+    ({}, {"lr": b"ab"}, r"fit: its arguments are no JSON: there is a bytes among them"),
+    ({}, {"lr": [bytearray(b"ab")]}, r"fit: its arguments are no JSON: there is a bytearray among them"),
     ({}, {"lr": {1: 10, "1": 20}}, r"fit: its arguments are no JSON: a mapping has the key 1, which would"),
     ({}, {"lr": [{"a": {None: 1}}]}, r"fit: its arguments are no JSON: a mapping has the key None, which"),
     ({}, {"lr": "x" * 40_000}, r"fit: its arguments take 40,\d+ bytes of JSON, and 32,768 can be passed on"),
@@ -345,6 +347,16 @@ def test_missing_arguments_are_airflows_to_refuse_but_a_place_may_be_an_option()
         made = operator(decorator(data="./x", output="./y")(learn)(data="./z"))
     assert isinstance(made, FunctionOperator)
     assert made.op_kwargs == {"data": "./z", "output": "./y", "checkpoints": None}
+
+
+def test_a_place_that_the_call_gives_as_none_wins_over_the_option() -> None:
+    def learn(data: str | None = "./default", output: str | None = None) -> None: ...
+
+    with DAG("none", schedule=None):
+        made = operator(decorator(data="./x", output="./y")(learn)(data=None, output=None))
+    fields, _ = made._fields({}, "0123456789")
+    assert (fields["data"], fields["output"]) == (None, None)
+    assert json.loads(fields["args"][0]) == {"arguments": {"data": None, "output": None}, "places": []}
 
 
 def test_a_model_may_be_registered_whose_output_a_template_says() -> None:
