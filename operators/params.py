@@ -31,6 +31,9 @@ def training_params(defaults: Mapping[str, Any] | None = None) -> dict[str, Para
 
     Args:
         defaults: Initial values of the form, by the names of the parameters.
+
+    Raises:
+        BadInputError: There is no parameter of such a name.
     """
     specs = {
         "_".join(path): _param_arguments(field, required=required)
@@ -55,9 +58,9 @@ def training_params(defaults: Mapping[str, Any] | None = None) -> dict[str, Para
                 section = str(field["section"])
                 subsection = "" if section == "Target" else f", {section.lower()}"
                 specs[f"{kind}_{name}"] = _param_arguments(field | {"section": f"Target: {kind}{subsection}"})
+    _refuse_unknown(defaults or {}, specs)
     for name, default in (defaults or {}).items():
-        if name in specs:
-            specs[name]["default"] = default
+        specs[name]["default"] = default
     return {name: Param(**spec) for name, spec in specs.items()}
 
 
@@ -73,13 +76,7 @@ def read_params(
     """
     from manycpu.pipeline.targets.context import home
 
-    findings = []
-    for name in params:
-        if name not in declared:
-            similar = difflib.get_close_matches(name, declared, n=1)
-            fix = f"Did you mean {similar[0]!r}?" if similar else f"Choose among: {', '.join(declared)}"
-            findings.append(Finding(f"params.{name}", "there is no such parameter", fix))
-    raise_findings(findings)
+    _refuse_unknown(params, declared)
     run: dict[str, Any] = {}
     for (*outer, last), _, _ in _fields_of_run():  # outer: the field that holds this one, if any
         value = params.get("_".join((*outer, last)))
@@ -99,6 +96,17 @@ def read_params(
         if params.get(f"{kind}_{name}") not in (*_EMPTY, field.default)
     }
     return run, {"kind": kind, **target}
+
+
+def _refuse_unknown(names: Collection[str], declared: Collection[str]) -> None:
+    """Raise BadInputError if parameters are not among the declared ones; it names similar ones."""
+    findings = []
+    for name in names:
+        if name not in declared:
+            similar = difflib.get_close_matches(name, declared, n=1)
+            fix = f"Did you mean {similar[0]!r}?" if similar else f"Choose among: {', '.join(declared)}"
+            findings.append(Finding(f"params.{name}", "there is no such parameter", fix))
+    raise_findings(findings)
 
 
 def _models_by_kind() -> dict[str, type[BaseModel]]:

@@ -162,3 +162,9 @@ def test_an_unknown_parameter_is_refused_by_name(form: dict[str, Param]) -> None
 def test_defaults_of_ones_own() -> None:
     form = training_params({"program": "question_answering", "nproc_per_node": 2})
     assert (form["program"].value, form["nproc_per_node"].value) == ("question_answering", 2)
+
+
+def test_an_unknown_default_is_refused_when_the_dag_file_is_read() -> None:
+    with pytest.raises(BadInputError, match=r"params\.resources: .*Did you mean 'resources_cpu'") as raised:
+        training_params({"program": "x.py", "nproc_per_nodes": 8, "resources": {"cpu": 4}})
+    assert "Did you mean 'nproc_per_node'" in str(raised.value)
