@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _POD_PER_TASK = "KubernetesExecutor"  # the pod's disk is deleted with it
 _IN_POD = "AIRFLOW_IS_K8S_EXECUTOR_POD"  # the environment variable that KubernetesExecutor gives its pods
+_EMPTY_DIR = "/kubernetes.io~empty-dir/"  # in the path of an emptyDir on its node
 _MANY_MACHINES = ("CeleryExecutor", "EdgeExecutor")
 
 
@@ -258,11 +259,13 @@ def prepare_run(ctx: RunContext, executor: str | None, log: Any) -> None:
     log.info("run %s is ready, its folder is %s", ctx.name, ctx.where)
 
 
-def worker_disk_findings(ctx: RunContext, executor: str | None) -> Iterator[Finding]:
-    """Yield a finding for each folder of the run that is on this worker's root disk, not on a volume.
+def worker_disk_findings(
+    ctx: RunContext, executor: str | None, mounts: Path = Path("/proc/self/mountinfo")
+) -> Iterator[Finding]:
+    """Yield a finding for each folder of the run that is on this worker's root disk or an emptyDir.
 
     With an executor of many machines or pods, the next task may run elsewhere and not find the folder. The
-    finding is fatal if the disk is deleted with the task's pod.
+    finding is fatal if the disk is deleted with the task's pod. ``mounts`` lists the mounts of this process.
     """
     from manycpu.pipeline.adapters.storage import is_remote
 
@@ -280,13 +283,25 @@ def worker_disk_findings(ctx: RunContext, executor: str | None) -> Iterator[Find
         if not folder:
             continue
         existing = next(path for path in (folder, *folder.parents) if path.exists())
-        if existing.stat().st_dev == Path("/").stat().st_dev:  # the same device as /: no volume
+        # The same device as /: no volume.
+        if existing.stat().st_dev == Path("/").stat().st_dev or _is_empty_dir(existing.resolve(), mounts):
             yield Finding(
                 field,
                 f"{folder} is on the disk of this worker, which {danger} ({name})",
                 "Give a folder on a volume that every worker mounts, or, for run.output, a URL",
                 fatal=_POD_PER_TASK in name,
             )
+
+
+def _is_empty_dir(folder: Path, mounts: Path) -> bool:
+    """Whether a folder is on an emptyDir of its pod, which is deleted with the pod."""
+    # As in proc_pid_mountinfo(5): which folder of its file system is mounted, and where.
+    mounted = dict[str, str]()
+    for line in mounts.read_text().splitlines():
+        mounted_folder, point = line.split()[3:5]
+        mounted[point] = mounted_folder
+    mounts_above = (mounted[str(path)] for path in (folder, *folder.parents) if str(path) in mounted)
+    return _EMPTY_DIR in next(mounts_above, "")
 
 
 def clean_up_and_log(

@@ -44,3 +44,21 @@ def test_a_pod_of_kubernetes_executor_that_is_configured_with_another_one(
     monkeypatch.setenv("AIRFLOW_IS_K8S_EXECUTOR_POD", "True")
     assert found(None, "/models", {"kind": "kubernetes"}) == [("run.output", True)]
     assert found(None, "/proc/models", {"kind": "kubernetes"}) == []
+
+
+def test_an_empty_dir_goes_with_its_pod_too(tmp_path: Path) -> None:
+    ctx = open_context(
+        {"program": "-m x", "output": "/proc/models"}, {"kind": "kubernetes"}, "test", base=Path("/")
+    )
+    volumes = "/var/lib/kubelet/pods/1d-2e/volumes"
+    mounts = tmp_path / "mountinfo"
+
+    def found_with(kind: str) -> list[str]:
+        mounts.write_text(
+            "22 1 0:21 / / rw - overlay overlay rw\n"
+            f"23 22 254:1 {volumes}/kubernetes.io~{kind}/models /proc rw master:1 - ext4 /dev/vda1 rw\n"
+        )
+        return [finding.field for finding in worker_disk_findings(ctx, POD, mounts) if finding.fatal]
+
+    assert found_with("empty-dir") == ["run.output"]
+    assert found_with("local-volume") == []
