@@ -21,6 +21,7 @@ from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
 
 _LOG: Final = logging.getLogger(__name__)
 _MAX_DECIMALS: Final = 4  # of a percentage
+_LEAD_DIGITS: Final = 9  # less than one row of any data set, and more than the error of floats
 Fields = dict[str, Any]
 
 
@@ -153,8 +154,9 @@ def compare(
     scores = [result["accuracy"] for result in judged]
     says = _comparison_as_text(contenders[0]["rate"], scores, tried, params["threshold"])
     _LOG.info(says)
+    lead = round(scores[0] - sum(scores[1:]), _LEAD_DIGITS)  # without a champion: over 0
     return {
-        "better": scores[0] - sum(scores[1:]) > params["threshold"],  # without a champion: better than 0
+        "better": lead > params["threshold"],
         "accuracy": scores[0],
         "says": says,
         "body": _comparison_as_markdown(says, contenders, scores, tried),

@@ -151,6 +151,8 @@ def described_by(folder: Path, returned: object) -> dict[str, Any]:
         ([0.9, 0.8], 0.0, False, "promote"),
         ([0.9, 0.8], 0.2, True, None),
         ([0.9, 0.9], 0.0, True, None),
+        ([8 / 300, 5 / 300], 0.01, True, None),  # exactly the threshold; as floats a little more
+        ([9 / 300, 5 / 300], 0.01, True, "approve"),
         ([0.9], 0.0, True, "approve"),
         ([0.9], 0.0, False, "promote"),
         ([0.9], 0.95, False, None),
