@@ -236,8 +236,8 @@ def _s3_options(login: str, field: str) -> dict[str, Any]:
         fix = "Name a connection of type aws with a key or a profile; for a role, set up a profile"
         raise BadInputError(f"connection {login!r} {reason}", field=field, fix=fix)
     options = {
-        "key": connection.login,
-        "secret": connection.password,
+        "key": connection.login or extra.get("aws_access_key_id"),
+        "secret": connection.password or extra.get("aws_secret_access_key"),
         "token": extra.get("aws_session_token"),
         "profile": extra.get("profile_name"),
         "endpoint_url": extra.get("endpoint_url"),

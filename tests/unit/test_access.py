@@ -1,10 +1,12 @@
-"""Airflow's connections, while Airflow cannot be asked for them."""
+"""Airflow's connections: what is read of them, also while Airflow cannot be asked."""
 
+import json
 from typing import Any
 
 import pytest
 
 from manycpu.operators.base import access_of
+from manycpu.pipeline.adapters import storage
 from manycpu.pipeline.spec.errors import ClusterError
 
 TARGET = {"kind": "kubernetes", "connection": "k8s"}
@@ -31,3 +33,10 @@ def test_a_connection_that_cannot_be_read_later_is_a_cluster_error(monkeypatch: 
     monkeypatch.setattr(hook, _away)
     with pytest.raises(ClusterError, match="k8s"):
         access.connect()
+
+
+def test_the_key_of_an_aws_connection_may_be_in_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = {"aws_access_key_id": "key", "aws_secret_access_key": "hidden", "aws_session_token": "token"}
+    monkeypatch.setenv("AIRFLOW_CONN_STORAGE", json.dumps({"conn_type": "aws", "extra": extra}))
+    options = storage.login_options("storage", "run.data")
+    assert options == {"key": "key", "secret": "hidden", "token": "token", "client_kwargs": {}}
