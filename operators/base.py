@@ -137,7 +137,7 @@ class RunOperator(BaseOperator):
         airflow = airflow_instance()
         identity = (airflow, instance.dag_id, instance.run_id, *owner, instance.map_index)
         key = key_of(name) if name else run_key(*identity)
-        run, target = self._fields(context, key)
+        run, target = map(fields_of, self._fields(context, key))  # an XCom may be a model
         _mask_secrets(run, target)
         demand_instance(target)
         # Relative paths start from the folder of the DAG file.

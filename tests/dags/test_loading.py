@@ -7,6 +7,8 @@ from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from airflow.triggers.base import BaseTrigger
@@ -150,6 +152,18 @@ def test_a_shared_target_needs_an_airflow_of_a_name(
             demand_instance({"kind": kind})
     monkeypatch.setenv("AIRFLOW__MANYCPU__INSTANCE", "team-a")
     demand_instance({"kind": "kubernetes"})
+
+
+def test_a_model_from_an_xcom_is_held_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    from manycpu.pipeline import Kubernetes
+    from manycpu.pipeline.spec.errors import BadInputError
+
+    monkeypatch.setenv("AIRFLOW__MANYCPU__INSTANCE", "")
+    operator = operators.PrepareOperator(task_id="prepare", training="one", run={"program": "x.py"})
+    operator.target = Kubernetes(namespace="ml")  # as Airflow renders the result of another task
+    context: Any = {"ti": SimpleNamespace(dag_id="d", run_id="r", map_index=-1)}
+    with pytest.raises(BadInputError, match=r"^\[manycpu\] instance: "):
+        operator.open(context)
 
 
 def test_an_embedded_airflow_makes_up_its_name_once(tmp_path: Path) -> None:
