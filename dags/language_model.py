@@ -22,7 +22,9 @@ TAGS = ["manycpu", "example"]
         "folder": Param(
             None,
             type=["null", "string"],
-            description="Where data and models go. Left empty: models/language, in $MANYCPU_HOME.",
+            pattern="^(/|$)",
+            description="Where data and models go: an absolute path. Left empty: models/language, in "
+            "$MANYCPU_HOME.",
         ),
     },
     tags=TAGS,

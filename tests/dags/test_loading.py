@@ -15,6 +15,7 @@ from airflow.triggers.base import BaseTrigger
 
 from manycpu import operators
 from manycpu.operators import local_airflow
+from manycpu.operators.airflow_versions import ParamValidationError
 
 HEAVY = ("accelerate", "datasets", "kubernetes", "numpy", "pandas", "torch", "transformers")
 PARSE = """
@@ -81,6 +82,16 @@ def test_the_verbs_are_wired_as_drawn(dags: dict[str, object], dag_id: str) -> N
 def test_the_model_is_an_asset(dags: dict[str, object]) -> None:
     outlets = dags["train_model"].get_task("training.export").outlets  # type: ignore[attr-defined]
     assert [asset.name for asset in outlets] == ["question-answering-model"]
+
+
+def test_the_folder_of_a_language_model_is_an_absolute_path(dags: dict[str, Any]) -> None:
+    """A worker writes the data, and relative paths of its run start from the folder of the DAG file."""
+    folder = dags["language_model"].params.get_param("folder")
+    for value in (None, "", "/data/language"):
+        assert folder.resolve(value) == value
+    for value in ("language", "~/language", "s3://bucket/language"):
+        with pytest.raises(ParamValidationError):
+            folder.resolve(value)
 
 
 def test_what_runs_by_the_clock_waits_until_somebody_wants_it(dags: dict[str, object]) -> None:
