@@ -148,17 +148,20 @@ class TrainOperator(RunOperator):
 
     def _train(self, context: Context, ctx: RunContext) -> Any:
         """Launch or attach, follow the training, and conclude; returns the task's result."""
-        from manycpu.pipeline.verbs.launch import edited, launch
+        from manycpu.pipeline.verbs.launch import attach, edited, launch
 
-        staged, built = self.staged_and_built(ctx)
+        inputs: tuple[Any, Any] | None = None
         # A person clears the task: the triggerer ends the old attempt, perhaps only after the next try has
         # begun. That try then attaches to the old attempt, sees it end, and launches another one in the next
         # turn of this loop. The number of turns is limited: each earlier try can end one attempt.
         for _ in range(context["ti"].try_number + 1):
-            handle, attached = launch(ctx, staged, built)
+            attached = handle = attach(ctx)
+            if handle is None:
+                inputs = inputs or self.staged_and_built(ctx)
+                handle, attached = launch(ctx, *inputs)
             verb = "attached to" if attached else "launched"
             self.log.info("%s attempt %d, %s", verb, handle.attempt, handle)
-            if finding := edited(ctx, handle, staged, built):  # fields that the running attempt has not
+            if finding := edited(ctx, handle):  # fields that the running attempt has not
                 self.log.warning("%s", finding)
             with ctx.ledger.kept_alive(ctx.waiting_lease):
                 status = self._watch_in_worker(context, ctx, handle)
@@ -169,7 +172,6 @@ class TrainOperator(RunOperator):
 
     def staged_and_built(self, ctx: RunContext) -> tuple[Any, Any]:
         """Return what was staged and built; if missing or made from other fields, stage or build it here."""
-        from manycpu.pipeline.targets.attempt import join
         from manycpu.pipeline.targets.context import Built, Staged
         from manycpu.pipeline.verbs.build import build, built_from
         from manycpu.pipeline.verbs.prepare import prepare
@@ -179,8 +181,6 @@ class TrainOperator(RunOperator):
         is_new = not ctx.ledger.exists()
         if is_new:
             prepare(ctx)
-        with ctx.ledger.update() as entry:
-            join(ctx, entry, "train")  # raises if another task trains this run with other fields
         staged = Staged.model_validate(self.staged or {})
         built = None if self.built is None else Built.model_validate(self.built)
         # The origin is a hash of the fields; a result of an older version has none, and counts as current.

@@ -290,7 +290,7 @@ def _stage_to_wait(ctx: RunContext, listener: RunListener) -> Handle:
         if attached and _may_still_train(ctx):
             words = "attached to attempt %d, whose training went on without the command that started it"
             _LOG.info(words, handle.attempt)
-        if finding := edited(ctx, handle, staged, built):
+        if finding := edited(ctx, handle):
             listener.finding(finding)
     with _reporting(listener, "wait"):
         guarded_trackers = [Guarded(tracker) for tracker in trackers(ctx, handle)]

@@ -1,11 +1,14 @@
 """launch: start the next attempt, or attach to the present one."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from manycpu.pipeline.ledger import Attempt
+from manycpu.pipeline.ledger import Attempt, VerbRecord
 from manycpu.pipeline.spec.errors import CancelledError, Finding
 from manycpu.pipeline.spec.handle import Handle
-from manycpu.pipeline.targets.attempt import attempt_of
+from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.targets.attempt import attempt_status, join, should_attach
 from manycpu.pipeline.targets.context import Built, RunContext, Staged
 from manycpu.pipeline.targets.output import claim
 from manycpu.pipeline.verbs.cancel import end_if_cancelled, take_cancellation
@@ -24,23 +27,58 @@ def launch(ctx: RunContext, staged: Staged, built: Built) -> tuple[Handle, bool]
         CancelledError: A person cancelled the next attempt before its launch.
         LaunchError: The target does not accept the run.
     """
-    with ctx.ledger.timed("launch", ctx.waiting_lease) as record:
-        if how := take_cancellation(ctx):
-            raise CancelledError(how)
-        if ctx.ledger.read().export is None:
-            claim(ctx)  # renew the claim: like the lease, it must last as long as this attempt
+    with _launching(ctx) as record:
         handle, attached = ctx.driver.launch(ctx, staged, built)
         end_if_cancelled(ctx, handle.attempt)
         record.result = "reused" if attached else "done"
         return handle, attached
 
 
-def edited(ctx: RunContext, handle: Handle, staged: Staged, built: Built) -> Finding | None:
-    """Return a warning that names the fields that were edited after an attempt was started; None: none."""
-    recorded = ctx.ledger.read().attempts.get(handle.attempt)
+def attach(ctx: RunContext) -> Handle | None:
+    """Attach to the present attempt if it runs or has succeeded; None: stage, build, and call ``launch``.
+
+    The sources of data, model and code may be gone meanwhile: an attempt that runs does not need them.
+
+    Raises:
+        CancelledError: A person cancelled the next attempt before its launch.
+        ForeignRunError: Another task trains this run, and describes another training.
+    """
+    if not ctx.ledger.exists():
+        return None
+    with ctx.ledger.update() as entry:
+        join(ctx, entry, "train")
+    handle: Handle | None = ctx.driver.present_handle(ctx, entry)
+    if handle is None or handle != entry.handle:  # the launch was killed: the next one records what it finds
+        return None
+    status = attempt_status(ctx, handle, entry)
+    if status.state is RunState.UNKNOWN or not should_attach(status, entry):
+        return None
+    with _launching(ctx) as record:
+        end_if_cancelled(ctx, handle.attempt)
+        record.result = "reused"
+        return handle
+
+
+@contextmanager
+def _launching(ctx: RunContext) -> Iterator[VerbRecord]:
+    """Record the verb; raise if a person cancelled the next attempt, else renew the claim of the output."""
+    with ctx.ledger.timed("launch", ctx.waiting_lease) as record:
+        if how := take_cancellation(ctx):
+            raise CancelledError(how)
+        if ctx.ledger.read().export is None:
+            claim(ctx)  # renew the claim: like the lease, it must last as long as this attempt
+        yield record
+
+
+def edited(ctx: RunContext, handle: Handle) -> Finding | None:
+    """Return a warning that names what has changed since an attempt was started; None: nothing has."""
+    entry = ctx.ledger.read()
+    recorded = entry.attempts.get(handle.attempt)
     if recorded is None:  # an older version of manycpu started it
         return None
-    before, now = _fields_that_bind(recorded), _fields_that_bind(attempt_of(ctx, staged, built))
+    digests = {name: entry.digests.get(name, digest) for name, digest in recorded.digests.items()}
+    latest = Attempt(run=ctx.run_fields, target=ctx.target_fields, digests=digests)
+    before, now = _fields_that_bind(recorded), _fields_that_bind(latest)
     names = [name for name in sorted(before | now) if before.get(name) != now.get(name)]
     if not names:
         return None

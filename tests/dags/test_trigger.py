@@ -1,21 +1,24 @@
-"""The trigger, on a real training: what it tells, when it ends the training, and when it must not."""
+"""The trigger and its task, on a real training: what they log, what ends the training, and what must not."""
 
 import asyncio
 import re
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk import timezone
 from airflow.triggers.base import TriggerEvent
 from support.event_collector import EventCollector
 from support.nasty_lines import NASTY
 from support.waiting import until
 
-from manycpu.operators import following, triggers
-from manycpu.operators.airflow_versions import AirflowException
+from manycpu.operators import TrainOperator, following, triggers
+from manycpu.operators.airflow_versions import AirflowException, TaskDeferred
 from manycpu.operators.following import DeferralTimer
 from manycpu.operators.job_trigger import JobTrigger
 from manycpu.operators.train import _deferral_timeout
@@ -74,6 +77,34 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> EventCollector:
     collector, listeners = EventCollector(), following.listeners
     monkeypatch.setattr(following, "listeners", lambda *given: (*listeners(*given), collector))
     return collector
+
+
+def context(try_number: int = 1, max_tries: int = 1) -> Any:
+    """Make the context of one try of the task `train`."""
+    place = {"dag_id": "d", "run_id": "r", "task_id": "train", "map_index": -1}
+    tries = {"try_number": try_number, "max_tries": max_tries, "id": f"id{try_number}"}
+    instance = SimpleNamespace(**place, **tries, start_date=timezone.utcnow())
+    return {"ti": instance, "dag_run": SimpleNamespace(), "task": None}
+
+
+@pytest.fixture
+def deferred(
+    tmp_path: Path,
+    home: Path,  # noqa: ARG001
+    script: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[TrainOperator]:
+    """Make a task whose first try has deferred; its training runs until there is the file `go`."""
+    monkeypatch.setattr(following, "_STAY_IN_WORKER_S", 0.0)
+    (tmp_path / "data").write_text("x")
+    run = {"program": script(WAITS), "output": str(tmp_path / "out"), "data": str(tmp_path / "data")}
+    env = {"GO": str(tmp_path / "go")}
+    limit = timedelta(hours=1)
+    task = TrainOperator(task_id="train", run=run | {"env": env}, execution_timeout=limit)
+    with pytest.raises(TaskDeferred):
+        task.execute(context())
+    yield task
+    cleanup(task.open(context()), keep=False)
 
 
 def trigger(handle: ProcessHandle, **more: Any) -> TrainingTrigger:
@@ -266,6 +297,15 @@ def test_the_deadline_ends_the_training(training: Training) -> None:
     _, handle, _ = training
     payload = asyncio.run(event(trigger(handle, deadline=time.time() + 1))).payload
     assert (payload["timed_out"], payload["status"]["state"]) == (True, "cancelled")
+
+
+def test_a_retry_attaches_though_the_source_of_its_data_is_gone(
+    deferred: TrainOperator, tmp_path: Path
+) -> None:
+    (tmp_path / "data").unlink()
+    (tmp_path / "go").touch()
+    deferred.deferrable = False
+    assert deferred.execute(context(2))["attempt"] == 1
 
 
 def test_the_event_waits_for_the_scheduler_to_settle(training: Training) -> None:
