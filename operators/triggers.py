@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -231,13 +231,17 @@ class TrainingTrigger(FollowingTrigger):
         """File with how much of the log this try has printed, so that another triggerer repeats nothing."""
         return Path(self.handle["directory"]) / f"told.{run_key(self.by)}"
 
+    def _write_bookmark(self, cursor: int) -> None:
+        with suppress(OSError):  # such as a full disk: another triggerer repeats lines then
+            self._bookmark.write_text(str(cursor))
+
     def _watch(self) -> Watch:
         """Start to follow where this try has stopped, or else where the worker has."""
         try:
             cursor = int(self._bookmark.read_text())
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError):
             cursor = self.cursor
-            self._bookmark.write_text(str(cursor))
+            self._write_bookmark(cursor)
         handle = read_handle(self.handle)
         watching = watch(self._context(), handle, cursor)
         self._make_listeners(watching.ctx, handle, watching.observed)
@@ -248,7 +252,7 @@ class TrainingTrigger(FollowingTrigger):
         lines, status = watching.look()
         self._deliver(lines)
         if lines:
-            self._bookmark.write_text(str(watching.cursor))
+            self._write_bookmark(watching.cursor)
         if status.state.terminal:
             return outcome(watching.ctx, status, watching.observed)
         self._live.show(status, watching.observed)

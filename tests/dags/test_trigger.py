@@ -308,6 +308,17 @@ def test_a_retry_attaches_though_the_source_of_its_data_is_gone(
     assert deferred.execute(context(2))["attempt"] == 1
 
 
+def test_a_trigger_that_cannot_write_beside_the_log_follows_to_the_end(
+    training: Training, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _, handle, go = training
+    made = trigger(handle)
+    made._bookmark.mkdir()  # noqa: SLF001 - whose name is taken: no write succeeds, as on a full disk
+    go.touch()
+    assert asyncio.run(event(made)).payload["status"]["state"] == "succeeded"
+    assert told("".join(capfd.readouterr())) == ["line 0", "line 1", "line 2", "last line"]
+
+
 def test_the_event_waits_for_the_scheduler_to_settle(training: Training) -> None:
     _, handle, go = training
     go.touch()
