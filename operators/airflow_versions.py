@@ -19,6 +19,7 @@ try:
         AirflowSkipException,
         AirflowTaskTimeout,
         ParamValidationError,
+        TaskDeferralTimeout,
         TaskDeferred,
     )
     from airflow.sdk.plugins_manager import AirflowPlugin
@@ -33,6 +34,7 @@ except ImportError:
         AirflowSkipException,
         AirflowTaskTimeout,
         ParamValidationError,
+        TaskDeferralTimeout,
         TaskDeferred,
     )
     from airflow.plugins_manager import AirflowPlugin  # type: ignore[assignment]
@@ -55,6 +57,7 @@ __all__ = [
     "AirflowSkipException",
     "AirflowTaskTimeout",
     "ParamValidationError",
+    "TaskDeferralTimeout",
     "TaskDeferred",
     "approval_timeout",
     "calling_airflow",

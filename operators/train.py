@@ -18,6 +18,7 @@ from manycpu.operators.airflow_versions import (
     AirflowException,
     AirflowFailException,
     AirflowTaskTimeout,
+    TaskDeferralTimeout,
     TaskDeferred,
 )
 from manycpu.operators.base import RunOperator, failing_without_retry, require_begun
@@ -126,7 +127,7 @@ class TrainOperator(RunOperator):
         with failing_without_retry():
             handle, status = read_handle(event["handle"]), Status.model_validate(event["status"])
             ctx = require_begun(self.open(context, handle.run))
-            if event["timed_out"]:
+            if event["timed_out"] and status.state is RunState.CANCELLED:  # else it had ended before
                 with suppress(CancelledError):  # `conclude` records the end, and raises it
                     conclude(ctx, handle, status)
                 raise AirflowTaskTimeout(
@@ -135,6 +136,26 @@ class TrainOperator(RunOperator):
             if _was_cancelled_by_earlier_try(ctx, handle, context):
                 return self._train(context, ctx)
             return self._conclude(context, ctx, handle, status)
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Resume after the trigger; keep ``execution_timeout`` if no triggerer was there to keep it."""
+        from manycpu.pipeline.verbs.cancel import cancel
+        from manycpu.pipeline.verbs.wait import wait
+
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except TaskDeferralTimeout:
+            if self.execution_timeout is None:
+                raise
+            with failing_without_retry():
+                ctx = require_begun(self.open(context))
+            handle = ctx.driver.present_handle(ctx, ctx.ledger.read())
+            if handle is None:
+                raise
+            cancel(ctx, by="execution_timeout", attempt=handle.attempt)
+            status = wait(ctx, handle).model_dump()
+            event = {"handle": handle.model_dump(), "status": status, "timed_out": True}
+            return self.execute_complete(context, event)
 
     def finish(self, context: Context, ctx: RunContext, handle: Handle) -> Any:  # noqa: ARG002 - overridden
         """Log where the model of a successful training is; returns the task's result, the attempt's handle.
@@ -148,26 +169,33 @@ class TrainOperator(RunOperator):
 
     def _train(self, context: Context, ctx: RunContext) -> Any:
         """Launch or attach, follow the training, and conclude; returns the task's result."""
+        from manycpu.pipeline.verbs.cancel import cancel
         from manycpu.pipeline.verbs.launch import attach, edited, launch
 
         inputs: tuple[Any, Any] | None = None
-        # A person clears the task: the triggerer ends the old attempt, perhaps only after the next try has
-        # begun. That try then attaches to the old attempt, sees it end, and launches another one in the next
-        # turn of this loop. The number of turns is limited: each earlier try can end one attempt.
-        for _ in range(context["ti"].try_number + 1):
-            attached = handle = attach(ctx)
-            if handle is None:
-                inputs = inputs or self.staged_and_built(ctx)
-                handle, attached = launch(ctx, *inputs)
-            verb = "attached to" if attached else "launched"
-            self.log.info("%s attempt %d, %s", verb, handle.attempt, handle)
-            if finding := edited(ctx, handle):  # fields that the running attempt has not
-                self.log.warning("%s", finding)
-            with ctx.ledger.kept_alive(ctx.waiting_lease):
-                status = self._watch_in_worker(context, ctx, handle)
-            if not _was_cancelled_by_earlier_try(ctx, handle, context):
-                break
-            self.log.info("attempt %d was ended with the try that started it", handle.attempt)
+        try:
+            # A person clears the task: the triggerer ends the old attempt, perhaps only after the next try
+            # has begun. That try then attaches to the old attempt, sees it end, and launches another one in
+            # the next turn of this loop. Turns are limited in number: each earlier try can end one attempt.
+            for _ in range(context["ti"].try_number + 1):
+                attempt: int | None = None  # that a timeout ends; None: the present one
+                attached = handle = attach(ctx)
+                if handle is None:
+                    inputs = inputs or self.staged_and_built(ctx)
+                    handle, attached = launch(ctx, *inputs)
+                attempt = handle.attempt
+                verb = "attached to" if attached else "launched"
+                self.log.info("%s attempt %d, %s", verb, attempt, handle)
+                if finding := edited(ctx, handle):  # fields that the running attempt has not
+                    self.log.warning("%s", finding)
+                with ctx.ledger.kept_alive(ctx.waiting_lease):
+                    status = self._watch_in_worker(context, ctx, handle)
+                if not _was_cancelled_by_earlier_try(ctx, handle, context):
+                    break
+                self.log.info("attempt %d was ended with the try that started it", attempt)
+        except AirflowTaskTimeout:
+            cancel(ctx, by="execution_timeout", attempt=attempt)
+            raise
         return self._conclude(context, ctx, handle, status)
 
     def staged_and_built(self, ctx: RunContext) -> tuple[Any, Any]:
@@ -199,7 +227,6 @@ class TrainOperator(RunOperator):
         """
         from manycpu.pipeline.listeners import Guarded, flush, tell
         from manycpu.pipeline.targets.outcome import outcome
-        from manycpu.pipeline.verbs.cancel import cancel
         from manycpu.pipeline.verbs.wait import POLL, watch
 
         watching, timer = watch(ctx, handle), DeferralTimer(context["ti"].try_number)
@@ -218,9 +245,6 @@ class TrainOperator(RunOperator):
                     self._defer(context, watching, listeners)
                 if not watching.behind:  # else more lines can be read at once
                     time.sleep(POLL)
-        except AirflowTaskTimeout:
-            cancel(ctx, by="execution_timeout", attempt=handle.attempt)
-            raise
         finally:
             watching.close()
             flush(listeners)

@@ -18,7 +18,7 @@ from support.nasty_lines import NASTY
 from support.waiting import until
 
 from manycpu.operators import TrainOperator, following, triggers
-from manycpu.operators.airflow_versions import AirflowException, TaskDeferred
+from manycpu.operators.airflow_versions import AirflowException, AirflowTaskTimeout, TaskDeferred
 from manycpu.operators.following import DeferralTimer
 from manycpu.operators.job_trigger import JobTrigger
 from manycpu.operators.train import _deferral_timeout
@@ -317,6 +317,55 @@ def test_a_trigger_that_cannot_write_beside_the_log_follows_to_the_end(
     go.touch()
     assert asyncio.run(event(made)).payload["status"]["state"] == "succeeded"
     assert told("".join(capfd.readouterr())) == ["line 0", "line 1", "line 2", "last line"]
+
+
+def test_a_training_that_had_succeeded_at_its_deadline_is_a_success(
+    deferred: TrainOperator, tmp_path: Path
+) -> None:
+    handle, status = ended(deferred, tmp_path / "go")
+    payload = {"handle": handle, "status": status, "timed_out": True}
+    assert deferred.execute_complete(context(), payload)["attempt"] == 1
+
+
+def ended(task: TrainOperator, go: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Let the training of a deferred task end; return its handle and status as JSON."""
+    go.touch()
+    ctx = task.open(context())
+    handle = ctx.ledger.read().handle
+    assert handle is not None
+    until(lambda: attempt_status(ctx, handle, ctx.ledger.read()).state.terminal)
+    status = attempt_status(ctx, handle, ctx.ledger.read())
+    return handle.model_dump(mode="json"), status.model_dump(mode="json")
+
+
+DEFERRAL_TIMED_OUT = ("__fail__", {"error": "Trigger timeout"})
+"""How Airflow resumes a task that no triggerer has resumed in time."""
+
+
+def test_the_task_ends_a_training_whose_deadline_no_triggerer_has_kept(deferred: TrainOperator) -> None:
+    with pytest.raises(AirflowTaskTimeout, match="it took longer than 1:00:00"):
+        deferred.resume_execution(*DEFERRAL_TIMED_OUT, context())
+    entry = deferred.open(context()).ledger.read()
+    assert (entry.cancelled, entry.ends[1].state) == ({1: "execution_timeout"}, "cancelled")
+
+
+def test_a_training_that_ended_while_no_triggerer_was_there_is_a_success(
+    deferred: TrainOperator, tmp_path: Path
+) -> None:
+    ended(deferred, tmp_path / "go")
+    assert deferred.resume_execution(*DEFERRAL_TIMED_OUT, context())["attempt"] == 1
+
+
+def test_a_timeout_between_the_launch_and_the_first_look_ends_the_training(
+    deferred: TrainOperator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rings(*_: Any) -> None:
+        raise AirflowTaskTimeout
+
+    monkeypatch.setattr(following, "listeners", rings)
+    with pytest.raises(AirflowTaskTimeout):
+        deferred.execute(context(2))
+    assert deferred.open(context()).ledger.read().cancelled == {1: "execution_timeout"}
 
 
 def test_the_event_waits_for_the_scheduler_to_settle(training: Training) -> None:
