@@ -202,13 +202,12 @@ class TrainOperator(RunOperator):
         """Return what was staged and built; if missing or made from other fields, stage or build it here."""
         from manycpu.pipeline.targets.context import Built, Staged
         from manycpu.pipeline.verbs.build import build, built_from
-        from manycpu.pipeline.verbs.prepare import prepare
         from manycpu.pipeline.verbs.stage import stage, staged_from
 
         # No ledger: no other task prepares this run, or it was cleaned up before this task was cleared.
         is_new = not ctx.ledger.exists()
         if is_new:
-            prepare(ctx)
+            prepare_run(ctx, self.executor, self.log)
         staged = Staged.model_validate(self.staged or {})
         built = None if self.built is None else Built.model_validate(self.built)
         # The origin is a hash of the fields; a result of an older version has none, and counts as current.
@@ -362,12 +361,6 @@ class WholeRunOperator(TrainOperator):
         if only_cleanup_is_left(ctx, or_nothing=is_retry):
             return self._conclude_run(context, ctx)
         return super()._train(context, ctx)
-
-    def staged_and_built(self, ctx: RunContext) -> tuple[Any, Any]:
-        """Prepare, unless an earlier try did; then stage and build."""
-        if not ctx.ledger.exists():
-            prepare_run(ctx, self.executor, self.log)
-        return super().staged_and_built(ctx)
 
     def finish(self, context: Context, ctx: RunContext, handle: Handle) -> Any:
         """Export, clean up, and conclude; returns what rank 0 returned."""

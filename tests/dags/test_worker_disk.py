@@ -1,10 +1,13 @@
 """A model on a worker's own disk is nowhere for the next task: said before anything is trained."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from manycpu.operators import TrainOperator
 from manycpu.operators.steps import worker_disk_findings
+from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.targets.open_run import open_context
 
 POD = "airflow.providers.cncf.kubernetes.executors.kubernetes_executor.KubernetesExecutor"
@@ -62,3 +65,11 @@ def test_an_empty_dir_goes_with_its_pod_too(tmp_path: Path) -> None:
 
     assert found_with("empty-dir") == ["run.output"]
     assert found_with("local-volume") == []
+
+
+@pytest.mark.usefixtures("home")
+def test_a_task_that_prepares_its_own_run_refuses_such_a_disk(script: Callable[..., str]) -> None:
+    task = TrainOperator(task_id="train", executor=POD)
+    ctx = open_context({"program": script(), "output": "/models"}, None, "test", base=Path("/"))
+    with pytest.raises(BadInputError, match=r"run\.output: /models is on the disk of this worker"):
+        task.staged_and_built(ctx)
