@@ -120,7 +120,8 @@ class TrainOperator(RunOperator):
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Resume after the trigger: conclude the attempt, or train again if an earlier try cancelled it.
 
-        ``event`` holds the attempt's handle and status, and whether it was cancelled for its timeout.
+        ``event`` holds the attempt's handle and status, and whether it was cancelled for its timeout. If the
+        triggerer did not see the attempt, this worker follows it to the end.
         """
         from manycpu.pipeline.verbs.wait import conclude
 
@@ -133,7 +134,12 @@ class TrainOperator(RunOperator):
                 raise AirflowTaskTimeout(
                     f"the training was ended: it took longer than {self.execution_timeout}"
                 )
-            if _was_cancelled_by_earlier_try(ctx, handle, context):
+            if status.state is RunState.UNKNOWN:
+                self.log.warning(
+                    "%s: this worker follows the training (docs/dag.md, Triggerers)", status.reason
+                )
+                self.deferrable = False
+            if not status.state.terminal or _was_cancelled_by_earlier_try(ctx, handle, context):
                 return self._train(context, ctx)
             return self._conclude(context, ctx, handle, status)
 

@@ -4,6 +4,7 @@ A trigger follows an attempt to its end, and cancels it when a person ends the t
 """
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,7 @@ from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import Handle, read_handle
 from manycpu.pipeline.spec.naming import run_key
 from manycpu.pipeline.spec.observed import Observed
-from manycpu.pipeline.spec.state import Status
+from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets import Watch
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import reopen
@@ -192,21 +193,26 @@ class FollowingTrigger(BaseTrigger):
         tell(lines, *self._listeners)
 
     async def _final_event(self, status: Status, *, timed_out: bool) -> TriggerEvent:
-        """Flush the listeners and stop writing the page, then return the event that resumes the task.
-
-        Waits until ``not_before``.
-        """
+        """Flush the listeners and stop writing the page, then return the event that resumes the task."""
         await asyncio.to_thread(flush, self._listeners)
         await asyncio.to_thread(self._live.close)
+        return await self._event(status, timed_out=timed_out)
+
+    async def _event(self, status: Status, *, timed_out: bool = False) -> TriggerEvent:
+        """Wait until ``not_before``, and return the event that resumes the task."""
         await asyncio.sleep(max(0.0, self.not_before - time.time()))
         payload = {"handle": self.handle, "status": status.model_dump(mode="json"), "timed_out": timed_out}
         return TriggerEvent(payload)  # type: ignore[no-untyped-call]
 
 
 class TrainingTrigger(FollowingTrigger):
-    """Follow a supervised process by its log, on any triggerer of its machine."""
+    """Follow a supervised process by its log, on any triggerer of its machine; another one sends it back."""
 
     async def _follow(self) -> AsyncIterator[TriggerEvent]:
+        if not await asyncio.to_thread(Path(self.handle["directory"]).exists):
+            reason = f"{self.handle['directory']} is not on {socket.gethostname()}, where the triggerer runs"
+            yield await self._event(Status(state=RunState.UNKNOWN, reason=reason))
+            return
         watching = await asyncio.to_thread(self._watch)
         timed_out = False
         # Files are read, and long logs written, on a thread: other triggers share this event loop.

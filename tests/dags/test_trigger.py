@@ -368,6 +368,17 @@ def test_a_timeout_between_the_launch_and_the_first_look_ends_the_training(
     assert deferred.open(context()).ledger.read().cancelled == {1: "execution_timeout"}
 
 
+def test_a_triggerer_that_does_not_see_the_training_sends_its_task_back_to_the_worker(
+    deferred: TrainOperator, tmp_path: Path
+) -> None:
+    handle, _ = ended(deferred, tmp_path / "go")
+    elsewhere = {**handle, "directory": str(tmp_path / "no" / "such" / "folder")}
+    settled = time.time() + 1
+    sent = asyncio.run(event(TrainingTrigger(handle=elsewhere, cursor=0, by="me", not_before=settled)))
+    assert time.time() >= settled
+    assert deferred.execute_complete(context(), sent.payload)["attempt"] == 1
+
+
 def test_the_event_waits_for_the_scheduler_to_settle(training: Training) -> None:
     _, handle, go = training
     go.touch()
