@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 RETRY_DELAY = timedelta(seconds=10)
 SETTLE_S = 8.0  # by then the scheduler has surely noticed that the worker has left a deferred task
 _DEADLINE_SLACK = timedelta(minutes=2)  # the trigger keeps the deadline; Airflow does so this much later
+_CENTURY_S = 100 * 365 * 86_400  # a deferral's end must be a date, and years have four digits
 _CLUSTER_AWAY = timedelta(hours=2)  # longer than a trigger waits for a cluster that does not answer
 
 
@@ -185,8 +186,9 @@ class TrainOperator(RunOperator):
             # the next turn of this loop. Turns are limited in number: each earlier try can end one attempt.
             for _ in range(context["ti"].try_number + 1):
                 attempt: int | None = None  # that a timeout ends; None: the present one
-                attached = handle = attach(ctx)
-                if handle is None:
+                if present := attach(ctx):
+                    handle, attached = present, True
+                else:
                     inputs = inputs or self.staged_and_built(ctx)
                     handle, attached = launch(ctx, *inputs)
                 attempt = handle.attempt
@@ -435,7 +437,8 @@ def _deferral_timeout(run: TrainingRun, target: TargetFields) -> timedelta | Non
     if target.waits_in_queue:
         return None
     waits = run.queue_timeout * (1 + run.max_restarts)
-    return timedelta(seconds=run.acknowledge_timeout + waits + run.run_timeout) + _CLUSTER_AWAY
+    seconds = min(run.acknowledge_timeout + waits + run.run_timeout, _CENTURY_S)
+    return timedelta(seconds=seconds) + _CLUSTER_AWAY
 
 
 def _canceller(context: Context) -> str:

@@ -2,7 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from manycpu.pipeline.spec.errors import BadInputError
 
 
 class ProcessHandle(BaseModel):
@@ -72,5 +74,16 @@ _HANDLES: TypeAdapter[ProcessHandle | JobHandle] = TypeAdapter(Handle)
 
 
 def read_handle(fields: object) -> ProcessHandle | JobHandle:
-    """Read a handle from its JSON."""
-    return _HANDLES.validate_python(fields)
+    """Read a handle from its JSON.
+
+    Raises:
+        BadInputError: It is none.
+    """
+    try:
+        return _HANDLES.validate_python(fields)
+    except ValidationError as error:
+        raise BadInputError(
+            f"{fields!r} is no handle",
+            field="handle",
+            fix="Give what the task that trains returned: if a person marked it successful, clear it",
+        ) from error

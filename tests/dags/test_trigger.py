@@ -447,6 +447,13 @@ def test_a_deferral_ends_after_the_deadlines_of_the_run_each_wait_for_nodes_incl
     assert latest.total_seconds() > 3600 * (1 + restarts) + 7200
 
 
+def test_a_deferral_of_the_longest_run_ends_at_a_date() -> None:
+    run = TrainingRun(program="x", output="/out", queue_timeout=3_000_000_000, max_restarts=100)
+    latest = _deferral_timeout(run, Kubernetes(namespace="ml"))
+    assert latest is not None
+    assert timezone.utcnow() + latest > timezone.utcnow()
+
+
 def test_a_deferral_of_a_run_that_a_queue_may_preempt_has_no_end_of_its_own() -> None:
     run = TrainingRun(program="x", output="/out")
     assert _deferral_timeout(run, Kubernetes(namespace="ml", queue="team-a")) is None

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, Label, TaskGroup, chain, task
 
-from manycpu.operators import TrainingPipeline, training_pipeline
+from manycpu.operators import ExportModelOperator, TrainingPipeline, training_pipeline
+from manycpu.operators.airflow_versions import AirflowFailException
 
 RunDag = Callable[..., SimpleNamespace]
 RUN = {"program": "./train.py", "output": None}
@@ -136,3 +137,9 @@ def test_a_branch_that_passes_a_training_by_is_no_failure(
     assert ran.state == "success", ran.tasks
     assert ran.tasks.pop("other") == "success"
     assert {state for name, state in ran.tasks.items() if "choose" not in name} == {"skipped"}
+
+
+def test_an_export_whose_training_was_marked_successful_by_hand_says_so() -> None:
+    export = ExportModelOperator(task_id="export", run=RUN, handle=None)
+    with pytest.raises(AirflowFailException, match="handle: None is no handle"):
+        export.execute({})

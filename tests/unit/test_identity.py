@@ -94,10 +94,12 @@ def test_what_differs_from_the_attempt_is_named_and_the_output_is_not_of_it(tmp_
     entry.attempt, entry.attempts[1] = 1, attempt_of(first, Staged(), BUILT)
     first.ledger.save(entry)  # type: ignore[attr-defined]
     handle: Any = Handle()
-    finding = edited(now, handle, Staged(), BUILT.model_copy(update={"digest": "2"}))
+    assert edited(first, handle) is None
+    with now.ledger.update() as entry:
+        entry.digests["code"] = "2"  # it was built again
+    finding = edited(now, handle)
     assert finding is not None
     assert (finding.field, finding.fatal) == ("digests.code, run.args", False)
-    assert edited(first, handle, Staged(), BUILT) is None
 
 
 class Handle:
