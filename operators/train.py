@@ -273,7 +273,7 @@ class TrainOperator(RunOperator):
             raise AirflowFailException("a person ended this task, and the training with it")
         if self._signalled or state in PRESUMED_DEAD:
             raise AirflowException(
-                "this worker stops; the training continues, and the next try attaches to it"
+                "this worker stops before the training has ended: if a try is left, it attaches to it"
             )
 
     def _defer(self, context: Context, watch: Watch, listeners: Iterable[RankListener]) -> NoReturn:
@@ -368,6 +368,9 @@ class WholeRunOperator(TrainOperator):
         is_retry = instance.try_number > 1 and instance.max_tries == self.retries
         if only_cleanup_is_left(ctx, or_nothing=is_retry):
             return self._conclude_run(context, ctx)
+        if ctx.ledger.exists():
+            with ctx.ledger.update() as entry:
+                entry.latest_try = max(entry.latest_try, instance.try_number)
         return super()._train(context, ctx)
 
     def finish(self, context: Context, ctx: RunContext, handle: Handle) -> Any:
@@ -423,7 +426,9 @@ class WholeRunOperator(TrainOperator):
             if not isinstance(error.__cause__, ForeignRunError) and not _has_next_try(context, error):
                 try:
                     with suppress(BadInputError):  # the run never began
-                        clean_up_and_log(self.open(context), self.log, place_of(context))
+                        ctx = self.open(context)
+                        if not _has_later_try(ctx, context):
+                            clean_up_and_log(ctx, self.log, place_of(context))
                 except Exception:
                     self.log.exception("the run is not cleaned up; `manycpu clean` tries again")
             raise
@@ -455,6 +460,12 @@ def _was_cancelled_by_earlier_try(ctx: RunContext, handle: Handle, context: Cont
     canceller = ctx.ledger.read().cancelled.get(handle.attempt, "")
     is_this_task = canceller.startswith(f"task {context['ti'].task_id}, try ")
     return is_this_task and canceller != _canceller(context)
+
+
+def _has_later_try(ctx: RunContext, context: Context) -> bool:
+    """Whether a later try of the task works on the run: Airflow had presumed this process dead."""
+    latest_try = ctx.ledger.read().latest_try if ctx.ledger.exists() else 0
+    return latest_try > context["ti"].try_number
 
 
 def _has_next_try(context: Context, error: BaseException) -> bool:

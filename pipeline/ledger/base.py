@@ -91,6 +91,8 @@ class Entry(BaseModel):
     target: dict[str, Any]
     tasks: dict[str, str] = Field(default_factory=dict)
     """Step of the run (prepare, train) -> the task that did it first."""
+    latest_try: int = 0
+    """Number of the latest try of the task that does the whole run; 0: it is the first one, or unknown."""
     dag: dict[str, str] = Field(default_factory=dict)
     """``dag_id`` and ``run_id`` of its DAG run, and the ``instance`` of Airflow; empty outside of Airflow."""
     attempts: dict[int, Attempt] = Field(default_factory=dict)

@@ -202,7 +202,7 @@ def test_the_next_try_attaches_where_the_worker_went_away(
 """
     ran = run_dag("one", one(tmp_path, body.strip(), "retries=1, retry_delay=0"))
     assert ran.state == "success", ran.said
-    assert "the training continues, and the next try attaches to it" in ran.said
+    assert "if a try is left, it attaches to it" in ran.said
     assert "attached to attempt 1" in ran.said
     assert (tmp_path / "tries").read_text() == "x"
     (written,) = (home / "reports").iterdir()

@@ -24,7 +24,7 @@ from manycpu.operators import TrainOperator, following, triggers
 from manycpu.operators.airflow_versions import AirflowException, AirflowTaskTimeout, TaskDeferred
 from manycpu.operators.following import DeferralTimer
 from manycpu.operators.job_trigger import JobTrigger
-from manycpu.operators.train import _deferral_timeout
+from manycpu.operators.train import WholeRunOperator, _deferral_timeout
 from manycpu.operators.triggers import TrainingTrigger
 from manycpu.pipeline.listeners import tell
 from manycpu.pipeline.spec import events
@@ -380,6 +380,18 @@ def test_a_triggerer_that_does_not_see_the_training_sends_its_task_back_to_the_w
     sent = asyncio.run(event(TrainingTrigger(handle=elsewhere, cursor=0, by="me", not_before=settled)))
     assert time.time() >= settled
     assert deferred.execute_complete(context(), sent.payload)["attempt"] == 1
+
+
+def test_a_try_whose_task_was_tried_again_meanwhile_does_not_clean_up(deferred: TrainOperator) -> None:
+    task = WholeRunOperator(task_id="train", run=deferred.run)
+    with pytest.raises(TaskDeferred):
+        task.execute(context(2))
+    with pytest.raises(AirflowException, match="lost"):
+        task.resume_execution("__fail__", {"error": "lost"}, context(1, max_tries=0))
+    assert task.open(context()).ledger.read().cancelled == {}
+    with pytest.raises(AirflowException, match="lost"):
+        task.resume_execution("__fail__", {"error": "lost"}, context(2, max_tries=1))
+    assert not task.open(context()).ledger.exists()
 
 
 def test_the_event_waits_for_the_scheduler_to_settle(training: Training) -> None:

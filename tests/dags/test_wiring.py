@@ -140,6 +140,7 @@ def test_a_branch_that_passes_a_training_by_is_no_failure(
 
 
 def test_an_export_whose_training_was_marked_successful_by_hand_says_so() -> None:
-    export = ExportModelOperator(task_id="export", run=RUN, handle=None)
+    nothing: Any = None
+    export = ExportModelOperator(task_id="export", run=RUN, handle=nothing)
     with pytest.raises(AirflowFailException, match="handle: None is no handle"):
         export.execute({})
