@@ -370,7 +370,7 @@ class WholeRunOperator(TrainOperator):
             return self._conclude_run(context, ctx)
         if ctx.ledger.exists():
             with ctx.ledger.update() as entry:
-                entry.latest_try = max(entry.latest_try, instance.try_number)
+                entry.latest_try = instance.try_number
         return super()._train(context, ctx)
 
     def finish(self, context: Context, ctx: RunContext, handle: Handle) -> Any:
