@@ -12,7 +12,6 @@ runs alone.
 For a script that calls neither, what a Hugging Face Trainer has written to the output is reported in the end.
 """
 
-import contextlib
 import json
 import math
 import os
@@ -59,7 +58,7 @@ def progress(  # noqa: PLR0913 - each is optional and has a name
     """
     if not _is_reporting():
         return
-    values = {
+    given = {
         "step": step,
         "total_steps": total_steps,
         "epoch": epoch,
@@ -69,24 +68,37 @@ def progress(  # noqa: PLR0913 - each is optional and has a name
         "samples_per_second": samples_per_second,
         "seconds_left": seconds_left,
     }
-    _STEP[:] = [step]
+    plain = {name: _as_json(name, value) for name, value in given.items() if value is not None}
+    _STEP[:] = [plain.get("step")]
     _REPORTED.add("progress")
-    say("progress", **{name: _as_json(name, value) for name, value in values.items() if value is not None})
+    say("progress", **plain)
 
 
 def metrics(values: Mapping[str, Any], *, step: int | None = None) -> None:
     """Report results, and merge them into ``metrics.json`` of the output: a later value replaces an earlier.
 
+    A file of that name that holds no JSON object is the program's own, and stays, with a warning.
+
     Args:
         values: Name -> number, also of numpy or torch.
         step: The step that they belong to; default: that of the last :func:`progress`, if there was one.
     """
-    plain = _report(values, step)
-    if not plain or not (output := os.environ.get("MANYCPU_OUTPUT")):
+    plain = report(values, step)
+    if not plain:
         return
-    path, recorded = Path(output) / METRICS, dict[str, Any]()
-    with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+    _REPORTED.add("metrics")
+    if not (output := os.environ.get("MANYCPU_OUTPUT")):
+        return
+    path = Path(output) / METRICS
+    try:
         recorded = json.loads(path.read_text())
+    except FileNotFoundError:
+        recorded = {}
+    except (OSError, ValueError, RecursionError):
+        recorded = None
+    if not isinstance(recorded, dict):
+        warn(f"{METRICS} of the output is not manycpu's: it stays as it is, and metrics() writes none")
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".metrics-", delete=False) as file:
         json.dump(recorded | plain, file, indent=2, sort_keys=True, default=str)
@@ -114,7 +126,7 @@ def report_trainer_files() -> None:
             values |= _numbers(entry)
         values.pop("step", None)
         if values:
-            _report(values, state.get("global_step"))
+            report(values, state.get("global_step"))
     except Exception as error:  # noqa: BLE001 - the files may hold anything; the training has succeeded
         warn(
             f"{_TRAINER_STATE} and {_TRAINER_RESULTS} of the output are not the Trainer's, "
@@ -122,24 +134,23 @@ def report_trainer_files() -> None:
         )
 
 
-def _is_reporting() -> bool:
-    return "MANYCPU_RUN" in os.environ and os.environ.get("RANK", "0") == "0"
-
-
-def _report(values: Mapping[str, Any], step: int | None) -> dict[str, Any]:
-    """Report results as events; returns the values as JSON can hold them.
+def report(values: Mapping[str, Any], step: int | None = None) -> dict[str, Any]:
+    """Report results as events, and write no file; returns the values as JSON can hold them.
 
     Outside of a run, and on other ranks than 0, it reports nothing and returns an empty mapping.
 
     ``step`` None: the step of the last progress report.
     """
-    step = next(iter(_STEP), None) if step is None else step
     if not _is_reporting():
         return {}
+    step = next(iter(_STEP), None) if step is None else _as_json("step", step)
     plain = {str(name): _as_json(str(name), value) for name, value in values.items()}
-    _REPORTED.add("metrics")
     _say_metrics(plain, {} if step is None else {"step": step})
     return plain
+
+
+def _is_reporting() -> bool:
+    return "MANYCPU_RUN" in os.environ and os.environ.get("RANK", "0") == "0"
 
 
 def _say_metrics(values: dict[str, Any], fields: dict[str, Any]) -> None:

@@ -126,8 +126,8 @@ class Devices(NamedTuple):
     steps: Steps
 
     def report(self) -> None:
-        """Report the times of compilations and of steps."""
-        metrics.metrics(self.steps.metrics())
+        """Report the times of compilations and of steps, which are no results of the program's own."""
+        metrics.report(self.steps.metrics())
 
     def check(self, program: str) -> None:
         """End the rank with exit code 86 if the program's batches were not divided among the devices."""

@@ -38,6 +38,32 @@ def test_metrics_merge_into_the_output(output: Path, capsys: pytest.CaptureFixtu
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+@pytest.mark.parametrize(
+    "own", ['{"f1": 0.8}\n{"f1": 0.9}\n', '[{"f1": 0.8}]', "\udcff"], ids=["lines", "list", "bytes"]
+)
+def test_a_metrics_json_that_is_no_object_stays_the_program_s(
+    own: str, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output.mkdir()
+    (output / "metrics.json").write_text(own, errors="surrogateescape")
+    metrics({"f1": 90.0})
+    assert (output / "metrics.json").read_text(errors="surrogateescape") == own
+    reported, warning = map(decode, capsys.readouterr().out.splitlines())
+    assert isinstance(reported, MetricsEvent)
+    assert reported.values == {"f1": 90.0}
+    assert isinstance(warning, WarningEvent)
+    assert "metrics.json of the output is not manycpu's" in warning.message
+
+
+@pytest.mark.usefixtures("output")
+def test_a_step_of_numpy_is_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    progress(step=np.int64(30))  # type: ignore[arg-type]
+    metrics({"f1": 90.0})
+    metrics({"f1": 91.0}, step=np.int64(31))  # type: ignore[arg-type]
+    decoded = map(decode, capsys.readouterr().out.splitlines())
+    assert [event.step for event in decoded if isinstance(event, MetricsEvent)] == [30, 31]
+
+
 def test_not_a_number_is_null_and_said_aloud(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metrics({"loss": float("nan")})
     assert json.loads((output / "metrics.json").read_text()) == {"loss": None}

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from manycpu.pipeline.functions.pickled import advice_on_source
 from manycpu.pipeline.launchers import device_refusals
 from manycpu.pipeline.launchers.environment import environment
 from manycpu.pipeline.launchers.pod_spec import TPU_LABELS
-from manycpu.pipeline.node import accelerate_world
+from manycpu.pipeline.node import accelerate_world, metrics
 from manycpu.pipeline.node.world import read_requested
-from manycpu.pipeline.node.xla import Compiled, Steps
+from manycpu.pipeline.node.xla import Compiled, Devices, Steps
 from manycpu.pipeline.observed import observe
+from manycpu.pipeline.spec.event_types import MetricsEvent, decode
 from manycpu.pipeline.spec.events import encode
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.targets import Local, Target
@@ -225,6 +227,21 @@ def test_a_batch_of_another_size_is_warned_of_once_where_it_compiles(
 
 def test_a_program_without_batches_has_compilations_alone() -> None:
     assert Machine().steps.metrics() == {"xla_compilations": 0, "xla_compile_seconds": 0.0}
+
+
+def test_times_of_xla_hide_no_files_of_the_trainer_and_write_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MANYCPU_RUN", "xla-0123456789")
+    monkeypatch.setenv("MANYCPU_OUTPUT", str(tmp_path))
+    monkeypatch.setattr(metrics, "_REPORTED", set())
+    (tmp_path / "all_results.json").write_text('{"eval_f1": 91.0}')
+    Devices(8, Machine().steps).report()
+    metrics.report_trainer_files()
+    events = map(decode, capsys.readouterr().out.splitlines())
+    reported = [event.values for event in events if isinstance(event, MetricsEvent)]
+    assert reported == [{"xla_compilations": 0, "xla_compile_seconds": 0.0}, {"eval_f1": 91.0}]
+    assert [path.name for path in tmp_path.iterdir()] == ["all_results.json"]
 
 
 # a model that is built inside
