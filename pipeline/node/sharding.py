@@ -27,6 +27,7 @@ from typing import Any, Final, Literal
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import (
@@ -42,6 +43,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from manycpu.pipeline.node.emit import warn
+from manycpu.pipeline.spec.words import first_of
+
 _MAX_FILE_BYTES: Final = 5_000_000_000  # of an exported file, as save_pretrained has it
 _DTYPES: Final = {
     torch.float64: "F64",
@@ -52,9 +56,18 @@ _DTYPES: Final = {
     torch.int32: "I32",
     torch.int16: "I16",
     torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
     torch.uint8: "U8",
     torch.bool: "BOOL",
+    torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
 }
+"""As safetensors names them."""
 _EXTRA: Final = "extra"
 # Names instead of numbers fit any number of ranks; frozen parameters come with the base model. torch's
 # loading itself refuses a checkpoint that lacks a parameter.
@@ -288,7 +301,8 @@ def _part_in_checkpoint(
     Raises:
         ValueError: The checkpoint is of another model or optimizer.
     """
-    own = {*(f"model.{name}" for name in model), *(f"optimizer.{name}" for name in optimizer)}
+    # A module's extra state may be a dictionary: its values have names of their own in the checkpoint.
+    own, _ = flatten_state_dict({"model": model, "optimizer": optimizer})
     foreign = [name for name in stored if name.startswith(("model.", "optimizer.state.")) and name not in own]
     if foreign:
         raise ValueError(f"it is of another model or optimizer: it has {min(foreign)}")
@@ -356,13 +370,16 @@ def fault(folder: str | Path) -> str | None:
 def export(model: nn.Module, folder: str | Path) -> None:
     """Write the whole model as safetensors; every rank calls it, rank 0 writes.
 
-    ``from_pretrained`` needs ``model.config.save_pretrained(folder)`` too.
+    ``from_pretrained`` needs ``model.config.save_pretrained(folder)`` too. A module's extra state that is no
+    tensor is left out, with a warning: safetensors has tensors only.
 
     Parameters are gathered one at a time: beyond its share, a rank holds one whole parameter.
     """
     release(model)
     target, keys_of_files = Path(folder), _files(model)
     state = model.state_dict()
+    if _rank() == 0 and (others := [name for name, value in state.items() if not torch.is_tensor(value)]):
+        warn(f"{first_of(others)}: no tensor, which safetensors cannot hold, so the exported model lacks it")
     names = [_file_name(number, len(keys_of_files)) for number in range(1, len(keys_of_files) + 1)]
     for file_name, keys in zip(names, keys_of_files, strict=True):
         if _rank() == 0:
@@ -420,12 +437,13 @@ def _recompute_activations(block: nn.Module) -> None:
 def _files(model: nn.Module) -> list[list[str]]:
     """Divide the names of a model's tensors among files of at most 5 GB; returns the names in each file.
 
-    A tensor that is tied to (the same as) an earlier one is left out. A tensor above 5 GB has its own file.
+    A tensor that is tied to (the same as) an earlier one is left out, and so is what is no tensor. A tensor
+    above 5 GB has its own file.
     """
     names_of_files: list[list[str]] = [[]]
     tensor_ids, file_bytes = set[int](), 0
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) in tensor_ids:
+        if id(tensor) in tensor_ids or not torch.is_tensor(tensor):
             continue
         tensor_ids.add(id(tensor))
         if names_of_files[-1] and file_bytes + _size(tensor) > _MAX_FILE_BYTES:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from manycpu.pipeline.node import sharding
@@ -144,3 +145,37 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, other: dict[st
     sharding.save(tmp_path / "c", written, _stepped(written))
     with pytest.raises(RuntimeError, match=r"it is of another model or optimizer: it has (model|optimizer)"):
         sharding.load(tmp_path / "c", model, torch.optim.AdamW(model.parameters()))
+
+
+class _Counting(nn.Linear):
+    """Counts its batches, in a state that is no tensor."""
+
+    seen = 0
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": self.seen}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.seen = state["seen"]
+
+
+def test_the_extra_state_of_a_module_is_read_back(tmp_path: Path) -> None:
+    model, again = _Counting(3, 2), _Counting(3, 2)
+    model.seen = 7
+    sharding.save(tmp_path / "c", model, torch.optim.AdamW(model.parameters()))
+    sharding.load(tmp_path / "c", again, torch.optim.AdamW(again.parameters()))
+    assert again.seen == 7
+
+
+def test_an_export_has_all_tensors_of_a_model_and_names_what_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = _Counting(3, 2)
+    for dtype in (torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16):
+        model.register_buffer(str(dtype).removeprefix("torch."), torch.arange(4).to(dtype))
+    sharding.export(model, tmp_path)
+    exported, state = load_file(tmp_path / "model.safetensors"), model.state_dict()
+    del state["_extra_state"]
+    assert exported.keys() == state.keys()
+    assert all(torch.equal(exported[name].view(torch.uint8), state[name].view(torch.uint8)) for name in state)
+    assert "_extra_state: no tensor" in capsys.readouterr().out
