@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -157,19 +158,31 @@ def shard(
 
 
 def block_names(model: nn.Module, classes: Sequence[type[nn.Module]] = ()) -> list[str]:
-    """Name the modules that are gathered one at a time; see ``blocks`` of :func:`shard`.
+    """Name the modules that are gathered one at a time, inner ones first; see ``blocks`` of :func:`shard`.
+
+    A module that shares a parameter with one outside of it, such as embeddings with the head, is left out: it
+    is sharded with what is around both.
 
     Raises:
         ValueError: The model has no module of these classes.
     """
     wanted = {kind.__name__ for kind in classes} or set(getattr(model, "_no_split_modules", None) or ())
-    names = [name for name, module in model.named_modules() if name and type(module).__name__ in wanted]
-    if not names:
+    blocks = {name: one for name, one in model.named_modules() if name and type(one).__name__ in wanted}
+    if not blocks:
         classes_text = ", ".join(sorted(wanted)) or "blocks"
         raise ValueError(
             f"{type(model).__name__} has no module of {classes_text}: name the classes of its blocks"
         )
-    return names
+    owners: defaultdict[nn.Parameter, set[nn.Module]] = defaultdict(set)  # modules that have it themselves
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners[parameter].add(module)
+    # An outer module comes before its inner ones; torch shards the inner ones first.
+    return [
+        name
+        for name, block in reversed(blocks.items())
+        if set[nn.Module]().union(*map(owners.__getitem__, block.parameters())) <= {*block.modules()}
+    ]
 
 
 def overlap(model: nn.Module) -> None:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,8 +84,6 @@ def loader(
             return load_whole
         fix = "Set it to false (config.json, or --config_overrides), or leave out --shard"
         raise BadInputError(untied, field="run.args", fix=fix)
-    # A block with a tied weight is not sharded by itself: its weights are the root's (see _Tied).
-    blocks = [name for name in blocks if not any(key.startswith(f"{name}.") for key in chain(*tied.items()))]
     # Not the models' own plans: many name modules that do not exist, and the whole model would be gathered.
     names = sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in blocks})
     plan = dict.fromkeys(names, "free_full_weight")

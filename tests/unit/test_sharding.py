@@ -1,16 +1,20 @@
 """Checkpoints of sharded training, of a model that is whole: one process needs no process group."""
 
+import copy
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from manycpu.pipeline.node import sharding
 
@@ -179,3 +183,23 @@ def test_an_export_has_all_tensors_of_a_model_and_names_what_is_none(
     assert exported.keys() == state.keys()
     assert all(torch.equal(exported[name].view(torch.uint8), state[name].view(torch.uint8)) for name in state)
     assert "_extra_state: no tensor" in capsys.readouterr().out
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_blocks_may_have_blocks_inside_and_share_weights_with_one_another() -> None:
+    whole = nn.Sequential(_Head(blocks=2, tied=True))
+    shares = sharding.shard(copy.deepcopy(whole), blocks=[_Head, nn.Linear, nn.Embedding])
+    tokens = torch.arange(8)[None]
+    loss = shares(tokens)
+    loss.backward()
+    assert torch.equal(loss, whole(tokens))
+    model: Any = next(shares.children())
+    assert all(isinstance(block, FSDPModule) for block in (model, *model.blocks))
+    assert not any(isinstance(tied, FSDPModule) for tied in (model.embeddings, model.head))
