@@ -1,6 +1,7 @@
 """What the backend is built of and for, where it is kept, and what is said where it cannot be."""
 
 import re
+import resource
 import sys
 from pathlib import Path
 
@@ -134,6 +135,26 @@ def test_a_build_that_failed_is_not_tried_again_by_the_other_ranks_of_the_attemp
         with pytest.raises(UnavailableError, match="too old"):
             build.built()
         assert len(runs.read_text().splitlines()) == tries
+
+
+@pytest.mark.usefixtures("oneccl")
+def test_a_disk_that_was_full_while_a_build_failed_keeps_no_later_one_from_trying(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\necho "error: no space" >&2\nexit 1\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("MANYCPU_RUN", "a-run")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for attempt, largest_file in (("1", 0), ("2", soft)):
+        monkeypatch.setenv("MANYCPU_ATTEMPT", attempt)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, hard))
+        try:
+            with pytest.raises(UnavailableError, match="no space"):
+                build.built()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_whatever_keeps_a_backend_from_being_built_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Final, NamedTuple
@@ -201,7 +202,9 @@ def _build_unless_failed(library: Path, oneccl: OneCcl, compiler: Compiler) -> N
     """
     attempt = [os.environ.get("MANYCPU_RUN"), os.environ.get("MANYCPU_ATTEMPT")]
     failure = library.with_name("failed.json")
-    failed_attempt, reason = json.loads(failure.read_text()) if failure.exists() else (None, "")
+    failed_attempt, reason = None, ""
+    with suppress(OSError, ValueError):  # there is none, or a full disk has cut it
+        failed_attempt, reason = json.loads(failure.read_text())
     if failed_attempt == attempt:
         raise UnavailableError(reason)
     start = time.monotonic()
@@ -212,7 +215,8 @@ def _build_unless_failed(library: Path, oneccl: OneCcl, compiler: Compiler) -> N
         built.replace(library)  # atomic: no process sees half of it
     except UnavailableError as error:
         if None not in attempt:  # outside of a run there are no other ranks to spare
-            failure.write_text(json.dumps([attempt, error.args[0]]))
+            with suppress(OSError):  # the disk may be full: the compiler's error says so
+                failure.write_text(json.dumps([attempt, error.args[0]]))
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
