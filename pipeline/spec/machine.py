@@ -131,7 +131,7 @@ def numbers(text: str) -> tuple[int, ...]:
 def _read_lines(path: Path) -> list[str]:
     """Read a file's lines; empty: it cannot be read."""
     try:
-        return path.read_text().splitlines()
+        return path.read_text(errors="replace").splitlines()
     except OSError:
         return []
 
@@ -149,7 +149,10 @@ def _cpus(root: Path) -> Iterator[Cpu]:
         for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
         for number in numbers(",".join(_read_lines(folder / "cpulist")[:1]))
     }
-    for number in numbers(_value_behind(root / "proc/self/status", "Cpus_allowed_list:") or "0"):
+    allowed = numbers(_value_behind(root / "proc/self/status", "Cpus_allowed_list:") or "0")
+    # The mask also has processors that a guest may get later. Not from the file "online": lxcfs replaces it.
+    offline = numbers(",".join(_read_lines(root / "sys/devices/system/cpu/offline")[:1]))
+    for number in sorted({*allowed}.difference(offline)):
         folder = root / f"sys/devices/system/cpu/cpu{number}/topology"
         # Some virtual machines have no such files: then each processor counts as a core of socket 0.
         siblings = [*_read_lines(folder / "thread_siblings_list"), str(number)][0]
@@ -175,7 +178,7 @@ def _cgroups(root: Path) -> Callable[[str], Iterator[Path]]:
             # As in proc_pid_mountinfo(5): which cgroup is mounted (in most containers not "/"), and where.
             head, _, right = line.partition(" - ")
             mounted, point = head.split()[3:5]
-            kind, _, options = right.split(maxsplit=2)
+            kind, _, options = right.split(" ", 2)  # the source between them may be empty
             if kind == "cgroup2":
                 path = paths.get("")  # version 2's one hierarchy
             elif kind == "cgroup" and controller in options.split(","):

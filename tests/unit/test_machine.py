@@ -61,6 +61,22 @@ def test_a_cpuset_with_holes_may_hold_one_hyper_thread_of_a_core(tmp_path: Path)
     assert (machine.processors, machine.cores, machine.sockets) == (4, 3, 2)
 
 
+def test_processors_that_are_offline_do_not_count(tmp_path: Path) -> None:
+    files = status("0-127") | topology(1, 2, 1) | {"sys/devices/system/cpu/offline": "4-127\n"}
+    machine = Machine.observe(tree(tmp_path, files))
+    assert (machine.processors, machine.cores) == (4, 2)
+
+
+def test_mounts_without_a_source_and_of_any_name_hide_no_limit(tmp_path: Path) -> None:
+    others = "90 23 0:50 / /x rw - tmpfs  rw,size=4k\n91 23 0:51 / /\udcff rw - tmpfs tmpfs rw\n"
+    files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}
+    tree(tmp_path, status("0-15") | files)
+    (tmp_path / "proc/self/mountinfo").write_text(
+        others + V2["proc/self/mountinfo"], errors="surrogateescape"
+    )
+    assert Machine.observe(tmp_path).cores == 1.5
+
+
 def test_the_tightest_quota_above_counts_in_version_2(tmp_path: Path) -> None:
     limits = {
         "proc/self/cgroup": "0::/kubepods/pod1/app\n",
