@@ -324,7 +324,7 @@ def _reap(awaited: int | None) -> int | None:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
+    with suppress(ProcessLookupError, PermissionError):  # gone, or another user's, as sudo starts them
         os.kill(pid, number)
 
 

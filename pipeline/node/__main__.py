@@ -25,6 +25,7 @@ def main(argv: list[str]) -> int:
     if not argv or argv == ["-m"] or (count is not None and (not count.isdecimal() or int(count) < 1)):
         sys.stderr.write(USAGE + "\n")
         return 2
+    launcher = os.getpid() if count else os.getppid()
     # With a count, only the forked ranks return from here; their parent waits for them and exits.
     listener = local_world.fork_ranks(int(count)) if count else None
     host = os.environ.setdefault("MANYCPU_HOST", socket.gethostname())
@@ -43,7 +44,7 @@ def main(argv: list[str]) -> int:
         os.close(write_end)
         if listener is not None:
             listener.close()
-        forward_logs(child, read_end, signature, rank, host)
+        forward_logs(child, launcher, read_end, signature, rank)
     die_with_parent(forwarder)  # in the child, the rank, from here on
     os.close(read_end)
     emit.keep(write_end, signature)

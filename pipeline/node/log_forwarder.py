@@ -48,17 +48,17 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def forward_logs(child: int, stream: int, signature: str, of: Rank, host: str) -> NoReturn:
+def forward_logs(child: int, launcher: int, stream: int, signature: str, of: Rank) -> NoReturn:
     """Forward a rank's lines and signals until it ends, then end as it did.
 
     Args:
         child: Its process id; it leads a process group.
+        launcher: The process id of this process's parent, known before that can have ended.
         stream: The read end of its stdout and stderr.
         signature: Begins each of its own events, and nothing that its script prints.
-        of: The rank; its number is, with ``host``, the prefix of its lines.
-        host: The name of this host.
+        of: The rank; its number and the host's name, MANYCPU_HOST, are the prefix of its lines.
     """
-    launcher, rank = os.getppid(), of.rank
+    rank, host = of.rank, os.environ["MANYCPU_HOST"]
     killer = _start_orphan_killer(child)  # ends the rank's children even if this process is killed
     kernel.adopt_orphans()  # what the script leaves running becomes a child of this process, which ends it
     signals = list[int]()  # those that were forwarded
@@ -270,9 +270,15 @@ def _wake_on_signals(child: int, forwarded: list[int]) -> int:
     return wake
 
 
-def _kill(pid: int, number: int) -> None:
-    with suppress(ProcessLookupError):
+def _kill(pid: int, number: int) -> bool:
+    """Send a signal; returns False if the process is another user's, such as one that sudo started."""
+    try:
         os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        return False
+    return True
 
 
 class _Process(NamedTuple):
@@ -295,15 +301,19 @@ def _names_of_leftovers(but: int) -> list[str]:
 
 
 def _kill_all(group: int) -> None:
-    """Kill the process group ``group`` and all children of this process, also the orphans that it adopts."""
+    """Kill the process group ``group`` and all children of this process, also the orphans that it adopts.
+
+    Processes of other users stay.
+    """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
     with suppress(ChildProcessError):
         # Again and again: the children of a killed process become children of this one.
         while True:  # until waitpid raises ChildProcessError, because no child is left
-            for process in _running():
-                if process.parent == os.getpid():
-                    _kill(process.pid, signal.SIGKILL)
+            children = [process.pid for process in _running() if process.parent == os.getpid()]
+            killed = [_kill(pid, signal.SIGKILL) for pid in children]
+            if killed and not any(killed):
+                return
             os.waitpid(-1, 0)
 
 

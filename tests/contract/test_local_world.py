@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.killable_programs import Program
-from support.rank_launches import LIMIT, PLAIN
+from support.rank_launches import LIGHT, LIMIT, PLAIN, execute
 from support.waiting import until
 
 from manycpu.pipeline.node import local_world
@@ -155,6 +155,22 @@ def test_a_starter_that_ignores_the_ends_of_its_children_changes_nothing(tmp_pat
     script = f"{code}import os, sys\nsys.exit(7 if os.environ['RANK'] == '1' else 0)"
     command = [sys.executable, "-c", f"{ignores}{[sys.executable, '-c', script]!r})"]
     assert Program(command, env=PLAIN, cwd=tmp_path, start_new_session=True).wait(LIMIT) == 7
+
+
+def test_a_rank_ends_whose_starter_is_gone_before_it_begins(tmp_path: Path) -> None:
+    code = """
+import os, runpy, signal
+starter = os.getpid()
+def lose_it():
+    while os.getppid() == starter:
+        os.kill(starter, signal.SIGKILL)
+os.register_at_fork(after_in_child=lose_it)
+runpy.run_module("manycpu.pipeline.node", run_name="__main__")
+"""
+    (tmp_path / "train.py").write_text("import time; time.sleep(20)")
+    command = [sys.executable, "-c", code, "--nproc-per-node=1", "train.py"]
+    ended = execute(command, LIGHT, tmp_path)
+    assert [event["code"] for event in ended.events("exit")] == [-signal.SIGTERM]
 
 
 def test_children_that_are_no_ranks_are_let_be(tmp_path: Path) -> None:

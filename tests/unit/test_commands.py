@@ -7,6 +7,7 @@ import pytest
 from support.killable_programs import Program
 
 from manycpu.pipeline.adapters import commands, ssh_copies, supervisor
+from manycpu.pipeline.node import log_forwarder
 from manycpu.pipeline.spec.errors import LaunchError, StageError
 
 
@@ -42,3 +43,33 @@ def test_what_does_not_go_when_it_is_killed_is_not_waited_for_for_ever(
             assert f"killed, and still there: {stuck.pid};" in capsys.readouterr().out
         finally:
             stuck.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it gives up its rights: needs root")
+@pytest.mark.parametrize("of", ["supervisor", "rank"])
+def test_a_process_of_another_user_is_left_running(monkeypatch: pytest.MonkeyPatch, of: str) -> None:
+    """As sudo leaves them behind."""
+    no_group = 1 << 30
+    end = {
+        "supervisor": supervisor.end_tree,
+        "rank": lambda: log_forwarder._kill_all(no_group),  # noqa: SLF001 - a rank's own forwarder is root here
+    }[of]
+    monkeypatch.setattr(supervisor, "_UNKILLABLE_S", 0.2)
+    monkeypatch.setattr(supervisor, "_GRACE_S", 0.1)
+    read_end, write_end = os.pipe()
+    if (ender := os.fork()) == 0:
+        try:
+            with open(write_end, "w") as file:  # noqa: PTH123 - a descriptor
+                file.write(str(Program(["sleep", "60"]).pid))
+            os.setuid(65534)
+            end()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(write_end)
+    with open(read_end) as file:  # noqa: PTH123 - a descriptor
+        left = int(file.read())
+    try:
+        assert os.waitpid(ender, 0)[1] == 0
+    finally:
+        os.kill(left, signal.SIGKILL)  # it still runs
