@@ -133,27 +133,36 @@ def _working_folder(notes: Mapping[str, Any]) -> Iterator[None]:
         os.chdir(notebook_folder)
         yield
         return
-    root = Path(tempfile.mkdtemp(prefix="manycpu-"))
+    # If the rank is killed, the clean-up of the run deletes this folder; a pod's own disk goes with the pod.
+    attempt = Path(os.environ["MANYCPU_OUTPUT"]).parent.resolve()
+    is_on_a_machine = Path.cwd().is_relative_to(attempt)
+    root = Path(tempfile.mkdtemp(prefix="manycpu-", dir=attempt if is_on_a_machine else None))
     folder = root / notebook_folder.relative_to("/")
     folder.mkdir(parents=True)
     staged = os.environ.get("MANYCPU_DATA")
     if notes["data"] is not None and staged is not None:
         _link(root / Path(notes["data"]).relative_to("/"), Path(staged))
     os.chdir(folder)
-    began = root.stat().st_mtime
+    began, process = root.stat().st_mtime, os.getpid()
     try:
         yield
     finally:
-        files = [path for path in root.rglob("*") if path.is_file()]
-        # A link leads to staged data, which the function may have overwritten.
-        written = [path.name for path in files if not path.is_symlink() or path.stat().st_mtime >= began]
-        if written:
-            warn(
-                f"{first_of(written)} was written to the working folder, which is gone with the run: "
-                "write to os.environ['MANYCPU_OUTPUT'], and give the run an output"
-            )
-        os.chdir("/")
-        shutil.rmtree(root, ignore_errors=True)
+        if os.getpid() == process:  # else a child that the function forked: its parent still works here
+            _delete(root, began)
+
+
+def _delete(root: Path, began: float) -> None:
+    """Delete the working folder; warn if anything was written there since ``began`` (seconds, epoch)."""
+    files = [path for path in root.rglob("*") if path.is_file()]
+    # A link leads to staged data, which the function may have overwritten.
+    written = [path.name for path in files if not path.is_symlink() or path.stat().st_mtime >= began]
+    if written:
+        warn(
+            f"{first_of(written)} was written to the working folder, which is gone with the run: "
+            "write to os.environ['MANYCPU_OUTPUT'], and give the run an output"
+        )
+    os.chdir("/")
+    shutil.rmtree(root, ignore_errors=True)
 
 
 def _link(path: Path, staged: Path) -> None:

@@ -3,9 +3,11 @@
 import logging
 import os
 import pickle
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -271,6 +273,43 @@ def test_data_that_the_function_overwrites_through_a_relative_path_is_named(
     pickled.write(folder, Call(overwrite), base=Path("/p/nb"), data="/p/nb", same_machine=False)
     function_of_node.call(folder)
     assert "train.csv was written to the working folder" in capsys.readouterr().out
+
+
+def _called_on_another_machine(tmp_path: Path, function: Callable[[], None]) -> int:
+    """Call a function in a process of its own, as a rank on another machine does; returns its exit code."""
+    folder = _folder(tmp_path)
+    pickled.write(folder, Call(function), base=Path("/p/nb"), data=None, same_machine=False)
+    if (pid := os.fork()) == 0:
+        code = 1
+        try:
+            os.environ["MANYCPU_OUTPUT"] = str(tmp_path / "output")
+            os.chdir(tmp_path)
+            with suppress(SystemExit):
+                function_of_node.call(folder)
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_what_a_killed_function_wrote_lies_in_the_folder_of_its_attempt(tmp_path: Path) -> None:
+    def write() -> None:
+        Path("weights").touch()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert _called_on_another_machine(tmp_path, write) == -signal.SIGTERM
+    assert [path.name for path in tmp_path.glob("manycpu-*/p/nb/*")] == ["weights"]
+
+
+def test_a_child_of_a_function_ends_without_the_folder_of_its_parent(tmp_path: Path) -> None:
+    def fork() -> None:
+        if (pid := os.fork()) == 0:
+            sys.exit(0)
+        os.waitpid(pid, 0)
+        Path("written").touch()
+
+    assert _called_on_another_machine(tmp_path, fork) == 0
+    assert not list(tmp_path.glob("manycpu-*"))
 
 
 def test_too_much_to_take_along_is_named_by_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
