@@ -155,7 +155,7 @@ def shm_of(memory: int) -> int:
 def _sizes(machine: Machine, request: CpuRequest) -> Sizes:
     """Divide the cores among processes, and the cores of each process among threads."""
     cores = min(machine.cores, request.cpus or math.inf)
-    cores_of_socket = len({cpu.core for cpu in machine.cpus}) / machine.sockets
+    cores_of_socket = len({cpu.core for cpu in machine.cpus}) / machine.sockets_apart
     # One process for each socket, but for no more sockets than the cores fill.
     processes = request.processes or math.ceil(cores / cores_of_socket)
     fair = max(1, math.floor(cores / (processes * request.subprocesses)))
@@ -336,11 +336,11 @@ def _shape(machine: Machine, sizes: Sizes) -> Iterator[str]:
     if sizes.computing > sizes.cores:
         share = "share" if sizes.computing > 1 else "shares"
         yield f"{sizes} {share} {counted(sizes.cores, 'core')}: oversubscribed"
-    per_socket = len({cpu.core for cpu in machine.cpus}) / machine.sockets
-    if sizes.fair > per_socket:
+    sockets = machine.sockets_apart
+    if sizes.fair > len({cpu.core for cpu in machine.cpus}) / sockets:
         yield (
-            f"a process of {sizes.fair} threads spans {machine.sockets} sockets, and reads a part of its "
-            f"memory across the link between them; set run.nproc_per_node to {machine.sockets}, or a multiple"
+            f"a process of {sizes.fair} threads spans {sockets} sockets, and reads a part of its "
+            f"memory across the link between them; set run.nproc_per_node to {sockets}, or a multiple"
         )
     if machine.shm is not None and machine.shm <= _CONTAINER_SHM and sizes.processes > 1:
         yield (

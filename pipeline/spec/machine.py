@@ -86,6 +86,11 @@ class Machine:
         return len({cpu.node for cpu in self.cpus})
 
     @property
+    def sockets_apart(self) -> int:
+        """Sockets with memory of their own: many virtual machines show each processor as a socket."""
+        return min(self.sockets, self.nodes)
+
+    @property
     def threads_per_core(self) -> int:
         """Hyper-threads that share a core, of those it may use."""
         return max(Counter(cpu.core for cpu in self.cpus).values())

@@ -16,6 +16,7 @@ from manycpu.pipeline.spec.cpu_plan import (
     shm_of,
 )
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.machine import Cpu, Machine
 
 TWO = "sockets=2,cores=56,threads=2,memory=512Gi"
 OURS = {"processes": 2, "backend": "ccl"}
@@ -59,6 +60,12 @@ def test_processes_and_threads(node: str, wanted: dict[str, Any], processes: int
     made = planned(node, **wanted)
     assert (made.processes, made.threads) == (processes, threads)
     assert made.env == dict.fromkeys(THREAD_VARIABLES, str(threads))
+
+
+def test_sockets_that_share_a_numa_node_count_as_one() -> None:
+    """As many virtual machines show their processors."""
+    made = plan(Machine(cpus=tuple(Cpu(socket=n, node=0, core=n, number=n) for n in range(16))))
+    assert (made.processes, made.threads, made.warnings) == (1, 16, ())
 
 
 @pytest.mark.parametrize(
