@@ -49,11 +49,6 @@ def test_what_does_not_go_when_it_is_killed_is_not_waited_for_for_ever(
 @pytest.mark.parametrize("of", ["supervisor", "rank"])
 def test_a_process_of_another_user_is_left_running(monkeypatch: pytest.MonkeyPatch, of: str) -> None:
     """As sudo leaves them behind."""
-    no_group = 1 << 30
-    end = {
-        "supervisor": supervisor.end_tree,
-        "rank": lambda: log_forwarder._kill_all(no_group),  # noqa: SLF001 - a rank's own forwarder is root here
-    }[of]
     monkeypatch.setattr(supervisor, "_UNKILLABLE_S", 0.2)
     monkeypatch.setattr(supervisor, "_GRACE_S", 0.1)
     read_end, write_end = os.pipe()
@@ -62,7 +57,10 @@ def test_a_process_of_another_user_is_left_running(monkeypatch: pytest.MonkeyPat
             with open(write_end, "w") as file:  # noqa: PTH123 - a descriptor
                 file.write(str(Program(["sleep", "60"]).pid))
             os.setuid(65534)
-            end()
+            if of == "supervisor":
+                supervisor.end_tree()
+            else:
+                log_forwarder._kill_all(1 << 30)  # noqa: SLF001 - there is no such group
             os._exit(0)
         finally:
             os._exit(1)
