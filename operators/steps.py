@@ -297,7 +297,7 @@ def _is_empty_dir(folder: Path, mounts: Path) -> bool:
     """Whether a folder is on an emptyDir of its pod, which is deleted with the pod."""
     # As in proc_pid_mountinfo(5): which folder of its file system is mounted, and where.
     mounted = dict[str, str]()
-    for line in mounts.read_text().splitlines():
+    for line in mounts.read_text(errors="replace").splitlines() if mounts.exists() else ():  # only on Linux
         mounted_folder, point = line.split()[3:5]
         mounted[point] = mounted_folder
     mounts_above = (mounted[str(path)] for path in (folder, *folder.parents) if str(path) in mounted)
