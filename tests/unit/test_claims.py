@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from support.folder_contents import contents
+from support.killable_programs import Program
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import process
@@ -192,7 +193,7 @@ def test_a_run_that_is_interrupted_while_it_claims_leaves_no_claim(
 def test_a_process_that_is_refused_leaves_the_claim_to_the_one_that_works(
     ctx: RunContext, tmp_path: Path
 ) -> None:
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with Program(["sleep", "600"]) as other:
         started = process._start_ticks(other.pid)  # noqa: SLF001 - of a process that is no manycpu's
         theirs = ME.model_copy(update={"pid": other.pid, "start_ticks": started})
         prepare(ctx, theirs)
