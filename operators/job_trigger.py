@@ -65,7 +65,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
     async def filter_shared_stream(
         self, shared_stream: AsyncIterator[list[Changes]]
     ) -> AsyncIterator[TriggerEvent]:
-        """Follow the job to its end; yield one event: handle, status, and whether the deadline passed."""
+        """Follow the job to its end; yield one event, its handle and status."""
         from manycpu.pipeline.adapters.cluster_watch import shared
         from manycpu.pipeline.targets.kubernetes.context import cluster_of
         from manycpu.pipeline.targets.kubernetes.following.follower import Follower
@@ -84,7 +84,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
             try:
                 timeout = None if self.deadline is None else max(0.0, self.deadline - time.time())
                 await asyncio.wait([following], timeout=timeout)
-                if timed_out := not following.done():
+                if not following.done():
                     try:
                         await self._retry_on_thread(self._cancel, "execution_timeout")
                     except LaunchError as error:  # the job is being ended, which takes time
@@ -100,7 +100,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
             finally:
                 updating_page.cancel()
         status = outcome(ctx, status, recorder.state.observed)
-        yield await self._final_event(status, timed_out=timed_out)
+        yield await self._final_event(status)
 
     async def _keep_page_current(self, follower: Follower, recorder: AttemptRecorder) -> None:
         """Write the training's page whenever that is due, until this task is cancelled."""

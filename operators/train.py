@@ -121,15 +121,16 @@ class TrainOperator(RunOperator):
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Resume after the trigger: conclude the attempt, or train again if an earlier try cancelled it.
 
-        ``event`` holds the attempt's handle and status, and whether it was cancelled for its timeout. If the
-        triggerer did not see the attempt, this worker follows it to the end.
+        ``event`` holds the attempt's handle and status. If the triggerer did not see the attempt, this worker
+        follows it to the end.
         """
         from manycpu.pipeline.verbs.wait import conclude
 
         with failing_without_retry():
             handle, status = read_handle(event["handle"]), Status.model_validate(event["status"])
             ctx = require_begun(self.open(context, handle.run))
-            if event["timed_out"] and status.state is RunState.CANCELLED:  # else it had ended before
+            canceller = ctx.ledger.read().cancelled.get(handle.attempt)
+            if status.state is RunState.CANCELLED and canceller == "execution_timeout":
                 with suppress(CancelledError):  # `conclude` records the end, and raises it
                     conclude(ctx, handle, status)
                 raise AirflowTaskTimeout(
@@ -161,8 +162,7 @@ class TrainOperator(RunOperator):
                 raise
             cancel(ctx, by="execution_timeout", attempt=handle.attempt)
             status = wait(ctx, handle).model_dump()
-            event = {"handle": handle.model_dump(), "status": status, "timed_out": True}
-            return self.execute_complete(context, event)
+            return self.execute_complete(context, {"handle": handle.model_dump(), "status": status})
 
     def finish(self, context: Context, ctx: RunContext, handle: Handle) -> Any:  # noqa: ARG002 - overridden
         """Log where the model of a successful training is; returns the task's result, the attempt's handle.

@@ -85,7 +85,7 @@ class FollowingTrigger(BaseTrigger):
         return f"{kind.__module__}.{kind.__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Follow the attempt; the one event carries handle, status, and whether the deadline passed."""
+        """Follow the attempt; the one event carries its handle and status."""
         try:
             async for event in self._follow():
                 yield event
@@ -192,16 +192,16 @@ class FollowingTrigger(BaseTrigger):
     def _deliver(self, lines: Iterable[RankLine]) -> None:
         tell(lines, *self._listeners)
 
-    async def _final_event(self, status: Status, *, timed_out: bool) -> TriggerEvent:
+    async def _final_event(self, status: Status) -> TriggerEvent:
         """Flush the listeners and stop writing the page, then return the event that resumes the task."""
         await asyncio.to_thread(flush, self._listeners)
         await asyncio.to_thread(self._live.close)
-        return await self._event(status, timed_out=timed_out)
+        return await self._event(status)
 
-    async def _event(self, status: Status, *, timed_out: bool = False) -> TriggerEvent:
+    async def _event(self, status: Status) -> TriggerEvent:
         """Wait until ``not_before``, and return the event that resumes the task."""
         await asyncio.sleep(max(0.0, self.not_before - time.time()))
-        payload = {"handle": self.handle, "status": status.model_dump(mode="json"), "timed_out": timed_out}
+        payload = {"handle": self.handle, "status": status.model_dump(mode="json")}
         return TriggerEvent(payload)  # type: ignore[no-untyped-call]
 
 
@@ -214,18 +214,16 @@ class TrainingTrigger(FollowingTrigger):
             yield await self._event(Status(state=RunState.UNKNOWN, reason=reason))
             return
         watching = await asyncio.to_thread(self._watch)
-        timed_out = False
         # Files are read, and long logs written, on a thread: other triggers share this event loop.
         async with self._keeping_alive(watching.ctx):
             while not (
                 status := await asyncio.to_thread(self._deliver_and_get_status, watching)
             ).state.terminal:
                 if self.deadline is not None and time.time() >= self.deadline:
-                    timed_out = True
                     await asyncio.to_thread(self._cancel, "execution_timeout")
                 if not watching.behind:
                     await asyncio.sleep(POLL)
-        yield await self._final_event(status, timed_out=timed_out)
+        yield await self._final_event(status)
 
     def _context(self) -> RunContext:
         directory = Path(self.handle["directory"]).parents[1]  # of HOME/runs/NAME/attempts/NUMBER

@@ -21,7 +21,12 @@ from support.nasty_lines import NASTY
 from support.waiting import until
 
 from manycpu.operators import TrainOperator, following, triggers
-from manycpu.operators.airflow_versions import AirflowException, AirflowTaskTimeout, TaskDeferred
+from manycpu.operators.airflow_versions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowTaskTimeout,
+    TaskDeferred,
+)
 from manycpu.operators.following import DeferralTimer
 from manycpu.operators.job_trigger import JobTrigger
 from manycpu.operators.train import WholeRunOperator, _deferral_timeout
@@ -37,6 +42,7 @@ from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import Access, RunContext
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.verbs.build import build
+from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.cleanup import cleanup
 from manycpu.pipeline.verbs.launch import launch
 from manycpu.pipeline.verbs.prepare import prepare
@@ -169,7 +175,6 @@ def test_every_line_and_event_once_and_the_end_soon(
     ended = time.time()
     assert payload["status"]["state"] == "succeeded"
     assert payload["handle"] == handle.model_dump(mode="json")
-    assert not payload["timed_out"]
     said = "".join(capfd.readouterr())
     assert told(said) == ["line 0", "line 1", "line 2", "last line"]
     events_ = [kind for kind in collector.kinds if kind != "start"]
@@ -297,9 +302,10 @@ def test_before_airflow_3_3_the_trigger_finds_out_that_a_person_ended_its_task(
 
 
 def test_the_deadline_ends_the_training(training: Training) -> None:
-    _, handle, _ = training
+    ctx, handle, _ = training
     payload = asyncio.run(event(trigger(handle, deadline=time.time() + 1))).payload
-    assert (payload["timed_out"], payload["status"]["state"]) == (True, "cancelled")
+    assert payload["status"]["state"] == "cancelled"
+    assert ctx.ledger.read().cancelled == {1: "execution_timeout"}
 
 
 def test_a_retry_attaches_though_the_source_of_its_data_is_gone(
@@ -326,7 +332,7 @@ def test_a_training_that_had_succeeded_at_its_deadline_is_a_success(
     deferred: TrainOperator, tmp_path: Path
 ) -> None:
     handle, status = ended(deferred, tmp_path / "go")
-    payload = {"handle": handle, "status": status, "timed_out": True}
+    payload = {"handle": handle, "status": status}
     assert deferred.execute_complete(context(), payload)["attempt"] == 1
 
 
@@ -357,6 +363,14 @@ def test_a_training_that_ended_while_no_triggerer_was_there_is_a_success(
 ) -> None:
     ended(deferred, tmp_path / "go")
     assert deferred.resume_execution(*DEFERRAL_TIMED_OUT, context())["attempt"] == 1
+
+
+def test_a_training_that_a_person_cancelled_while_no_triggerer_was_there_has_not_timed_out(
+    deferred: TrainOperator,
+) -> None:
+    cancel(deferred.open(context()), by="manycpu cancel")
+    with pytest.raises(AirflowFailException, match=r"ended by manycpu cancel"):
+        deferred.resume_execution(*DEFERRAL_TIMED_OUT, context())
 
 
 def test_a_timeout_between_the_launch_and_the_first_look_ends_the_training(
