@@ -5,6 +5,7 @@ WholeRunOperator does all steps of a run in one task.
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -99,6 +100,7 @@ class TrainOperator(RunOperator):
         self.built = built
         self.deferrable = deferrable
         self._signalled = False
+        self._deadline = math.inf  # seconds since the epoch at which this worker ends the training
 
     def on_kill(self) -> None:
         """Record the signal; ``execute`` asks Airflow for the reason.
@@ -133,14 +135,14 @@ class TrainOperator(RunOperator):
             if status.state is RunState.CANCELLED and canceller == "execution_timeout":
                 with suppress(CancelledError):  # `conclude` records the end, and raises it
                     conclude(ctx, handle, status)
-                raise AirflowTaskTimeout(
-                    f"the training was ended: it took longer than {self.execution_timeout}"
-                )
+                raise self._too_long()
             if status.state is RunState.UNKNOWN:
                 self.log.warning(
                     "%s: this worker follows the training (docs/dag.md, Triggerers)", status.reason
                 )
                 self.deferrable = False
+                if (left := self._time_left(context)) is not None:  # Airflow's own timer began again
+                    self._deadline = time.time() + left.total_seconds()
             if not status.state.terminal or _was_cancelled_by_earlier_try(ctx, handle, context):
                 return self._train(context, ctx)
             return self._conclude(context, ctx, handle, status)
@@ -229,6 +231,7 @@ class TrainOperator(RunOperator):
         """Follow the training in this worker; returns its final status.
 
         Raises:
+            AirflowTaskTimeout: The training has not ended by the deadline.
             TaskDeferred: The first seconds are over, and the triggerer continues.
             AirflowException: The task has ended, but not the training.
         """
@@ -245,6 +248,8 @@ class TrainOperator(RunOperator):
                 tell(lines, *listeners)
                 if status.state.terminal:
                     return outcome(watching.ctx, status, watching.observed)
+                if time.time() >= self._deadline:
+                    raise self._too_long()
                 live.show(status, watching.observed)
                 if self._signalled or timer.is_check_due():
                     self._stop_if_task_ended(context, watching, listeners)
@@ -285,10 +290,7 @@ class TrainOperator(RunOperator):
         watch.close()
         tell(watch.look()[0], *listeners)  # the last lines before the cursor from which the trigger reads
         now = time.time()
-        remaining: timedelta | None = None  # of execution_timeout; None: there is no limit
-        if self.execution_timeout is not None:
-            elapsed = timezone.utcnow() - context["ti"].start_date
-            remaining = max(timedelta(), self.execution_timeout - elapsed)
+        remaining = self._time_left(context)
         trigger_class: type[FollowingTrigger] = JobTrigger if watch.handle.kind == "job" else TrainingTrigger
         trigger = trigger_class(
             handle=watch.handle.model_dump(mode="json"),
@@ -304,6 +306,16 @@ class TrainOperator(RunOperator):
         else:
             timeout = remaining + _DEADLINE_SLACK
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
+
+    def _time_left(self, context: Context) -> timedelta | None:
+        """Return what is left of ``execution_timeout``, at least 0; None: there is no limit."""
+        if self.execution_timeout is None:
+            return None
+        elapsed = timezone.utcnow() - context["ti"].start_date
+        return max(timedelta(), self.execution_timeout - elapsed)
+
+    def _too_long(self) -> AirflowTaskTimeout:
+        return AirflowTaskTimeout(f"the training was ended: it took longer than {self.execution_timeout}")
 
     def _conclude(self, context: Context, ctx: RunContext, handle: Handle, status: Status) -> Any:
         """Record how the attempt ended and show it on the training's page; returns the task's result.

@@ -396,6 +396,19 @@ def test_a_triggerer_that_does_not_see_the_training_sends_its_task_back_to_the_w
     assert deferred.execute_complete(context(), sent.payload)["attempt"] == 1
 
 
+def test_the_worker_that_follows_after_a_deferral_keeps_the_deadline_of_the_try(
+    deferred: TrainOperator,
+) -> None:
+    late = context()
+    late["ti"].start_date -= timedelta(hours=1)
+    entry = deferred.open(late).ledger.read()
+    assert entry.handle is not None
+    sent = {"handle": entry.handle.model_dump(mode="json"), "status": {"state": "unknown"}}
+    with pytest.raises(AirflowTaskTimeout, match="it took longer than 1:00:00"):
+        deferred.execute_complete(late, sent)
+    assert deferred.open(late).ledger.read().cancelled == {1: "execution_timeout"}
+
+
 def test_a_try_whose_task_was_tried_again_meanwhile_does_not_clean_up(deferred: TrainOperator) -> None:
     task = WholeRunOperator(task_id="train", run=deferred.run)
     with pytest.raises(TaskDeferred):
