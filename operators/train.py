@@ -382,7 +382,9 @@ class WholeRunOperator(TrainOperator):
             return self._conclude_run(context, ctx)
         if ctx.ledger.exists():
             with ctx.ledger.update() as entry:
-                entry.latest_try = instance.try_number
+                # A DAG run that is made again begins with try 1; a process that was frozen has an earlier try
+                if instance.try_number == 1 or instance.try_number > entry.latest_try:
+                    entry.latest_try = instance.try_number
         return super()._train(context, ctx)
 
     def finish(self, context: Context, ctx: RunContext, handle: Handle) -> Any:

@@ -411,13 +411,14 @@ def test_the_worker_that_follows_after_a_deferral_keeps_the_deadline_of_the_try(
 
 def test_a_try_whose_task_was_tried_again_meanwhile_does_not_clean_up(deferred: TrainOperator) -> None:
     task = WholeRunOperator(task_id="train", run=deferred.run)
-    with pytest.raises(TaskDeferred):
-        task.execute(context(2))
-    with pytest.raises(AirflowException, match="lost"):
-        task.resume_execution("__fail__", {"error": "lost"}, context(1, max_tries=0))
-    assert task.open(context()).ledger.read().cancelled == {}
+    for number in (3, 2):  # the earlier try began last: its process was frozen
+        with pytest.raises(TaskDeferred):
+            task.execute(context(number))
     with pytest.raises(AirflowException, match="lost"):
         task.resume_execution("__fail__", {"error": "lost"}, context(2, max_tries=1))
+    assert task.open(context()).ledger.read().cancelled == {}
+    with pytest.raises(AirflowException, match="lost"):
+        task.resume_execution("__fail__", {"error": "lost"}, context(3, max_tries=2))
     assert not task.open(context()).ledger.exists()
 
 
