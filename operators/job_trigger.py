@@ -13,7 +13,7 @@ from airflow.triggers.base import BaseEventTrigger
 
 from manycpu.operators import base
 from manycpu.operators.triggers import FollowingTrigger
-from manycpu.pipeline.spec.errors import ClusterError, LaunchError, RunGoneError
+from manycpu.pipeline.spec.errors import LaunchError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.targets.outcome import outcome
 
@@ -173,24 +173,15 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
     def _context(self) -> ClusterContext:
         """Open the run with the fields of its attempt; runs of one shared stream share a client."""
         from manycpu.pipeline.adapters.cluster import Cluster
-
-        key = self.shared_stream_key()
-        if known := _CLUSTERS.get(key):
-            with suppress(ClusterError, RunGoneError):  # the connection was edited, perhaps: it is read again
-                return self._reopen(known)
-        with _CLUSTERS_LOCK:
-            if _CLUSTERS.get(key) is known:
-                _CLUSTERS[key] = Cluster(self._connect(), self._handle().namespace)
-            cluster = _CLUSTERS[key]
-        return self._reopen(cluster)
-
-    def _reopen(self, cluster: Cluster) -> ClusterContext:
-        """Read the run from its ledger on a cluster."""
         from manycpu.pipeline.ledger.configmap import ConfigMapLedger
         from manycpu.pipeline.targets.kubernetes.context import sharing
         from manycpu.pipeline.targets.open_run import reopen
 
-        handle = self._handle()
+        handle, key = self._handle(), self.shared_stream_key()
+        with _CLUSTERS_LOCK:
+            if key not in _CLUSTERS:
+                _CLUSTERS[key] = Cluster(self._connect(), handle.namespace)
+            cluster = _CLUSTERS[key]
         entry = ConfigMapLedger(cluster, handle.run).read()
         context: Any = reopen(entry, access=sharing(cluster), attempt=handle.attempt)
         return context  # type: ignore[no-any-return]

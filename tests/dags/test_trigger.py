@@ -1,7 +1,6 @@
 """The trigger and its task, on a real training: what they log, what ends the training, and what must not."""
 
 import asyncio
-import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -14,8 +13,6 @@ from typing import Any
 import pytest
 from airflow.sdk import timezone
 from airflow.triggers.base import TriggerEvent
-from support import fake_api_server
-from support.cluster_scenes import kubeconfig_of
 from support.event_collector import EventCollector
 from support.nasty_lines import NASTY
 from support.waiting import until
@@ -35,11 +32,11 @@ from manycpu.pipeline.listeners import tell
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import ClusterError
 from manycpu.pipeline.spec.event_types import ProgressEvent, decode
-from manycpu.pipeline.spec.handle import JobHandle, ProcessHandle
+from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.attempt import attempt_status
-from manycpu.pipeline.targets.context import Access, RunContext
+from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cancel import cancel
@@ -457,26 +454,6 @@ def test_a_cluster_that_never_answers_ends_the_trigger_with_words(monkeypatch: p
     with pytest.raises(ClusterError, match="does not answer"):
         asyncio.run(asyncio.wait_for(job._retry_on_thread(away), 300))  # noqa: SLF001 - its one way to any cluster
     assert len(tries) > 1
-
-
-def test_a_trigger_reads_a_connection_again_that_was_edited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "kubeconfig"
-    connection = {"conn_type": "kubernetes", "extra": {"kube_config_path": str(file)}}
-    monkeypatch.setenv("AIRFLOW_CONN_EDITED", json.dumps(connection))
-    run = {"program": "question_answering", "output": str(tmp_path / "out")}
-    target = {"kind": "kubernetes", "namespace": "ml"}
-    with fake_api_server.running() as first, fake_api_server.running() as second:
-        for server in (first, second):
-            file.write_text(json.dumps(kubeconfig_of(server.url)))
-            access = Access(connect=server.connect)
-            ctx = open_context(run, target, server.url, base=tmp_path, access=access)
-            ctx.ledger.open(ctx.new_entry(0))
-            job = {"launch": "pytorchjob", "namespace": "ml", "name": "x", "uid": "u", "created": 0}
-            handle = JobHandle(run=ctx.name, attempt=1, connection="edited", **job)
-            made = JobTrigger(handle=handle.model_dump(mode="json"), cursor=None, by="me")
-            assert made._context().name == ctx.name  # noqa: SLF001 - the first thing that it does
 
 
 @pytest.mark.parametrize("restarts", [0, 3])

@@ -119,7 +119,7 @@ class OnCluster(Scene):
         if self.connection:
             fields = {"conn_type": "kubernetes", "extra": {"kube_config_path": str(kubeconfig)}}
             self.env[f"AIRFLOW_CONN_{self.connection.upper()}"] = json.dumps(fields)
-        kubeconfig.write_text(yaml.safe_dump(kubeconfig_of(at.url)))
+        kubeconfig.write_text(yaml.safe_dump(_kubeconfig(at.url)))
         described = yaml.safe_load(self.file.read_text())
         ctx: Any = open_context(described["run"], described["target"], *self.identity, base=folder)
         root, program = program_of(ctx)
@@ -286,8 +286,7 @@ class CancelsThere(OnCluster, Cancels):
         return {"kept": kept, "ends": ends, "days of the lease": days, **OnCluster.found(self)}
 
 
-def kubeconfig_of(url: str) -> dict[str, Any]:
-    """Make a kubeconfig for an API server that asks for no credentials."""
+def _kubeconfig(url: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Config",
