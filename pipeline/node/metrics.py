@@ -12,6 +12,7 @@ runs alone.
 For a script that calls neither, what a Hugging Face Trainer has written to the output is reported in the end.
 """
 
+import functools
 import json
 import math
 import os
@@ -77,7 +78,8 @@ def progress(  # noqa: PLR0913 - each is optional and has a name
 def metrics(values: Mapping[str, Any], *, step: int | None = None) -> None:
     """Report results, and merge them into ``metrics.json`` of the output: a later value replaces an earlier.
 
-    A file of that name that holds no JSON object is the program's own, and stays, with a warning.
+    A file of that name that is no JSON object, or one on a single line, as JSON lines begin, is the program's
+    own: it stays, with one warning.
 
     Args:
         values: Name -> number, also of numpy or torch.
@@ -91,13 +93,15 @@ def metrics(values: Mapping[str, Any], *, step: int | None = None) -> None:
         return
     path = Path(output) / METRICS
     try:
-        recorded = json.loads(path.read_text())
+        text = path.read_text()
+        # One line: the program may write more lines of JSON to it. metrics() itself writes several lines.
+        recorded = json.loads(text) if "\n" in text.strip() else None
     except FileNotFoundError:
         recorded = {}
     except (OSError, ValueError, RecursionError):
         recorded = None
     if not isinstance(recorded, dict):
-        warn(f"{METRICS} of the output is not manycpu's: it stays as it is, and metrics() writes none")
+        _warn_that_it_stays(path)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".metrics-", delete=False) as file:
@@ -147,6 +151,12 @@ def report(values: Mapping[str, Any], step: int | None = None) -> dict[str, Any]
     plain = {str(name): _as_json(str(name), value) for name, value in values.items()}
     _say_metrics(plain, {} if step is None else {"step": step})
     return plain
+
+
+@functools.cache
+def _warn_that_it_stays(_: Path) -> None:
+    """Warn, once for each file, that the program's own metrics.json stays."""
+    warn(f"{METRICS} of the output is not manycpu's: it stays as it is, and metrics() writes none")
 
 
 def _is_reporting() -> bool:

@@ -39,9 +39,11 @@ def test_metrics_merge_into_the_output(output: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    "own", ['{"f1": 0.8}\n{"f1": 0.9}\n', '[{"f1": 0.8}]', "\udcff"], ids=["lines", "list", "bytes"]
+    "own",
+    ['{"f1": 0.8}\n{"f1": 0.9}\n', '{"f1": 0.8}\n', '[{"f1": 0.8}]', "\udcff"],
+    ids=["lines", "first line", "list", "bytes"],
 )
-def test_a_metrics_json_that_is_no_object_stays_the_program_s(
+def test_a_metrics_json_of_lines_or_no_object_stays_the_program_s(
     own: str, output: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output.mkdir()
@@ -53,6 +55,19 @@ def test_a_metrics_json_that_is_no_object_stays_the_program_s(
     assert reported.values == {"f1": 90.0}
     assert isinstance(warning, WarningEvent)
     assert "metrics.json of the output is not manycpu's" in warning.message
+
+
+def test_a_program_s_own_metrics_json_is_warned_of_once(
+    output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output.mkdir()
+    with (output / "metrics.json").open("w", buffering=1) as log:
+        for f1 in (80.0, 90.0):
+            log.write(json.dumps({"f1": f1}) + "\n")
+            metrics({"f1": f1})
+    assert (output / "metrics.json").read_text() == '{"f1": 80.0}\n{"f1": 90.0}\n'
+    kinds = [type(decode(line)) for line in capsys.readouterr().out.splitlines()]
+    assert kinds == [MetricsEvent, WarningEvent, MetricsEvent]
 
 
 @pytest.mark.usefixtures("output")
