@@ -96,6 +96,7 @@ class Observer:
             threads=event.threads,
             hostname=event.hostname,
             devices=event.devices,
+            met=time,
         )
         existing = _find_meeting(self.observed, event, time)
         if existing is not None and rank.rank in existing["ranks"]:
@@ -189,9 +190,9 @@ class Observer:
         rank = rank if event.rank is None else event.rank
         if rank is None:
             return True
-        if _is_of_earlier_meeting(self.observed, event, time):
-            return True  # the ranks have met again since, so this is not how the training ended
         known_rank = _rank_of_last_meeting(self.observed, rank)
+        if _is_of_earlier_meeting(self.observed, event, known_rank, time):
+            return True  # the ranks have met again since, so this is not how the training ended
         # A line of a log does not name the meeting: compare the host.
         if known_rank is not None and (event.meeting is not None or _is_same_host(known_rank, event)):
             known_rank.exit_code = event.code
@@ -204,15 +205,24 @@ class Observer:
         return True
 
 
-def _is_of_earlier_meeting(observed: Observed, event: ExitEvent, time: float) -> bool:
-    """Whether a rank ended before the ranks met for the last time, after a restart."""
+def _is_of_earlier_meeting(observed: Observed, event: ExitEvent, rank: Rank | None, time: float) -> bool:
+    """Whether a rank ended before the ranks met for the last time, after a restart.
+
+    ``rank``: the rank as it joined that meeting; None: it has not joined it.
+    """
     if not observed.rounds:
         return False
     last_meeting = observed.rounds[-1]
     if event.meeting is not None:
         return bool(event.meeting != last_meeting.get("meeting"))
-    # Without a restart, an earlier time only shows that the clocks of two nodes differ.
-    return len(observed.rounds) > 1 and time < _begin_of(last_meeting)
+    # Without a restart, an earlier time only shows that the clocks of two nodes differ. The rank's own times
+    # are of one clock.
+    return _has_restarted(observed) and time < (rank.met if rank else _begin_of(last_meeting))
+
+
+def _has_restarted(observed: Observed) -> bool:
+    """Whether the ranks of the last meeting were started before, perhaps without meeting then."""
+    return len(observed.rounds) > 1 or observed.rounds[-1]["round"] > 0
 
 
 def _is_same_host(rank: Rank, event: ExitEvent) -> bool:
@@ -261,7 +271,7 @@ def _new_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str
         observed.ranks, observed.world_size, observed.backend = [], event.world_size, None
         observed.returned, observed.has_returned, observed.parts = None, False, []
         observed.result = None
-        if len(observed.rounds) > 1:
+        if _has_restarted(observed):
             observed.forget_failure(until=time)
     return meeting
 

@@ -178,6 +178,8 @@ class Rank(BaseModel):
     """Its exit code; None: unknown."""
     pace: Pace | None = None
     """How long its latest steps took; None: it made none."""
+    met: float = 0.0
+    """When it introduced itself, in seconds since the epoch by the clock of its host; 0: unknown."""
 
 
 def _meetings(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,5 +1,7 @@
 """What a run's log tells."""
 
+import pytest
+
 from manycpu.pipeline.observed import Observer, observe
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.observed import Observed
@@ -151,6 +153,33 @@ def test_a_failure_counts_although_the_clock_of_its_node_is_behind() -> None:
     failure = hears(*log).failure
     assert failure is not None
     assert failure.rank == 1
+
+
+def test_a_failure_after_a_restart_counts_although_the_clock_of_its_node_is_behind() -> None:
+    log = [
+        (met(0, "a", 2, meeting="first"), 1.0),
+        (met(1, "b", 2, meeting="first"), 1.0),
+        (said(1, "b", "exit", code=-9), 10.0),
+        (met(0, "a", 2, number=1, meeting="second"), 30.0),
+        (met(1, "b", 2, number=1, meeting="second"), 27.0),
+        (said(1, "b", "exit", code=1), 28.0),
+    ]
+    for lines in (log, [*log[4:], log[3], *log[:3]]):
+        seen = hears(*lines)
+        assert seen.failure is not None
+        assert (seen.failure.exit_code, seen.ranks[1].exit_code) == (1, 1)
+
+
+@pytest.mark.parametrize("times", [(0.0, 0.0, 0.0), (10.0, 50.0, 5000.0)], ids=["no times", "times"])
+def test_a_failure_before_the_first_meeting_is_not_that_after_a_restart(times: tuple[float, ...]) -> None:
+    early, meeting, late = (
+        said(0, "a", "exit", code=87),
+        met(0, "a", 1, number=1, meeting="second"),
+        said(0, "a", "exit", code=-9),
+    )
+    failure = hears(*zip((early, meeting, late), times, strict=True)).failure
+    assert failure is not None
+    assert failure.exit_code == -9
 
 
 def test_what_a_rank_gives_as_its_reason_is_among_its_last_lines_once() -> None:
