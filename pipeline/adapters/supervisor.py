@@ -281,17 +281,22 @@ def end_tree(pid: int | None = None, code: int | None = None) -> int:
     deadline = time.monotonic() + _UNKILLABLE_S
     # More than once: a process may start another one before it is killed.
     while living := psutil.Process().children(recursive=True):
-        for orphan in living:
-            _signal(orphan.pid, signal.SIGKILL)
+        killed = [orphan for orphan in living if _signal(orphan.pid, signal.SIGKILL)]
+        if not killed:
+            _say_of(living, "left running, as another user owns them: {}")
+            break
         code = _drain(pid, time.monotonic() + _GRACE_S, code)
         if time.monotonic() > deadline:
-            pids = ", ".join(str(orphan.pid) for orphan in living)
-            with suppress(OSError):  # such as a full disk: the record must still be written
-                text = f"manycpu: killed, and still there: {pids}; what they wait for does not answer"
-                sys.stdout.write(f"{text}\n")
-                sys.stdout.flush()
+            _say_of(killed, "killed, and still there: {}; what they wait for does not answer")
             break
     return -signal.SIGKILL if code is None else code
+
+
+def _say_of(processes: list[psutil.Process], text: str) -> None:
+    """Write a line with the ids of processes in place of ``{}``."""
+    with suppress(OSError):  # such as a full disk: the record must still be written
+        sys.stdout.write(f"manycpu: {text.format(', '.join(str(one.pid) for one in processes))}\n")
+        sys.stdout.flush()
 
 
 def _drain(pid: int | None, deadline: float, code: int | None = None) -> int | None:
@@ -323,9 +328,15 @@ def _reap(awaited: int | None) -> int | None:
             code = os.waitstatus_to_exitcode(status)
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # gone, or another user's, as sudo starts them
+def _signal(pid: int, number: signal.Signals) -> bool:
+    """Send a signal; returns False if the process is another user's, such as one that sudo started."""
+    try:
         os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        return False
+    return True
 
 
 def _begin() -> None:

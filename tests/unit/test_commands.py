@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import pytest
 from support.killable_programs import Program
@@ -36,7 +37,7 @@ def test_what_does_not_go_when_it_is_killed_is_not_waited_for_for_ever(
 ) -> None:
     monkeypatch.setattr(supervisor, "_UNKILLABLE_S", 0.2)
     monkeypatch.setattr(supervisor, "_GRACE_S", 0.1)
-    monkeypatch.setattr(supervisor, "_signal", lambda *_: None)  # as if it waited for a disk
+    monkeypatch.setattr(supervisor, "_signal", lambda *_: True)  # as if it waited for a disk
     with Program(["sleep", "60"]) as stuck:
         try:
             supervisor.end_tree()
@@ -47,10 +48,9 @@ def test_what_does_not_go_when_it_is_killed_is_not_waited_for_for_ever(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="it gives up its rights: needs root")
 @pytest.mark.parametrize("of", ["supervisor", "rank"])
-def test_a_process_of_another_user_is_left_running(monkeypatch: pytest.MonkeyPatch, of: str) -> None:
+def test_a_process_of_another_user_is_left_running(of: str, capfd: pytest.CaptureFixture[str]) -> None:
     """As sudo leaves them behind."""
-    monkeypatch.setattr(supervisor, "_UNKILLABLE_S", 0.2)
-    monkeypatch.setattr(supervisor, "_GRACE_S", 0.1)
+    began = time.monotonic()
     read_end, write_end = os.pipe()
     if (ender := os.fork()) == 0:
         try:
@@ -69,5 +69,9 @@ def test_a_process_of_another_user_is_left_running(monkeypatch: pytest.MonkeyPat
         left = int(file.read())
     try:
         assert os.waitpid(ender, 0)[1] == 0
+        assert time.monotonic() - began < supervisor._UNKILLABLE_S / 2  # noqa: SLF001 - it waits for nothing
+        assert (f"left running, as another user owns them: {left}" in capfd.readouterr().out) == (
+            of == "supervisor"
+        )
     finally:
         os.kill(left, signal.SIGKILL)  # it still runs
