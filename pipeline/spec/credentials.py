@@ -44,6 +44,8 @@ _VARIABLES: Final = ("env", "build_args")
 """Fields that are mappings with names of the user's own."""
 _NEVER_MASKED: Final = frozenset({HIDDEN, "", "true", "false", "none", "null"})
 """Values that are not masked in other texts."""
+_COMMON_LINE: Final = re.compile(r"(.)\1*|[A-Za-z_-]+:")
+"""A line of a secret that many other texts have too: ``-----``, or a key alone, such as ``users:``."""
 _JSON_PAIR: Final = re.compile(r"""(["'])([\w.-]+)\1(\s*:\s*)(["'])((?:\\.|(?!\4).)+)\4""", re.DOTALL)
 _HEADER: Final = re.compile(r"([\w-]+):\s+(\S.*)", re.DOTALL)
 """A header of HTTP, such as ``Authorization: Bearer abc``."""
@@ -205,7 +207,11 @@ def secrets_in(value: Any) -> set[str]:
     search(value)
     whole = _credentials(value) | {text for text in named_secret if text.lower() not in _NEVER_MASKED}
     lines = {line.strip() for text in whole if "\n" in text for line in text.splitlines()}
-    return whole | {line for line in lines - _NEVER_MASKED if len(line) >= SHORTEST}
+    return whole | {
+        line
+        for line in lines
+        if len(line) >= SHORTEST and line.lower() not in _NEVER_MASKED and not _COMMON_LINE.fullmatch(line)
+    }
 
 
 def _credentials(value: Any) -> set[str]:

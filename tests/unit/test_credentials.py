@@ -76,6 +76,12 @@ def test_the_secrets_themselves_are_found_for_those_who_mask_them() -> None:
     assert secrets_in({"env": {"DEPLOY_KEY": key}}) == {key, "-----BEGIN KEY-----", "b3BlbnNz"}
 
 
+def test_lines_of_a_secret_that_many_texts_have_are_not_masked_alone() -> None:
+    text = "users:\n- token: abcdefgh\n-----\nFalse\nhunter2hunter2:"
+    found = secrets_in({"env": {"CLUSTER_CREDENTIALS": text}})
+    assert found == {text, "- token: abcdefgh", "hunter2hunter2:"}
+
+
 URL = "https://user:hunter2@127.0.0.1:1/set?sig=s3cr3t"
 SECRETS = ("hunter2", "s3cr3t")
 
