@@ -282,12 +282,16 @@ def base_images(text: str, arguments: Mapping[str, str]) -> list[str]:
 
 
 def needs_buildkit(text: str) -> bool:
-    r"""Whether a Dockerfile has an option that docker's classic builder does not know.
+    r"""Whether a Dockerfile has an option or a here-document, which docker's classic builder does not know.
 
     >>> needs_buildkit("FROM a\nRUN --mount=type=cache,target=/c make"), needs_buildkit("FROM a\nRUN make")
     (True, False)
+    >>> needs_buildkit("FROM a\nRUN <<EOF\nmake\nEOF")
+    True
     """
-    return any(_NEEDS_BUILDKIT.match(line) for line in _dockerfile_lines(text))
+    return _HERE_DOCUMENTS.search(text.replace("\\\n", " ")) is not None or any(
+        _NEEDS_BUILDKIT.match(line) for line in _dockerfile_lines(text)
+    )
 
 
 def _dockerfile_lines(text: str) -> Iterator[str]:
