@@ -29,8 +29,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -286,8 +288,9 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
         model_state, optimizer_state = get_state_dict(model, optimizer, options=_OPTIONS)
         trained = _without_frozen(model, model_state)
         try:
-            stored_names = FileSystemReader(folder).read_metadata().state_dict_metadata
-            optimizer_part = _part_in_checkpoint(trained, optimizer_state, stored_names)
+            metadata = FileSystemReader(folder).read_metadata()
+            _make_room_for_extra_state(trained, metadata)
+            optimizer_part = _part_in_checkpoint(trained, optimizer_state, metadata.state_dict_metadata)
             state: dict[str, Any] = {"model": trained, "optimizer": optimizer_part, _EXTRA: ""}
             load_shares(state, checkpoint_id=folder)
         except (CheckpointException, OSError, ValueError) as error:
@@ -301,6 +304,22 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
         )
     extra: dict[str, Any] = json.loads(state[_EXTRA])
     return extra
+
+
+def _make_room_for_extra_state(model: dict[str, Any], metadata: Metadata) -> None:
+    """Give modules' extra state in a model's state the form that it has in a checkpoint."""
+    stored = {  # name of a value in the checkpoint -> its place: "model", the name in its state, keys
+        name: place
+        for name, place in (metadata.planner_data or {}).items()
+        if place[0] == "model" and place[1] in model and f".{place[1]}".endswith("._extra_state")
+    }
+    for place in stored.values():
+        model.pop(place[1], None)
+    for name, place in stored.items():
+        value = metadata.state_dict_metadata[name]
+        is_tensor = isinstance(value, TensorStorageMetadata)
+        empty = torch.empty(value.size, dtype=value.properties.dtype) if is_tensor else None
+        set_element(model, place[1:], empty)
 
 
 def _part_in_checkpoint(
@@ -354,8 +373,10 @@ def _without_empty_groups(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 def load_weights(folder: str | Path, model: nn.Module) -> None:
     """Read only the trained parameters from a checkpoint into a model; no optimizer is needed."""
     release(model)
+    folder = _complete(folder)
     state = {"model": _without_frozen(model, get_model_state_dict(model, options=_OPTIONS))}
-    load_shares(state, checkpoint_id=_complete(folder))
+    _make_room_for_extra_state(state["model"], FileSystemReader(folder).read_metadata())
+    load_shares(state, checkpoint_id=folder)
     set_model_state_dict(model, state["model"], options=_OPTIONS)
 
 
@@ -384,15 +405,15 @@ def export(model: nn.Module, folder: str | Path) -> None:
     """Write the whole model as safetensors; every rank calls it, rank 0 writes.
 
     ``from_pretrained`` needs ``model.config.save_pretrained(folder)`` too. A module's extra state that is no
-    tensor is left out, with a warning: safetensors has tensors only.
+    tensor is left out, with a warning, and so is a tensor whose dtype safetensors lacks, such as complex128.
 
     Parameters are gathered one at a time: beyond its share, a rank holds one whole parameter.
     """
     release(model)
     target, keys_of_files = Path(folder), _files(model)
     state = model.state_dict()
-    if _rank() == 0 and (others := [name for name, value in state.items() if not torch.is_tensor(value)]):
-        warn(f"{first_of(others)}: no tensor, which safetensors cannot hold, so the exported model lacks it")
+    if _rank() == 0 and (others := [name for name, value in state.items() if not _is_exported(value)]):
+        warn(f"{first_of(others)}: no tensor that safetensors can hold, so the exported model lacks it")
     names = [_file_name(number, len(keys_of_files)) for number in range(1, len(keys_of_files) + 1)]
     for file_name, keys in zip(names, keys_of_files, strict=True):
         if _rank() == 0:
@@ -450,13 +471,13 @@ def _recompute_activations(block: nn.Module) -> None:
 def _files(model: nn.Module) -> list[list[str]]:
     """Divide the names of a model's tensors among files of at most 5 GB; returns the names in each file.
 
-    A tensor that is tied to (the same as) an earlier one is left out, and so is what is no tensor. A tensor
-    above 5 GB has its own file.
+    A tensor that is tied to (the same as) an earlier one is left out, and so is what safetensors cannot hold.
+    A tensor above 5 GB has its own file.
     """
     names_of_files: list[list[str]] = [[]]
     tensor_ids, file_bytes = set[int](), 0
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) in tensor_ids or not torch.is_tensor(tensor):
+        if id(tensor) in tensor_ids or not _is_exported(tensor):
             continue
         tensor_ids.add(id(tensor))
         if names_of_files[-1] and file_bytes + _size(tensor) > _MAX_FILE_BYTES:
@@ -465,6 +486,11 @@ def _files(model: nn.Module) -> list[list[str]]:
         names_of_files[-1].append(name)
         file_bytes += _size(tensor)
     return names_of_files
+
+
+def _is_exported(value: Any) -> bool:
+    """Whether a value of a model's state is a tensor that safetensors can hold."""
+    return torch.is_tensor(value) and value.dtype in _DTYPES
 
 
 def _size(tensor: torch.Tensor) -> int:

@@ -171,18 +171,47 @@ def test_the_extra_state_of_a_module_is_read_back(tmp_path: Path) -> None:
     assert again.seen == 7
 
 
+class _Noting(nn.Linear):
+    """Has notes, in a state whose form changes in the training."""
+
+    notes: Any = None
+
+    def get_extra_state(self) -> Any:
+        return self.notes
+
+    def set_extra_state(self, state: Any) -> None:
+        self.notes = state
+
+
+@pytest.mark.parametrize(
+    ("fresh", "notes"),
+    [({}, {"a": {"b": [2]}}), ({"a": 0}, {"a": 1, "b": 2}), (None, {"t": torch.ones(2)}), ({"a": 0}, 3)],
+    ids=["from nothing", "more keys", "tensor", "no dictionary"],
+)
+def test_extra_state_that_changed_its_form_in_the_training_is_read_back(
+    fresh: Any, notes: Any, tmp_path: Path
+) -> None:
+    model, again, weights = (_Noting(3, 2) for _ in range(3))
+    model.notes, again.notes, weights.notes = notes, fresh, copy.copy(fresh)
+    sharding.save(tmp_path / "c", model, torch.optim.AdamW(model.parameters()))
+    sharding.load(tmp_path / "c", again, torch.optim.AdamW(again.parameters()))
+    sharding.load_weights(tmp_path / "c", weights)
+    assert str(again.notes) == str(weights.notes) == str(notes)
+
+
 def test_an_export_has_all_tensors_of_a_model_and_names_what_is_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = _Counting(3, 2)
     for dtype in (torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16):
         model.register_buffer(str(dtype).removeprefix("torch."), torch.arange(4).to(dtype))
+    model.register_buffer("wide", torch.zeros(2, dtype=torch.complex128))
     sharding.export(model, tmp_path)
     exported, state = load_file(tmp_path / "model.safetensors"), model.state_dict()
-    del state["_extra_state"]
+    del state["_extra_state"], state["wide"]
     assert exported.keys() == state.keys()
     assert all(torch.equal(exported[name].view(torch.uint8), state[name].view(torch.uint8)) for name in state)
-    assert "_extra_state: no tensor" in capsys.readouterr().out
+    assert "wide (and 1 more): no tensor" in capsys.readouterr().out
 
 
 @pytest.fixture
