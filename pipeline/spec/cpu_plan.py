@@ -226,7 +226,9 @@ def _rows_of_processes(
     yield Row(
         "processes",
         str(sizes.processes),
-        "run.nproc_per_node" if request.processes else "one for each socket that the cores fill",
+        "run.nproc_per_node"
+        if request.processes
+        else "one for each socket that the cores fill; sockets of one NUMA node count as one",
     )
     if sizes.subprocesses > 1:
         yield Row("subprocesses", str(sizes.subprocesses), "run.subprocesses: of each process, on its cores")

@@ -134,9 +134,10 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def _read_lines(path: Path) -> list[str]:
-    """Read a file's lines; empty: it cannot be read."""
+    """Read a file's lines without empty ones; empty: it cannot be read."""
     try:
-        return path.read_text(errors="replace").splitlines()
+        # Of what may end a line, the kernel escapes only the line feed in a name.
+        return [*filter(None, path.read_bytes().decode(errors="replace").split("\n"))]
     except OSError:
         return []
 
@@ -163,7 +164,8 @@ def _cpus(root: Path) -> Iterator[Cpu]:
         siblings = [*_read_lines(folder / "thread_siblings_list"), str(number)][0]
         socket = [*_read_lines(folder / "physical_package_id"), "0"][0]
         core = min(numbers(siblings))
-        yield Cpu(socket=int(socket), node=nodes.get(number, 0), core=core, number=number)
+        node = nodes.get(number, 0) if nodes else int(socket)  # no nodes: each socket's memory is its own
+        yield Cpu(socket=int(socket), node=node, core=core, number=number)
 
 
 def _cgroups(root: Path) -> Callable[[str], Iterator[Path]]:
@@ -182,7 +184,7 @@ def _cgroups(root: Path) -> Callable[[str], Iterator[Path]]:
         for line in _read_lines(root / "proc/self/mountinfo"):
             # As in proc_pid_mountinfo(5): which cgroup is mounted (in most containers not "/"), and where.
             head, _, right = line.partition(" - ")
-            mounted, point = head.split()[3:5]
+            mounted, point = head.split(" ")[3:5]
             kind, _, options = right.split(" ", 2)  # the source between them may be empty
             if kind == "cgroup2":
                 path = paths.get("")  # version 2's one hierarchy

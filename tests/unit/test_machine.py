@@ -28,7 +28,7 @@ def topology(sockets: int, cores: int, nodes: int) -> dict[str, str]:
         folder = f"sys/devices/system/cpu/cpu{number}/topology"
         files[f"{folder}/physical_package_id"] = f"{core // cores}\n"
         files[f"{folder}/thread_siblings_list"] = f"{core},{core + total}\n"
-    size = total // nodes
+    size = total // max(1, nodes)
     for node in range(nodes):
         low, high = node * size, (node + 1) * size - 1
         listed = f"{low}-{high},{low + total}-{high + total}\n"
@@ -61,6 +61,11 @@ def test_a_cpuset_with_holes_may_hold_one_hyper_thread_of_a_core(tmp_path: Path)
     assert (machine.processors, machine.cores, machine.sockets) == (4, 3, 2)
 
 
+def test_sockets_of_a_machine_without_numa_nodes_are_apart(tmp_path: Path) -> None:
+    machine = Machine.observe(tree(tmp_path, status("0-15") | topology(2, 4, 0)))
+    assert (machine.sockets, machine.sockets_apart) == (2, 2)
+
+
 def test_processors_that_are_offline_do_not_count(tmp_path: Path) -> None:
     files = status("0-127") | topology(1, 2, 1) | {"sys/devices/system/cpu/offline": "4-127\n"}
     machine = Machine.observe(tree(tmp_path, files))
@@ -69,6 +74,7 @@ def test_processors_that_are_offline_do_not_count(tmp_path: Path) -> None:
 
 def test_mounts_without_a_source_and_of_any_name_hide_no_limit(tmp_path: Path) -> None:
     others = "90 23 0:50 / /x rw - tmpfs  rw,size=4k\n91 23 0:51 / /\udcff rw - tmpfs tmpfs rw\n"
+    others += "92 23 0:52 / /a\u2028b\x0cc\rd rw - tmpfs tmpfs rw\n"
     files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}
     tree(tmp_path, status("0-15") | files)
     (tmp_path / "proc/self/mountinfo").write_text(
