@@ -302,7 +302,9 @@ def _add_curve_points(observed: Observed, event: Event, rank: int | None, time: 
     step, values = values_of(event, rank, progress.step if progress else None)
     for name, value in values.items():
         series = observed.series.get(name) or Series()
-        series.add(step, _time_of(event, time), value)  # ignores what is no finite number
+        is_exact = not isinstance(event, PaceEvent)
+        # Ignores what is no finite number.
+        series.add(step, _time_of(event, time), value, step_is_exact=is_exact)
         if series.values and (len(observed.series) < _MAX_CURVES or name in _ALWAYS_CURVES):
             observed.series[name] = series
         elif series.values and name not in observed.series:

@@ -44,7 +44,7 @@ class Series(BaseModel):
             raise ValueError("the columns of a curve have different lengths")
         return self
 
-    def add(self, step: float | None, time: float, value: Any) -> None:
+    def add(self, step: float | None, time: float, value: Any, *, step_is_exact: bool = True) -> None:
         """Add a value, unless it is no finite number or was added before.
 
         A log may be read twice, and a script may report its last step once more at its end.
@@ -53,8 +53,12 @@ class Series(BaseModel):
             step: The step that it belongs to; None: unknown.
             time: When it was written, in seconds since the epoch; 0: unknown.
             value: The value.
+            step_is_exact: False: the step depends on what was read before, such as that of a pace.
         """
-        if not is_finite(value) or self._is_reread(time, value):
+        if not is_finite(value):
+            return
+        # A later step than all is new, also after the clock was set back.
+        if self._is_reread(time, value) and not (step_is_exact and self._is_later(step)):
             return
         if step is not None and self.values and (step, value) == (self.steps[-1], self.values[-1]):
             return
@@ -82,12 +86,17 @@ class Series(BaseModel):
         columns = self.model_dump()
         return Series(**{name: [column[at] for at in kept_places] for name, column in columns.items()})
 
+    def _is_later(self, step: float | None) -> bool:
+        """Whether a step follows the last one, which is the greatest: steps may begin again."""
+        known = [known for known in self.steps if known is not None]
+        return step is not None and bool(known) and step > max(known) == self.steps[-1]
+
     def _is_reread(self, time: float, value: float) -> bool:
         """Whether a value was added before, because the log is being read a second time.
 
         A value that is not later than the last one is either known, or lies where values were thinned out,
         and then so are those that follow it up to the time of the last one; or it is new, and the rank's
-        clock was set back. Its step tells nothing: that of a pace depends on what was read before.
+        clock was set back.
         """
         if not time or not self.times or time > self.times[-1]:
             self._rereading = False

@@ -66,6 +66,8 @@ def test_sockets_that_share_a_numa_node_count_as_one() -> None:
     """As many virtual machines show their processors."""
     made = plan(Machine(cpus=tuple(Cpu(socket=n, node=0, core=n, number=n) for n in range(16))))
     assert (made.processes, made.threads, made.warnings) == (1, 16, ())
+    (processes,) = [row for row in made.rows if row.name == "processes"]
+    assert "sockets of one NUMA node count as one" in processes.reason
 
 
 @pytest.mark.parametrize(

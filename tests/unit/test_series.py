@@ -57,6 +57,23 @@ def test_a_thinned_curve_is_not_doubled_by_a_log_that_is_read_again_from_any_pla
         assert _heard(*points, *points[begin:]) == _heard(*points)
 
 
+def test_a_clock_that_is_set_back_takes_no_points_from_a_thinned_curve() -> None:
+    points = [(step, 1e6 + step, 1 / (1 + step)) for step in range(1_000)]
+    late = [(step, 1e6 + step - 600, 5.0 + step) for step in range(1_000, 1_500)]
+    series = _heard(*points, *late)
+    assert (series.steps[-1], series.index[-1]) == (1_499, 1_499)
+
+
+def test_a_point_right_after_thinning_is_kept_although_its_time_is_that_of_the_last() -> None:
+    points = [(step, 1.0 + step, float(step)) for step in range(SERIES_LIMIT + 1)]
+    assert _heard(*points, (SERIES_LIMIT + 1, 1.0 + SERIES_LIMIT, -5.0)).values[-1] == -5.0
+
+
+def test_steps_that_begin_again_are_not_doubled_when_they_are_read_again() -> None:
+    points = [(step % 900, 1.0 + step, 1 / (1 + step)) for step in range(1_300)]
+    assert _heard(*points, *points) == _heard(*points)
+
+
 def test_a_pace_before_the_first_progress_is_known_when_it_is_read_again() -> None:
     observer = Observer()
     for _ in range(2):
