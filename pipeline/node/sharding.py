@@ -317,9 +317,10 @@ def _make_room_for_extra_state(model: dict[str, Any], metadata: Metadata) -> Non
         model.pop(place[1], None)
     for name, place in stored.items():
         value = metadata.state_dict_metadata[name]
-        is_tensor = isinstance(value, TensorStorageMetadata)
-        empty = torch.empty(value.size, dtype=value.properties.dtype) if is_tensor else None
-        set_element(model, place[1:], empty)
+        if isinstance(value, TensorStorageMetadata):
+            set_element(model, place[1:], torch.empty(value.size, dtype=value.properties.dtype))
+        else:
+            set_element(model, place[1:], None)
 
 
 def _part_in_checkpoint(
