@@ -141,9 +141,12 @@ def shard(
         The model, which is now an FSDPModule too.
 
     Raises:
-        ValueError: The model has no module of these classes.
+        ValueError: The model has no module of these classes, or a parameter that no export could hold.
         RuntimeError: As :func:`mesh`.
     """
+    for name, parameter in model.named_parameters():
+        if not _is_exported(parameter):
+            raise ValueError(f"parameter {name} is {parameter.dtype}, which safetensors cannot hold")
     block_modules = [model.get_submodule(name) for name in block_names(model, blocks)]
     # Only the model as a whole returns fp32; a block passes on the type that it computes in.
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32)

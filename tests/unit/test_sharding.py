@@ -214,6 +214,12 @@ def test_an_export_has_all_tensors_of_a_model_and_names_what_is_none(
     assert "wide (and 1 more): no tensor" in capsys.readouterr().out
 
 
+def test_parameters_that_no_export_could_hold_are_refused_before_the_training() -> None:
+    model = nn.Sequential(nn.Linear(2, 2, dtype=torch.complex128))
+    with pytest.raises(ValueError, match=r"parameter 0\.weight is torch\.complex128"):
+        sharding.shard(model, blocks=[nn.Linear])
+
+
 @pytest.fixture
 def group_of_one(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
