@@ -282,7 +282,7 @@ def _reason_to_keep(ctx: RunContext, *, delete_model: bool) -> str:
     handle = ctx.driver.present_handle(ctx, entry)
     current = attempt_status(ctx, handle, entry) if handle else None
     if current and current.state is RunState.UNKNOWN:
-        command = f"manycpu cancel {ctx.name} --gone"
+        command = ctx.typed("cancel", "--gone")
         return (
             f"whether it runs is unknown: {current.reason}; `{command}` records that this place is gone for "
             "good"
@@ -290,7 +290,7 @@ def _reason_to_keep(ctx: RunContext, *, delete_model: bool) -> str:
     running = current is not None and not current.state.terminal
     # A training outlives the process that launched it: until the lease is over, another may resume it.
     if lease.held(now) or (running and not lease.over(now)):
-        return f"a process works on it; `manycpu cancel {ctx.name}` ends that"
+        return f"a process works on it; `{ctx.typed('cancel')}` ends that"
     remaining = Remains.NOTHING if delete_model else remains(ctx)
     if remaining is Remains.MODEL:
         return f"it has a model that was not exported; `{ctx.deletion}` deletes it"

@@ -5,6 +5,7 @@ On Kubernetes the lease is annotations of the ledger, so that a list of ledgers 
 
 import math
 import random
+import shlex
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -231,8 +232,8 @@ class Ledger(ABC):
 
     _unseen_timeout_s: ClassVar[float] = math.inf
     """After this time since its last renewal, a holder that cannot be seen from here is presumed dead."""
-    _location: str = ""
-    """The option with which a command finds the run, after a blank."""
+    location: tuple[str, ...] = ()
+    """The options with which a command finds the run."""
 
     @abstractmethod
     def open(self, entry: Entry) -> Entry:
@@ -287,12 +288,12 @@ class Ledger(ABC):
         is_alive = lease.held_by_another(now)
         if lease.holder is None or is_alive is False:
             return
-        run = lease.holder.run
+        run, location = lease.holder.run, "".join(f" {word}" for word in map(shlex.quote, self.location))
         if is_alive:
             raise ForeignRunError(
                 f"process {lease.holder.pid} of this machine works on run {run}",
-                fix=f"`manycpu logs --follow {run}{self._location}` follows it, "
-                f"`manycpu cancel {run}{self._location}` ends it; or give another run id",
+                fix=f"`manycpu logs --follow {run}{location}` follows it, "
+                f"`manycpu cancel {run}{location}` ends it; or give another run id",
             )
         timeout = self._unseen_timeout_s
         if now - (lease.renewed or 0) >= timeout:
@@ -302,7 +303,7 @@ class Ledger(ABC):
             f"{lease.holder} works on run {run}, or did so until it was killed: "
             "that cannot be seen from here",
             fix=f"See there. If that place is gone for good, say so: "
-            f"manycpu cancel {run} --gone{self._location}{wait}; or give another run id",
+            f"manycpu cancel {run} --gone{location}{wait}; or give another run id",
         )
 
     def keep(self, seconds: float | None) -> None:

@@ -50,7 +50,6 @@ class ConfigMapLedger(base.Ledger):
 
     def __init__(self, cluster: Cluster, name: str, present: KubeObject | None = None) -> None:
         self._cluster, self.name = cluster, name
-        self._location = f" --namespace {cluster.namespace}"
         self._meta: KubeObject = present["metadata"] if present else {}
 
     def open(self, entry: Entry) -> Entry:
@@ -124,9 +123,19 @@ class ConfigMapLedger(base.Ledger):
 
     def change_lease(self, **fields: Any) -> None:
         """Change fields; raises ForeignRunError if ``holder`` is given and another process holds the run."""
-        if fields.get("holder"):
-            self.refuse_second_holder()
-        self._change({"metadata": {"annotations": to_annotations(**fields)}})
+        annotations = to_annotations(**fields)
+        if not fields.get("holder"):
+            self._change({"metadata": {"annotations": annotations}})
+            return
+
+        def hold() -> None:
+            meta = self._configmap()["metadata"]
+            self.refuse_second_holder(from_annotations(meta))
+            # Refused if another process has become the holder since: then ask again.
+            version = {"resourceVersion": meta["resourceVersion"]}
+            self._change({"metadata": version | {"annotations": annotations}})
+
+        _after_conflicts(DEADLINE)(hold)
 
     def take_up(self, seconds: float = LEASE_S) -> None:
         """Begin a lease that lasts ``seconds`` from now on, also of a run that has ended or is kept."""
@@ -220,14 +229,8 @@ class ConfigMapLedger(base.Ledger):
 
         # The API server gives up after a few conflicts, when many processes write at once. A patch with a
         # resourceVersion is not repeated: the same version would conflict again.
-        repeated = () if "resourceVersion" in body["metadata"] else ConflictError
-        retrying = Retrying(
-            retry=retry_if_exception_type(repeated),
-            stop=stop_after_delay(deadline),
-            wait=wait_random(max=1.0),
-            reraise=True,
-        )
-        self._remember(retrying(patch))
+        once = "resourceVersion" in body["metadata"]
+        self._remember(patch() if once else _after_conflicts(deadline)(patch))
 
     def _configmap(self, deadline: float = DEADLINE) -> KubeObject:
         """Read the run's ConfigMap; raises RunGoneError if it is gone."""
@@ -253,6 +256,16 @@ class ConfigMapLedger(base.Ledger):
             "and with it all that it owned",
             fix="See who cleans that namespace, and run again",
         )
+
+
+def _after_conflicts(deadline: float) -> Retrying:
+    """Repeat a call that raises ConflictError, for ``deadline`` seconds."""
+    return Retrying(
+        retry=retry_if_exception_type(ConflictError),
+        stop=stop_after_delay(deadline),
+        wait=wait_random(max=1.0),
+        reraise=True,
+    )
 
 
 def ledgers(cluster: Cluster) -> list[ConfigMapLedger]:

@@ -81,7 +81,9 @@ class RunContext(Generic[Target_co, Ledger_co]):
     @cached_property
     def ledger(self) -> Ledger_co:
         """The run's ledger."""
-        return cast("Ledger_co", self.driver.ledger(self))
+        ledger = cast("Ledger_co", self.driver.ledger(self))
+        ledger.location = self.driver.location(self)
+        return ledger
 
     @property
     def where(self) -> str:

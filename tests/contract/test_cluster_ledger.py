@@ -18,6 +18,8 @@ from manycpu.pipeline.ledger.base import LEASE_S
 from manycpu.pipeline.ledger.configmap import ConfigMapLedger
 from manycpu.pipeline.spec.errors import ConflictError, ForeignRunError
 from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.targets.context import Access
+from manycpu.pipeline.targets.open_run import open_context
 
 DAY = 86_400.0  # seconds
 ENTRY = Entry(key="k", name="qa", created=0, run={}, target={})
@@ -59,7 +61,7 @@ def test_a_run_is_not_taken_over_from_a_process_of_another_host_that_renewed_its
         lambda: another.change_lease(holder=ME),
     ]
     for act in refused:
-        with pytest.raises(ForeignRunError, match="cancel qa --gone --namespace ml; or wait 30 minutes"):
+        with pytest.raises(ForeignRunError, match="cancel qa --gone; or wait 30 minutes"):
             act()
     assert ledger.lease().holder == ELSEWHERE
 
@@ -84,6 +86,34 @@ def test_a_run_is_taken_over_from_a_process_that_counts_as_gone(
     ledger.open(ENTRY.model_copy(update={"created": 1.0}))
     ledger.change_lease(holder=ME)
     assert ledger.lease().holder == ME
+
+
+def test_of_two_processes_that_begin_a_run_at_the_same_moment_one_holds_it(
+    server: ApiServer, ledger: ConfigMapLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(server.connect, "ml")
+    late, patch = ConfigMapLedger(cluster, "qa"), cluster.patch
+
+    def held_before(*args: Any, **more: float) -> KubeObject:
+        if ledger.lease().holder is None:
+            ledger.change_lease(holder=ELSEWHERE)
+        return patch(*args, **more)
+
+    monkeypatch.setattr(cluster, "patch", held_before)
+    with pytest.raises(ForeignRunError):
+        late.change_lease(holder=ME)
+    assert ledger.lease().holder == ELSEWHERE
+
+
+def test_a_refusal_of_a_second_process_names_where_the_run_is(server: ApiServer, tmp_path: Path) -> None:
+    target = {"kind": "kubernetes", "namespace": "ml", "helper_image": "r/helper:1", "connection": "a config"}
+    access = Access(connect=server.connect)
+    run = {"program": "question_answering", "output": None}
+    ctx = open_context(run, target, "a", base=tmp_path, access=access)
+    ctx.ledger.open(ctx.new_entry(0))
+    ctx.ledger.change_lease(holder=ELSEWHERE)
+    with pytest.raises(ForeignRunError, match="cancel qa --gone --namespace ml --connection 'a config';"):
+        ctx.ledger.refuse_second_holder()
 
 
 @pytest.mark.parametrize("claims", [False, True])
