@@ -115,9 +115,11 @@ class RunOperator(BaseOperator):
     ) -> None:
         """Render the template fields into ``parent``, and mask their secrets before Airflow stores them.
 
-        Airflow calls this for expanded tasks too.
+        Airflow calls this for expanded tasks too. An XCom may be a model: its fields take its place.
         """
         super()._do_render_template_fields(parent, template_fields, *args, **kwargs)
+        for name in {*template_fields} & {*RunOperator.template_fields}:
+            setattr(parent, name, fields_of(getattr(parent, name, None)))
         _mask_secrets(*(getattr(parent, name, None) for name in template_fields))
 
     def open(self, context: Context, name: str | None = None) -> RunContext:
@@ -137,7 +139,7 @@ class RunOperator(BaseOperator):
         airflow = airflow_instance()
         identity = (airflow, instance.dag_id, instance.run_id, *owner, instance.map_index)
         key = key_of(name) if name else run_key(*identity)
-        run, target = map(fields_of, self._fields(context, key))  # an XCom may be a model
+        run, target = self._fields(context, key)
         _mask_secrets(run, target)
         demand_instance(target)
         # Relative paths start from the folder of the DAG file.

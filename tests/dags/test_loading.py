@@ -165,16 +165,33 @@ def test_a_shared_target_needs_an_airflow_of_a_name(
     demand_instance({"kind": "kubernetes"})
 
 
+def rendered(**fields: Any) -> operators.PrepareOperator:
+    """Make an operator, and render its fields as Airflow does before it stores and executes them."""
+    made = operators.PrepareOperator(task_id="prepare", training="one", run={"program": "x.py"})
+    for name, value in fields.items():
+        setattr(made, name, lambda value=value, **_: value)
+    made.render_template_fields({})
+    return made
+
+
 def test_a_model_from_an_xcom_is_held_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     from manycpu.pipeline import Kubernetes
     from manycpu.pipeline.spec.errors import BadInputError
 
     monkeypatch.setenv("AIRFLOW__MANYCPU__INSTANCE", "")
-    operator = operators.PrepareOperator(task_id="prepare", training="one", run={"program": "x.py"})
-    operator.target = Kubernetes(namespace="ml")  # as Airflow renders the result of another task
     context: Any = {"ti": SimpleNamespace(dag_id="d", run_id="r", map_index=-1)}
     with pytest.raises(BadInputError, match=r"^\[manycpu\] instance: "):
-        operator.open(context)
+        rendered(target=Kubernetes(namespace="ml")).open(context)
+
+
+def test_a_model_from_an_xcom_is_shown_without_its_secrets() -> None:
+    from airflow.sdk.log import redact
+
+    from manycpu.pipeline import TrainingRun
+
+    run = TrainingRun(program="x.py", output=None, args=("--api-key", "sk-model-12345"))
+    shown = str(redact(rendered(run=run).run, "run"))
+    assert ("x.py" in shown, "sk-model-12345" in shown) == (True, False)
 
 
 def test_an_embedded_airflow_makes_up_its_name_once(tmp_path: Path) -> None:
