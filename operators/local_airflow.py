@@ -344,7 +344,7 @@ def _cancel_trainings(console: Console) -> None:
                 cancel(ctx, by="the end of make ui")
         except RunGoneError:
             continue
-        except ManycpuError as error:
+        except (ManycpuError, OSError) as error:  # OSError: a full disk, after the training was ended
             console.out(str(error))
 
 

@@ -2,12 +2,14 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,10 @@ from support.waiting import processes_of
 
 from manycpu.operators import local_airflow
 from manycpu.operators.base import airflow_instance
+from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.spec.targets import Local
 from manycpu.pipeline.targets import driver_of
+from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.verbs.build import build
@@ -130,3 +134,22 @@ def test_the_end_of_make_ui_ends_the_trainings_of_this_airflow_alone(
     cancelled = [ctx.ledger.read().cancelled for ctx in (unseen, own, other)]
     assert cancelled == [{}, {1: "the end of make ui"}, {}]
     assert "another-host" in capsys.readouterr().out
+
+
+def test_the_end_of_make_ui_ends_every_training_while_the_disk_is_full(
+    launched: Callable[[str, str], RunContext],
+) -> None:
+    runs = [launched(name, airflow_instance()) for name in ("one", "two")]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))  # bytes of a file: no ledger is written
+    try:
+        local_airflow._cancel_trainings(Console(file=StringIO()))  # noqa: SLF001 - Ctrl-C does
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [status_of(ctx).state.terminal for ctx in runs] == [True, True]
+
+
+def status_of(ctx: RunContext) -> Status:
+    entry = ctx.ledger.read()
+    assert entry.handle is not None
+    return attempt_status(ctx, entry.handle, entry)
