@@ -73,6 +73,7 @@ def test_a_claim_of_a_run_that_may_live_counts(
         transfer.ClaimedError, match=r"has it: qa-aaa \(host h\), since 1970-01-01 00:00"
     ) as caught:
         transfer.claim(output, Claimant("bbb"))
+    assert "`manycpu cancel qa-aaa`, then `manycpu clean qa-aaa`" in caught.value.fix
     assert str(path) in caught.value.fix or f"out/{path.name}" in caught.value.fix
     transfer.release(output, "bbb")
     assert path.read_bytes() == before
