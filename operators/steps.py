@@ -295,13 +295,14 @@ def worker_disk_findings(
 
 def _is_empty_dir(folder: Path, mounts: Path) -> bool:
     """Whether a folder is on an emptyDir of its pod, which is deleted with the pod."""
-    # As in proc_pid_mountinfo(5): which folder of its file system is mounted, and where.
-    mounted = dict[str, str]()
+    # As in proc_pid_mountinfo(5): where, and which folder of its file system is mounted, of which type.
+    mounted = dict[str, bool]()
     for line in mounts.read_text(errors="replace").splitlines() if mounts.exists() else ():  # only on Linux
-        mounted_folder, point = line.split()[3:5]
-        mounted[point] = mounted_folder
-    mounts_above = (mounted[str(path)] for path in (folder, *folder.parents) if str(path) in mounted)
-    return _EMPTY_DIR in next(mounts_above, "")
+        mount, _, file_system = line.partition(" - ")
+        mounted_folder, point = mount.split()[3:5]
+        # An emptyDir with medium Memory is a tmpfs, which no two pods share.
+        mounted[point] = _EMPTY_DIR in mounted_folder or file_system.startswith("tmpfs ")
+    return next((mounted[str(path)] for path in (folder, *folder.parents) if str(path) in mounted), False)
 
 
 def clean_up_and_log(

@@ -56,15 +56,15 @@ def test_an_empty_dir_goes_with_its_pod_too(tmp_path: Path) -> None:
     volumes = "/var/lib/kubelet/pods/1d-2e/volumes"
     mounts = tmp_path / "mountinfo"
 
-    def found_with(kind: str) -> list[str]:
+    def found_with(folder: str, disk: str = "ext4 /dev/vda1") -> list[str]:
         mounts.write_text(
-            "22 1 0:21 / / rw - overlay overlay rw\n"
-            f"23 22 254:1 {volumes}/kubernetes.io~{kind}/models /proc rw master:1 - ext4 /dev/vda1 rw\n"
+            f"22 1 0:21 / / rw - overlay overlay rw\n23 22 254:1 {folder} /proc rw master:1 - {disk} rw\n"
         )
         return [finding.field for finding in worker_disk_findings(ctx, POD, mounts) if finding.fatal]
 
-    assert found_with("empty-dir") == ["run.output"]
-    assert found_with("local-volume") == []
+    assert found_with(f"{volumes}/kubernetes.io~empty-dir/models") == ["run.output"]
+    assert found_with("/", "tmpfs tmpfs") == ["run.output"]  # medium: Memory
+    assert found_with(f"{volumes}/kubernetes.io~local-volume/models") == []
 
 
 @pytest.mark.usefixtures("home")
