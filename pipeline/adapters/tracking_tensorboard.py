@@ -71,6 +71,7 @@ class _File:
         self._folder = folder
         self._known: set[Key] = set()
         self._path: Path | None = None
+        self._to_read = True  # nothing was read yet, or the last write failed after a part of its values
 
     def write(self, values: Iterable[tuple[Any, int, float]]) -> None:
         """Append those values that no file has yet; each comes with its step, and its time in seconds."""
@@ -78,8 +79,9 @@ class _File:
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        if self._path is None:  # nothing was written yet, or the last write failed after a part of its values
+        if self._to_read:
             self._known |= {key for path in self._folder.glob("*.tfevents.*") for key in _keys(path)}
+            self._to_read = False
         new = {key: entry for entry in values if (key := _key(*entry)) not in self._known}
         if not new:
             return
@@ -92,13 +94,13 @@ class _File:
         # TensorBoard reads files in the order of their names; others may begin one in the same second.
         name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{secrets.token_hex(4)}"
         path = self._path or self._folder / name
-        self._path = None  # until it is written: after a failure, the next write begins another file
+        self._path, self._to_read = None, True  # until it is written: else the next write begins another file
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             writer = RecordWriter(file)
             for event in [*header, *events]:
                 writer.write(event.SerializeToString())
-        self._path = path
+        self._path, self._to_read = path, False
         self._known |= new.keys()
 
 

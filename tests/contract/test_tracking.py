@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from manycpu.operators import train as train_operator
 from manycpu.pipeline import train
+from manycpu.pipeline.adapters import tracking_tensorboard
 from manycpu.pipeline.adapters.tracking_mlflow import MlflowTracker
 from manycpu.pipeline.adapters.tracking_tensorboard import TensorBoardTracker
 from manycpu.pipeline.listeners import Silent
@@ -212,6 +213,19 @@ def test_tensorboard_finds_each_point_once_after_a_write_that_broke_off(home: Pa
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     tracker.send(tracked, points)
     assert sorted(scalars(home)["loss"]) == [(step, 0.5) for step in range(2000)]
+
+
+def test_a_process_that_sends_known_points_reads_the_files_of_tensorboard_once(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracked, points = Tracked("k", "n", 1.0, 1, 1.0, "g", {}, {}), [Point("loss", 1, 1000.0, 0.5)]
+    TensorBoardTracker(home).send(tracked, points)
+    read, keys = list[Path](), tracking_tensorboard._keys  # noqa: SLF001 - what reads a file
+    monkeypatch.setattr(tracking_tensorboard, "_keys", lambda path: (read.append(path), keys(path))[1])
+    later = TensorBoardTracker(home)
+    for _ in range(3):
+        later.send(tracked, points)
+    assert len(read) == 1
 
 
 def begin(tmp_path: Path, program: str, **more: Any) -> tuple[RunContext, Any]:
