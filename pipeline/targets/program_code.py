@@ -342,7 +342,7 @@ def import_findings(ctx: RunContext) -> Iterator[Finding]:
         return
     try:
         tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return  # Python reports it when it starts the program
     imported = [(name, line) for name, line in _imported_modules(tree.body) if not installed(name)]
     files, reported = _files_of_code(ctx) if imported else (), set[str]()

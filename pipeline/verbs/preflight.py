@@ -102,7 +102,7 @@ def _main_file(ctx: RunContext) -> Findings:
     try:
         source = path.read_bytes()
         # The ranks print the warnings of Python, and may parse what is nested too deeply for ast.
-        with warnings.catch_warnings(action="ignore"), suppress(RecursionError):
+        with warnings.catch_warnings(action="ignore"), suppress(RecursionError, MemoryError):
             ast.parse(source, path.name)
     except OSError as error:
         yield _unreadable("run.program", error)

@@ -52,7 +52,7 @@ def process_findings(source: str, name: str, subprocesses: int, threads: int | N
             program.too_many_threads(threads),
             program.uncounted_processes(subprocesses, threads),
         )
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for mistake in checks:
         if mistake is not None:
@@ -262,7 +262,7 @@ def relative_writes(source: str, args: Sequence[str] = ()) -> Iterator[Written]:
             yield written
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):

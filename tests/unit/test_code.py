@@ -113,6 +113,11 @@ def test_a_program_too_deeply_nested_for_a_check_is_not_refused(folder: Path, so
     assert preflight(opened(folder)) == []
 
 
+def test_a_program_that_overflows_the_parser_of_python_is_left_to_its_ranks(folder: Path) -> None:
+    put(folder, "train.py", text="x = " + "-" * 20_000 + "1")
+    assert preflight(opened(folder)) == []
+
+
 def test_a_program_that_cannot_be_read_is_a_finding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = Path.read_bytes
 
