@@ -88,8 +88,8 @@ class ClaimedError(TransferError):
         expiry = f"ends by itself on {_date(other.until)}; " if math.isfinite(other.until) else ""
         self.fix = (
             "Give another output; or wait until that run has ended, or end it: "
-            f"`manycpu cancel {other.run}`, then `manycpu clean {other.run}`. Its claim {expiry}where the run "
-            f"is gone for good, delete {path}"
+            f"`manycpu cancel {other.run}`, then `manycpu clean {other.run}`. Its claim {expiry}where the "
+            f"run is gone for good, delete {path}"
         )
 
 

@@ -94,10 +94,10 @@ def test_of_two_processes_that_begin_a_run_at_the_same_moment_one_holds_it(
     cluster = Cluster(server.connect, "ml")
     late, patch = ConfigMapLedger(cluster, "qa"), cluster.patch
 
-    def held_before(*args: Any, **more: float) -> KubeObject:
+    def held_before(kind: str, name: str, body: KubeObject, **more: float) -> KubeObject:
         if ledger.lease().holder is None:
             ledger.change_lease(holder=ELSEWHERE)
-        return patch(*args, **more)
+        return patch(kind, name, body, **more)
 
     monkeypatch.setattr(cluster, "patch", held_before)
     with pytest.raises(ForeignRunError):
@@ -108,7 +108,7 @@ def test_of_two_processes_that_begin_a_run_at_the_same_moment_one_holds_it(
 def test_a_refusal_of_a_second_process_names_where_the_run_is(server: ApiServer, tmp_path: Path) -> None:
     target = {"kind": "kubernetes", "namespace": "ml", "helper_image": "r/helper:1", "connection": "a config"}
     access = Access(connect=server.connect)
-    run = {"program": "question_answering", "output": None}
+    run: dict[str, Any] = {"program": "question_answering", "output": None}
     ctx = open_context(run, target, "a", base=tmp_path, access=access)
     ctx.ledger.open(ctx.new_entry(0))
     ctx.ledger.change_lease(holder=ELSEWHERE)

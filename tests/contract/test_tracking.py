@@ -2,7 +2,7 @@
 
 import logging
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
@@ -221,7 +221,12 @@ def test_a_process_that_sends_known_points_reads_the_files_of_tensorboard_once(
     tracked, points = Tracked("k", "n", 1.0, 1, 1.0, "g", {}, {}), [Point("loss", 1, 1000.0, 0.5)]
     TensorBoardTracker(home).send(tracked, points)
     read, keys = list[Path](), tracking_tensorboard._keys  # noqa: SLF001 - what reads a file
-    monkeypatch.setattr(tracking_tensorboard, "_keys", lambda path: (read.append(path), keys(path))[1])
+
+    def count(path: Path) -> Iterable[tracking_tensorboard.Key]:
+        read.append(path)
+        return keys(path)
+
+    monkeypatch.setattr(tracking_tensorboard, "_keys", count)
     later = TensorBoardTracker(home)
     for _ in range(3):
         later.send(tracked, points)

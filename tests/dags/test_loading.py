@@ -185,7 +185,7 @@ def test_a_model_from_an_xcom_is_held_to_the_same(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_model_from_an_xcom_is_shown_without_its_secrets() -> None:
-    from airflow.sdk.log import redact
+    from airflow.sdk._shared.secrets_masker import redact
 
     from manycpu.pipeline import TrainingRun
 
