@@ -29,7 +29,7 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.spec.words import is_true
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import absolute, find, open_context
-from manycpu.pipeline.verbs.all_verbs import new_run_id, run_all
+from manycpu.pipeline.verbs.all_verbs import letting_go_after_errors, new_run_id, run_all
 
 AnyTarget = Target | Mapping[str, Any] | str | os.PathLike[str] | None
 _PROGRAM_FIELDS: Final = ("program", "code", "args")  # the function and its arguments replace these
@@ -308,7 +308,8 @@ def _run(ctx: RunContext, display: CellDisplay, read_returned: Callable[[Handle]
     """Do a whole run; raise its error as a cell shows it."""
     __tracebackhide__ = True
     try:
-        run_all(ctx, display, read_returned)
+        with letting_go_after_errors(ctx):
+            run_all(ctx, display, read_returned)
     except CancelledError as ended:
         if isinstance(ended.__cause__, KeyboardInterrupt):  # as Jupyter shows an interrupted cell
             raise KeyboardInterrupt(str(ended)) from None

@@ -64,12 +64,26 @@ def train(
     """
     ctx = open_context(run, target, "cli", run_id or new_run_id(), base=base or Path.cwd())
     ctx = find(ctx) if run_id else ctx
-    return run_all(ctx, listener or Silent())
+    with letting_go_after_errors(ctx):
+        return run_all(ctx, listener or Silent())
 
 
 def new_run_id() -> str:
     """Generate a run id: the local time and a random suffix."""
     return f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+
+
+@contextmanager
+def letting_go_after_errors(ctx: RunContext) -> Iterator[None]:
+    """End this process's lease if the block raises, for a process that lives on, such as a notebook's."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError, ManycpuError):  # the first error says more
+            holder = ctx.ledger.lease().holder
+            if holder is not None and process.is_this_process(holder):
+                ctx.ledger.change_lease(ended=True, holder=None)
+        raise
 
 
 def run_all(ctx: RunContext, listener: RunListener, trained: Trained | None = None) -> Report:
@@ -89,25 +103,7 @@ def run_all(ctx: RunContext, listener: RunListener, trained: Trained | None = No
         ForeignRunError: Another process runs all verbs of this run, or may do so; nothing was changed.
         ManycpuError: A verb failed.
     """
-    with _letting_go_after_errors(ctx):
-        return _run_all(ctx, Guarded(listener), trained)
-
-
-@contextmanager
-def _letting_go_after_errors(ctx: RunContext) -> Iterator[None]:
-    """End this process's lease if the block raises: the process of a notebook lives on."""
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError, ManycpuError):  # the first error says more
-            holder = ctx.ledger.lease().holder
-            if holder is not None and process.is_this_process(holder):
-                ctx.ledger.change_lease(ended=True, holder=None)
-        raise
-
-
-def _run_all(ctx: RunContext, listener: RunListener, trained: Trained | None) -> Report:
-    """Run all verbs as the holder of the run; see :func:`run_all`."""
+    listener = Guarded(listener)
     begun_before = ctx.ledger.exists()
     if begun_before:
         ctx.ledger.refuse_second_holder()
