@@ -276,12 +276,12 @@ def end_tree(pid: int | None = None, code: int | None = None) -> int:
         The launcher's exit code, -SIGKILL if that is unknown.
     """
     if pid is not None:
-        _signal(pid, signal.SIGTERM)
+        kernel.send_signal(pid, signal.SIGTERM)
     code = _drain(pid, time.monotonic() + (_GRACE_S if pid is not None else 0), code)
     deadline = time.monotonic() + _UNKILLABLE_S
     # More than once: a process may start another one before it is killed.
     while living := psutil.Process().children(recursive=True):
-        killed = [orphan for orphan in living if _signal(orphan.pid, signal.SIGKILL)]
+        killed = [orphan for orphan in living if kernel.send_signal(orphan.pid, signal.SIGKILL)]
         if not killed:
             _say_of(living, "left running, as another user owns them: {}")
             break
@@ -326,17 +326,6 @@ def _reap(awaited: int | None) -> int | None:
             return code
         if pid == awaited:
             code = os.waitstatus_to_exitcode(status)
-
-
-def _signal(pid: int, number: signal.Signals) -> bool:
-    """Send a signal; returns False if the process is another user's, such as one that sudo started."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
-    except PermissionError:
-        return False
-    return True
 
 
 def _begin() -> None:

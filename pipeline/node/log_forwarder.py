@@ -212,10 +212,10 @@ def _serve(child: int, stream: int, writer: _Writer, wake: int, launcher: int) -
 def _end(child: int) -> int:
     """End the rank by SIGTERM, and after a grace period by SIGKILL; returns its wait status."""
     deadline = time.monotonic() + _ORPHAN_GRACE_S
-    _kill(child, signal.SIGTERM)
+    kernel.send_signal(child, signal.SIGTERM)
     while (status := _reap(child)) is None:
         if time.monotonic() > deadline:
-            _kill(child, signal.SIGKILL)
+            kernel.send_signal(child, signal.SIGKILL)
         time.sleep(_POLL_INTERVAL_S)
     return status
 
@@ -262,23 +262,12 @@ def _wake_on_signals(child: int, forwarded: list[int]) -> int:
 
     def forward(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         forwarded.append(number)
-        _kill(child, number)
+        kernel.send_signal(child, number)
 
     for number in _FORWARDED:
         signal.signal(number, forward)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, it would not wake the loop up
     return wake
-
-
-def _kill(pid: int, number: int) -> bool:
-    """Send a signal; returns False if the process is another user's, such as one that sudo started."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
-    except PermissionError:
-        return False
-    return True
 
 
 class _Process(NamedTuple):
@@ -311,7 +300,7 @@ def _kill_all(group: int) -> None:
         # Again and again: the children of a killed process become children of this one.
         while True:  # until waitpid raises ChildProcessError, because no child is left
             children = [process.pid for process in _running() if process.parent == os.getpid()]
-            killed = [_kill(pid, signal.SIGKILL) for pid in children]
+            killed = [kernel.send_signal(pid, signal.SIGKILL) for pid in children]
             if killed and not any(killed):
                 return
             os.waitpid(-1, 0)

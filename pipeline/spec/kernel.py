@@ -1,6 +1,7 @@
 """Calls to the kernel on both sides of a launch: which process ends with which, and the way to a host."""
 
 import ctypes
+import os
 import socket
 import sys
 from contextlib import suppress
@@ -19,6 +20,17 @@ def end_with_parent(number: int) -> None:
 def adopt_orphans() -> None:
     """Make this process the parent of descendants whose own parent dies (Linux)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def send_signal(pid: int, number: int) -> bool:
+    """Send a signal; returns False if the process is another user's, such as one that sudo started."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        return False
+    return True
 
 
 def boot_id() -> str | None:

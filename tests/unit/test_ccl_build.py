@@ -89,14 +89,17 @@ def test_without_a_compiler_and_a_build_the_message_says_what_to_do(monkeypatch:
         build.built()
 
 
-@pytest.mark.usefixtures("oneccl")
-def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = tmp_path / "cxx"
-    compiler.write_text(
-        '#!/bin/sh\n[ "$1" = --version ] && echo old || { echo "error: C++20?" >&2; exit 1; }\n'
-    )
+def _set_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, *, fails: str) -> None:
+    """Make CXX a compiler that has a version, and else fails after these words of a shell."""
+    compiler = folder / "cxx"
+    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && {{ echo old; exit; }}\n{fails}\nexit 1\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
+
+
+@pytest.mark.usefixtures("oneccl")
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _set_compiler(monkeypatch, tmp_path, fails='echo "error: C++20?" >&2')
     with pytest.raises(UnavailableError, match=r"cannot compile it \(C\+\+20 is needed\): error: C\+\+20\?"):
         build.built()
     assert [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()] == ["lock"]
@@ -124,11 +127,8 @@ def test_without_oneccl_the_message_says_what_to_install(monkeypatch: pytest.Mon
 def test_a_build_that_failed_is_not_tried_again_by_the_other_ranks_of_the_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler, runs = tmp_path / "g++", tmp_path / "runs"
-    fails = f'echo >>{runs}\necho "error: too old" >&2\nexit 1\n'
-    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit\n{fails}')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
+    runs = tmp_path / "runs"
+    _set_compiler(monkeypatch, tmp_path, fails=f'echo >>{runs}; echo "error: too old" >&2')
     monkeypatch.setenv("MANYCPU_RUN", "a-run")
     for attempt, tries in (("1", 1), ("1", 1), ("2", 2)):
         monkeypatch.setenv("MANYCPU_ATTEMPT", attempt)
@@ -141,10 +141,7 @@ def test_a_build_that_failed_is_not_tried_again_by_the_other_ranks_of_the_attemp
 def test_a_disk_that_was_full_while_a_build_failed_keeps_no_later_one_from_trying(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler = tmp_path / "g++"
-    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\necho "error: no space" >&2\nexit 1\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
+    _set_compiler(monkeypatch, tmp_path, fails='echo "error: no space" >&2')
     monkeypatch.setenv("MANYCPU_RUN", "a-run")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for attempt, largest_file in (("1", 0), ("2", soft)):
