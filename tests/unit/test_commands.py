@@ -37,7 +37,8 @@ def test_what_does_not_go_when_it_is_killed_is_not_waited_for_for_ever(
 ) -> None:
     monkeypatch.setattr(supervisor, "_UNKILLABLE_S", 0.2)
     monkeypatch.setattr(supervisor, "_GRACE_S", 0.1)
-    monkeypatch.setattr(supervisor, "_signal", lambda *_: True)  # as if it waited for a disk
+    # As if it waited for a disk.
+    monkeypatch.setattr("manycpu.pipeline.spec.kernel.send_signal", lambda *_: True)
     with Program(["sleep", "60"]) as stuck:
         try:
             supervisor.end_tree()
