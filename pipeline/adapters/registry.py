@@ -219,7 +219,9 @@ class Connection:
         if status in (_UNAUTHORIZED, _FORBIDDEN):
             need = "another login" if self._login else "a login"
             fix = f"Give {need} for {self.host} in target.registry_connection or target.pull_secret"
-        return RegistryError.of_status(status, f"{summary}{reason}", field="target.registry", fix=fix)
+        # The blobs were pushed: the registry is just writing one of them again, for another client.
+        kind = TransientError if "MANIFEST_BLOB_UNKNOWN" in reason else RegistryError
+        return kind.of_status(status, f"{summary}{reason}", field="target.registry", fix=fix)
 
     def _no_answer(self, error: Exception) -> TransientError:
         """Build the error for a connection that failed."""

@@ -331,6 +331,28 @@ def test_an_answer_that_ends_in_its_middle_is_asked_for_again(public: str, repos
     assert requests.struck
 
 
+def test_an_image_is_pushed_again_if_the_registry_just_writes_one_of_its_blobs(
+    tmp_path: Path, repository: Open
+) -> None:
+    """As while another client pushes the same blob: for a moment, the file that links it is empty."""
+    with registry_server.running(tmp_path) as host:
+        made = push(repository(host, "ml/train"), "one", b"x")
+        blob = made.manifest["layers"][0]["digest"].removeprefix("sha256:")
+        (link,) = tmp_path.rglob(f"_layers/sha256/{blob}/link")
+        written, refused = link.read_bytes(), []
+
+        def answer(handler: BaseHTTPRequestHandler) -> None:
+            if handler.command == "PUT" and not refused:
+                refused.append(handler.path)
+                link.write_bytes(b"")
+            registry_server.pass_on(host, handler)
+            link.write_bytes(written)
+
+        with registry_server.relayed(answer) as front:
+            assert repository(front, "ml/train").push_image(made, "two") == made.digest
+    assert refused == ["/v2/ml/train/manifests/two"]
+
+
 def test_a_registry_that_is_away_is_given_up_at_the_deadline(repository: Open) -> None:
     with pytest.raises(RegistryError, match=r"does not answer: .*Connection refused.*http://") as caught:
         repository("127.0.0.1:9", "ml/train", plain=False, deadline=0.5).digest("one")
