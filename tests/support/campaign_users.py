@@ -25,7 +25,7 @@ from support.campaign_judge import BOUND_S
 from support.cluster_runs import fields_of, target_fields
 from support.killable_programs import Program
 from support.outside_history import History
-from support.rank_launches import LIGHT, MPIRUNS
+from support.rank_launches import LIGHT_TORCH, MPIRUNS
 from support.waiting import until
 
 from manycpu.pipeline.spec.placement import CODE
@@ -93,7 +93,7 @@ class User:
         program.write_text(_PROGRAM.read_text())
         (self.folder / "data" / "x").write_bytes(rng.randbytes(rng.choice((1_000, 8_000_000))))
         if kind in LIGHT_KINDS:
-            shutil.copytree(LIGHT["PYTHONPATH"], program.parent / "light")
+            shutil.copytree(LIGHT_TORCH, program.parent / "light")
         run = {"program": str(program), "job_name": name, "args": [name, at.url, str(steps)], **_BUDGETS}
         run |= {"data": str(self.folder / "data"), "output": str(self.out)}
         run["env"] = {"PYTHONPATH": f"{program.parent if kind in HERE else CODE}/light"}

@@ -24,8 +24,10 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 
 MPIRUNS = {"intel": f"{sys.prefix}/bin/mpirun", "openmpi": "mpirun.openmpi", "mpich": "mpirun.mpich"}
 LAUNCHERS = ["processes", "torchrun", *MPIRUNS]
-LIGHT = {"PYTHONPATH": str(Path(__file__).parents[1] / "scripts" / "light_torch")}
-"""Environment of ranks that import a stand-in for torch, so that they start at once."""
+_TESTS = Path(__file__).parents[1]
+LIGHT_TORCH = _TESTS / "scripts" / "light_torch"
+LIGHT = {"PYTHONPATH": f"{LIGHT_TORCH}:{_TESTS.parent / '.dev'}"}
+"""Environment of ranks of this checkout that import a stand-in for torch, so that they start at once."""
 PLAIN = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
 
 
