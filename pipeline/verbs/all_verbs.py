@@ -24,7 +24,7 @@ from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.cleanup import cleanup, only_cleanup_is_left
 from manycpu.pipeline.verbs.export import export
-from manycpu.pipeline.verbs.launch import edited, launch
+from manycpu.pipeline.verbs.launch import attach, edited, launch
 from manycpu.pipeline.verbs.prepare import prepare
 from manycpu.pipeline.verbs.report import conclude as conclude_run
 from manycpu.pipeline.verbs.report import read_report, remember, report_path
@@ -276,13 +276,18 @@ def _tell_trained(ctx: RunContext, handle: Handle, trained: Trained | None) -> N
 
 
 def _stage_to_wait(ctx: RunContext, listener: RunListener) -> Handle:
-    """Run the verbs stage, build, launch and wait; return the handle of the attempt, which succeeded."""
-    with _reporting(listener, "stage"):
-        staged = stage(ctx, listener.progress)
-    with _reporting(listener, "build"):
-        built = build(ctx)
+    """Run the verbs stage, build, launch and wait; return the handle of the attempt, which succeeded.
+
+    Nothing is staged or built if the present attempt runs or has succeeded.
+    """
+    present = attach(ctx)
+    if present is None:
+        with _reporting(listener, "stage"):
+            staged = stage(ctx, listener.progress)
+        with _reporting(listener, "build"):
+            built = build(ctx)
     with _reporting(listener, "launch"):
-        handle, attached = launch(ctx, staged, built)
+        handle, attached = (present, True) if present else launch(ctx, staged, built)
         if attached and _may_still_train(ctx):
             words = "attached to attempt %d, whose training went on without the command that started it"
             _LOG.info(words, handle.attempt)

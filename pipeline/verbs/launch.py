@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from manycpu.pipeline.ledger import Attempt, VerbRecord
+from manycpu.pipeline.ledger import Attempt, Entry, VerbRecord
 from manycpu.pipeline.spec.errors import CancelledError, Finding
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState
@@ -45,18 +45,25 @@ def attach(ctx: RunContext) -> Handle | None:
     """
     if not ctx.ledger.exists():
         return None
+    handle = attachable(ctx, ctx.ledger.read())
+    if handle is None:
+        return None
     with ctx.ledger.update() as entry:
         join(ctx, entry, "train")
-    handle: Handle | None = ctx.driver.present_handle(ctx, entry)
-    if handle is None or handle != entry.handle:  # the launch was killed: the next one records what it finds
-        return None
-    status = attempt_status(ctx, handle, entry)
-    if status.state is RunState.UNKNOWN or not should_attach(status, entry):
-        return None
     with _launching(ctx) as record:
         end_if_cancelled(ctx, handle.attempt)
         record.result = "reused"
         return handle
+
+
+def attachable(ctx: RunContext, entry: Entry) -> Handle | None:
+    """Return the handle of the present attempt if it runs or has succeeded; None: the next one is due."""
+    handle: Handle | None = ctx.driver.present_handle(ctx, entry)
+    if handle is None or handle != entry.handle:  # the launch was killed: the next one records what it finds
+        return None
+    status = attempt_status(ctx, handle, entry)
+    is_known = status.state is not RunState.UNKNOWN
+    return handle if is_known and should_attach(status, entry) else None
 
 
 @contextmanager

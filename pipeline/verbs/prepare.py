@@ -9,11 +9,14 @@ from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.output import claim, release
 from manycpu.pipeline.verbs.cancel import take_cancellation
 from manycpu.pipeline.verbs.cleanup import end_expired
+from manycpu.pipeline.verbs.launch import attachable
 from manycpu.pipeline.verbs.preflight import preflight
 
 
 def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Finding]:
     """Run preflight, remove expired runs, claim the output, and create the ledger.
+
+    Preflight is left out for a holder that will attach: what was staged may be gone at its source.
 
     Args:
         ctx: The run.
@@ -27,7 +30,8 @@ def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Findin
         ForeignRunError: Another process runs all verbs of this run.
     """
     started = time.monotonic()
-    findings = preflight(ctx)
+    begun = holder is not None and ctx.ledger.exists()
+    findings = [] if begun and attachable(ctx, ctx.ledger.read()) else preflight(ctx)
     raise_findings(findings)
     findings += ctx.driver.remove_expired(ctx, ctx.ledger.now(), end_expired)
     try:

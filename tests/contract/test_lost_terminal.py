@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -12,13 +13,11 @@ from typing import Any
 import pytest
 import yaml
 from support.killable_programs import Program
-from support.local_runs import on_this_machine
 from support.waiting import processes_of, until
 
 from manycpu.pipeline import train
 from manycpu.pipeline.listeners import Silent
 from manycpu.pipeline.run_report import Report
-from manycpu.pipeline.verbs.cancel import cancel
 
 pytestmark = pytest.mark.usefixtures("home", "light_torch", "no_process_left")
 Script = Callable[..., str]
@@ -43,7 +42,8 @@ class Training:
 
     def __init__(self, tmp_path: Path, script: Script) -> None:
         self.folder, self.gate, self.out = tmp_path, tmp_path / "gate", tmp_path / "out"
-        run = {"program": script(TALKS), "output": "out", "nproc_per_node": 1}
+        self.program = Path(script(TALKS))
+        run = {"program": str(self.program), "output": "out", "nproc_per_node": 1}
         run["env"] = {"GATE": str(self.gate)}
         self.file = tmp_path / "run.yaml"
         self.file.write_text(yaml.safe_dump({"run": run}))
@@ -141,6 +141,23 @@ def test_a_terminal_that_closes_changes_no_run_that_is_deaf_to_it(training: Trai
     is_done(training, running)
 
 
+def test_the_next_command_attaches_to_a_training_whose_program_was_deleted_meanwhile(
+    training: Training,
+) -> None:
+    running = training.begin()
+    until(training.trains)
+    running.kill()
+    running.wait()
+    training.program.unlink()
+    again = training.begin(stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    training.open_gate()
+    printed = again.communicate(timeout=300)[0].decode()
+    is_done(training, again)
+    verbs = re.findall(r"^(\w+) +done in", printed, re.MULTILINE)
+    assert verbs == ["prepare", "launch", "wait", "export", "cleanup"]
+    assert training.report().attempts == 1
+
+
 def test_a_terminal_that_closes_leaves_the_training_which_the_next_command_goes_on_with(
     training: Training,
 ) -> None:
@@ -204,22 +221,17 @@ def started(training: Training) -> Program[bytes]:
     return running
 
 
-def test_a_later_command_that_fails_leaves_a_training_that_goes_on(training: Training, home: Path) -> None:
-    """What fails is the staging of other data; the training of the earlier command lives."""
+def test_a_later_command_with_other_data_attaches_and_says_so(training: Training) -> None:
     started(training)
     fields = yaml.safe_load(training.file.read_text())["run"]
     fields |= {"data": "hf://datasets/nobody/nothing"}
-    (ctx,) = on_this_machine(home)
     training.file.write_text(yaml.safe_dump({"run": fields}))
     again = training.begin(stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    training.open_gate()
     printed = again.communicate(timeout=300)[0].decode()
-    assert again.returncode == 1
-    assert "was not staged" in printed
-    assert f"The training of run {ctx.name} may still run" in printed
-    assert f"`manycpu cancel {ctx.name}` ends it" in printed
-    assert list(processes_of(training.folder)) != []
-    assert training.trains()
-    cancel(ctx, by="the test")
+    is_done(training, again)
+    assert "run.data: attempt 1 was started with something else" in printed
+    assert training.report().attempts == 1
 
 
 def test_a_ledger_that_cannot_be_read_for_a_while_ends_the_command_and_no_training(
