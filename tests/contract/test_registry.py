@@ -339,7 +339,8 @@ def test_an_image_is_pushed_again_if_the_registry_just_writes_one_of_its_blobs(
         made = push(repository(host, "ml/train"), "one", b"x")
         blob = made.manifest["layers"][0]["digest"].removeprefix("sha256:")
         (link,) = tmp_path.rglob(f"_layers/sha256/{blob}/link")
-        written, refused = link.read_bytes(), []
+        written = link.read_bytes()
+        refused: list[str] = []
 
         def answer(handler: BaseHTTPRequestHandler) -> None:
             if handler.command == "PUT" and not refused:
