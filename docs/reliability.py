@@ -43,7 +43,9 @@ others. It reads these itself, and does not ask manycpu for them.
   the middle of the answer; the answer is an error; a watch ends; a log is silent; an object is replaced
   just before it is deleted).
 - **Harmless faults**: a pod of another user is deleted, a ConfigMap of another user is changed, the API
-  server is slow. They must change nothing: no second command, no further attempt, no line of output more.
+  server is slow, the clock of the command jumps by three days. They must change nothing: no second command,
+  no further attempt, no line of output more.
+- **Clocks**: after a crash, the clock jumps by three days, ahead or back, before the command is typed again.
 
 **Under Airflow** ("tasks of a DAG run" in the table), a worker or a triggerer meets the fault, and then the
 scheduler tries the task again, or another triggerer takes over. States, tries, XComs and triggers are
@@ -62,7 +64,8 @@ over all steps, objects of similar names untouched, nothing left, every command 
 was healed, and no command failed unless a fault struck that may harm it. Among the faults, nodes are drained,
 their pods are cut off from the network, volumes fill, and API server, etcd and operators stop for a time.
 
-These trials do not show what happens when a clock jumps, or an Airflow with several schedulers loses them.
+These trials do not show what happens when the clock of a whole cluster jumps, or an Airflow with several
+schedulers loses them.
 Other tests cover some of that, without a campaign.
 """
 FIGURES: Final = """

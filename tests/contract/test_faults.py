@@ -11,8 +11,18 @@ from pathlib import Path
 import pytest
 from support import fault_judge, fault_scenes
 from support import namespace_hosts as made_hosts
-from support.fault_scenes import Cancels, Cleans, Resumes, Runs, RunsWithFaultsInSupervisor, Scene, Server
-from support.fault_trials import ALL, AT_ONCE, tried
+from support.fault_scenes import (
+    Cancels,
+    Cleans,
+    Resumes,
+    Runs,
+    RunsAfterClockJump,
+    RunsAfterClockJumpBack,
+    RunsWithFaultsInSupervisor,
+    Scene,
+    Server,
+)
+from support.fault_trials import ALL, AT_ONCE, disturbed, tried
 
 pytestmark = pytest.mark.timeout(36_000 if ALL else 900)
 SCENES: dict[str, tuple[type[Scene], int]] = {
@@ -42,6 +52,18 @@ def test_a_fault(command: str, servers: list[Server], tmp_path: Path, *, crashes
     scene, few = SCENES[command]
     teams = [(scene(tmp_path / f"scene{number}"), server) for number, server in enumerate(servers)]
     assert tried(teams, few, crashes=crashes) == []
+
+
+@pytest.mark.skipif(not ALL, reason="other crashes are tried: this is part of `make faults`")
+@pytest.mark.parametrize("scene", [RunsAfterClockJump, RunsAfterClockJumpBack])
+def test_a_clock_that_jumps_after_a_crash(scene: type[Scene], servers: list[Server], tmp_path: Path) -> None:
+    teams = [(scene(tmp_path / f"scene{number}"), server) for number, server in enumerate(servers)]
+    assert tried(teams, 2, crashes=True) == []
+
+
+def test_a_clock_that_jumps_changes_nothing(servers: list[Server], tmp_path: Path) -> None:
+    teams = [(Runs(tmp_path / f"scene{number}"), server) for number, server in enumerate(servers)]
+    assert disturbed(teams, ("ahead", "back"), 4) == []
 
 
 @pytest.mark.skipif(not ALL, reason="a trial by ssh takes half a minute: part of `make faults`")

@@ -14,9 +14,12 @@ from support import cluster_scenes, fault_scenes, fault_trials, request_faults
 from support.cluster_scenes import (
     CancelsThere,
     CleansThere,
+    OnCluster,
     Place,
     Pushes,
     ResumesThere,
+    RunsAfterClockJumpBackThere,
+    RunsAfterClockJumpThere,
     RunsThere,
     RunsWithFaultsInPods,
     teams,
@@ -79,6 +82,14 @@ def test_a_fault(
 ) -> None:
     made, few = SCENES[command]
     assert tried(teams(made, tmp_path, places, claim, launch), few, crashes=crashes) == []
+
+
+@pytest.mark.skipif(not ALL, reason="other crashes are tried: this is part of `make faults`")
+@pytest.mark.parametrize("scene", [RunsAfterClockJumpThere, RunsAfterClockJumpBackThere])
+def test_a_clock_of_the_worker_that_jumps_after_a_crash(
+    scene: type[OnCluster], places: list[Place], tmp_path: Path
+) -> None:
+    assert tried(teams(scene, tmp_path, places), 2, crashes=True) == []
 
 
 def test_a_harmless_fault_changes_nothing(places: list[Place], tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ command, or dag FOLDER DAG_ID WHEN, or tasks FOLDER, as dag_runs.py has it. FAUL
     kill-begun  the same, after the file was opened (and emptied, where it is), or the process was started
     short       the file that is opened takes ten bytes; the error after them is EFBIG, which the kernel gives
     ENOSPC, EIO, EACCES, EAGAIN and so on: the change fails with this error
+    ahead, back the clock jumps by three days
 
 usage: fault_at.py serve machines|kubernetes|airflow: the same for each line of stdin, a JSON of {fault, count, words,
-env, folder, log, seconds}, in a child that has imported everything for such a target; prints its exit code.
-SIGALRM ends it after so many seconds. What it prints comes to log, and the changes to log.changes, one in a
-line.
+env, folder, log, seconds, ahead_s}, in a child that has imported everything for such a target; prints its exit
+code. SIGALRM ends it after so many seconds. What it prints comes to log, and the changes to log.changes, one in
+a line. Its clock is ahead by ahead_s.
 
 Python's audit events show the changes: the product needs no hooks. Changes of its children do not count.
 """
@@ -25,6 +26,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -32,6 +34,7 @@ from pathlib import Path
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 OF_OS = "rename remove mkdir rmdir link symlink chmod chown utime truncate kill"
 CHANGES = {f"os.{name}" for name in OF_OS.split()}
+DAYS = {"ahead": 3, "back": -3}
 UNLIMITED = resource.getrlimit(resource.RLIMIT_FSIZE)
 
 
@@ -80,6 +83,8 @@ class Fault:
     def cause(self, event, args):
         if self.fault == "short":
             resource.setrlimit(resource.RLIMIT_FSIZE, (10, UNLIMITED[1]))
+        elif self.fault in DAYS:
+            set_clock(DAYS[self.fault] * 86_400)
         elif not self.fault.startswith("kill"):
             number = getattr(errno, self.fault)
             raise OSError(number, os.strerror(number), str(args[0]))
@@ -114,6 +119,11 @@ def run(words):
         main()
 
 
+def set_clock(ahead_s):
+    right = time.time
+    time.time = lambda: right() + ahead_s
+
+
 def serve(target):
     importlib.import_module("manycpu.pipeline.cli")
     if target == "airflow":
@@ -134,6 +144,7 @@ def serve(target):
         os.chdir(given["folder"])
         os.environ.update(given["env"])
         signal.alarm(given["seconds"])
+        set_clock(given["ahead_s"])
         changes = given["log"] + ".changes"
         with suppress(FileNotFoundError):
             os.remove(changes)

@@ -14,7 +14,18 @@ from support import registry_server
 from support.exec_streams import PodForks
 from support.fake_api_server import Object
 from support.fault_judge import Ended, Point
-from support.fault_scenes import Cancels, Cleans, Resumes, ResumesLate, Runs, RunsByTasks, Scene, Server
+from support.fault_scenes import (
+    Cancels,
+    Cleans,
+    Resumes,
+    ResumesLate,
+    Runs,
+    RunsAfterClockJump,
+    RunsAfterClockJumpBack,
+    RunsByTasks,
+    Scene,
+    Server,
+)
 from support.fault_trials import Team
 from support.registry_images import push_base
 from support.request_faults import CRASHES, Requests, faults_of, is_change, object_of
@@ -206,6 +217,14 @@ class OnCluster(Scene):
 
 class RunsThere(OnCluster, Runs):
     """`manycpu run`, on the cluster."""
+
+
+class RunsAfterClockJumpThere(OnCluster, RunsAfterClockJump):
+    """The same, killed, and typed again when the worker's clock has jumped ahead."""
+
+
+class RunsAfterClockJumpBackThere(OnCluster, RunsAfterClockJumpBack):
+    """The same when it has jumped back."""
 
 
 class RunsByTasksThere(OnCluster, RunsByTasks):

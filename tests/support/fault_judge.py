@@ -113,22 +113,22 @@ def _shape(line: str) -> str:
 
 
 def points(changes: Sequence[str], *, crashes: bool) -> list[Point]:
-    """List the faults that fit the changes of a command, with number and text of the change.
+    """List the faults that fit the changes of a command.
 
     Args:
-        changes: Those that the command makes without a fault, in their order.
+        changes: Those that the command makes without a fault, each with its number.
         crashes: Whether the faults are crashes of the command, or else errors.
 
-    >>> points(["open x", "os.kill y"], crashes=True)
+    >>> points(["1 open x", "2 os.kill y"], crashes=True)
     [('kill', '1 open x'), ('kill', '2 os.kill y'), ('kill-begun', '1 open x')]
-    >>> ("short", "1 open told.a w") in points(["open told.a w"], crashes=False)  # never has ten bytes
+    >>> ("short", "1 open told.a w") in points(["1 open told.a w"], crashes=False)  # never has ten bytes
     False
     """
     return [
-        (fault, f"{number} {change}")
+        (fault, change)
         for fault, beginnings in _FITS.items()
-        for number, change in enumerate(changes, 1)
-        if fault.startswith("kill") == crashes and change.startswith(beginnings)
+        for change in changes
+        if fault.startswith("kill") == crashes and change.partition(" ")[2].startswith(beginnings)
         if fault != "short" or "told." not in change
     ]
 

@@ -50,7 +50,7 @@ class Server:
         log = scene.folder / "said"
         log.write_text("")
         given = {"fault": fault, "count": count, "words": words, "env": scene.env, "seconds": _SECONDS}
-        given |= {"folder": str(scene.folder), "log": str(log)}
+        given |= {"folder": str(scene.folder), "log": str(log), "ahead_s": scene.ahead_s}
         stdin, stdout = self._program.stdin, self._program.stdout
         assert stdin is not None
         assert stdout is not None
@@ -93,6 +93,8 @@ class Scene(ABC):
     """What the command finds, for people, where it is not the usual thing."""
     fields: ClassVar[dict[str, Any]] = {}
     """More fields of the run."""
+    ahead_s = 0.0
+    """By how much the clock of the next command is ahead."""
     changes = "said.changes"
     """The file with the places where the command could meet a fault."""
 
@@ -146,9 +148,9 @@ class Scene(ABC):
         return server.type(self, self.words, fault, int(place.split()[0]))
 
     def places(self) -> list[str]:
-        """List where the command that ended last could meet a fault, in the order in which it came there."""
-        changes = (self.folder / self.changes).read_text().splitlines()
-        return [change.replace(f"{self.folder}/", "") for change in changes]
+        """List where the command that ended last could meet a fault, with numbers in that order."""
+        changes = (self.folder / self.changes).read_text().replace(f"{self.folder}/", "").splitlines()
+        return [f"{number} {change}" for number, change in enumerate(changes, 1)]
 
     def struck(self, point: Point) -> bool:
         """Whether the command that ended last has met its fault."""
@@ -234,6 +236,26 @@ pathlib.Path(os.environ["MANYCPU_OUTPUT"], "model.txt").write_text(f"{token} {re
             "files": self.files(),
             **super().found(),
         }
+
+
+class RunsAfterClockJump(Runs):
+    """`manycpu run` that was killed, and is typed again when the clock has jumped."""
+
+    what = " again after the clock jumped ahead"
+    jump_s = 3 * _DAY_S
+
+    def repeat(self, server: Server) -> Ended:
+        self.ahead_s = self.jump_s
+        ended = super().repeat(server)
+        self.ahead_s = 0.0
+        return ended
+
+
+class RunsAfterClockJumpBack(RunsAfterClockJump):
+    """The same when the clock has jumped back."""
+
+    what = " again after the clock jumped back"
+    jump_s = -3 * _DAY_S
 
 
 class RunsWithFaultsInSupervisor(Runs):
