@@ -14,9 +14,10 @@ from manycpu.pipeline.spec.errors import BuildError
 from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.spec.naming import run_name
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
-from manycpu.pipeline.targets.kubernetes.image.build_inputs import Build, Stage, recipe
+from manycpu.pipeline.targets.kubernetes.image.build_inputs import Build, Recipe, Stage, recipe
 from manycpu.pipeline.targets.kubernetes.image.builder_pod import manifest
 from manycpu.pipeline.targets.kubernetes.image.builders import PODS
+from manycpu.pipeline.targets.kubernetes.image.layers import tree
 from manycpu.pipeline.targets.kubernetes.image.registries import plain_hosts
 from manycpu.pipeline.targets.open_run import open_context
 
@@ -124,6 +125,34 @@ def test_a_tag_tells_what_it_is_made_from(stage: Stage, tmp_path: Path) -> None:
     tags.add(recipe(other, stage).tag({}))
     assert len(tags) == 5
     assert all(tag.startswith(f"{stage}-") for tag in tags)
+
+
+def test_what_dockerignore_names_is_no_input_of_an_image(tmp_path: Path) -> None:
+    def inputs(dockerfile: str) -> Recipe:
+        return recipe(context(tmp_path, dockerfile=str(tmp_path / dockerfile)), "train")
+
+    (tmp_path / "runs").mkdir()
+    for name in ("Dockerfile", "gpu.Dockerfile", "a.py", ".env", "runs/log"):
+        (tmp_path / name).write_text("FROM scratch\nCOPY . /app\n")
+    (tmp_path / ".dockerignore").write_text(".env\nruns\n*.Dockerfile\n")
+    before = inputs("Dockerfile")
+    assert [path for path, _ in before.files] == [".dockerignore", "Dockerfile", "a.py"]
+    (tmp_path / "runs" / "log").write_text("more")
+    assert inputs("Dockerfile").tag({}) == before.tag({})
+    # A Dockerfile's own file counts instead; the build's folder has it by the name that builders read.
+    (tmp_path / "gpu.Dockerfile.dockerignore").write_text("*\n!runs\n")
+    (tmp_path / "Dockerfile.dockerignore").write_text("runs\n")
+    with inputs("gpu.Dockerfile").folder() as folder:
+        assert {path.name for path in folder.iterdir()} == {".dockerignore", "Dockerfile", "runs"}
+        assert (folder / ".dockerignore").read_text() == "*\n!runs\n"
+
+
+def test_a_name_of_the_context_may_be_any_bytes(tmp_path: Path) -> None:
+    for name in (b"Dockerfile", b"caf\xe9.txt"):
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_text("FROM scratch\n")
+    made = recipe(context(tmp_path, dockerfile=str(tmp_path / "Dockerfile")), "train")
+    assert made.tag({}).startswith("train-")
+    assert len(tree(made.files, "context", None).tar) > 0
 
 
 def test_a_folder_of_the_context_that_cannot_be_listed_is_an_error(
