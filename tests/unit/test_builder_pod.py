@@ -1,6 +1,7 @@
 """The builder's pod: what it runs, what it is given, and that its Pod Security level takes it."""
 
 import errno
+import json
 import os
 import tomllib
 from dataclasses import replace
@@ -10,15 +11,17 @@ from typing import Any
 import pytest
 from support.golden import as_json, golden
 
-from manycpu.pipeline.spec.errors import BuildError
+from manycpu.pipeline.adapters.registry_login import Login
+from manycpu.pipeline.spec.errors import BadInputError, BuildError
 from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.spec.naming import run_name
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
+from manycpu.pipeline.targets.kubernetes.image.base_image import plan
 from manycpu.pipeline.targets.kubernetes.image.build_inputs import Build, Recipe, Stage, recipe
 from manycpu.pipeline.targets.kubernetes.image.builder_pod import manifest
-from manycpu.pipeline.targets.kubernetes.image.builders import PODS
+from manycpu.pipeline.targets.kubernetes.image.builders import PODS, access
 from manycpu.pipeline.targets.kubernetes.image.layers import tree
-from manycpu.pipeline.targets.kubernetes.image.registries import plain_hosts
+from manycpu.pipeline.targets.kubernetes.image.registries import plain_hosts, registries
 from manycpu.pipeline.targets.open_run import open_context
 
 
@@ -164,6 +167,38 @@ def test_a_folder_of_the_context_that_cannot_be_listed_is_an_error(
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(BuildError, match=rf"^target\.context: folder {tmp_path} cannot be listed: Stale"):
         recipe(context(tmp_path, context=str(tmp_path)), "train")
+
+
+def test_a_base_that_only_the_builder_can_name_is_left_to_it(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("ARG A\nFROM ${A:?needed}\n")
+    (tmp_path / "config.json").write_text("{}")
+    fields = {"registry": "a.test/ml", "registry_connection": str(tmp_path / "config.json")}
+    ctx = context(tmp_path, dockerfile=str(tmp_path / "Dockerfile"), **fields)
+    made = plan(ctx, "train", Reference("a.test", "ml/manycpu"))
+    assert not made.from_registry
+    with registries(ctx) as opened:
+        assert json.loads(access(ctx, made, opened)["config.json"]) == {"auths": {}}
+    wrong = context(tmp_path, build_args={"BASE_IMAGE": "A b"}, **fields)
+    with pytest.raises(BadInputError, match=r"^target\.build_args: 'A b' is no image's name"):
+        plan(wrong, "train", Reference("a.test", "ml/manycpu"))
+
+
+def test_the_builder_gets_the_logins_of_images_that_files_are_copied_from(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text(
+        "FROM scratch\nCOPY --from=tools.test/uv:1 /uv /bin/\nRUN a --from=/x --from=b/$Y\n"
+    )
+    hosts = ("tools.test", "other.test")
+    auths = {host: Login("u", "p").as_config(host)["auths"][host] for host in hosts}
+    (tmp_path / "config.json").write_text(json.dumps({"auths": auths}))
+    ctx = context(
+        tmp_path,
+        dockerfile=str(tmp_path / "Dockerfile"),
+        registry="a.test/ml",
+        registry_connection=str(tmp_path / "config.json"),
+    )
+    with registries(ctx) as opened:
+        files = access(ctx, Build(recipe(ctx, "train"), Reference("a.test", "ml/manycpu", "1")), opened)
+    assert set(json.loads(files["config.json"])["auths"]) == {"tools.test"}
 
 
 def test_arguments_of_the_other_stage_are_no_reason_to_build_anew(tmp_path: Path) -> None:

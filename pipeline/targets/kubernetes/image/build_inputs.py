@@ -4,8 +4,8 @@ import hashlib
 import logging
 import shutil
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
 from manycpu.pipeline.adapters.disk import walk
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
-from manycpu.pipeline.spec.image import Reference, base_images
+from manycpu.pipeline.spec.image import Reference, base_images, copied_images
 from manycpu.pipeline.targets.program_code import docker_ignores, docker_patterns
 
 if TYPE_CHECKING:
@@ -53,6 +53,22 @@ class Recipe:
     def bases(self) -> list[str]:
         """The base images in its FROM lines."""
         return base_images(self.text, dict(self.arguments))
+
+    @cached_property
+    def references(self) -> dict[str, Reference]:
+        """The base images by name, without those whose name only a builder can work out.
+
+        Raises:
+            BadInputError: A base of manycpu's own Dockerfile is no image's name.
+        """
+        if self.target:
+            return {base: Reference.parse(base, "target.build_args") for base in self.bases}
+        return _references(self.bases)
+
+    @cached_property
+    def copied(self) -> list[Reference]:
+        """The images of which its steps take files."""
+        return list(_references(copied_images(self.text)).values())
 
     def tag(self, digests: Mapping[str, str]) -> str:
         """Return the image's tag: the stage, and a hash of all inputs, so that other inputs give another tag.
@@ -152,8 +168,9 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
     )
     # With a Dockerfile of the user, the context is for the train image only. But build_args that manycpu's
     # Dockerfile has too, such as BASE_IMAGE, also apply to the helper image, which is built here.
-    context = Path(target.context) if target.context and not target.dockerfile else None
-    files = _files_below(context, context / _IGNORE_FILE) if context else {}
+    files = {}
+    if target.context and not target.dockerfile:
+        files = _files_below(Path(target.context), Path(target.context, _IGNORE_FILE))
     files |= _files_below(OWN, OWN / _IGNORE_FILE)
     if dict(arguments).get("CCL"):
         files |= _ccl_sources()
@@ -164,6 +181,15 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
         arguments=arguments,
         files=tuple(sorted(files.items())),
     )
+
+
+def _references(names: Iterable[str]) -> dict[str, Reference]:
+    """Parse the names of images; leave out what is none, such as a name with a variable."""
+    references = {}
+    for name in names:
+        with suppress(BadInputError):
+            references[name] = Reference.parse(name, "target.dockerfile")
+    return references
 
 
 def _ccl_sources() -> dict[str, Path]:
