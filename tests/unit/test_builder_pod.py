@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import shutil
+import subprocess
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.spec.naming import run_name
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.image.base_image import plan
-from manycpu.pipeline.targets.kubernetes.image.build_inputs import Build, Recipe, Stage, recipe
+from manycpu.pipeline.targets.kubernetes.image.build_inputs import OWN, Build, Recipe, Stage, recipe
 from manycpu.pipeline.targets.kubernetes.image.builder_pod import manifest
 from manycpu.pipeline.targets.kubernetes.image.builders import PODS, access
 from manycpu.pipeline.targets.kubernetes.image.layers import tree
@@ -199,6 +201,22 @@ def test_the_builder_gets_the_logins_of_images_that_files_are_copied_from(tmp_pa
     with registries(ctx) as opened:
         files = access(ctx, Build(recipe(ctx, "train"), Reference("a.test", "ml/manycpu", "1")), opened)
     assert set(json.loads(files["config.json"])["auths"]) == {"tools.test"}
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-query"), reason="no Debian here")
+def test_a_debian_package_is_installed_unless_its_version_is(tmp_path: Path) -> None:
+    for name in ("dpkg-query", "grep"):
+        (tmp_path / name).symlink_to(shutil.which(name) or "")
+    for name, script in {"apt-get": 'echo "$@" >>"$0.calls"', "rm": "", "getent": ""}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    query = ["dpkg-query", "-W", "-f", "${Version}", "dpkg"]
+    present = subprocess.run(query, check=True, capture_output=True, text=True).stdout
+    packages = f"grep dpkg={present} dpkg=0.1 absent"
+    command = ["/bin/sh", str(OWN / "system.sh"), packages]
+    subprocess.run(command, check=True, env={"PATH": str(tmp_path)}, stdout=subprocess.DEVNULL)
+    assert (tmp_path / "apt-get.calls").read_text().endswith(" dpkg=0.1 absent\n")
+    assert f"dpkg={present}" not in (tmp_path / "apt-get.calls").read_text()
 
 
 def test_arguments_of_the_other_stage_are_no_reason_to_build_anew(tmp_path: Path) -> None:
