@@ -3,7 +3,10 @@
 set -eu
 missing=
 for package in $1; do
-    dpkg-query -W -f '${Status}' "${package%%=*}" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
+    name=${package%%=*}
+    version=${package#"$name"}  # with its equals sign; empty: any
+    dpkg-query -W -f '${Status}=${Version}\n' "$name" 2>/dev/null | grep -q "ok installed${version:-=.*}\$" ||
+        missing="$missing $package"
 done
 if [ -n "$missing" ]; then
     command -v apt-get >/dev/null || {
@@ -13,7 +16,7 @@ if [ -n "$missing" ]; then
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq
     # shellcheck disable=SC2086
-    apt-get install -qq --no-install-recommends $missing >/dev/null
+    apt-get install -qq --no-install-recommends --allow-downgrades $missing >/dev/null
     rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*  # a host key in an image would be everybody's
 fi
 # MPI over ssh needs a name for the user that pods run as.

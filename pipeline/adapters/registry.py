@@ -31,7 +31,10 @@ Scopes = tuple[str, ...]
 
 DEADLINE: Final = 60.0  # seconds of retries
 _TIMEOUT: Final = (5.0, 60.0)  # seconds to connect, and between two packets
-_CHALLENGE: Final = re.compile(r'(\w+)="([^"]*)"')
+# Ways to log in that a registry offers, in one line; those of a token have parameters.
+_BASIC: Final = re.compile(r"(?i)(?:^|,)\s*basic\b")
+_BEARER: Final = re.compile(r'(?i)(?:^|,)\s*bearer\b\s*((?:[\w-]+=(?:"[^"]*"|[^",\s]+)[\s,]*)*)')
+_PARAMETER: Final = re.compile(r'(\w+)="([^"]*)"')
 CHUNK: Final = 32 << 20
 """Bytes of a part: larger blobs are sent in several parts."""
 _ACCEPTED: Final = {"Accept": ", ".join((OCI, DOCKER, *INDEXES))}
@@ -40,7 +43,9 @@ _BROKEN: Final = (requests.ConnectionError, requests.Timeout, requests.exception
 _BYTES: Final = {"Content-Type": "application/octet-stream"}
 _CONFIG_LIMIT_BYTES: Final = 8 << 20
 _CREATED, _BEGUN = 201, 202
-_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _NOT_ALLOWED = 401, 403, 404, 405
+_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND = 401, 403, 404
+# Errors that pass: the registry is just writing a pushed blob again, for another client; it lost an upload.
+_PASSING: Final = ("MANIFEST_BLOB_UNKNOWN", "BLOB_UPLOAD_UNKNOWN")
 
 
 class Connection:
@@ -70,7 +75,7 @@ class Connection:
         self._tokens: dict[Scopes, str] = {}
         # Passed with each call: REQUESTS_CA_BUNDLE would win over that of the session.
         self._verify = ca or True
-        self._session = requests.Session()
+        self._session = _Session()
 
     def close(self) -> None:
         """Close its connections."""
@@ -157,6 +162,8 @@ class Connection:
             ) from error
         except _BROKEN as error:
             raise self._no_answer(error) from error
+        except requests.RequestException as error:  # such as redirects without end
+            raise self.no_registry(_cause(error)) from error
 
     def _answer(self, response: requests.Response, scopes: Scopes) -> bool:
         """Log in as a refusal (401) asks: fetch a token, or begin to send the login with each request.
@@ -164,12 +171,12 @@ class Connection:
         Returns:
             Whether to send the request once more.
         """
-        scheme, _, rest = response.headers.get("WWW-Authenticate", "").partition(" ")
-        if scheme.lower() == "bearer":
-            self._tokens[scopes] = self._token(dict(_CHALLENGE.findall(rest)), scopes)
+        offers = response.headers.get("WWW-Authenticate", "")
+        if bearer := _BEARER.search(offers):
+            self._tokens[scopes] = self._token(dict(_PARAMETER.findall(bearer[1])), scopes)
             return True
         # If the login was sent already, the registry has refused it.
-        begins_basic = scheme.lower() == "basic" and self._login is not None and not self._basic
+        begins_basic = _BASIC.search(offers) is not None and self._login is not None and not self._basic
         self._basic = self._basic or begins_basic
         return begins_basic
 
@@ -194,6 +201,8 @@ class Connection:
                 response = self._session.get(realm, params=query, auth=auth, **common)
         except _BROKEN as error:
             raise self._no_answer(error) from error
+        except requests.RequestException as error:  # the realm is no URL
+            raise self.no_registry(_cause(error)) from error
         if not response.ok:
             raise self._refusal(response, "token")
         try:
@@ -219,9 +228,16 @@ class Connection:
         if status in (_UNAUTHORIZED, _FORBIDDEN):
             need = "another login" if self._login else "a login"
             fix = f"Give {need} for {self.host} in target.registry_connection or target.pull_secret"
-        # The blobs were pushed: the registry is just writing one of them again, for another client.
-        kind = TransientError if "MANIFEST_BLOB_UNKNOWN" in reason else RegistryError
+        kind = TransientError if any(code in reason for code in _PASSING) else RegistryError
         return kind.of_status(status, f"{summary}{reason}", field="target.registry", fix=fix)
+
+    def no_registry(self, why: str) -> RegistryError:
+        """Build the error for an answer that no registry gives, such as the page of a website."""
+        return RegistryError(
+            f"{self.host} is no registry: {why}",
+            field="target.registry",
+            fix="See that the registry's name is right",
+        )
 
     def _no_answer(self, error: Exception) -> TransientError:
         """Build the error for a connection that failed."""
@@ -230,6 +246,16 @@ class Connection:
             field="target.registry",
             fix="See that it is reachable from here; for plain HTTP write http:// before its name",
         )
+
+
+class _Session(requests.Session):
+    """A session that takes no login from ~/.netrc for the storage to which a registry redirects."""
+
+    def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
+        """Remove the login from a redirected request if that goes to another host."""
+        url = prepared_request.url or ""
+        if self.should_strip_auth(response.request.url or "", url):  # type: ignore[no-untyped-call]
+            prepared_request.headers.pop("Authorization", None)
 
 
 class _Header(AuthBase):
@@ -294,7 +320,8 @@ class Repository:
         if answer.headers.get("Content-Type", "").partition(";")[0] in INDEXES:
             answer = self._manifest(choose(answer.json(), name))
         manifest = answer.json()
-        media_type = manifest.get("mediaType") or answer.headers.get("Content-Type", OCI)
+        content_type = answer.headers.get("Content-Type", OCI).partition(";")[0]
+        media_type = manifest.get("mediaType") or content_type
         if media_type not in (OCI, DOCKER):
             raise RegistryError(f"{name} is a {media_type}, which is no image", field="target.image")
         descriptor = manifest["config"]
@@ -312,13 +339,20 @@ class Repository:
 
     def open(self, digest: str) -> BinaryIO:
         """Open a blob, to read it once."""
-        return cast("BinaryIO", self._ask("GET", f"blobs/{digest}", self._pull, stream=True).raw)
+        raw = {"Accept-Encoding": "identity"}  # no compression by a proxy: `raw` would not undo it
+        answer = self._ask("GET", f"blobs/{digest}", self._pull, stream=True, headers=raw)
+        return cast("BinaryIO", answer.raw)
 
     def mount(self, digest: str, source: str) -> bool:
         """Mount a blob of another repository of this registry, without a copy; False: it did not do so."""
         scopes = (*self._push, f"repository:{source}:pull")
         query = {"mount": digest, "from": source}
-        answer = self._ask("POST", "blobs/uploads/", scopes, params=query, fine=(_NOT_FOUND, _NOT_ALLOWED))
+        try:
+            answer = self._ask("POST", "blobs/uploads/", scopes, params=query)
+        except TransientError:
+            raise
+        except RegistryError:  # it does not mount, or not for this user: the blob is copied
+            return False
         if answer.status_code == _BEGUN:  # an upload was begun instead
             self._cancel(answer)
         return answer.status_code == _CREATED
@@ -381,14 +415,20 @@ class Repository:
 
     def _place(self, answer: requests.Response) -> str:
         """Return the URL at which an upload continues."""
-        return self.connection.url(answer.headers["Location"])
+        location = answer.headers.get("Location")
+        if location is None:
+            raise self.connection.no_registry("it does not say where an upload goes")
+        return self.connection.url(location)
 
     def _manifest(self, version: str) -> requests.Response:
         """Fetch the manifest of a tag or a digest; that of a digest is verified."""
         answer = self._ask("GET", f"manifests/{version}", self._pull, headers=_ACCEPTED)
         if ":" in version:  # a digest
             self._verify(answer.content, version)
-        return answer
+        with suppress(ValueError):
+            if isinstance(answer.json(), dict):
+                return answer
+        raise self.connection.no_registry(f"it sends {answer.headers.get('Content-Type')} for a manifest")
 
     def _verify(self, content: bytes, digest: str) -> None:
         """Raise RegistryError if a content does not match its digest."""

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,9 +78,12 @@ def from_config(config: Mapping[str, Any], registry: str) -> Login | None:
     Raises:
         BadInputError: The entry cannot be read, or the helper fails.
     """
-    for key in _config_keys(registry):
+    auths = config.get("auths", {})
+    # The shortest first: it is that of the whole registry.
+    others = sorted((key for key in auths if _fits(key, registry)), key=lambda key: len(_no_scheme(key)))
+    for key in dict.fromkeys((*_config_keys(registry), *others)):
         helper = config.get("credHelpers", {}).get(key) or config.get("credsStore")
-        entry = config.get("auths", {}).get(key)
+        entry = auths.get(key)
         if entry and (login := _login(entry, key)):
             return login
         if helper and (login := _from_helper(helper, key)):
@@ -111,6 +115,20 @@ def _config_keys(registry: str) -> tuple[str, ...]:
     if registry in _DOCKER_HUB:
         return ("https://index.docker.io/v1/", *_DOCKER_HUB)
     return (registry, f"https://{registry}", f"http://{registry}", f"https://{registry}/v1/")
+
+
+def _fits(key: str, registry: str) -> bool:
+    """Whether a key of docker's config has the host of a registry.
+
+    It may have a path, and an asterisk in a part of the host, as Kubernetes allows.
+    """
+    parts = _no_scheme(key).partition("/")[0].split(".")
+    hosts = [host.split(".") for host in (_DOCKER_HUB if registry in _DOCKER_HUB else (registry,))]
+    return any(len(parts) == len(host) and all(map(fnmatchcase, host, parts)) for host in hosts)
+
+
+def _no_scheme(key: str) -> str:
+    return key.rpartition("://")[2]
 
 
 def _login(entry: Mapping[str, str], key: str) -> Login | None:

@@ -29,13 +29,19 @@ _PATH_AND_VERSION: Final = re.compile(
     rf"(?P<path>[^:@]+)(?::(?P<tag>\w[\w.-]{{0,127}}))?(?:@(?P<digest>{_DIGEST}))?"
 )
 _AMD64: Final = ("linux", "amd64")
+_PLATFORM: Final = {"TARGETOS": "linux", "TARGETARCH": "amd64", "TARGETPLATFORM": "linux/amd64"}
+"""The values of variables that builders set by themselves."""
 _ARGUMENTS: Final = re.compile(r"(?i)^\s*ARG\s+(.*)")
 _ARGUMENT: Final = re.compile(r"(\w+)(?:=(\"[^\"]*\"|'[^']*'|\S*))?")
+_STEP: Final = r"^\s*(?:ONBUILD\s+)?(?:RUN|COPY|ADD)\b"
 _HERE_DOCUMENTS: Final = re.compile(
-    r"(?im)^(\s*(?:RUN|COPY|ADD)\b.*[ \t]<<-?(['\"]?)([\w.-]+)\2(?:[ \t].*)?)\n(?:.*\n)*?\t*\3$"
+    rf"(?im)({_STEP}.*[ \t]\d*<<-?(['\"]?)([\w.-]+)\2(?:[ \t].*)?)\n(?:.*\n)*?\t*\3$"
 )
+_CONTINUATION: Final = re.compile(r"\\[ \t]*\n")
 _FROM: Final = re.compile(r"(?i)^\s*FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*$")
-_NEEDS_BUILDKIT: Final = re.compile(r"(?i)^\s*(?:RUN|COPY|ADD)\s+(?:--\S+\s+)*--(?:mount|chmod|link)\b")
+_NEEDS_BUILDKIT: Final = re.compile(rf"(?i){_STEP}\s+(?:--\S+\s+)*--(?:mount|chmod|link)\b")
+_STEP_LINE: Final = re.compile(rf"(?i){_STEP}")
+_COPIED_FROM: Final = re.compile(r"(?:\s--|[=,])from=([^\s,]+/[^\s,]+)")
 _VARIABLE: Final = re.compile(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))")
 
 
@@ -71,7 +77,10 @@ class Reference:
         host, slash, path_and_version = name.partition("/")
         # As docker does: a first part that does not look like a host belongs to a repository of Docker Hub.
         if not slash or not ("." in host or ":" in host or host == "localhost"):
-            host, path_and_version = _DOCKER_HUB, name if slash else f"library/{name}"
+            host, path_and_version = _DOCKER_HUB, name
+        if host in (_DOCKER_HUB, f"index.{_DOCKER_HUB}"):
+            host = _DOCKER_HUB
+            path_and_version = path_and_version if "/" in path_and_version else f"library/{path_and_version}"
         match = _PATH_AND_VERSION.fullmatch(path_and_version)
         if scheme not in ("", "http", "https") or not match or not _REPOSITORY.fullmatch(match["path"]):
             raise BadInputError(
@@ -265,20 +274,30 @@ def base_images(text: str, arguments: Mapping[str, str]) -> list[str]:
     >>> base_images("ARG A=debian\nFROM scratch AS b\nARG A=alpine\nFROM ${A}", {})
     ['debian']
     """
-    values: dict[str, str] = {}
+    values = dict(_PLATFORM)
     images: list[str] = []
     stages = {"scratch"}
     in_stage = False
     for line in _dockerfile_lines(text):
         if stage := _FROM.match(line):  # group 1: what it starts from; group 2: the stage's name
-            in_stage, name = True, _with_values(stage[1], values)
-            if name not in stages and name not in images:
+            in_stage, name = True, _with_values(stage[1].strip("\"'"), values)
+            if name.lower() not in stages and name not in images:
                 images.append(name)
-            stages.add(stage[2] or "")
+            stages.add((stage[2] or "").lower())
         elif (words := _ARGUMENTS.match(line)) and not in_stage:  # later ones count in their own stage only
             for name, default in _ARGUMENT.findall(words[1]):
                 values[name] = arguments.get(name, _with_values(default.strip("\"'"), values))
     return images
+
+
+def copied_images(text: str) -> list[str]:
+    r"""List the images of which COPY and RUN --mount take files, without those that may be stages.
+
+    >>> copied_images("FROM a AS b\nCOPY --from=b /x /x\nCOPY --from=ghcr.io/astral-sh/uv /uv /bin/")
+    ['ghcr.io/astral-sh/uv']
+    """
+    lines = [line for line in _dockerfile_lines(text) if _STEP_LINE.match(line)]
+    return [name for line in lines for name in _COPIED_FROM.findall(line)]
 
 
 def needs_buildkit(text: str) -> bool:
@@ -289,7 +308,7 @@ def needs_buildkit(text: str) -> bool:
     >>> needs_buildkit("FROM a\nRUN <<EOF\nmake\nEOF")
     True
     """
-    return _HERE_DOCUMENTS.search(text.replace("\\\n", " ")) is not None or any(
+    return _HERE_DOCUMENTS.search(_CONTINUATION.sub(" ", text)) is not None or any(
         _NEEDS_BUILDKIT.match(line) for line in _dockerfile_lines(text)
     )
 
@@ -299,7 +318,7 @@ def _dockerfile_lines(text: str) -> Iterator[str]:
 
     Comments are left out.
     """
-    text = _HERE_DOCUMENTS.sub(r"\1", text.replace("\\\n", " "))
+    text = _HERE_DOCUMENTS.sub(r"\1", _CONTINUATION.sub(" ", text))
     yield from (line for line in text.splitlines() if not line.lstrip().startswith("#"))
 
 

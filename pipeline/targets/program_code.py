@@ -223,7 +223,7 @@ def _is_same_file(path: Path, file: Path | None) -> bool:
 
 def _code_files(root: Path, excluded: set[Path]) -> Iterator[str]:
     """Yield the paths, below ``root``, of files and empty folders that are code; skip ``excluded`` paths."""
-    docker = _docker_patterns(root)
+    docker = docker_patterns(root / _DOCKERIGNORE)
     repository = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root)
     # As in git, the .gitignore files of parent folders count, up to the root of the repository.
     parents = [folder for folder in root.parents if folder.is_relative_to(repository)]
@@ -237,7 +237,7 @@ def _code_files(root: Path, excluded: set[Path]) -> Iterator[str]:
         rules_by_folder[current] = rules
         if not folders and not files and current != root:
             empty_folder = current.relative_to(root).as_posix()
-            if not _docker_ignores(docker, empty_folder):
+            if not docker_ignores(docker, empty_folder):
                 yield f"{empty_folder}/"
         folders[:] = [  # `walk` searches only these
             name
@@ -250,7 +250,7 @@ def _code_files(root: Path, excluded: set[Path]) -> Iterator[str]:
         for name in files:
             path = current / name
             relative = path.relative_to(root).as_posix()
-            if _is_code(path, excluded, rules) and not _docker_ignores(docker, relative) and path.is_file():
+            if _is_code(path, excluded, rules) and not docker_ignores(docker, relative) and path.is_file():
                 yield relative
 
 
@@ -292,12 +292,11 @@ def _git_rules(folder: Path) -> Ignored:
     return ((folder, GitIgnoreSpec.from_lines(_lines(file))),) if file.is_file() else ()
 
 
-def _docker_patterns(root: Path) -> "PathSpec[Any]":  # in quotes: not generic before pathspec 1.1
-    """Read the patterns of the .dockerignore in a folder; none if it does not exist.
+def docker_patterns(file: Path) -> "PathSpec[Any]":  # in quotes: not generic before pathspec 1.1
+    """Read the patterns of a .dockerignore; none if it does not exist.
 
     They are translated to the syntax of .gitignore, which the library can match.
     """
-    file = root / _DOCKERIGNORE
     patterns = []
     for line in _lines(file) if file.is_file() else ():
         text = line.strip()
@@ -308,7 +307,7 @@ def _docker_patterns(root: Path) -> "PathSpec[Any]":  # in quotes: not generic b
     return PathSpec.from_lines("gitignore", patterns)
 
 
-def _docker_ignores(docker: "PathSpec[Any]", path: str) -> bool:
+def docker_ignores(docker: "PathSpec[Any]", path: str) -> bool:
     """Whether .dockerignore excludes a path: the last pattern that matches it or a parent folder decides."""
     parts = path.split("/")
     checks = [docker.check_file("/".join(parts[:end])) for end in range(1, len(parts) + 1)]

@@ -4,7 +4,7 @@ import base64
 import gzip
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -69,6 +69,19 @@ def push(to: Repository, tag: str, *contents: bytes) -> Image:
     to.push(of_bytes(made.config_bytes, made.manifest["config"]["digest"]))
     assert to.push_image(made, tag) == made.digest
     return made
+
+
+def respond(
+    handler: BaseHTTPRequestHandler, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None
+) -> None:
+    """Answer a call."""
+    handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+    handler.send_response(status)
+    for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+        handler.send_header(name, value)
+    handler.end_headers()
+    if handler.command != "HEAD":
+        handler.wfile.write(body)
 
 
 def test_what_is_pushed_comes_back_by_tag_and_by_digest(public: str, repository: Open) -> None:
@@ -204,7 +217,6 @@ def test_a_token_server_that_grants_only_pull_and_push_is_enough(repository: Ope
     calls: list[str] = []
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
-        handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
         calls.append(handler.command)
         status, headers, body = 202, {"Location": "/v2/ml/train/blobs/uploads/1"}, b""
         if handler.path.startswith("/token"):
@@ -216,17 +228,92 @@ def test_a_token_server_that_grants_only_pull_and_push_is_enough(repository: Ope
             status, headers = 401, {"WWW-Authenticate": realm}
         elif handler.command == "DELETE":
             status = 500
-        handler.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            handler.send_header(name, value)
-        handler.end_headers()
-        handler.wfile.write(body)
+        respond(handler, status, body, headers)
 
     with registry_server.relayed(answer) as host:
         to = repository(host, "ml/train", KNOWN)
         to.check_push()
         assert not to.mount(sha256(b"x"), "ml/base")
     assert calls.count("DELETE") == 2
+
+
+@pytest.mark.parametrize("offer", ['{}, Basic realm="a b"', 'Basic realm="a b", {}'])
+def test_tokens_are_used_if_a_registry_offers_basic_auth_too(repository: Open, offer: str) -> None:
+    """Gitea's."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        if handler.path.startswith("/token?service=theirs&"):
+            respond(handler, 200, b'{"token": "t"}')
+        elif handler.headers.get("Authorization") == "Bearer t":
+            respond(handler, 404)
+        else:
+            bearer = f'Bearer realm="http://{handler.headers["Host"]}/token",service="theirs",scope="*"'
+            respond(handler, 401, headers={"WWW-Authenticate": offer.format(bearer)})
+
+    with registry_server.relayed(answer) as host:
+        assert repository(host, "ml/train", KNOWN).digest("one") is None
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405])
+def test_a_mount_that_is_refused_is_none(repository: Open, status: int) -> None:
+    with registry_server.relayed(lambda handler: respond(handler, status)) as host:
+        assert not repository(host, "ml/train").mount(sha256(b"x"), "ml/base")
+
+
+def test_a_blob_comes_as_it_is_through_a_proxy_that_compresses(repository: Open) -> None:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        compresses = "gzip" in handler.headers.get("Accept-Encoding", "")
+        headers = {"Content-Encoding": "gzip"} if compresses else {}
+        respond(handler, 200, gzip.compress(b"blob") if compresses else b"blob", headers)
+
+    with registry_server.relayed(answer) as host, repository(host, "ml/train").open(sha256(b"blob")) as blob:
+        assert blob.read() == b"blob"
+
+
+@pytest.mark.parametrize("status", [200, 302])
+@pytest.mark.parametrize("call", ["digest", "pull", "check_push"])
+def test_a_website_is_no_registry(repository: Open, status: int, call: str) -> None:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        headers = {"Location": handler.path} if status == 302 else {}
+        respond(handler, status, b"<!doctype html><title>Sign in</title>", headers)
+
+    with (
+        registry_server.relayed(answer) as host,
+        pytest.raises(RegistryError, match=f"{host} is no registry"),
+    ):
+        getattr(repository(host, "ml/train"), call)(*([] if call == "check_push" else ["one"]))
+
+
+def test_a_manifest_may_come_with_a_character_set(repository: Open) -> None:
+    made = image()
+    manifest = {name: value for name, value in made.manifest.items() if name != "mediaType"}
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        is_manifest = "/manifests/" in handler.path
+        body = json.dumps(manifest).encode() if is_manifest else made.config_bytes
+        respond(handler, 200, body, {"Content-Type": f"{OCI}; charset=utf-8"})
+
+    with registry_server.relayed(answer) as host:
+        assert repository(host, "ml/train").pull("one").media_type == OCI
+
+
+def test_storage_behind_a_registry_gets_no_login_of_netrc(
+    repository: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".netrc").write_text("default login somebody password hunter2\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
+    logins: list[str | None] = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        logins.append(handler.headers.get("Authorization"))
+        respond(handler, 200, b"blob")
+
+    def redirect(handler: BaseHTTPRequestHandler) -> None:
+        respond(handler, 307, headers={"Location": f"http://{storage}/blob"})
+
+    with registry_server.relayed(answer) as storage, registry_server.relayed(redirect) as host:
+        assert repository(host, "ml/train").open(sha256(b"blob")).read() == b"blob"
+    assert logins == [None]
 
 
 def test_a_wrong_password_is_told_by_the_token_server(tmp_path: Path, repository: Open) -> None:
@@ -300,6 +387,23 @@ def test_an_upload_that_breaks_is_tried_again(public: str, repository: Open, dea
         to.push(of_bytes(one.content, one.digest))
         assert to.has(one.digest)
     assert broken == {"PUT"}
+
+
+def test_an_upload_that_its_registry_has_lost_is_tried_again(public: str, repository: Open) -> None:
+    lost: list[str] = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        if handler.command != "PUT" or lost:
+            registry_server.pass_on(public, handler)
+            return
+        lost.append(handler.path)
+        respond(handler, 404, b'{"errors": [{"code": "BLOB_UPLOAD_UNKNOWN"}]}')
+
+    with registry_server.relayed(answer) as front:
+        one = layer(b"lost")
+        repository(front, "ml/lost").push(of_bytes(one.content, one.digest))
+    assert lost
+    assert repository(public, "ml/lost").has(one.digest)
 
 
 def test_a_connection_that_breaks_is_tried_again(public: str, repository: Open) -> None:

@@ -1,7 +1,10 @@
 """The builder's pod: what it runs, what it is given, and that its Pod Security level takes it."""
 
 import errno
+import json
 import os
+import shutil
+import subprocess
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +13,17 @@ from typing import Any
 import pytest
 from support.golden import as_json, golden
 
-from manycpu.pipeline.spec.errors import BuildError
+from manycpu.pipeline.adapters.registry_login import Login
+from manycpu.pipeline.spec.errors import BadInputError, BuildError
 from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.spec.naming import run_name
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
-from manycpu.pipeline.targets.kubernetes.image.build_inputs import Build, Stage, recipe
+from manycpu.pipeline.targets.kubernetes.image.base_image import plan
+from manycpu.pipeline.targets.kubernetes.image.build_inputs import OWN, Build, Recipe, Stage, recipe
 from manycpu.pipeline.targets.kubernetes.image.builder_pod import manifest
-from manycpu.pipeline.targets.kubernetes.image.builders import PODS
-from manycpu.pipeline.targets.kubernetes.image.registries import plain_hosts
+from manycpu.pipeline.targets.kubernetes.image.builders import PODS, access
+from manycpu.pipeline.targets.kubernetes.image.layers import tree
+from manycpu.pipeline.targets.kubernetes.image.registries import plain_hosts, registries
 from manycpu.pipeline.targets.open_run import open_context
 
 
@@ -126,6 +132,34 @@ def test_a_tag_tells_what_it_is_made_from(stage: Stage, tmp_path: Path) -> None:
     assert all(tag.startswith(f"{stage}-") for tag in tags)
 
 
+def test_what_dockerignore_names_is_no_input_of_an_image(tmp_path: Path) -> None:
+    def inputs(dockerfile: str) -> Recipe:
+        return recipe(context(tmp_path, dockerfile=str(tmp_path / dockerfile)), "train")
+
+    (tmp_path / "runs").mkdir()
+    for name in ("Dockerfile", "gpu.Dockerfile", "a.py", ".env", "runs/log"):
+        (tmp_path / name).write_text("FROM scratch\nCOPY . /app\n")
+    (tmp_path / ".dockerignore").write_text(".env\nruns\n*.Dockerfile\n")
+    before = inputs("Dockerfile")
+    assert [path for path, _ in before.files] == [".dockerignore", "Dockerfile", "a.py"]
+    (tmp_path / "runs" / "log").write_text("more")
+    assert inputs("Dockerfile").tag({}) == before.tag({})
+    # A Dockerfile's own file counts instead; the build's folder has it by the name that builders read.
+    (tmp_path / "gpu.Dockerfile.dockerignore").write_text("*\n!runs\n")
+    (tmp_path / "Dockerfile.dockerignore").write_text("runs\n")
+    with inputs("gpu.Dockerfile").folder() as folder:
+        assert {path.name for path in folder.iterdir()} == {".dockerignore", "Dockerfile", "runs"}
+        assert (folder / ".dockerignore").read_text() == "*\n!runs\n"
+
+
+def test_a_name_of_the_context_may_be_any_bytes(tmp_path: Path) -> None:
+    for name in (b"Dockerfile", b"caf\xe9.txt"):
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_text("FROM scratch\n")
+    made = recipe(context(tmp_path, dockerfile=str(tmp_path / "Dockerfile")), "train")
+    assert made.tag({}).startswith("train-")
+    assert len(tree(made.files, "context", None).tar) > 0
+
+
 def test_a_folder_of_the_context_that_cannot_be_listed_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +169,54 @@ def test_a_folder_of_the_context_that_cannot_be_listed_is_an_error(
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(BuildError, match=rf"^target\.context: folder {tmp_path} cannot be listed: Stale"):
         recipe(context(tmp_path, context=str(tmp_path)), "train")
+
+
+def test_a_base_that_only_the_builder_can_name_is_left_to_it(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("ARG A\nFROM ${A:?needed}\n")
+    (tmp_path / "config.json").write_text("{}")
+    fields = {"registry": "a.test/ml", "registry_connection": str(tmp_path / "config.json")}
+    ctx = context(tmp_path, dockerfile=str(tmp_path / "Dockerfile"), **fields)
+    made = plan(ctx, "train", Reference("a.test", "ml/manycpu"))
+    assert not made.from_registry
+    with registries(ctx) as opened:
+        assert json.loads(access(ctx, made, opened)["config.json"]) == {"auths": {}}
+    wrong = context(tmp_path, build_args={"BASE_IMAGE": "A b"}, **fields)
+    with pytest.raises(BadInputError, match=r"^target\.build_args: 'A b' is no image's name"):
+        plan(wrong, "train", Reference("a.test", "ml/manycpu"))
+
+
+def test_the_builder_gets_the_logins_of_images_that_files_are_copied_from(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text(
+        "FROM scratch\nCOPY --from=tools.test/uv:1 /uv /bin/\nRUN a --from=/x --from=b/$Y\n"
+    )
+    hosts = ("tools.test", "other.test")
+    auths = {host: Login("u", "p").as_config(host)["auths"][host] for host in hosts}
+    (tmp_path / "config.json").write_text(json.dumps({"auths": auths}))
+    ctx = context(
+        tmp_path,
+        dockerfile=str(tmp_path / "Dockerfile"),
+        registry="a.test/ml",
+        registry_connection=str(tmp_path / "config.json"),
+    )
+    with registries(ctx) as opened:
+        files = access(ctx, Build(recipe(ctx, "train"), Reference("a.test", "ml/manycpu", "1")), opened)
+    assert set(json.loads(files["config.json"])["auths"]) == {"tools.test"}
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-query"), reason="no Debian here")
+def test_a_debian_package_is_installed_unless_its_version_is(tmp_path: Path) -> None:
+    for name in ("dpkg-query", "grep"):
+        (tmp_path / name).symlink_to(shutil.which(name) or "")
+    for name, script in {"apt-get": 'echo "$@" >>"$0.calls"', "rm": "", "getent": ""}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    query = ["dpkg-query", "-W", "-f", "${Version}", "dpkg"]
+    present = subprocess.run(query, check=True, capture_output=True, text=True).stdout
+    packages = f"grep dpkg={present} dpkg=0.1 absent"
+    command = ["/bin/sh", str(OWN / "system.sh"), packages]
+    subprocess.run(command, check=True, env={"PATH": str(tmp_path)}, stdout=subprocess.DEVNULL)
+    assert (tmp_path / "apt-get.calls").read_text().endswith(" dpkg=0.1 absent\n")
+    assert f"dpkg={present}" not in (tmp_path / "apt-get.calls").read_text()
 
 
 def test_arguments_of_the_other_stage_are_no_reason_to_build_anew(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ DIGEST = "sha256:" + "ab" * 32
     ("text", "whole"),
     [
         ("python", "docker.io/library/python:latest"),
+        ("docker.io/python:3.12", "docker.io/library/python:3.12"),
+        ("index.docker.io/intel/python", "docker.io/intel/python:latest"),
         ("intel/python:3.12", "docker.io/intel/python:3.12"),
         ("localhost/train", "localhost/train:latest"),
         ("10.0.0.1:5000/a/b_c/d:1", "10.0.0.1:5000/a/b_c/d:1"),

@@ -26,6 +26,31 @@ def test_a_registry_is_found_however_docker_wrote_it(key: str) -> None:
     assert from_config({"auths": {key: {"auth": PAIR}}}, "b.test") is None
 
 
+@pytest.mark.parametrize(
+    ("key", "registry"),
+    [
+        ("https://a.test/", "a.test"),
+        ("https://a.test/v2/", "a.test"),
+        ("a.test/ml", "a.test"),
+        ("*.azurecr.io", "me.azurecr.io"),
+        ("https://index.docker.io/v2/", "docker.io"),
+        ("https://docker.io", "docker.io"),
+    ],
+)
+def test_a_key_may_have_what_kubernetes_accepts(key: str, registry: str) -> None:
+    config = {
+        "auths": {"a.test.other": {"auth": "%"}, "*.test.azurecr.io": {"auth": "%"}, key: {"auth": PAIR}}
+    }
+    secret = {"data": {".dockerconfigjson": base64.b64encode(json.dumps(config).encode()).decode()}}
+    assert from_secret(secret, registry) == from_config(config, registry) == Login("user", "pass:word")
+    assert from_secret(secret, "b.test") is None
+
+
+def test_the_whole_registrys_login_wins_over_that_of_a_path() -> None:
+    auths = {"a.test/ml": {"username": "path"}, "https://a.test/": {"username": "whole"}}
+    assert from_config({"auths": auths}, "a.test") == Login("whole")
+
+
 def test_docker_hub_has_a_key_of_its_own() -> None:
     config = {"auths": {"https://index.docker.io/v1/": {"auth": PAIR}}}
     assert from_config(config, "docker.io") == Login("user", "pass:word")

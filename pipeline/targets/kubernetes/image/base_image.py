@@ -82,8 +82,7 @@ def plan(ctx: "ClusterContext", stage: Stage, ours: Reference) -> Build:
     build_recipe = recipe(ctx, stage)
     digests: dict[str, str] = {}  # base image -> its present digest, part of the hash; empty: unknown
     with registries(ctx, _LOOK_TIMEOUT_S) as opened:
-        for base_image in build_recipe.bases:
-            reference = Reference.parse(base_image, "target.build_args")
+        for base_image, reference in build_recipe.references.items():
             try:
                 digests[base_image] = (
                     reference.digest or opened.repository(reference).digest(reference.version) or ""

@@ -4,8 +4,8 @@ import hashlib
 import logging
 import shutil
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
 from manycpu.pipeline.adapters.disk import walk
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
-from manycpu.pipeline.spec.image import Reference, base_images
+from manycpu.pipeline.spec.image import Reference, base_images, copied_images
+from manycpu.pipeline.targets.program_code import docker_ignores, docker_patterns
 
 if TYPE_CHECKING:
     from manycpu.pipeline.targets.kubernetes.context import ClusterContext
@@ -27,6 +28,7 @@ TIMEOUT: Final = 3600.0  # seconds for a build
 log: Final = logging.getLogger("manycpu.build")
 _LINES: Final = 30  # last lines of a build, in the error message
 _DIGITS: Final = 12  # of the hash, in a tag
+_IGNORE_FILE: Final = ".dockerignore"
 _SHARED: Final = ("BASE_IMAGE", "INDEX", "SYSTEM_PACKAGES", "WHEELS")
 _ARGUMENTS: Final[Mapping[Stage, tuple[str, ...]]] = {
     "helper": (*_SHARED, "HELPER_REQUIREMENTS"),
@@ -52,6 +54,22 @@ class Recipe:
         """The base images in its FROM lines."""
         return base_images(self.text, dict(self.arguments))
 
+    @cached_property
+    def references(self) -> dict[str, Reference]:
+        """The base images by name, without those whose name only a builder can work out.
+
+        Raises:
+            BadInputError: A base of manycpu's own Dockerfile is no image's name.
+        """
+        if self.target:
+            return {base: Reference.parse(base, "target.build_args") for base in self.bases}
+        return _references(self.bases)
+
+    @cached_property
+    def copied(self) -> list[Reference]:
+        """The images of which its steps take files."""
+        return list(_references(copied_images(self.text)).values())
+
     def tag(self, digests: Mapping[str, str]) -> str:
         """Return the image's tag: the stage, and a hash of all inputs, so that other inputs give another tag.
 
@@ -62,7 +80,7 @@ class Recipe:
         parts += [f"{name}={value}" for name, value in self.arguments]
         parts += [f"{base} {digests.get(base, '')}" for base in self.bases]
         parts += [f"{path} {mode:o} {digest}" for path, mode, digest in self._contents]
-        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        digest = hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()
         return f"{self.stage}-{digest[:_DIGITS]}"
 
     @cached_property
@@ -125,7 +143,12 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
         file = _existing_path(target.dockerfile, "target.dockerfile")
         context = Path(target.context) if target.context else file.parent
         arguments = tuple(sorted(target.build_args.items()))
-        files = {**_files_below(context), "Dockerfile": file}
+        # As BuildKit does: a Dockerfile's own file wins over that of the context.
+        own_ignore_file = file.with_name(f"{file.name}{_IGNORE_FILE}")
+        ignore_file = own_ignore_file if own_ignore_file.is_file() else context / _IGNORE_FILE
+        files = {**_files_below(context, ignore_file), "Dockerfile": file}
+        if ignore_file.is_file():
+            files[_IGNORE_FILE] = ignore_file
         return Recipe(
             stage=stage,
             target=None,
@@ -145,8 +168,10 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
     )
     # With a Dockerfile of the user, the context is for the train image only. But build_args that manycpu's
     # Dockerfile has too, such as BASE_IMAGE, also apply to the helper image, which is built here.
-    files = _files_below(Path(target.context)) if target.context and not target.dockerfile else {}
-    files |= _files_below(OWN)
+    files = {}
+    if target.context and not target.dockerfile:
+        files = _files_below(Path(target.context), Path(target.context, _IGNORE_FILE))
+    files |= _files_below(OWN, OWN / _IGNORE_FILE)
     if dict(arguments).get("CCL"):
         files |= _ccl_sources()
     return Recipe(
@@ -158,6 +183,15 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
     )
 
 
+def _references(names: Iterable[str]) -> dict[str, Reference]:
+    """Parse the names of images; leave out what is none, such as a name with a variable."""
+    references = {}
+    for name in names:
+        with suppress(BadInputError):
+            references[name] = Reference.parse(name, "target.dockerfile")
+    return references
+
+
 def _ccl_sources() -> dict[str, Path]:
     """List the sources that an image with the backend ccl needs: path in the context -> file."""
     parts = [PACKAGE / "__init__.py", *(PACKAGE / "node").rglob("*"), *(PACKAGE / "spec").rglob("*.py")]
@@ -165,15 +199,24 @@ def _ccl_sources() -> dict[str, Path]:
     return {f"lib/manycpu/pipeline/{path.relative_to(PACKAGE).as_posix()}": path for path in files}
 
 
-def _files_below(folder: Path) -> dict[str, Path]:
-    """Find the files of a build's context, except git's folder and caches: path below it -> file."""
+def _files_below(folder: Path, ignore_file: Path) -> dict[str, Path]:
+    """Find the files of a build's context, but for git's, caches and ignored ones: path below it -> file."""
     _existing_path(str(folder), "target.context")
+    patterns = docker_patterns(ignore_file)
+    has_exceptions = any(pattern.include is False for pattern in patterns.patterns)
     files_by_path: dict[str, Path] = {}
     for parent, folders, files in walk(folder, "target.context"):
-        folders[:] = sorted(name for name in folders if name not in (".git", "__pycache__"))
-        files_by_path |= {
-            Path(parent, name).relative_to(folder).as_posix(): Path(parent, name) for name in files
-        }
+        below = Path(parent).relative_to(folder)
+        folders[:] = sorted(
+            name
+            for name in folders
+            if name not in (".git", "__pycache__")
+            and (has_exceptions or not docker_ignores(patterns, (below / name).as_posix()))
+        )
+        paths = ((below / name).as_posix() for name in files)
+        files_by_path |= {path: folder / path for path in paths if not docker_ignores(patterns, path)}
+    # Builders would read it for the Dockerfile of this run, whatever that was called.
+    files_by_path.pop(f"Dockerfile{_IGNORE_FILE}", None)
     return {path: file for path, file in files_by_path.items() if file.is_file()}
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from manycpu.pipeline.adapters.registry_login import has_buildkit, write_docker_settings
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.image import Reference, needs_buildkit
+from manycpu.pipeline.spec.image import needs_buildkit
 from manycpu.pipeline.targets.kubernetes.image.build_inputs import Build, Recipe
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries
 
@@ -75,8 +75,8 @@ def access(ctx: "ClusterContext", build: Build, opened: Registries) -> dict[str,
     `config.json` has the logins, and `ca.crt` is the certificate authority. The builder's settings file lists
     the hosts with plain HTTP, and those with this authority.
     """
-    bases = [Reference.parse(base, "target.build_args") for base in build.recipe.bases]
-    hosts = {image.registry: image for image in (*bases, build.reference)}  # host -> an image of it
+    images = (*build.recipe.copied, *build.recipe.references.values(), build.reference)
+    hosts = {image.registry: image for image in images}  # host -> an image of it
     auths: dict[str, object] = {}
     for host in sorted(hosts):
         if login := opened.login(host):
