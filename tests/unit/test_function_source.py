@@ -194,6 +194,7 @@ REFUSED = {
     "guarded": ("return guarded.x", "`guarded`, which is defined more than once, or on a condition"),
     "two": ("return LEFT", "`LEFT`, which is made when the DAG file is read"),
     "star": ("return sqrt(4)", "`sqrt`, which is not defined at the top of the file by its name"),
+    "shadowed": ("return pow(2, 3)", "`pow`, which is not defined at the top of the file by its name"),
     "patched": ("return beside.x", "`beside`, which is changed after it was imported (line 13)"),
     "airflow": ("return version", "`version`, which is of Airflow"),
     "indirect": ("return helper()", "it uses `nothing`, which is not defined"),
@@ -458,6 +459,61 @@ def test_modules_of_the_dags_folder_go_along(tmp_path: Path, monkeypatch: pytest
     of_the_package = [f"common_of_all/{name}" for name in ("__init__.py", "steps.py", "table.csv")]
     assert files == ["below_of_all.py", "beside_of_all.py", *of_the_package, "program.py"]
     assert executed(module.source, tmp_path / "ran") == '[1, 2, "yaml"]'
+
+
+ANNOTATED = """
+import typing
+from dataclasses import KW_ONLY, InitVar, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Text
+from airflow import DAG
+from pydantic import validate_call
+if TYPE_CHECKING:
+    from decimal import Decimal
+UNUSED = Path("x")
+
+@dataclass
+class Config:
+    version: <ClassVar[int]> = 2
+    scale: <InitVar[float]> = 1.0
+    path: <typing.Optional[Path]> = None
+    _: KW_ONLY
+    lr: <Decimal | DAG | UNUSED> = 0.1
+
+    def __post_init__(self, scale):
+        self.lr *= scale
+
+@validate_call
+def kind(value: Text):
+    return value.upper()
+
+def fit():
+    hints = typing.get_type_hints(Config, localns=dict.fromkeys(["Decimal", "DAG", "UNUSED"], int))
+    return [Config(4.0).lr, Config.version, str(hints["path"]), kind("a")]
+"""
+
+
+def annotated(*, as_text: bool) -> str:
+    if as_text:
+        return ANNOTATED.replace("<", "'").replace(">", "'")
+    return "from __future__ import annotations\n" + ANNOTATED.replace("<", "").replace(">", "")
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_what_libraries_read_in_annotations_goes_along_and_may_stay_behind(
+    as_text: bool, tmp_path: Path
+) -> None:
+    module = imported(annotated(as_text=as_text), tmp_path)
+    source = function_module(module.fit).source
+    assert executed(source, tmp_path) == module.fit()
+    assert "import DAG" not in source
+    assert "\nUNUSED =" not in source
+
+
+def test_an_annotation_that_means_something_else_in_the_ranks_is_refused(tmp_path: Path) -> None:
+    conditional = "Text\nif typing:\n    from typing import ClassVar"
+    text = annotated(as_text=False).replace("ClassVar, Text", conditional)
+    assert "`Config`, which is changed after its definition (" in refused(imported(text, tmp_path).fit)
 
 
 def test_one_statement_may_import_several_modules_of_a_package(tmp_path: Path) -> None:
