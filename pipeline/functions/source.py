@@ -139,7 +139,7 @@ def _check_unchanged(
         reason = f"what it uses of its file cannot be defined a second time ({type(error).__name__}: {error})"
         raise _refusal(function, reason, "Define that inside the function") from error
     finally:
-        del sys.modules[name]
+        sys.modules.pop(name, None)
         sys.modules |= present
     # Comparison ignores private attributes whose name is not in the source: they belong to libraries.
     fields = ("id", "attr", "name", "arg")
@@ -279,7 +279,10 @@ class _UsedStatements:
             self._freeze_defaults(statement, value)
         if not isinstance(statement, ast.ClassDef):
             return
-        members = vars(value) if isinstance(value, type) else {}
+        members = dict(vars(value)) if isinstance(value, type) else {}
+        prefix = f"_{statement.name.lstrip('_')}"  # Python stores `__seed` as `_Model__seed`
+        private = [name for name in members if name.startswith(f"{prefix}__")]
+        members |= {name.removeprefix(prefix): members[name] for name in private}
         for member in statement.body:
             match member:
                 case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
@@ -450,8 +453,8 @@ def _may_change_each_time(value: ast.expr) -> bool:
 def _as_literal(value: Any, written: ast.expr) -> ast.expr | None:
     """Write a value as a literal at the place of an expression; None if Python has no literal for it.
 
-    >>> ast.unparse(_as_literal([1, "a"], ast.Constant(0)))
-    "[1, 'a']"
+    >>> ast.unparse(_as_literal([1, {"b", "a"}], ast.Constant(0)))
+    "[1, {'a', 'b'}]"
     """
     try:
         text = repr(value)
@@ -460,7 +463,11 @@ def _as_literal(value: Any, written: ast.expr) -> ast.expr | None:
         return None
     if type(read_back) is not type(value) or read_back != value:
         return None
-    return ast.copy_location(ast.parse(text, mode="eval").body, written)
+    literal = ast.parse(text, mode="eval").body
+    for node in ast.walk(literal):
+        if isinstance(node, ast.Set):  # each process has its own order of sets: the source would differ
+            node.elts.sort(key=ast.unparse)
+    return ast.copy_location(literal, written)
 
 
 def _first_line_that_changes(tree: ast.Module, name: str, *, imported: bool = False) -> int | None:

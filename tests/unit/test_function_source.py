@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -273,6 +274,7 @@ def test_what_is_changed_out_of_sight_is_refused_with_what_differs(tmp_path: Pat
 CHANGED = """
 import functools
 from dataclasses import dataclass
+from enum import Enum
 
 class Config:
     lr = 0.1
@@ -285,6 +287,12 @@ class Config:
 class Point:
     x: int = 1
 
+class Hidden:
+    __rate = 0.1
+
+class Kind(Enum):
+    FIRST = 1
+
 @functools.cache
 def helper(values=[]):
     return values
@@ -296,7 +304,7 @@ LAYERS = {{"sizes": [1, 2]}}
 NAMES = ("a", LAYERS)
 
 def fit(steps=3):
-    return Config().rate(), Point(), helper(), NAMES, LAYERS
+    return Config().rate(), Point(), helper(), NAMES, LAYERS, Hidden, Kind
 
 def change():
     {change}
@@ -311,6 +319,8 @@ SILENT = [
     ("setattr(Config, 'rate', other)", "Config.rate"),
     ("Config.rate.__defaults__ = (2,)", "(Config.rate (its defaults)[0][0] is 2, and is written as 1)"),
     ("Config.momentum = 0.9", "(Config.momentum is 0.9, and is written as missing)"),
+    ("Hidden._Hidden__rate = 1", "(Hidden._Hidden__rate is 1, and is written as 0.1)"),
+    ("Kind.FIRST._value_ = 2", "_value_ is 2, and is written as 1)"),
     ("del Config.lr", "(Config.lr is missing, and is written as 0.1)"),
     ("Point.__init__ = lambda self: None", "Point.__init__"),
     ("helper.__wrapped__.__defaults__[0].append(1)", "`helper`, which is changed after its definition"),
@@ -332,10 +342,11 @@ class Point:
 
 class Kept:
     started = time.time_ns()
+    __secret = time.time_ns()
     pattern = re.compile("a+")
 
     def since(self, begun=time.time_ns()):
-        return begun
+        return begun, self.__secret
 
 def helper(*, folder=os.environ.get("HOME", ""), table=dict(a=1)):
     return [folder, table]
@@ -356,6 +367,20 @@ def test_what_was_evaluated_when_the_file_was_read_travels_by_value(tmp_path: Pa
     module = imported(EVALUATED, tmp_path)
     assert executed(function_module(module.fit).source, tmp_path) == json.loads(json.dumps(module.fit()))
     assert "it uses `stays`, which has a default for `path` that is made when" in refused(module.stays)
+
+
+def test_each_process_writes_the_same_module(tmp_path: Path) -> None:
+    """Its digest is that of the image: sets have another order in each."""
+    (tmp_path / "sets.py").write_text("def fit(names=set('abcdefgh')):\n    return names\n")
+    imports = "import sets\nfrom manycpu.pipeline.functions.source import function_module\n"
+    write = f"{imports}print(function_module(sets.fit).source)"
+    sources = {
+        subprocess.check_output(
+            [sys.executable, "-c", write], cwd=tmp_path, env={**os.environ, "PYTHONHASHSEED": str(seed)}
+        )
+        for seed in (1, 2)
+    }
+    assert len(sources) == 1
 
 
 def test_what_is_as_it_was_written_goes_along_whatever_it_is(tmp_path: Path) -> None:
