@@ -36,7 +36,8 @@ if __name__ == "__main__":
 _BUILTIN_NAMES: Final = frozenset(dir(builtins)) | {"__annotations__", "__name__"}
 # Libraries whose calls describe fields of classes.
 _FIELD_LIBRARIES: Final = {"attr", "attrs", "dataclasses", "pydantic"}
-_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_TYPE_ALIAS: Final = getattr(ast, "TypeAlias", ast.ClassDef)  # since Python 3.12
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | _TYPE_ALIAS
 _Import = ast.Import | ast.ImportFrom
 _Assignment = ast.Assign | ast.AnnAssign
 _CONSTANT_NODES: Final = (

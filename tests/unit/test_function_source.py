@@ -369,18 +369,27 @@ def test_what_was_evaluated_when_the_file_was_read_travels_by_value(tmp_path: Pa
     assert "it uses `stays`, which has a default for `path` that is made when" in refused(module.stays)
 
 
+def written_by_another_process(file: Path, **environ: str) -> str:
+    """Write the module of a file's function in a process with other variables; return its text."""
+    program = file.parent / "program.py"
+    imports = "from pathlib import Path\nfrom manycpu.pipeline.functions.source import function_module\n"
+    code = f"{imports}import {file.stem} as file\nfunction_module(file.fit).write(Path({str(program)!r}))"
+    subprocess.run([sys.executable, "-c", code], cwd=file.parent, env={**os.environ, **environ}, check=True)
+    return program.read_text("utf-8")
+
+
 def test_each_process_writes_the_same_module(tmp_path: Path) -> None:
     """Its digest is that of the image: sets have another order in each."""
-    (tmp_path / "sets.py").write_text("def fit(names=set('abcdefgh')):\n    return names\n")
-    imports = "import sets\nfrom manycpu.pipeline.functions.source import function_module\n"
-    write = f"{imports}print(function_module(sets.fit).source)"
-    sources = {
-        subprocess.check_output(
-            [sys.executable, "-c", write], cwd=tmp_path, env={**os.environ, "PYTHONHASHSEED": str(seed)}
-        )
-        for seed in (1, 2)
-    }
-    assert len(sources) == 1
+    file = tmp_path / "of_sets.py"
+    file.write_text("def fit(names=set('abcdefgh')):\n    return names\n")
+    assert len({written_by_another_process(file, PYTHONHASHSEED=str(seed)) for seed in (1, 2)}) == 1
+
+
+def test_the_module_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    file = tmp_path / "of_texts.py"
+    file.write_text("def fit():\n    return 'ü'\n", "utf-8")
+    ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    assert "'ü'" in written_by_another_process(file, **ascii_alone)
 
 
 def test_what_is_as_it_was_written_goes_along_whatever_it_is(tmp_path: Path) -> None:
@@ -546,6 +555,17 @@ def test_one_statement_may_import_several_modules_of_a_package(tmp_path: Path) -
     source = function_module(imported(text, tmp_path).fit).source
     assert executed(source, tmp_path) == ["xml.dom", "xml.sax"]
     assert "json" not in source
+
+
+def test_a_class_attribute_may_have_the_name_of_a_global(tmp_path: Path) -> None:
+    text = "lr = 0.5\nclass A:\n    lr = lr\n    half = lr / 2\ndef fit():\n    return [A.lr, A.half]\n"
+    assert executed(function_module(imported(text, tmp_path).fit).source, tmp_path) == [0.5, 0.25]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python has no statement `type`")
+def test_a_type_alias_goes_along(tmp_path: Path) -> None:
+    text = "type Vec = list[int]\ndef fit(sizes: Vec = [1]) -> Vec:\n    return sizes\n"
+    assert executed(function_module(imported(text, tmp_path).fit).source, tmp_path) == [1]
 
 
 def test_what_only_looks_at_a_constant_changes_nothing(tmp_path: Path) -> None:
