@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from functools import partial
 from operator import itemgetter
 from types import CodeType, FunctionType, MappingProxyType, MemberDescriptorType
@@ -30,7 +31,7 @@ class Comparison:
     """
 
     def __init__(self, names: Collection[str | None]) -> None:
-        self._names = names
+        self._names = frozenset(names)
         self._seen: dict[tuple[int, int], Any] = {}
 
     def difference(self, path: str, now: Any, written: Any) -> str | None:
@@ -106,7 +107,10 @@ class Comparison:
         """Whether to compare an attribute: public, a special method, or private and named in the source."""
         if name.startswith("__") and name.endswith("__"):
             return isinstance(value, _METHOD_TYPES)
-        return not name.startswith("_") or name in self._names
+        if name == "_value_":  # of a member of an Enum
+            return True
+        # In a class, `__rate` is stored as `_Model__rate`.
+        return not name.startswith("_") or not self._names.isdisjoint({name, re.sub("^_.*?__", "__", name)})
 
 
 def _parts_of_container(container: Any) -> Iterator[tuple[str, Any]]:

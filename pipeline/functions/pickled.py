@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from textwrap import dedent
-from types import FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 from rich.filesize import decimal
@@ -88,11 +88,6 @@ class Call:
             first_name_of_value.setdefault(id(value), (name, value))
         return [*first_name_of_value.values()]
 
-    @property
-    def items(self) -> list[Any]:
-        """The function and the values of the variables."""
-        return [self.function, *(value for _, value in self.variables)]
-
 
 def write(folder: Path, call: Call, *, base: Path, data: str | None, same_machine: bool) -> Path:
     """Write a function and its arguments as a program, and return the path of its script.
@@ -108,13 +103,13 @@ def write(folder: Path, call: Call, *, base: Path, data: str | None, same_machin
         BadInputError: A variable that the function uses cannot travel, or it takes too much along.
     """
     __tracebackhide__ = True
-    (folder / FUNCTION).write_bytes(_pickled(call))
-    modules = {*_modules_of(call)}
+    travelling: list[Any] = []
+    (folder / FUNCTION).write_bytes(_pickled(call, travelling))
+    modules = {*_modules_of(travelling)}
     # Cells of a notebook are no files on a disk: tracebacks of the ranks need their source.
     cell_sources: dict[str, list[str]] = {}
-    for item in call.items:
-        code = getattr(item, "__code__", None)
-        if code is not None and not Path(code.co_filename).is_file():
+    for code in travelling:
+        if isinstance(code, CodeType) and not Path(code.co_filename).is_file():
             cell_sources[code.co_filename] = linecache.getlines(code.co_filename)
     notes = {
         "versions": versions(),
@@ -172,21 +167,22 @@ def _travels_by_value(item: FunctionType | type) -> bool:
     return item.__module__ == "__main__" or item.__module__ not in sys.modules
 
 
-def _modules_of(call: Call) -> Iterator[str]:
-    """Yield the top-level names of the modules that a call's functions and values come from, or import."""
-    for item in call.items:
-        if isinstance(item, ModuleType):
-            yield item.__name__.split(".")[0]
-            continue
-        kind = item if isinstance(item, (FunctionType, type)) else type(item)
-        yield kind.__module__.split(".")[0]
+def _modules_of(items: Collection[Any]) -> Iterator[str]:
+    """Yield the top-level names of the modules that pickled objects come from, or that functions import."""
+    for item in items:
+        module = item.__name__ if isinstance(item, ModuleType) else getattr(item, "__module__", None)
+        if isinstance(module, str):  # not that of a function made by hand
+            yield module.split(".")[0]
         # What a function imports while it runs.
         for code in code_objects(item.__code__) if isinstance(item, FunctionType) else ():
             yield from (name.split(".")[0] for name in operands(code, "IMPORT_NAME"))
 
 
-def _pickled(call: Call) -> bytes:
-    """Pickle a call, or raise BadInputError with the name of the variable that cannot travel."""
+def _pickled(call: Call, travelling: list[Any]) -> bytes:
+    """Pickle a call, or raise BadInputError with the name of the variable that cannot travel.
+
+    Adds to ``travelling`` what the pickle has, as :func:`dumps` does.
+    """
     __tracebackhide__ = True
     # First refuse what pickle may accept but a rank cannot use, such as a tensor on a device.
     for variable in call.variables:
@@ -194,7 +190,7 @@ def _pickled(call: Call) -> bytes:
             if reason := _reason_against(part):
                 raise _refusal(name, reason)
     try:
-        pickled = dumps((call.function, call.args))
+        pickled = dumps((call.function, call.args), travelling)
     except BadInputError:  # it says already what cannot travel
         raise
     except Exception as error:
@@ -221,11 +217,15 @@ def _refusal(name: str, reason: str) -> BadInputError:
     return BadInputError(f"`{name}` {reason}", field="function", fix=fix)
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: Any, travelling: list[Any] | None = None) -> bytes:
     """Pickle a value by cloudpickle: functions and classes of the notebook and of downloaded code by value.
 
     ``os.environ`` is pickled by name: each process has its own, with secrets. A free lock and the cache of a
     function are replaced by new ones, so that each rank has its own, as after a fork.
+
+    Args:
+        value: The value.
+        travelling: Gets each object in the pickle but plain texts, numbers and containers.
 
     Raises:
         BadInputError: The pickle would have something of ``__main__`` by name: no other process finds it.
@@ -236,17 +236,12 @@ def dumps(value: Any) -> bytes:
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             """Return how to rebuild an object: a callable, its arguments, and sometimes attributes."""
-            if obj is os.environ:
-                return getattr, (os, "environ")
-            if is_held(obj) is False:  # a free lock
-                if type(obj) in _LOCKS:
-                    return _LOCKS[type(obj)], ()
-                return type(obj), (obj.lock_file, obj.timeout)  # of filelock
-            cached_function: Any = obj.__wrapped__ if isinstance(obj, _CACHED) else None
-            if cached_function is not None and _travels_by_value(cached_function):
-                max_size, typed = obj.cache_parameters().values()
-                arguments = (cached_function, max_size, typed, functools._CacheInfo)  # noqa: SLF001
-                return type(obj), arguments, dict(vars(obj))
+            if travelling is not None:
+                travelling.append(obj)
+            if reason := _reason_within(obj):
+                raise TypeError(f"its {type(obj).__name__} {reason}")
+            if own := _own_of_each_process(obj):
+                return own
             rebuild = super().reducer_override(obj)
             is_of_main = getattr(obj, "__module__", None) == "__main__"
             has_own_reducer = type(obj) in self.dispatch_table
@@ -268,6 +263,22 @@ def dumps(value: Any) -> bytes:
         for module in downloaded:
             cloudpickle.unregister_pickle_by_value(module)
     return stream.getvalue()
+
+
+def _own_of_each_process(obj: Any) -> tuple[Any, ...] | None:
+    """Return how to make a new object in place of one that each process has of its own, else None."""
+    if obj is os.environ:
+        return getattr, (os, "environ")
+    if is_held(obj) is False:  # a free lock
+        if type(obj) in _LOCKS:
+            return _LOCKS[type(obj)], ()
+        return type(obj), (obj.lock_file, obj.timeout)  # of filelock
+    cached_function: Any = obj.__wrapped__ if isinstance(obj, _CACHED) else None
+    if cached_function is not None and _travels_by_value(cached_function):
+        max_size, typed = obj.cache_parameters().values()
+        arguments = (cached_function, max_size, typed, functools._CacheInfo)  # noqa: SLF001
+        return type(obj), arguments, dict(vars(obj))
+    return None
 
 
 def is_held(value: Any) -> bool | None:
@@ -310,6 +321,14 @@ def _reason_against(value: Any) -> str | None:
     return None
 
 
+def _reason_within(value: Any) -> str | None:
+    """Return why no object that travels may have a value in it; None if no reason is known."""
+    # It may: cloudpickle copies the text of an open file, and TrainingArguments always have a state.
+    if isinstance(value, io.IOBase) or type(value).__name__ == "PartialState":
+        return None
+    return _reason_against(value)
+
+
 def _innermost_unpicklable(name: str, value: Any, depth: int = _MAX_DEPTH) -> tuple[str, str] | None:
     """Return the name of the innermost part that cannot be pickled, and why; None: all of it can."""
     if isinstance(value, (FunctionType, type)):
@@ -350,7 +369,7 @@ def model_advice(call: Call) -> str | None:
     """Return advice if a function for XLA's devices builds its model inside; else None."""
     models = {
         item.__name__
-        for item in call.items
+        for _, item in call.variables
         if isinstance(item, type) and _is_subclass(item, "torch", "Module")
     }
     try:

@@ -42,8 +42,12 @@ def globals_of(code: CodeType) -> set[str]:
     """Return the global names that code reads, assigns or deletes, also in its functions and classes."""
     names: set[str] = set()
     for part in code_objects(code):
-        defined_in_part = operands(part, "STORE_NAME")  # such as the attributes of a class body
-        names |= operands(part, *_LOOKUPS).keys() - defined_in_part.keys()
+        defined: set[str] = set()  # by then in this part, such as the attributes of a class body
+        for instruction in dis.get_instructions(part):
+            if instruction.opname == "STORE_NAME":
+                defined.add(instruction.argval)
+            elif instruction.opname in _LOOKUPS and instruction.argval not in defined:
+                names.add(instruction.argval)
     return names
 
 
@@ -84,7 +88,7 @@ def write_program(script: Path, text: str, modules: Collection[str], roots: Coll
     script.parent.mkdir(parents=True, exist_ok=True)
     # A .gitignore of a folder around it may leave these files out of the run's code: this one keeps them.
     (script.parent / ".gitignore").write_text("!*\n")
-    script.write_text(text)
+    script.write_text(text, encoding="utf-8")
     copy_files({*modules}, lambda name: _root_of(name, roots), script.parent)
 
 

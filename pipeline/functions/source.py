@@ -12,7 +12,9 @@ import builtins
 import inspect
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from manycpu.pipeline.functions.difference import Comparison
@@ -34,7 +36,8 @@ if __name__ == "__main__":
 _BUILTIN_NAMES: Final = frozenset(dir(builtins)) | {"__annotations__", "__name__"}
 # Libraries whose calls describe fields of classes.
 _FIELD_LIBRARIES: Final = {"attr", "attrs", "dataclasses", "pydantic"}
-_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_TYPE_ALIAS: Final = getattr(ast, "TypeAlias", ast.ClassDef)  # since Python 3.12
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | _TYPE_ALIAS
 _Import = ast.Import | ast.ImportFrom
 _Assignment = ast.Assign | ast.AnnAssign
 _CONSTANT_NODES: Final = (
@@ -123,13 +126,22 @@ def _check_unchanged(
         BadInputError: A value differs, or the body cannot be executed twice.
     """
     module = ast.fix_missing_locations(ast.Module(body, type_ignores=[]))
-    executed_again: dict[str, Any] = {"__name__": function.__module__}
+    name, file = function.__module__, function.__code__.co_filename
+    again = ModuleType(name)
+    again.__file__ = file
+    executed_again = vars(again)
+    # As in the ranks, libraries that look up the names of annotations find in the module what travels.
+    present = {name: sys.modules[name]} if name in sys.modules else {}
+    sys.modules[name] = again
     try:
         # With the file's name and lines: code of other lines compares as different.
-        exec(compile(module, function.__code__.co_filename, "exec", dont_inherit=True), executed_again)  # noqa: S102 - the DAG file's own code
+        exec(compile(module, file, "exec", dont_inherit=True), executed_again)  # noqa: S102 - the DAG file's own code
     except Exception as error:
         reason = f"what it uses of its file cannot be defined a second time ({type(error).__name__}: {error})"
         raise _refusal(function, reason, "Define that inside the function") from error
+    finally:
+        sys.modules.pop(name, None)
+        sys.modules |= present
     # Comparison ignores private attributes whose name is not in the source: they belong to libraries.
     fields = ("id", "attr", "name", "arg")
     names_in_source = {getattr(node, field, None) for node in ast.walk(module) for field in fields}
@@ -234,12 +246,28 @@ class _UsedStatements:
                 for alias in node.names:
                     self._single_import(_bound_name(alias), node)
         for name in sorted(globals_of(_compile(*self.future_imports, statement))):
-            is_builtin = name in _BUILTIN_NAMES and name not in self._defined_in_file
-            if name in self.by_name or is_builtin:
-                continue
-            self.by_name[name] = self._definitions(name)
-            for definition in self.by_name[name]:
-                self._add_used_statements(definition, self._function.__globals__.get(name))
+            if not self._is_builtin(name):
+                self._add(name)
+        # What only annotations name is needed to run, if libraries read them; else it may stay behind.
+        for name in sorted(_names_in_read_annotations(statement) & self._defined_in_file.keys()):
+            before = self.by_name.copy(), self.modules.copy()
+            try:
+                self._add(name)
+            except BadInputError:
+                self.by_name, self.modules = before
+
+    def _is_builtin(self, name: str) -> bool:
+        """Whether a name is one of Python's own, which the file does not define, nor import by a star."""
+        is_imported = name in self._function.__globals__ and not name.startswith("__")
+        return name in _BUILTIN_NAMES and name not in self._defined_in_file and not is_imported
+
+    def _add(self, name: str) -> None:
+        """Add the statements that define a name, and those that they use in turn."""
+        if name in self.by_name:
+            return
+        self.by_name[name] = self._definitions(name)
+        for definition in self.by_name[name]:
+            self._add_used_statements(definition, self._function.__globals__.get(name))
 
     def _freeze_calls(self, statement: ast.stmt, value: Any) -> None:
         """Replace calls in defaults and class attributes by their results, so that ranks do not call again.
@@ -252,7 +280,10 @@ class _UsedStatements:
             self._freeze_defaults(statement, value)
         if not isinstance(statement, ast.ClassDef):
             return
-        members = vars(value) if isinstance(value, type) else {}
+        members = dict(vars(value)) if isinstance(value, type) else {}
+        prefix = f"_{statement.name.lstrip('_')}"  # Python stores `__seed` as `_Model__seed`
+        private = [name for name in members if name.startswith(f"{prefix}__")]
+        members |= {name.removeprefix(prefix): members[name] for name in private}
         for member in statement.body:
             match member:
                 case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
@@ -381,6 +412,28 @@ def _bound_name(alias: ast.alias) -> str:
     return alias.asname or alias.name.partition(".")[0]
 
 
+def _names_in_read_annotations(statement: ast.stmt) -> set[str]:
+    """Return the names in the annotations that libraries read, such as dataclasses, also if they are texts.
+
+    These are the annotations of a class's attributes, and of functions with a decorator.
+    """
+    annotations: list[ast.expr | None] = []
+    for node in ast.walk(statement):
+        if isinstance(node, ast.ClassDef):
+            annotations += [member.annotation for member in node.body if isinstance(member, ast.AnnAssign)]
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.decorator_list:
+            arguments = [one for one in ast.walk(node.args) if isinstance(one, ast.arg)]
+            annotations += [node.returns, *(argument.annotation for argument in arguments)]
+    nodes = [node for annotation in annotations if annotation for node in ast.walk(annotation)]
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            with suppress(SyntaxError, ValueError):
+                written = ast.parse(node.value, mode="eval")
+                names |= {part.id for part in ast.walk(written) if isinstance(part, ast.Name)}
+    return names
+
+
 def _is_constant(statement: ast.Assign | ast.AnnAssign) -> bool:
     """Whether a statement assigns a value of literals, names and operators to one name."""
     match statement:
@@ -401,8 +454,8 @@ def _may_change_each_time(value: ast.expr) -> bool:
 def _as_literal(value: Any, written: ast.expr) -> ast.expr | None:
     """Write a value as a literal at the place of an expression; None if Python has no literal for it.
 
-    >>> ast.unparse(_as_literal([1, "a"], ast.Constant(0)))
-    "[1, 'a']"
+    >>> ast.unparse(_as_literal([1, {"b", "a"}], ast.Constant(0)))
+    "[1, {'a', 'b'}]"
     """
     try:
         text = repr(value)
@@ -411,7 +464,11 @@ def _as_literal(value: Any, written: ast.expr) -> ast.expr | None:
         return None
     if type(read_back) is not type(value) or read_back != value:
         return None
-    return ast.copy_location(ast.parse(text, mode="eval").body, written)
+    literal = ast.parse(text, mode="eval").body
+    for node in ast.walk(literal):
+        if isinstance(node, ast.Set):  # each process has its own order of sets: the source would differ
+            node.elts.sort(key=ast.unparse)
+    return ast.copy_location(literal, written)
 
 
 def _first_line_that_changes(tree: ast.Module, name: str, *, imported: bool = False) -> int | None:

@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -194,6 +195,7 @@ REFUSED = {
     "guarded": ("return guarded.x", "`guarded`, which is defined more than once, or on a condition"),
     "two": ("return LEFT", "`LEFT`, which is made when the DAG file is read"),
     "star": ("return sqrt(4)", "`sqrt`, which is not defined at the top of the file by its name"),
+    "shadowed": ("return pow(2, 3)", "`pow`, which is not defined at the top of the file by its name"),
     "patched": ("return beside.x", "`beside`, which is changed after it was imported (line 13)"),
     "airflow": ("return version", "`version`, which is of Airflow"),
     "indirect": ("return helper()", "it uses `nothing`, which is not defined"),
@@ -272,6 +274,7 @@ def test_what_is_changed_out_of_sight_is_refused_with_what_differs(tmp_path: Pat
 CHANGED = """
 import functools
 from dataclasses import dataclass
+from enum import Enum
 
 class Config:
     lr = 0.1
@@ -284,6 +287,12 @@ class Config:
 class Point:
     x: int = 1
 
+class Hidden:
+    __rate = 0.1
+
+class Kind(Enum):
+    FIRST = 1
+
 @functools.cache
 def helper(values=[]):
     return values
@@ -295,7 +304,7 @@ LAYERS = {{"sizes": [1, 2]}}
 NAMES = ("a", LAYERS)
 
 def fit(steps=3):
-    return Config().rate(), Point(), helper(), NAMES, LAYERS
+    return Config().rate(), Point(), helper(), NAMES, LAYERS, Hidden, Kind
 
 def change():
     {change}
@@ -310,6 +319,8 @@ SILENT = [
     ("setattr(Config, 'rate', other)", "Config.rate"),
     ("Config.rate.__defaults__ = (2,)", "(Config.rate (its defaults)[0][0] is 2, and is written as 1)"),
     ("Config.momentum = 0.9", "(Config.momentum is 0.9, and is written as missing)"),
+    ("Hidden._Hidden__rate = 1", "(Hidden._Hidden__rate is 1, and is written as 0.1)"),
+    ("Kind.FIRST._value_ = 2", "_value_ is 2, and is written as 1)"),
     ("del Config.lr", "(Config.lr is missing, and is written as 0.1)"),
     ("Point.__init__ = lambda self: None", "Point.__init__"),
     ("helper.__wrapped__.__defaults__[0].append(1)", "`helper`, which is changed after its definition"),
@@ -331,10 +342,11 @@ class Point:
 
 class Kept:
     started = time.time_ns()
+    __secret = time.time_ns()
     pattern = re.compile("a+")
 
     def since(self, begun=time.time_ns()):
-        return begun
+        return begun, self.__secret
 
 def helper(*, folder=os.environ.get("HOME", ""), table=dict(a=1)):
     return [folder, table]
@@ -355,6 +367,29 @@ def test_what_was_evaluated_when_the_file_was_read_travels_by_value(tmp_path: Pa
     module = imported(EVALUATED, tmp_path)
     assert executed(function_module(module.fit).source, tmp_path) == json.loads(json.dumps(module.fit()))
     assert "it uses `stays`, which has a default for `path` that is made when" in refused(module.stays)
+
+
+def written_by_another_process(file: Path, **environ: str) -> str:
+    """Write the module of a file's function in a process with other variables; return its text."""
+    program = file.parent / "program.py"
+    imports = "from pathlib import Path\nfrom manycpu.pipeline.functions.source import function_module\n"
+    code = f"{imports}import {file.stem} as file\nfunction_module(file.fit).write(Path({str(program)!r}))"
+    subprocess.run([sys.executable, "-c", code], cwd=file.parent, env={**os.environ, **environ}, check=True)
+    return program.read_text("utf-8")
+
+
+def test_each_process_writes_the_same_module(tmp_path: Path) -> None:
+    """Its digest is that of the image: sets have another order in each."""
+    file = tmp_path / "of_sets.py"
+    file.write_text("def fit(names=set('abcdefgh')):\n    return names\n")
+    assert len({written_by_another_process(file, PYTHONHASHSEED=str(seed)) for seed in (1, 2)}) == 1
+
+
+def test_the_module_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    file = tmp_path / "of_texts.py"
+    file.write_text("def fit():\n    return 'ü'\n", "utf-8")
+    ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    assert "'ü'" in written_by_another_process(file, **ascii_alone)
 
 
 def test_what_is_as_it_was_written_goes_along_whatever_it_is(tmp_path: Path) -> None:
@@ -460,11 +495,77 @@ def test_modules_of_the_dags_folder_go_along(tmp_path: Path, monkeypatch: pytest
     assert executed(module.source, tmp_path / "ran") == '[1, 2, "yaml"]'
 
 
+ANNOTATED = """
+import typing
+from dataclasses import KW_ONLY, InitVar, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Text
+from airflow import DAG
+from pydantic import validate_call
+if TYPE_CHECKING:
+    from decimal import Decimal
+UNUSED = Path("x")
+
+@dataclass
+class Config:
+    version: <ClassVar[int]> = 2
+    scale: <InitVar[float]> = 1.0
+    path: <typing.Optional[Path]> = None
+    _: KW_ONLY
+    lr: <Decimal | DAG | UNUSED> = 0.1
+
+    def __post_init__(self, scale):
+        self.lr *= scale
+
+@validate_call
+def kind(value: Text):
+    return value.upper()
+
+def fit():
+    hints = typing.get_type_hints(Config, localns=dict.fromkeys(["Decimal", "DAG", "UNUSED"], int))
+    return [Config(4.0).lr, Config.version, str(hints["path"]), kind("a")]
+"""
+
+
+def annotated(*, as_text: bool) -> str:
+    if as_text:
+        return ANNOTATED.replace("<", "'").replace(">", "'")
+    return "from __future__ import annotations\n" + ANNOTATED.replace("<", "").replace(">", "")
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_what_libraries_read_in_annotations_goes_along_and_may_stay_behind(
+    as_text: bool, tmp_path: Path
+) -> None:
+    module = imported(annotated(as_text=as_text), tmp_path)
+    source = function_module(module.fit).source
+    assert executed(source, tmp_path) == module.fit()
+    assert "import DAG" not in source
+    assert "\nUNUSED =" not in source
+
+
+def test_an_annotation_that_means_something_else_in_the_ranks_is_refused(tmp_path: Path) -> None:
+    conditional = "Text\nif typing:\n    from typing import ClassVar"
+    text = annotated(as_text=False).replace("ClassVar, Text", conditional)
+    assert "`Config`, which is changed after its definition (" in refused(imported(text, tmp_path).fit)
+
+
 def test_one_statement_may_import_several_modules_of_a_package(tmp_path: Path) -> None:
     text = "import xml.dom, json, xml.sax\ndef fit():\n    return [xml.dom.__name__, xml.sax.__name__]\n"
     source = function_module(imported(text, tmp_path).fit).source
     assert executed(source, tmp_path) == ["xml.dom", "xml.sax"]
     assert "json" not in source
+
+
+def test_a_class_attribute_may_have_the_name_of_a_global(tmp_path: Path) -> None:
+    text = "lr = 0.5\nclass A:\n    lr = lr\n    half = lr / 2\ndef fit():\n    return [A.lr, A.half]\n"
+    assert executed(function_module(imported(text, tmp_path).fit).source, tmp_path) == [0.5, 0.25]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python has no statement `type`")
+def test_a_type_alias_goes_along(tmp_path: Path) -> None:
+    text = "type Vec = list[int]\ndef fit(sizes: Vec = [1]) -> Vec:\n    return sizes\n"
+    assert executed(function_module(imported(text, tmp_path).fit).source, tmp_path) == [1]
 
 
 def test_what_only_looks_at_a_constant_changes_nothing(tmp_path: Path) -> None:

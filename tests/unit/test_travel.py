@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,6 +51,24 @@ loop = outer()
 """
 
 
+OBJECTS = """
+import mine_of_objects as mine
+
+class Of:
+    def __init__(self, kept):
+        self.kept = kept
+
+    @property
+    def name(self):
+        return mine.__name__
+
+def direct():
+    return mine.__name__
+
+def takes():
+    return value
+
+"""
 CACHED = """
 import functools
 from mine_cached import tripled
@@ -173,6 +192,36 @@ def test_modules_beside_the_notebook_go_along_with_what_they_import(
     written.remove(".gitignore")
     assert written == {FUNCTION, NOTES, "outer-function.py", "mine.py", "deeper/__init__.py", "lazily.py"}
     assert script.name == "outer-function.py"
+
+
+@pytest.mark.parametrize("value", ["[Of(mine.Row())]", "Of(direct)", "{1: direct}", "Of", "mine.Row().read"])
+def test_modules_that_only_an_object_leads_to_go_along(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine_of_objects.py").write_text("class Row:\n    def read(self):\n        return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    variables: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(f"{OBJECTS}value = {value}", "cell", "exec"), variables)  # noqa: S102
+    folder = _folder(tmp_path)
+    pickled.write(folder, Call(variables["takes"]), base=tmp_path, data=None, same_machine=True)
+    del sys.modules["mine_of_objects"]
+    assert (folder / "mine_of_objects.py").exists()
+
+
+def test_a_function_made_without_a_module_travels(tmp_path: Path) -> None:
+    made = FunctionType((lambda: 7).__code__, {})
+    folder = _folder(tmp_path)
+    pickled.write(folder, Call(made), base=tmp_path, data=None, same_machine=True)
+    arrived, _ = pickle.loads((folder / FUNCTION).read_bytes())  # noqa: S301 - our own
+    assert arrived() == 7
+
+
+def test_an_object_s_accelerator_is_named_before_anything_starts(tmp_path: Path) -> None:
+    """It travels well, and each rank would train alone."""
+    accelerator = type("Accelerator", (), {"__module__": "accelerate.accelerator"})
+    trainer = SimpleNamespace(parts=[accelerator()])
+    with pytest.raises(BadInputError, match=r"`args\[0\]\.parts\[0\]` is of Accelerate's Accelerator"):
+        pickled.write(_folder(tmp_path), Call(len, (trainer,)), base=tmp_path, data=None, same_machine=True)
 
 
 def test_paths_of_this_machine_are_named_unless_they_lead_to_the_data(
