@@ -129,10 +129,12 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
 
 def compact(report: Report, limit: int = COMPACT) -> dict[str, Any]:
     """Shrink a report to about ``limit`` bytes of JSON, for a database: shorter curves, lists and texts."""
-    everything = report.model_dump(mode="json", exclude_defaults=True, exclude={"series"})
-    important = {name: report.metrics[name] for name in FIRST_METRICS if name in report.metrics}
+    # By way of text, in which NaN and infinite numbers become null as in report.json: Airflow refuses them.
+    everything: dict[str, Any] = json.loads(report.model_dump_json(exclude_defaults=True, exclude={"series"}))
+    reported = everything.get("metrics", {})
+    important = {name: reported[name] for name in FIRST_METRICS if name in reported}
     # The last metrics are cut first.
-    everything |= {"schema_version": report.schema_version, "metrics": important | dict(report.metrics)}
+    everything |= {"schema_version": report.schema_version, "metrics": important | reported}
     for text_bytes, items in _FIELD_LIMITS:
         fields = {name: _cut(value, text_bytes, items) for name, value in everything.items()}
         if _size(fields) <= limit * _FIELDS_SHARE:

@@ -191,6 +191,12 @@ def test_whatever_is_too_long_a_compact_report_fits_and_tells_its_state(fields: 
     assert "loss" in small["metrics"]
 
 
+def test_a_compact_report_of_numbers_that_json_does_not_have_is_json() -> None:
+    lines = ['metrics", "values": {"iou": [0.5, NaN]}', 'progress", "step": 1, "loss": Infinity']
+    small = compact(_report(observe(f'::manycpu:: {{"event": "{line}}}' for line in lines)))
+    assert small["metrics"] == {"loss": None, "iou": [0.5, None]}
+
+
 def test_what_was_told_first_takes_no_room_from_the_loss() -> None:
     observer = Observer()
     for number in range(150):
