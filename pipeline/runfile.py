@@ -79,7 +79,7 @@ def is_run_file(path: Path) -> bool:
     if path.suffix not in _SUFFIXES or path.stat().st_size > _MAX_BYTES:
         return False
     try:
-        content = parse_yaml(path.read_text())
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return False
     if not isinstance(content, Mapping) or not content or content.keys() - {*_PARTS}:
@@ -99,7 +99,7 @@ def read_mapping(path: Path, what: str, shape: str, mistaken: str | None = None)
     ``mistaken`` if the path shows that it is another kind of file.
     """
     try:
-        content = parse_yaml(path.read_text())
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         fix = ". ".join(filter(None, [f"Give the path of {what}", mistaken]))
         raise BadInputError(f"{path} cannot be read: {error.strerror}", fix=fix) from error
