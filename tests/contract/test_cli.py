@@ -408,6 +408,11 @@ def test_the_plan_says_why(manycpu: Type) -> None:
     assert "floor(" in printed
 
 
+def test_a_terminal_without_a_size_shows_the_plan(manycpu: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    assert "processes" in manycpu("plan")[1]
+
+
 def test_the_plan_of_a_run_on_another_node(
     manycpu: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
