@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Mapping
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final
 
 from pydantic import BaseModel, Field
@@ -128,12 +129,19 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
 
 
 def compact(report: Report, limit: int = COMPACT) -> dict[str, Any]:
-    """Shrink a report to about ``limit`` bytes of JSON, for a database: shorter curves, lists and texts."""
-    everything = report.model_dump(mode="json", exclude_defaults=True, exclude={"series"})
-    important = {name: report.metrics[name] for name in FIRST_METRICS if name in report.metrics}
+    """Shrink a report to about ``limit`` bytes of JSON, for a database: shorter curves, lists and texts.
+
+    ``counts`` has the length of each list before it was cut.
+    """
+    # By way of text, in which NaN and infinite numbers become null as in report.json: Airflow refuses them.
+    everything: dict[str, Any] = json.loads(report.model_dump_json(exclude_defaults=True, exclude={"series"}))
+    reported = everything.get("metrics", {})
+    important = {name: reported[name] for name in FIRST_METRICS if name in reported}
     # The last metrics are cut first.
-    everything |= {"schema_version": report.schema_version, "metrics": important | dict(report.metrics)}
+    everything |= {"schema_version": report.schema_version, "metrics": important | reported}
+    everything["counts"] = {name: len(value) for name, value in everything.items() if isinstance(value, list)}
     for text_bytes, items in _FIELD_LIMITS:
+        everything["ranks"] = _spread(everything.get("ranks", []), items)
         fields = {name: _cut(value, text_bytes, items) for name, value in everything.items()}
         if _size(fields) <= limit * _FIELDS_SHARE:
             break
@@ -157,6 +165,20 @@ def _fitting_curves(series: Mapping[str, Series], room: int) -> dict[str, Any]:
             names = names[: len(names) // 2]
         points = max(_CURVE_MIN_POINTS, int(points * min(_CURVE_SHRINK, room / size)))
     return {}
+
+
+def _spread(ranks: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """Choose ``count`` ranks, from the one that computes shortest to the longest, in the order of numbers."""
+
+    def computes(rank: dict[str, Any]) -> float:
+        pace = rank.get("pace") or {}
+        return float((pace.get("step_seconds") or 0) - (pace.get("wait_seconds") or 0))
+
+    if len(ranks) <= count:
+        return ranks
+    by_time = sorted(ranks, key=computes)
+    chosen = [by_time[at * (len(ranks) - 1) // (count - 1)] for at in range(count)]
+    return sorted(chosen, key=itemgetter("rank"))
 
 
 def _cut(value: Any, text_bytes: int, items: int) -> Any:

@@ -1,7 +1,8 @@
 """Read run files: YAML with ``run`` and ``target``, as ``manycpu run`` takes them."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +16,32 @@ _PARTS = ("run", "target")
 _ACCELERATE_KEYS = ("compute_environment", "distributed_type")
 _SUFFIXES = (".yaml", ".yml")
 _MAX_BYTES = 64 << 10  # of a file that may be a run file
-_NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 without numbers in base 60, as in YAML 1.2: 1:4 is a range of nodes, and 12:30 a time."""
+    """YAML 1.1, but a number that Python writes in another way stays text: 1:4 is a range of nodes."""
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [
-        (tag, re.compile(rf"(?!.*:){pattern.pattern}", re.VERBOSE) if tag in _NUMBER_TAGS else pattern)
-        for tag, pattern in resolvers
-    ]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
+_Construct = Callable[[yaml.SafeLoader, yaml.ScalarNode], float]
+
+
+def _number(construct: _Construct, loader: _Loader, node: yaml.ScalarNode) -> object:
+    with suppress(ValueError, OverflowError):
+        number = construct(loader, node)
+        if str(number) == node.value:
+            return number
+    return node.value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", partial(_number, yaml.SafeLoader.construct_yaml_int))
+_Loader.add_constructor("tag:yaml.org,2002:float", partial(_number, yaml.SafeLoader.construct_yaml_float))
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse YAML; a number with colons, such as 1:4, stays text.
+    """Parse YAML; a number that would change if it were written again, such as 1.10, stays text.
 
-    >>> parse_yaml("{nnodes: 1:4, nproc_per_node: 2, at: 12:30:15.5}")
-    {'nnodes': '1:4', 'nproc_per_node': 2, 'at': '12:30:15.5'}
+    >>> parse_yaml("{nnodes: 1:4, nproc_per_node: 2, at: 12:30:15.5, args: [012, 1.10, 0.5]}")
+    {'nnodes': '1:4', 'nproc_per_node': 2, 'at': '12:30:15.5', 'args': ['012', '1.10', 0.5]}
     """
     try:
         return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
@@ -73,7 +79,7 @@ def is_run_file(path: Path) -> bool:
     if path.suffix not in _SUFFIXES or path.stat().st_size > _MAX_BYTES:
         return False
     try:
-        content = parse_yaml(path.read_text())
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return False
     if not isinstance(content, Mapping) or not content or content.keys() - {*_PARTS}:
@@ -93,7 +99,7 @@ def read_mapping(path: Path, what: str, shape: str, mistaken: str | None = None)
     ``mistaken`` if the path shows that it is another kind of file.
     """
     try:
-        content = parse_yaml(path.read_text())
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         fix = ". ".join(filter(None, [f"Give the path of {what}", mistaken]))
         raise BadInputError(f"{path} cannot be read: {error.strerror}", fix=fix) from error

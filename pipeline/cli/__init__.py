@@ -1,6 +1,7 @@
 """The command ``manycpu``: everything that it does works without Airflow."""
 
 import errno
+import os
 import sys
 from difflib import get_close_matches
 from io import TextIOWrapper
@@ -63,6 +64,8 @@ def cli() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # None: it was closed before Python started
             stream.reconfigure(errors="backslashreplace")  # a rank may print what the stream cannot show
+    if os.environ.get("COLUMNS") == "0":  # a terminal without a size; rich would print nothing
+        del os.environ["COLUMNS"]
 
 
 for _command in (*spec_commands.COMMANDS, *run_commands.COMMANDS, report_command.report):

@@ -66,6 +66,8 @@ export function fill(container, ...children) {
 
 // Reports may be of an older version, or half: what has another shape than expected counts as missing.
 export const listOf = (value) => (Array.isArray(value) ? value : []);
+/** Count a list of a report; the short form that Airflow has says how long it was before it was cut. */
+export const countOf = (report, name) => fieldsOf(report.counts)[name] ?? listOf(report[name]).length;
 export const fieldsOf = (value) => (value && typeof value === "object" && !Array.isArray(value) ? value : {});
 /** Give a field whose name a script chose, such as `constructor`, which every object has beside its own. */
 export const fieldOf = (value, name) => (Object.hasOwn(fieldsOf(value), name) ? value[name] : undefined);

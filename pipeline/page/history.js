@@ -4,6 +4,7 @@ import { Curves, ordered } from "./curves.js";
 import { differences, shortened } from "./differences.js";
 import {
   badge,
+  countOf,
   exact,
   fieldOf,
   fieldsOf,
@@ -23,8 +24,8 @@ import {
 const PAIRS = 4; // of what differs, in a cell
 const LEGEND = 2; // and beside a name in the legend
 
-function nodes({ hosts, run }) {
-  return listOf(hosts).length || (run && (fieldsOf(run).nnodes ?? 1)) || null;
+function nodes(report) {
+  return countOf(report, "hosts") || (report.run && (fieldsOf(report.run).nnodes ?? 1)) || null;
 }
 
 /** Add up what the attempts took; null where the training still runs, or no time was reported. */

@@ -1,5 +1,6 @@
 // The ranks of a run: who they are, the proof of their number in words, and the slowest.
 import {
+  countOf,
   duration,
   exact,
   fieldsOf,
@@ -11,6 +12,7 @@ import {
   number,
   plural,
   section,
+  short,
   table,
   textOf,
 } from "./dom.js";
@@ -32,7 +34,7 @@ function slowest(ranks) {
 /** Say how many ranks met, and how many were asked for. */
 function proof(report) {
   const { world_size: world, run } = report;
-  const hosts = listOf(report.hosts).length;
+  const hosts = countOf(report, "hosts");
   if (!known(world)) return h("p", { class: "proof" }, "No ranks have met.");
   const met = `${plural(world, "rank")} met on ${plural(hosts, "host")}`;
   const [low, high] = String(fieldsOf(run).nnodes ?? 1)
@@ -67,7 +69,14 @@ export function ranksOf(report) {
       rows,
       { "aria-label": "Ranks", class: "scroll tall" },
     );
-  return section("Ranks", "ranks", proof(report), last && pointedOut(ranks, last), shown);
+  return section("Ranks", "ranks", proof(report), last && pointedOut(ranks, last), left(report, ranks), shown);
+}
+
+/** Say that there are more ranks than those shown. */
+function left(report, ranks) {
+  const all = countOf(report, "ranks");
+  const words = `${short(ranks.length)} of ${plural(all, "rank")} are shown, from the fastest to the slowest.`;
+  return all > ranks.length && h("p", { class: "note" }, words);
 }
 
 function pointedOut(ranks, last) {

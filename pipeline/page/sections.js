@@ -2,6 +2,7 @@
 import {
   ago,
   badge,
+  countOf,
   duration,
   exact,
   fieldOf,
@@ -82,7 +83,7 @@ function facts(report, now) {
   const { dtype, device } = fieldsOf(report.run);
   const { kind, launch } = fieldsOf(report.target);
   const { loss, samples_per_second: pace } = fieldsOf(report.metrics);
-  const hosts = listOf(report.hosts).length;
+  const hosts = countOf(report, "hosts");
   const all = [
     ["Loss", isNumber(loss) && number(loss)],
     ["Samples per second", isNumber(pace) && number(pace)],
@@ -123,7 +124,7 @@ export function problems(report) {
     warnings.length > 0 &&
       notice(
         "warn",
-        plural(warnings.length, "warning").replace(/^./, (c) => c.toUpperCase()),
+        plural(countOf(report, "warnings"), "warning").replace(/^./, (c) => c.toUpperCase()),
         warnings,
       ),
   ];

@@ -408,6 +408,11 @@ def test_the_plan_says_why(manycpu: Type) -> None:
     assert "floor(" in printed
 
 
+def test_a_terminal_without_a_size_shows_the_plan(manycpu: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    assert "processes" in manycpu("plan")[1]
+
+
 def test_the_plan_of_a_run_on_another_node(
     manycpu: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -875,9 +880,9 @@ def test_one_run_that_cannot_be_judged_hides_no_other(
 def test_a_range_of_nodes_in_a_run_file_is_no_number_in_base_60(
     manycpu: Type, script: Script, tmp_path: Path
 ) -> None:
-    """YAML 1.1 reads 1:4 as 64, and 12:30 as 750; docs/fields.md shows 1:4 as it is."""
+    """YAML 1.1 reads 1:4 as 64, 12:30 as 750, and 010 as 8; docs/fields.md shows 1:4 as it is."""
     path = tmp_path / "run.yaml"
-    fields = "nnodes: 1:4, nproc_per_node: 2, args: [--at, 12:30, 1:30.5, 0x10, 1_000], env: {A: 2:1}"
+    fields = "nnodes: 1:4, nproc_per_node: 2, args: [--at, 12:30, 1:30.5, 010, 1_000], env: {A: 2:1}"
     path.write_text(f"run: {{program: {script()}, output: out, {fields}}}\ntarget: {{kind: kubernetes}}\n")
     code, printed = manycpu("render", str(path), "--target-image", "r/x:1", "--env", "{B: 3:1}")
     assert code == 0, printed
@@ -886,7 +891,7 @@ def test_a_range_of_nodes_in_a_run_file_is_no_number_in_base_60(
         1,
         4,
     )
-    assert all(text in printed for text in ("'12:30'", "'1:30.5'", "'16'", "'1000'", "'3:1'"))
+    assert all(text in printed for text in ("'12:30'", "'1:30.5'", "'010'", "'1_000'", "'3:1'"))
     code, printed = manycpu(
         "render", str(path), "--target-image", "r/x:1", "--env", "{B: 3:1}", "--nnodes", "2:3"
     )

@@ -166,7 +166,8 @@ def cells(page: Page, key: str) -> dict[str, str]:
 
 
 def test_rows_and_curves_say_what_differs_between_runs(mounted: Page) -> None:
-    documents = [asked("2e-5", 1), asked("5e-5", 1), {"state": "failed", "error": "refused"}]
+    many = {"counts": {"hosts": 128}}  # of which a short report lists some
+    documents = [asked("2e-5", 1), asked("5e-5", 1, **many), {"state": "failed", "error": "refused"}]
     ids = [f"manual__2026-01-0{at}T00:00:00.123456+00:00_AbCdEfGh" for at in (1, 2, 3)]
     given = [
         {"id": key, "name": f"manual {at}", "href": f"/runs/{at}", "state": "success", "document": it}
@@ -175,6 +176,7 @@ def test_rows_and_curves_say_what_differs_between_runs(mounted: Page) -> None:
     mount(mounted, given, "mountHistory")
     told = [cells(mounted, key) for key in ids]
     assert [it["Run"] for it in told] == ["manual 0", "manual 1", "manual 2"]
+    assert [it["Nodes"] for it in told] == ["2", "128", "\N{EN DASH}"]
     assert [it["What differs"] for it in told] == ["learning_rate 2e-5", "learning_rate 5e-5", "\N{EN DASH}"]
     assert mounted.find("tbody .name").get_attribute("title") in ids
     for box in mounted.all("tbody input")[:2]:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from support.browser import Page, needs_chromium
@@ -50,7 +51,7 @@ class Airflow:
         answers = {
             RUN: run,
             "/api/v2/dags/d/dagRuns": {"dag_runs": [run], "total_entries": 1},
-            "/api/v2/dags/d/tasks": {"tasks": [ours(task["task_id"]) for task in self.tasks]},
+            "/api/v2/dags/d/tasks": {"tasks": [ours(task) for task in self.tasks]},
             f"{RUN}/taskInstances": {"task_instances": self.tasks, "total_entries": len(self.tasks)},
         }
         if path in answers:
@@ -61,8 +62,9 @@ class Airflow:
         return {"value": self.documents[path.removeprefix(f"{RUN}/taskInstances/").partition("/")[0]]}
 
 
-def ours(task: str) -> dict[str, Any]:
-    return {"task_id": task, "class_ref": {"module_path": "manycpu.operators.train"}}
+def ours(task: dict[str, Any]) -> dict[str, Any]:
+    fields = {name: task[name] for name in ("task_id", "operator_name")}
+    return {**fields, "class_ref": {"module_path": "manycpu.operators.train"}}
 
 
 def entry(task: str) -> dict[str, Any]:
@@ -177,3 +179,22 @@ def test_of_a_run_that_failed_later_all_tasks_are_shown(blank: Page, airflow: Ai
     blank.browser.execute_async_script(OPEN, "openRun")
     blank.shows("it broke")
     assert len(blank.all(".tasks tbody tr")) == 4
+
+
+def test_each_link_of_the_history_opens_its_own_training(blank: Page, airflow: Airflow) -> None:
+    whole = {**instance("fit", "success", 1), "operator_name": "@task.manycpu"}
+    airflow.tasks = [{**whole, "task_id": f"{group}.fit"} for group in ("big", "small")]
+    airflow.documents = {f"{name}.fit": usual_report(name=name, key=name) for name in ("big", "small")}
+    airflow.state = "success"
+    airflow.answers.set()
+    blank.browser.execute_async_script(OPEN, "openHistory")
+    until(lambda: blank.all("tbody .name a"))
+    links = [str(link.get_attribute("href")) for link in blank.all("tbody .name a")]
+    opened = set()
+    for link in links:
+        query = urlsplit(link).query
+        blank.js("window.end(); history.replaceState(null, '', arguments[0])", f"/?{query}")
+        blank.browser.execute_async_script(OPEN, "openRun")
+        until(lambda: blank.all("h1"))
+        opened.add(blank.find("h1").text)
+    assert opened == {"big", "small"}

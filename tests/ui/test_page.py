@@ -87,12 +87,22 @@ def test_what_it_says_in_words(shown: Open) -> None:
             {"run": {"nnodes": 1}, "world_size": 1, "hosts": ["a"]},
             "1 rank met on 1 host; 1 on 1 was asked",
         ),
+        (
+            {"run": {"nnodes": 128, "nproc_per_node": 2}, "world_size": 256, "counts": {"hosts": 128}},
+            "256 ranks met on 128 hosts; 256 on 128 were asked for.",
+        ),
         ({"run": None}, "4 ranks met on 2 hosts."),
         ({"world_size": None}, "No ranks have met."),
     ],
 )
 def test_the_proof_of_scale_says_what_was_asked_for(shown: Open, fields: dict[str, Any], words: str) -> None:
     assert shown(usual_report(**fields)).find(".proof").text.startswith(words)
+
+
+def test_ranks_that_a_short_report_leaves_out_are_counted(shown: Open) -> None:
+    page = shown(usual_report(counts={"ranks": 256, "warnings": 200}))
+    page.shows("4 of 256 ranks are shown, from the fastest to the slowest.")
+    page.shows("200 warnings")
 
 
 def test_a_rank_alone_is_not_the_slowest(shown: Open) -> None:

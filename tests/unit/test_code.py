@@ -153,6 +153,14 @@ def test_the_run_file_is_no_code(folder: Path) -> None:
     assert set(code_of(ctx, root, arguments).files) == {"train.py", "settings.yaml", "sub/run.yaml"}
 
 
+def test_a_run_file_is_read_as_utf_8_in_any_locale(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("run: {program: ./übung.py, output: ../out}\n", encoding="utf-8")
+    reading = "import sys; from manycpu.pipeline import runfile as f; f.read_run_file(f.Path(sys.argv[1]))"
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", reading, file], env=os.environ | locale, check=True)
+
+
 def test_other_run_files_are_no_code_and_settings_of_the_program_are(folder: Path) -> None:
     put(
         folder, "run.yaml", "more/eight.yml", text="run: {program: ./train.py, output: ../out, nnodes: 1:4}\n"

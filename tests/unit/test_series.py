@@ -191,6 +191,25 @@ def test_whatever_is_too_long_a_compact_report_fits_and_tells_its_state(fields: 
     assert "loss" in small["metrics"]
 
 
+def test_a_compact_report_of_numbers_that_json_does_not_have_is_json() -> None:
+    lines = ['metrics", "values": {"iou": [0.5, NaN]}', 'progress", "step": 1, "loss": Infinity']
+    small = compact(_report(observe(f'::manycpu:: {{"event": "{line}}}' for line in lines)))
+    assert small["metrics"] == {"loss": None, "iou": [0.5, None]}
+
+
+def test_a_compact_report_counts_all_ranks_and_keeps_the_fastest_and_the_slowest() -> None:
+    observer = Observer(_run(0, 0, ranks=400))
+    for rank in range(400):
+        seconds = {200: 2.0, 250: 0.5}.get(rank, 1.0)
+        _say(observer, rank, "pace", step=9, step_seconds=seconds + 0.1, wait_seconds=0.1, time=7.0)
+    small = compact(_report(observer.observed))
+    kept = [rank["rank"] for rank in small["ranks"]]
+    assert (small["counts"]["ranks"], small["counts"]["hosts"]) == (400, 400)
+    assert len(kept) == 64
+    assert {200, 250} < {*kept}
+    assert kept == sorted(kept)
+
+
 def test_what_was_told_first_takes_no_room_from_the_loss() -> None:
     observer = Observer()
     for number in range(150):

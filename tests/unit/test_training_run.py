@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from manycpu.pipeline.runfile import parse_yaml
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local
 from manycpu.pipeline.spec.training_run import Resources, TrainingRun
@@ -83,6 +84,18 @@ def test_a_wrong_field_is_named_with_what_to_do(fields: dict[str, object], messa
     with pytest.raises(BadInputError) as caught:
         read_run({**RUN, **fields})
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("number", ["012", "1.10", "1_000", "0x1F", "1.0e-9", "0.00001", "+1", ".5", "1:4"])
+def test_a_number_in_a_run_file_reaches_the_program_as_it_is_written(number: str) -> None:
+    fields = parse_yaml(f"{{args: [--seed, {number}], env: {{SEED: {number}}}}}")
+    run = read_run({**RUN, **fields})
+    assert (run.args, run.env) == (("--seed", number), {"SEED": number})
+
+
+def test_a_field_takes_a_number_in_any_form_as_its_value() -> None:
+    run = read_run({**RUN, **parse_yaml("{nproc_per_node: 1_0, resources: {cpu: 1.50}, run_timeout: +60}")})
+    assert (run.nproc_per_node, run.resources.cpu, run.run_timeout) == (10, 1.5, 60)
 
 
 def test_an_argument_that_yaml_reads_as_a_truth_value_is_to_be_quoted() -> None:

@@ -97,7 +97,8 @@ class HistoryView {
   async #read(runs, signal) {
     if (!runs.length) return [];
     const dates = runs.map((run) => run.run_after).sort();
-    const entries = await documentsOf(this.dag, dates[0], dates.at(-1), signal);
+    const found = await documentsOf(this.dag, dates[0], dates.at(-1), signal);
+    const entries = found.map((entry) => ({ ...entry, operator_name: this.#ours.get(entry.task_id) }));
     const ended = new Set(runs.filter((run) => !ACTIVE_RUN_STATES.includes(run.state)).map((run) => run.dag_run_id));
     const reported = new Set(entries.filter((entry) => entry.key === REPORT).map(of));
     const needed = (entry) => entry.key === REPORT || !(ended.has(entry.run_id) && reported.has(of(entry)));

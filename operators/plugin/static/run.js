@@ -24,7 +24,7 @@ export function openRun(root, ids, go) {
 
 class RunView {
   #documents = new Documents();
-  #ours = null; // names of the tasks of manycpu, which do not change during a run
+  #ours = null; // the tasks of manycpu, which do not change during a run
   #shown = [];
   #active = false;
 
@@ -48,7 +48,7 @@ class RunView {
       this.#ours ?? ourTasks(this.dag, signal),
     ]);
     this.#ours = ours;
-    const marked = new Set([...ours, ...entries.map((entry) => entry.task_id)]);
+    const marked = new Set([...ours.keys(), ...entries.map((entry) => entry.task_id)]);
     const own = tasks.filter((task) => marked.has(task.task_id)).sort(byStart);
     const found = own.length ? trainings(own, await this.#documents.read(entries, signal)) : [];
     this.#shown = found.map((training) => ({ ...training, document: settled(training.document, state) }));

@@ -12,10 +12,11 @@ export const ACTIVE_TRAINING_STATES = ["running", "pending"]; // of a training
 const MAX_DOCUMENTS = 300; // of a DAG's history, of each kind
 const MAX_REQUESTS = 6; // at once: the limit of browsers for one host
 
-/** List the names of a DAG's tasks with an operator of manycpu. */
+/** Map the names of a DAG's tasks with an operator of manycpu to the names of their operators. */
 export async function ourTasks(dag, signal) {
   const { tasks } = await ask(`${path("dags", dag)}/tasks`, {}, signal);
-  return new Set(tasks.filter((task) => task.class_ref?.module_path?.startsWith("manycpu.")).map((task) => task.task_id));
+  const own = tasks.filter((task) => task.class_ref?.module_path?.startsWith("manycpu."));
+  return new Map(own.map((task) => [task.task_id, task.operator_name]));
 }
 
 /** List the XComs of manycpu in a DAG run: documents, and the links of tasks. */
@@ -63,7 +64,7 @@ export class Documents {
  * Group tasks and documents by training.
  *
  * @param tasks task instances of manycpu, as the REST API describes them.
- * @param documents entries of XComs with their `document`.
+ * @param documents entries of XComs with their `document`; without their tasks, with the `operator_name` of these.
  * @returns [{name, document, elsewhere, tasks}], by name; `elsewhere`: the document is in a custom XCom backend.
  */
 export function trainings(tasks, documents) {
