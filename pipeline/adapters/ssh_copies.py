@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from manycpu.pipeline.adapters import ssh
 from manycpu.pipeline.adapters.listing import below
 from manycpu.pipeline.adapters.storage import open_file
-from manycpu.pipeline.spec.errors import ExportError, StageError
+from manycpu.pipeline.spec.errors import ExportError, StageError, recordable
 from manycpu.pipeline.spec.placement import Host
 from manycpu.pipeline.spec.targets import BareMetal
 from manycpu.pipeline.spec.words import first_of
@@ -133,7 +133,10 @@ def deliver(
                 surplus = [name for name in present.keys() - expected.keys() if "__pycache__" not in name]
                 if surplus := [name for name in surplus if not name.endswith(".pyc")]:
                     _LOG.warning(
-                        "%s on host %s also has %s, which is none of it", folder, host.name, first_of(surplus)
+                        "%s on host %s also has %s, which is none of it",
+                        folder,
+                        host.name,
+                        recordable(first_of(surplus)),
                     )
                 return Delivered([], [])
             if identity and (users or in_use()):
@@ -177,16 +180,14 @@ def hosts_without(
     def differs(host: Host) -> bool:
         done = ssh.script(target, host, _LIST_IN_PLACE, {"PLACE": place, "ONLY": ""}, ssh.COPY_TIMEOUT)
         # An exit code: the host has no such file or folder, or cannot read it.
-        return bool(done.code) or _parse_listing(done.out) != expected
+        return bool(done.code) or _parse_listing(done.output) != expected
 
     return [host.name for host, lacks in zip(hosts, ssh.at_all(hosts, differs), strict=True) if lacks]
 
 
 def _expected_listing(files: Mapping[str, str]) -> Listing:
     """Return the listing that a host with these files must have, without empty folders."""
-    without_folders = {path: sha256 for path, sha256 in files.items() if not path.endswith("/")}
-    # The output of ssh is decoded like this: a name that is not UTF-8 is changed alike on both sides.
-    return {os.fsencode(path).decode(errors="replace"): sha256 for path, sha256 in without_folders.items()}
+    return {path: sha256 for path, sha256 in files.items() if not path.endswith("/")}
 
 
 def collect(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]:
@@ -209,7 +210,8 @@ def collect(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]
         # Links are followed: only broken ones are still listed as links.
         for path in [path for path, content in listing.items() if content.startswith("->")]:
             del listing[path]
-            _LOG.warning("%s in %s on host %s leads nowhere, and is left out", path, folder, host.name)
+            name = recordable(path)
+            _LOG.warning("%s in %s on host %s leads nowhere, and is left out", name, folder, host.name)
         if listing:
             listings[host] = listing
     local = _local_listing(folder)
@@ -277,12 +279,12 @@ def _local_listing(folder: Path) -> Listing:
 def _host_listing(target: BareMetal, host: Host, folder: Path, links: str = _AS_LINKS) -> Listing | None:
     """List a folder on a host, by ``_LIST``; None: there is none, or not all of it can be read."""
     done = ssh.script(target, host, _LIST, {"FOLDER": folder, "LINKS": links}, ssh.COPY_TIMEOUT)
-    return None if done.code else _parse_listing(done.out)
+    return None if done.code else _parse_listing(done.output)
 
 
-def _parse_listing(printed: str) -> Listing:
+def _parse_listing(printed: bytes) -> Listing:
     """Parse the output of ``_LIST``: ``SHA256  PATH`` for a file; ``->TARGET``, then the path, for a link."""
-    records, listing = iter(printed.split("\0")[:-1]), Listing()
+    records, listing = iter(os.fsdecode(printed).split("\0")[:-1]), Listing()
     for record in records:
         content, path = (record, next(records)) if record.startswith("->") else record.split("  ", 1)
         listing[path.removeprefix("./")] = content
