@@ -124,7 +124,8 @@ def _openmpi(run: TrainingRun, remote: BareMetal | None, placement: Placement, n
     binding = ["--bind-to", "none"]  # the node's CPU plan decides where threads run
     if remote is None:  # the ranks run on this machine
         return _Dialect([*binding, "--host", f"localhost:{run.processes}"], env)
-    agent = " ".join(_ssh_command(remote))  # the command by which Open MPI reaches a host
+    # The command by which Open MPI reaches a host: a colon separates it from the next one to try.
+    agent = " ".join(_ssh_command(remote, allows_colons=False))
     env |= {
         "OMPI_MCA_plm_rsh_agent": agent,
         "PRTE_MCA_plm_ssh_agent": agent,
@@ -184,16 +185,17 @@ def _hydra_hosts(run: TrainingRun, placement: Placement) -> str:
     return "".join(f"{host.name}:{run.processes}\n" for host in placement.hosts)
 
 
-def _ssh_command(target: BareMetal) -> tuple[str, str]:
+def _ssh_command(target: BareMetal, *, allows_colons: bool = True) -> tuple[str, str]:
     """Return the ssh program, and its options as one text, which every MPI splits at blanks.
 
     Raises:
-        BadInputError: A word has a blank in it.
+        BadInputError: A word has a blank in it, or a colon that is not allowed.
     """
     for word in target.ssh:
-        if len(word.split()) != 1:
+        has_blank = len(word.split()) != 1
+        if has_blank or (":" in word and not allows_colons):
             raise BadInputError(
-                f"mpirun cannot pass on {word!r}, which has a blank in it",
+                f"mpirun cannot pass on {word!r}, which has a {'blank' if has_blank else 'colon'} in it",
                 field="target.ssh",
                 fix="Put the option into ~/.ssh/config",
             )

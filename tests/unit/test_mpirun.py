@@ -118,6 +118,14 @@ def test_an_ssh_option_with_a_blank_is_refused() -> None:
         mpirun.objects(run(), target, place(MPIS["openmpi"], "node-a"))
 
 
+def test_openmpi_refuses_an_ssh_option_with_a_colon_at_which_it_would_cut_the_command() -> None:
+    target = BareMetal(hostfile="/work/hosts", ssh=("ssh", "-J", "gateway:2222"))
+    with pytest.raises(BadInputError, match=r"target\.ssh: .*'gateway:2222'"):
+        mpirun.objects(run(), target, place(MPIS["openmpi"], "node-a"))
+    for family in ("intel", "mpich"):
+        assert mpirun.objects(run(), target, place(MPIS[family], "node-a"))
+
+
 def test_without_an_mpi_there_is_no_mpirun() -> None:
     with pytest.raises(LaunchError, match=r"target\.mpi"):
         mpirun.objects(run(), TARGETS["local"], place(None))
