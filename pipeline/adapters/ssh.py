@@ -22,7 +22,7 @@ _CONNECT_TIMEOUT_S: Final = 10
 COMMAND_TIMEOUT_S: Final = 60.0
 """Seconds for a short command, with a slow login."""
 COPY_TIMEOUT: Final = 3600.0
-"""Seconds to copy a folder."""
+"""Seconds to copy a folder within a host, or without progress between machines."""
 _UNREACHED: Final = 255  # ssh's own exit code, for connection errors
 _PARALLEL_HOSTS: Final = 16
 BEGIN: Final = "\n::manycpu-begin::\n"

@@ -11,15 +11,16 @@ use is recorded and while a folder is moved into place, but not during a copy.
 import hashlib
 import logging
 import os
+import select
 import shlex
 import shutil
 import subprocess
 import tempfile
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import IO, Final, NamedTuple
 
 from manycpu.pipeline.adapters import ssh
 from manycpu.pipeline.adapters.listing import below
@@ -32,6 +33,7 @@ from manycpu.pipeline.spec.words import first_of
 _LOG: Final = logging.getLogger(__name__)
 _TRIES: Final = 5  # other runs may deliver the same folder first
 _END_TIMEOUT_S: Final = 60.0  # of a process whose output is read to the end
+_BLOCK_BYTES: Final = 1 << 20
 
 _LOCK: Final = """
 mkdir -p "${FOLDER%/*}" || exit
@@ -295,37 +297,56 @@ def _stream(source: list[str], sink: list[str], host: str, behind: bytes = b"") 
     """Pipe the output of the command ``source``, after the marker ``behind``, into the command ``sink``.
 
     Raises:
-        StageError: A command failed, or took longer than an hour.
+        StageError: A command failed, or nothing moved for an hour.
     """
     with (
         tempfile.TemporaryFile() as stderr,
         subprocess.Popen(source, bufsize=0, stdout=subprocess.PIPE, stderr=stderr) as sender,
+        subprocess.Popen(
+            sink, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=stderr
+        ) as receiver,
     ):
-        assert sender.stdout is not None  # noqa: S101 - for the type checker
-        # This limits the reads below; the sink has a timeout of its own.
-        timer = threading.Timer(ssh.COPY_TIMEOUT, sender.kill)
-        timer.start()
+        assert sender.stdout is not None and receiver.stdin is not None  # noqa: S101, PT018 - for the type checker
         try:
-            tail = b""  # byte by byte: the sink reads what follows the marker
-            while not tail.endswith(behind) and (byte := sender.stdout.read(1)):
-                tail = (tail + byte)[-len(behind) :]
-            done = subprocess.run(
-                sink, check=False, stdin=sender.stdout, capture_output=True, timeout=ssh.COPY_TIMEOUT
-            )
+            with sender.stdout, receiver.stdin, suppress(BrokenPipeError):  # the sink's exit code tells why
+                _pump(sender.stdout, receiver.stdin, behind)
+            codes = [receiver.wait(ssh.COPY_TIMEOUT), sender.wait(_END_TIMEOUT_S)]
         except subprocess.TimeoutExpired as error:
-            sender.kill()
             raise StageError(
-                f"copying to or from host {host} took longer than {ssh.COPY_TIMEOUT:g} s"
+                f"copying to or from host {host} made no progress for {error.timeout:g} s"
             ) from error
         finally:
-            timer.cancel()
-            sender.stdout.close()
-        try:
-            code = sender.wait(_END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
             sender.kill()
-            code = sender.wait()
+            receiver.kill()
         stderr.seek(0)
-        text = (stderr.read() + done.stderr).decode(errors="replace").strip()[-500:]
-    if code or done.returncode:
+        text = stderr.read().decode(errors="replace").strip()[-500:]
+    if any(codes):
         raise StageError(f"copying to or from host {host} failed: {text}")
+
+
+def _pump(source: IO[bytes], sink: IO[bytes], behind: bytes) -> None:
+    """Copy a pipe to another, from after the marker ``behind`` to the end.
+
+    Raises:
+        subprocess.TimeoutExpired: Nothing moved for ``ssh.COPY_TIMEOUT`` seconds.
+        BrokenPipeError: Nothing reads the sink any more.
+    """
+    os.set_blocking(sink.fileno(), False)
+    before, found = b"", not behind
+    while block := _when(source, select.POLLIN).read(_BLOCK_BYTES):
+        if not found:
+            before += block
+            _, marker, block = before.partition(behind)
+            found = bool(marker)
+        rest = memoryview(block)
+        while rest:
+            rest = rest[_when(sink, select.POLLOUT).write(rest) or 0 :]
+
+
+def _when(pipe: IO[bytes], event: int) -> IO[bytes]:
+    """Return a pipe when it can be read or written, or raise as :func:`_pump` does."""
+    poll = select.poll()
+    poll.register(pipe, event)
+    if not poll.poll(ssh.COPY_TIMEOUT * 1000):
+        raise subprocess.TimeoutExpired("the copy", ssh.COPY_TIMEOUT)
+    return pipe
