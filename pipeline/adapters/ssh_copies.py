@@ -19,7 +19,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, Final, NamedTuple
 
 from manycpu.pipeline.adapters import ssh
@@ -231,19 +231,21 @@ def collect(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]
 
 
 def _refuse_conflicts(listings: Mapping[str, Listing], folder: Path) -> None:
-    """Raise an ExportError if two machines have different content at one path."""
+    """Raise an ExportError if two machines have different content at one path, or a file and a folder."""
     first_seen: dict[str, tuple[str, str]] = {}
     for machine, listing in listings.items():
         for path, content in listing.items():
-            first, its_content = first_seen.setdefault(path, (machine, content))
-            if its_content != content:
-                raise ExportError(
-                    f"{first} and {machine} have different content in {folder}/{path}, and the files of "
-                    "all hosts come into one folder",
-                    field="run.output",
-                    fix="Have one rank alone write it, or put the rank into its name; or rename it on one "
-                    "host, and run again with the same run id",
-                )
+            folders = dict.fromkeys(map(str, PurePath(path).parents), "folder")
+            for place, its_content in {path: content, **folders}.items():
+                first, first_content = first_seen.setdefault(place, (machine, its_content))
+                if first_content != its_content:
+                    raise ExportError(
+                        f"{first} and {machine} have different content in {folder}/{place}, and the files of "
+                        "all hosts come into one folder",
+                        field="run.output",
+                        fix="Have one rank alone write it, or put the rank into its name; or rename it on "
+                        "one host, and run again with the same run id",
+                    )
 
 
 def _copy_missing(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from manycpu.pipeline.adapters import ssh, ssh_copies
+from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.placement import Host
 from manycpu.pipeline.spec.targets import BareMetal
 
@@ -99,3 +100,11 @@ def test_output_whose_name_is_not_utf8_keeps_it(
         Path(os.fsdecode(os.fsencode(on_host) + b"/" + name)).write_bytes(name)
     assert ssh_copies.collect(target, FOUR, tmp_path / folder) == copied
     assert {os.fsencode(path.name) for path in (tmp_path / folder).iterdir()} == {b"caf\xe9", b"caf\xe8"}
+
+
+def test_a_file_and_a_folder_of_one_name_are_a_conflict(target: BareMetal, tmp_path: Path) -> None:
+    for file in ("own/x/shard", "there/x"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).touch()
+    with pytest.raises(ExportError, match=r"^run\.output: this machine and host a .* in .*/own/x,"):
+        ssh_copies.collect(target, FOUR, tmp_path / "own")
