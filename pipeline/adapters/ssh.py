@@ -104,7 +104,8 @@ class RunFolder(NamedTuple):
 
 def command(target: BareMetal, host: Host, argv: Sequence[str]) -> list[str]:
     """Build the arguments that run a command on a host; the user's own ssh options win."""
-    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_TIMEOUT_S}"]
+    # A terminal, which ~/.ssh/config may ask for, would change the bytes of the output.
+    options = ["-o", "BatchMode=yes", "-o", "RequestTTY=no", "-o", f"ConnectTimeout={_CONNECT_TIMEOUT_S}"]
     return [*target.ssh, *options, host.name, shlex.join(argv)]
 
 
