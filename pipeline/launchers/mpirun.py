@@ -20,6 +20,8 @@ UNSUPPORTED = {
 }
 
 HOSTFILE: Final = "hostfile"
+_NO_ALLOCATION: Final = "^slurm,pbs,tm,lsf,gridengine"
+"""The readers of allocations that Open MPI leaves out."""
 
 
 class _Dialect(NamedTuple):
@@ -79,7 +81,8 @@ def _intel(run: TrainingRun, remote: BareMetal | None, placement: Placement, nam
     """Build options, variables and hostfile for Intel MPI's mpirun; arguments as in ``_DIALECTS``."""
     env = {"I_MPI_PIN": "off"}  # the node's CPU plan decides where threads run
     if remote is None:  # the ranks run on this machine
-        return _Dialect([], env | {"I_MPI_HYDRA_BOOTSTRAP": "fork"})
+        # The host is named, as a scheduler's allocation (such as Slurm's) would name others.
+        return _Dialect(["-hosts", "localhost"], env | {"I_MPI_HYDRA_BOOTSTRAP": "fork"})
     ssh_program, ssh_options = _ssh_command(remote)
     env |= {
         "I_MPI_HYDRA_BOOTSTRAP": "ssh",
@@ -123,6 +126,8 @@ def _openmpi(run: TrainingRun, remote: BareMetal | None, placement: Placement, n
     }
     binding = ["--bind-to", "none"]  # the node's CPU plan decides where threads run
     if remote is None:  # the ranks run on this machine
+        # A scheduler's allocation, such as Slurm's, may lack this machine, or have fewer slots.
+        env |= {"OMPI_MCA_ras": _NO_ALLOCATION, "PRTE_MCA_ras": _NO_ALLOCATION}
         return _Dialect([*binding, "--host", f"localhost:{run.processes}"], env)
     # The command by which Open MPI reaches a host: a colon separates it from the next one to try.
     agent = " ".join(_ssh_command(remote, allows_colons=False))
