@@ -41,7 +41,7 @@ def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -
     ``env`` is the environment of mpirun; ``files`` maps a name in the attempt's folder to its content.
 
     Raises:
-        BadInputError: A range of nodes, or an ssh command with a word that mpirun would split.
+        BadInputError: A range of nodes; or a word that mpirun would split, or read as a separator.
         LaunchError: No MPI was found.
     """
     mpi = placement.mpi
@@ -52,6 +52,12 @@ def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -
             f"mpirun starts a fixed number of nodes, not {run.nnodes}",
             field="run.nnodes",
             fix="Give one number",
+        )
+    if ":" in run.args:
+        raise BadInputError(
+            "mpirun takes ':' as the end of the program's arguments",
+            field="run.args",
+            fix="Join it to another word, as in --separator=:",
         )
     rendezvous = {"MASTER_ADDR": placement.master_addr, "MASTER_PORT": str(placement.master_port)}
     # None: mpirun starts the ranks on this machine, by fork; else on hosts, by ssh.
@@ -172,7 +178,13 @@ the names of the variables that mpirun passes on to the ranks.
 
 
 def _hydra_options(run: TrainingRun, placement: Placement, names: list[str]) -> list[str]:
-    """Build the options that Intel MPI and MPICH share: both start ranks by Hydra."""
+    """Build the options that Intel MPI and MPICH share: both start ranks by Hydra.
+
+    Raises:
+        BadInputError: The name of a variable has a comma in it.
+    """
+    if split := next((name for name in names if "," in name), None):
+        raise BadInputError(f"mpirun splits the name {split!r} at its comma", field="run.env")
     return [
         "-f",
         f"{placement.attempt_directory}/{HOSTFILE}",

@@ -112,6 +112,20 @@ def test_a_range_of_nodes_is_refused() -> None:
         mpirun.objects(run(nnodes="1:2"), TARGETS["hosts"], place(MPIS["intel"], "node-a", "node-b"))
 
 
+@pytest.mark.parametrize(
+    ("family", "fields", "message"),
+    [
+        ("openmpi", {"args": ["a", ":"]}, r"run\.args: mpirun takes ':'"),
+        ("mpich", {"env": {"A,B": "x"}}, r"run\.env: .*'A,B'"),
+    ],
+)
+def test_what_mpirun_reads_as_a_separator_is_refused(
+    family: str, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadInputError, match=message):
+        manifest(family, "hosts", **fields)
+
+
 def test_an_ssh_option_with_a_blank_is_refused() -> None:
     target = BareMetal(hostfile="/work/hosts", ssh=("ssh", "-i", "/my keys/id"))
     with pytest.raises(BadInputError, match=r"target\.ssh: .*'/my keys/id'"):
