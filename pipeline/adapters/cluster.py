@@ -46,6 +46,8 @@ _WARN_ATTEMPT: Final = 5  # after this failed try, a few seconds on, the log say
 _UNAUTHORIZED: Final = 401
 _POLL_INTERVAL_S: Final = 0.25
 _TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
+# The words of API servers if another creation changes a quota's use at the same moment.
+_QUOTA_CONFLICT: Final = "cannot be fulfilled on resourcequotas"
 _PATCH: Final = "application/merge-patch+json"
 
 
@@ -228,8 +230,9 @@ class Cluster:
         def is_transient(error: BaseException) -> bool:
             if not isinstance(error, client.ApiException):  # no answer with an HTTP status
                 return isinstance(error, urllib3.exceptions.HTTPError)
-            in_grace = time.monotonic() - began < _UNAUTHORIZED_GRACE_S
-            return error.status in _TRANSIENT or (error.status == _UNAUTHORIZED and in_grace)
+            if error.status == _UNAUTHORIZED:
+                return time.monotonic() - began < _UNAUTHORIZED_GRACE_S
+            return error.status in _TRANSIENT or (method == "POST" and _QUOTA_CONFLICT in str(error.body))
 
         retrying = Retrying(
             retry=retry_if_exception(is_transient),

@@ -21,7 +21,12 @@ class Completed(NamedTuple):
     """A command that ended: its exit code (negative: the signal) and its output, mostly on both streams."""
 
     code: int
-    out: str
+    output: bytes
+
+    @property
+    def out(self) -> str:
+        """The output as text; bytes that are not UTF-8 are replaced."""
+        return self.output.decode(errors="replace")
 
 
 def run(
@@ -61,7 +66,7 @@ def run(
         output = bytes(error.stdout or b"").decode(errors="replace").strip()[-2000:]
         said = "" if secret else f"; it said: {output}"
         raise LaunchError(f"{' '.join(argv)!r} did not end within {timeout:g} s{said}") from error
-    return Completed(done.returncode, done.stdout.decode(errors="replace"))
+    return Completed(done.returncode, done.stdout)
 
 
 def follow(

@@ -20,10 +20,13 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.spec.words import public
 
 _HOSTFILE_FIELD = "target.hostfile"
-_HOSTFILE_SHAPE = "Write a host on each line: `name`, `name:processes` or `name slots=processes`"
+_HOSTFILE_SHAPE = (
+    "Write a host on each line: `name`, `name:processes` or `name slots=processes`; "
+    "a host with an IPv6 address alone needs a name"  # no MPI reads the address in its hostfile
+)
 # A name must not begin with a dash, which ssh would read as an option.
 _HOSTFILE_LINE = re.compile(
-    r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.%a-z]+\])"
+    r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*)"
     r"(?::(?P<count>\S*)|(?P<words>(?:\s+\S+=\S*)*))"
 )
 _TIMEOUT_S: Final = 60.0
@@ -54,7 +57,7 @@ print("\\n::probe::" + json.dumps(facts))
 
 
 def parse_hostfile(text: str) -> tuple[Host, ...]:
-    r"""Parse a hostfile of any of the three MPIs; IPv6 addresses are in brackets.
+    r"""Parse a hostfile of any of the three MPIs.
 
     >>> parse_hostfile("node-a\nnode-b:2  # big\n")
     (Host(name='node-a', slots=None), Host(name='node-b', slots=2))
@@ -92,7 +95,7 @@ def _parse_host(words: str, number: int) -> Host:
     count = match["count"] if match["count"] is not None else settings.get("slots")
     if count is not None and not re.fullmatch(r"[1-9][0-9]{0,5}", count):
         raise bad(f"gives the host {match['name']!r} {count!r} processes")
-    return Host(match["name"].strip("[]"), int(count) if count else None)
+    return Host(match["name"], int(count) if count else None)
 
 
 class _Inspected(NamedTuple):

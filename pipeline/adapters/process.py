@@ -75,7 +75,8 @@ def start(manifest: Mapping[str, Any], directory: Path, job: Job, lock: int) -> 
         # The starter forks the supervisor, and ends as soon as the supervisor has written its handle.
         with (directory / LOG).open("ab") as log:
             starter = subprocess.run(
-                [sys.executable, "-m", "manycpu.pipeline.adapters.supervisor", str(directory)],
+                # -P: the folder of the command may have modules with the names of Python's own.
+                [sys.executable, "-P", "-m", "manycpu.pipeline.adapters.supervisor", str(directory)],
                 check=False,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

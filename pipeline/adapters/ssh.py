@@ -5,6 +5,7 @@ All calls have a timeout. ``at_all`` runs a function for every host at once.
 A host may print a banner, and its login shell more: the output of a script is read from after a marker line.
 """
 
+import os
 import shlex
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ _CONNECT_TIMEOUT_S: Final = 10
 COMMAND_TIMEOUT_S: Final = 60.0
 """Seconds for a short command, with a slow login."""
 COPY_TIMEOUT: Final = 3600.0
-"""Seconds to copy a folder."""
+"""Seconds to copy a folder within a host, or without progress between machines."""
 _UNREACHED: Final = 255  # ssh's own exit code, for connection errors
 _PARALLEL_HOSTS: Final = 16
 BEGIN: Final = "\n::manycpu-begin::\n"
@@ -103,7 +104,8 @@ class RunFolder(NamedTuple):
 
 def command(target: BareMetal, host: Host, argv: Sequence[str]) -> list[str]:
     """Build the arguments that run a command on a host; the user's own ssh options win."""
-    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_TIMEOUT_S}"]
+    # A terminal, which ~/.ssh/config may ask for, would change the bytes of the output.
+    options = ["-o", "BatchMode=yes", "-o", "RequestTTY=no", "-o", f"ConnectTimeout={_CONNECT_TIMEOUT_S}"]
     return [*target.ssh, *options, host.name, shlex.join(argv)]
 
 
@@ -151,12 +153,12 @@ def script(
     assignments = "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in variables.items())
     marked = f"{assignments}printf {shlex.quote(BEGIN)}\n(\n{text}\n) && printf {shlex.quote(_END)}"
     done = run(target, host, ["sh", "-c", marked], timeout=timeout)
-    _, begin, rest = done.out.partition(BEGIN)
-    printed, end, _ = rest.rpartition(_END)
+    _, begin, rest = done.output.partition(BEGIN.encode())
+    printed, end, _ = rest.rpartition(_END.encode())
     if begin and end and not done.code:
         return commands.Completed(0, printed)
     # Without the end marker the script has failed, whatever ssh returned.
-    return commands.Completed(done.code or 1, rest or done.out)
+    return commands.Completed(done.code or 1, rest or done.output)
 
 
 def script_or_raise(
@@ -289,7 +291,7 @@ def holding_files(
             listed = script(target, host, text, {"FOLDER": folder})
         except LaunchError:
             return None
-        return None if listed.code else listed.out.split("\0")[:-1]
+        return None if listed.code else os.fsdecode(listed.output).split("\0")[:-1]
 
     listed = zip(hosts, at_all(hosts, files), strict=True)
     return {host: paths for host, paths in listed if paths != []}

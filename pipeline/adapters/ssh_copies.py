@@ -11,20 +11,21 @@ use is recorded and while a folder is moved into place, but not during a copy.
 import hashlib
 import logging
 import os
+import select
 import shlex
 import shutil
 import subprocess
 import tempfile
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Final, NamedTuple
+from contextlib import suppress
+from pathlib import Path, PurePath
+from typing import IO, Final, NamedTuple
 
 from manycpu.pipeline.adapters import ssh
 from manycpu.pipeline.adapters.listing import below
 from manycpu.pipeline.adapters.storage import open_file
-from manycpu.pipeline.spec.errors import ExportError, StageError
+from manycpu.pipeline.spec.errors import ExportError, StageError, recordable
 from manycpu.pipeline.spec.placement import Host
 from manycpu.pipeline.spec.targets import BareMetal
 from manycpu.pipeline.spec.words import first_of
@@ -32,6 +33,7 @@ from manycpu.pipeline.spec.words import first_of
 _LOG: Final = logging.getLogger(__name__)
 _TRIES: Final = 5  # other runs may deliver the same folder first
 _END_TIMEOUT_S: Final = 60.0  # of a process whose output is read to the end
+_BLOCK_BYTES: Final = 1 << 20
 
 _LOCK: Final = """
 mkdir -p "${FOLDER%/*}" || exit
@@ -133,7 +135,10 @@ def deliver(
                 surplus = [name for name in present.keys() - expected.keys() if "__pycache__" not in name]
                 if surplus := [name for name in surplus if not name.endswith(".pyc")]:
                     _LOG.warning(
-                        "%s on host %s also has %s, which is none of it", folder, host.name, first_of(surplus)
+                        "%s on host %s also has %s, which is none of it",
+                        folder,
+                        host.name,
+                        recordable(first_of(surplus)),
                     )
                 return Delivered([], [])
             if identity and (users or in_use()):
@@ -177,16 +182,14 @@ def hosts_without(
     def differs(host: Host) -> bool:
         done = ssh.script(target, host, _LIST_IN_PLACE, {"PLACE": place, "ONLY": ""}, ssh.COPY_TIMEOUT)
         # An exit code: the host has no such file or folder, or cannot read it.
-        return bool(done.code) or _parse_listing(done.out) != expected
+        return bool(done.code) or _parse_listing(done.output) != expected
 
     return [host.name for host, lacks in zip(hosts, ssh.at_all(hosts, differs), strict=True) if lacks]
 
 
 def _expected_listing(files: Mapping[str, str]) -> Listing:
     """Return the listing that a host with these files must have, without empty folders."""
-    without_folders = {path: sha256 for path, sha256 in files.items() if not path.endswith("/")}
-    # The output of ssh is decoded like this: a name that is not UTF-8 is changed alike on both sides.
-    return {os.fsencode(path).decode(errors="replace"): sha256 for path, sha256 in without_folders.items()}
+    return {path: sha256 for path, sha256 in files.items() if not path.endswith("/")}
 
 
 def collect(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]:
@@ -209,7 +212,8 @@ def collect(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]
         # Links are followed: only broken ones are still listed as links.
         for path in [path for path, content in listing.items() if content.startswith("->")]:
             del listing[path]
-            _LOG.warning("%s in %s on host %s leads nowhere, and is left out", path, folder, host.name)
+            name = recordable(path)
+            _LOG.warning("%s in %s on host %s leads nowhere, and is left out", name, folder, host.name)
         if listing:
             listings[host] = listing
     local = _local_listing(folder)
@@ -227,19 +231,21 @@ def collect(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]
 
 
 def _refuse_conflicts(listings: Mapping[str, Listing], folder: Path) -> None:
-    """Raise an ExportError if two machines have different content at one path."""
+    """Raise an ExportError if two machines have different content at one path, or a file and a folder."""
     first_seen: dict[str, tuple[str, str]] = {}
     for machine, listing in listings.items():
         for path, content in listing.items():
-            first, its_content = first_seen.setdefault(path, (machine, content))
-            if its_content != content:
-                raise ExportError(
-                    f"{first} and {machine} have different content in {folder}/{path}, and the files of "
-                    "all hosts come into one folder",
-                    field="run.output",
-                    fix="Have one rank alone write it, or put the rank into its name; or rename it on one "
-                    "host, and run again with the same run id",
-                )
+            folders = dict.fromkeys(map(str, PurePath(path).parents), "folder")
+            for place, its_content in {path: content, **folders}.items():
+                first, first_content = first_seen.setdefault(place, (machine, its_content))
+                if first_content != its_content:
+                    raise ExportError(
+                        f"{first} and {machine} have different content in {folder}/{place}, and the files of "
+                        "all hosts come into one folder",
+                        field="run.output",
+                        fix="Have one rank alone write it, or put the rank into its name; or rename it on "
+                        "one host, and run again with the same run id",
+                    )
 
 
 def _copy_missing(
@@ -277,12 +283,12 @@ def _local_listing(folder: Path) -> Listing:
 def _host_listing(target: BareMetal, host: Host, folder: Path, links: str = _AS_LINKS) -> Listing | None:
     """List a folder on a host, by ``_LIST``; None: there is none, or not all of it can be read."""
     done = ssh.script(target, host, _LIST, {"FOLDER": folder, "LINKS": links}, ssh.COPY_TIMEOUT)
-    return None if done.code else _parse_listing(done.out)
+    return None if done.code else _parse_listing(done.output)
 
 
-def _parse_listing(printed: str) -> Listing:
+def _parse_listing(printed: bytes) -> Listing:
     """Parse the output of ``_LIST``: ``SHA256  PATH`` for a file; ``->TARGET``, then the path, for a link."""
-    records, listing = iter(printed.split("\0")[:-1]), Listing()
+    records, listing = iter(os.fsdecode(printed).split("\0")[:-1]), Listing()
     for record in records:
         content, path = (record, next(records)) if record.startswith("->") else record.split("  ", 1)
         listing[path.removeprefix("./")] = content
@@ -293,37 +299,56 @@ def _stream(source: list[str], sink: list[str], host: str, behind: bytes = b"") 
     """Pipe the output of the command ``source``, after the marker ``behind``, into the command ``sink``.
 
     Raises:
-        StageError: A command failed, or took longer than an hour.
+        StageError: A command failed, or nothing moved for an hour.
     """
     with (
         tempfile.TemporaryFile() as stderr,
         subprocess.Popen(source, bufsize=0, stdout=subprocess.PIPE, stderr=stderr) as sender,
+        subprocess.Popen(
+            sink, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=stderr
+        ) as receiver,
     ):
-        assert sender.stdout is not None  # noqa: S101 - for the type checker
-        # This limits the reads below; the sink has a timeout of its own.
-        timer = threading.Timer(ssh.COPY_TIMEOUT, sender.kill)
-        timer.start()
+        assert sender.stdout is not None and receiver.stdin is not None  # noqa: S101, PT018 - for the type checker
         try:
-            tail = b""  # byte by byte: the sink reads what follows the marker
-            while not tail.endswith(behind) and (byte := sender.stdout.read(1)):
-                tail = (tail + byte)[-len(behind) :]
-            done = subprocess.run(
-                sink, check=False, stdin=sender.stdout, capture_output=True, timeout=ssh.COPY_TIMEOUT
-            )
+            with sender.stdout, receiver.stdin, suppress(BrokenPipeError):  # the sink's exit code tells why
+                _pump(sender.stdout, receiver.stdin, behind)
+            codes = [receiver.wait(ssh.COPY_TIMEOUT), sender.wait(_END_TIMEOUT_S)]
         except subprocess.TimeoutExpired as error:
-            sender.kill()
             raise StageError(
-                f"copying to or from host {host} took longer than {ssh.COPY_TIMEOUT:g} s"
+                f"copying to or from host {host} made no progress for {error.timeout:g} s"
             ) from error
         finally:
-            timer.cancel()
-            sender.stdout.close()
-        try:
-            code = sender.wait(_END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
             sender.kill()
-            code = sender.wait()
+            receiver.kill()
         stderr.seek(0)
-        text = (stderr.read() + done.stderr).decode(errors="replace").strip()[-500:]
-    if code or done.returncode:
+        text = stderr.read().decode(errors="replace").strip()[-500:]
+    if any(codes):
         raise StageError(f"copying to or from host {host} failed: {text}")
+
+
+def _pump(source: IO[bytes], sink: IO[bytes], behind: bytes) -> None:
+    """Copy a pipe to another, from after the marker ``behind`` to the end.
+
+    Raises:
+        subprocess.TimeoutExpired: Nothing moved for ``ssh.COPY_TIMEOUT`` seconds.
+        BrokenPipeError: Nothing reads the sink any more.
+    """
+    os.set_blocking(sink.fileno(), False)
+    before, found = b"", not behind
+    while block := _when(source, select.POLLIN).read(_BLOCK_BYTES):
+        if not found:
+            before += block
+            _, marker, block = before.partition(behind)
+            found = bool(marker)
+        rest = memoryview(block)
+        while rest:
+            rest = rest[_when(sink, select.POLLOUT).write(rest) or 0 :]
+
+
+def _when(pipe: IO[bytes], event: int) -> IO[bytes]:
+    """Return a pipe when it can be read or written, or raise as :func:`_pump` does."""
+    poll = select.poll()
+    poll.register(pipe, event)
+    if not poll.poll(ssh.COPY_TIMEOUT * 1000):
+        raise subprocess.TimeoutExpired("the copy", ssh.COPY_TIMEOUT)
+    return pipe

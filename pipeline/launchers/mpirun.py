@@ -20,6 +20,8 @@ UNSUPPORTED = {
 }
 
 HOSTFILE: Final = "hostfile"
+_NO_ALLOCATION: Final = "^slurm,pbs,tm,lsf,gridengine"
+"""The readers of allocations that Open MPI leaves out."""
 
 
 class _Dialect(NamedTuple):
@@ -39,7 +41,7 @@ def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -
     ``env`` is the environment of mpirun; ``files`` maps a name in the attempt's folder to its content.
 
     Raises:
-        BadInputError: A range of nodes, or an ssh command with a word that mpirun would split.
+        BadInputError: A range of nodes; or a word that mpirun would split, or read as a separator.
         LaunchError: No MPI was found.
     """
     mpi = placement.mpi
@@ -50,6 +52,12 @@ def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -
             f"mpirun starts a fixed number of nodes, not {run.nnodes}",
             field="run.nnodes",
             fix="Give one number",
+        )
+    if ":" in run.args:
+        raise BadInputError(
+            "mpirun takes ':' as the end of the program's arguments",
+            field="run.args",
+            fix="Join it to another word, as in --separator=:",
         )
     rendezvous = {"MASTER_ADDR": placement.master_addr, "MASTER_PORT": str(placement.master_port)}
     # None: mpirun starts the ranks on this machine, by fork; else on hosts, by ssh.
@@ -79,7 +87,8 @@ def _intel(run: TrainingRun, remote: BareMetal | None, placement: Placement, nam
     """Build options, variables and hostfile for Intel MPI's mpirun; arguments as in ``_DIALECTS``."""
     env = {"I_MPI_PIN": "off"}  # the node's CPU plan decides where threads run
     if remote is None:  # the ranks run on this machine
-        return _Dialect([], env | {"I_MPI_HYDRA_BOOTSTRAP": "fork"})
+        # The host is named, as a scheduler's allocation (such as Slurm's) would name others.
+        return _Dialect(["-hosts", "localhost"], env | {"I_MPI_HYDRA_BOOTSTRAP": "fork"})
     ssh_program, ssh_options = _ssh_command(remote)
     env |= {
         "I_MPI_HYDRA_BOOTSTRAP": "ssh",
@@ -123,8 +132,11 @@ def _openmpi(run: TrainingRun, remote: BareMetal | None, placement: Placement, n
     }
     binding = ["--bind-to", "none"]  # the node's CPU plan decides where threads run
     if remote is None:  # the ranks run on this machine
+        # A scheduler's allocation, such as Slurm's, may lack this machine, or have fewer slots.
+        env |= {"OMPI_MCA_ras": _NO_ALLOCATION, "PRTE_MCA_ras": _NO_ALLOCATION}
         return _Dialect([*binding, "--host", f"localhost:{run.processes}"], env)
-    agent = " ".join(_ssh_command(remote))  # the command by which Open MPI reaches a host
+    # The command by which Open MPI reaches a host: a colon separates it from the next one to try.
+    agent = " ".join(_ssh_command(remote, allows_colons=False))
     env |= {
         "OMPI_MCA_plm_rsh_agent": agent,
         "PRTE_MCA_plm_ssh_agent": agent,
@@ -166,7 +178,13 @@ the names of the variables that mpirun passes on to the ranks.
 
 
 def _hydra_options(run: TrainingRun, placement: Placement, names: list[str]) -> list[str]:
-    """Build the options that Intel MPI and MPICH share: both start ranks by Hydra."""
+    """Build the options that Intel MPI and MPICH share: both start ranks by Hydra.
+
+    Raises:
+        BadInputError: The name of a variable has a comma in it.
+    """
+    if split := next((name for name in names if "," in name), None):
+        raise BadInputError(f"mpirun splits the name {split!r} at its comma", field="run.env")
     return [
         "-f",
         f"{placement.attempt_directory}/{HOSTFILE}",
@@ -184,16 +202,17 @@ def _hydra_hosts(run: TrainingRun, placement: Placement) -> str:
     return "".join(f"{host.name}:{run.processes}\n" for host in placement.hosts)
 
 
-def _ssh_command(target: BareMetal) -> tuple[str, str]:
+def _ssh_command(target: BareMetal, *, allows_colons: bool = True) -> tuple[str, str]:
     """Return the ssh program, and its options as one text, which every MPI splits at blanks.
 
     Raises:
-        BadInputError: A word has a blank in it.
+        BadInputError: A word has a blank in it, or a colon that is not allowed.
     """
     for word in target.ssh:
-        if len(word.split()) != 1:
+        has_blank = len(word.split()) != 1
+        if has_blank or (":" in word and not allows_colons):
             raise BadInputError(
-                f"mpirun cannot pass on {word!r}, which has a blank in it",
+                f"mpirun cannot pass on {word!r}, which has a {'blank' if has_blank else 'colon'} in it",
                 field="target.ssh",
                 fix="Put the option into ~/.ssh/config",
             )

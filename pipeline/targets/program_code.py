@@ -289,7 +289,7 @@ def _is_link_to_skip(path: Path, root: Path, excluded: set[Path]) -> bool:
 def _git_rules(folder: Path) -> Ignored:
     """Read the rules in the .gitignore of a folder; empty: it has none."""
     file = folder / _GITIGNORE
-    return ((folder, GitIgnoreSpec.from_lines(_lines(file))),) if file.is_file() else ()
+    return ((folder, GitIgnoreSpec.from_lines(_usable(_lines(file)))),) if file.is_file() else ()
 
 
 def docker_patterns(file: Path) -> "PathSpec[Any]":  # in quotes: not generic before pathspec 1.1
@@ -301,10 +301,10 @@ def docker_patterns(file: Path) -> "PathSpec[Any]":  # in quotes: not generic be
     for line in _lines(file) if file.is_file() else ():
         text = line.strip()
         negation = "!" if text.startswith("!") else ""
-        pattern = os.path.normpath(text.lstrip("!/"))
-        if text and not pattern.startswith("#"):  # neither an empty line nor a comment
+        pattern = os.path.normpath(text.removeprefix("!").lstrip(" /"))
+        if text and not line.startswith("#"):  # neither an empty line nor a comment
             patterns.append(f"{negation}/{pattern}")  # a slash, as they begin at the root
-    return PathSpec.from_lines("gitignore", patterns)
+    return PathSpec.from_lines("gitignore", _usable(patterns))
 
 
 def docker_ignores(docker: "PathSpec[Any]", path: str) -> bool:
@@ -316,7 +316,15 @@ def docker_ignores(docker: "PathSpec[Any]", path: str) -> bool:
 
 
 def _lines(file: Path) -> list[str]:
-    return file.read_text(errors="replace").splitlines()
+    return file.read_text("utf-8-sig", errors="replace").splitlines()  # editors may write a BOM
+
+
+def _usable(patterns: Iterable[str]) -> Iterator[str]:
+    """Yield the lines that are patterns: as git does, skip others, such as a backslash at the end."""
+    for pattern in patterns:
+        with suppress(ValueError):
+            GitIgnoreSpec.from_lines([pattern])
+            yield pattern
 
 
 def _is_output(folder: Path) -> bool:

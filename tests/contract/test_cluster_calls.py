@@ -27,12 +27,14 @@ class Server:
         self.answers: list[tuple[int, str]] = []
         self.tokens: list[str | None] = []
         """Of the calls that came."""
+        self.calls: list[str] = []
         self.url = ""
 
     def handler(server) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - self is the handler below
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 server.tokens.append(self.headers["Authorization"])
+                server.calls.append(self.command)
                 self.rfile.read(int(self.headers["Content-Length"] or 0))
                 status, message = server.answers.pop(0) if server.answers else (200, "")
                 if status == CLOSED:
@@ -107,6 +109,13 @@ def test_what_goes_while_it_is_created_anew_is_created(scripted: Server, opened:
     scripted.answers = [(409, "object is being deleted: pods x already exists"), (404, "there is no x")]
     assert opened.create({"kind": "Pod", "metadata": {"name": "x"}}) == {"message": ""}
     assert len(scripted.tokens) == 3
+
+
+def test_a_quota_that_others_use_at_the_same_moment_is_waited_for(scripted: Server, opened: Cluster) -> None:
+    said = 'Operation cannot be fulfilled on resourcequotas "team": the object has been modified'
+    scripted.answers = [(409, said)] * 2
+    assert opened.create({"kind": "Pod", "metadata": {"name": "x"}}) == {"message": ""}
+    assert scripted.calls == ["POST"] * 3
 
 
 def test_a_token_that_is_refused_is_read_anew(scripted: Server, opened: Cluster) -> None:

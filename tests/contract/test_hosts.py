@@ -269,6 +269,13 @@ def test_a_host_of_two_names(hosts: made_hosts.Hosts, tmp_path: Path) -> None:
     assert "alias-1 and alias-2 are names of one host" in finding.message
 
 
+def test_a_terminal_that_the_config_of_ssh_forces_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text("RequestTTY force\n")
+    shows_settings = ("ssh", "-G", "-F", str(tmp_path / "config"))
+    done = ssh.run(BareMetal(hostfile="hosts", ssh=shows_settings), Host("node-a"), ["true"])
+    assert "requesttty false\n" in done.out
+
+
 def delivery_of(folder: Path, run: str) -> ssh_copies.Delivery:
     """Describe a folder of this machine as what a run needs on the hosts."""
     scanned = transfer.scan(Location.of(str(folder), "run.data"))

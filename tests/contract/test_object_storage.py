@@ -600,6 +600,16 @@ def test_an_object_that_begins_like_a_file_of_the_model_is_left_alone(
     assert objects(plain, f"{name}/out") == {"empty": b"", "model": b"o"}
 
 
+def test_an_empty_log_of_the_program_stays_and_the_page_comes_beside_it(
+    plain: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = bucket(plain, {"out/run.log": b""})
+    use(plain, monkeypatch)
+    for file in ("run.log", "report.html"):
+        transfer.write_beside(there(f"s3://{name}/out"), "key", file, "text")
+    assert objects(plain, f"{name}/out") == {"run.log": b"", "report.html": b"text"}
+
+
 def test_a_manifest_is_never_beside_a_part_of_its_files(proxy: Proxy, tmp_path: Path) -> None:
     name = bucket(proxy.server)
     url = f"s3://{name}/out"

@@ -188,6 +188,18 @@ def test_torchrun_restarts_ranks_that_had_met(write: Callable[[str], Path]) -> N
 
 
 @pytest.mark.parametrize("family", MPIRUNS)
+def test_in_an_allocation_of_slurm_the_ranks_of_this_machine_stay_here(
+    family: str, write: Callable[[str], Path]
+) -> None:
+    manifest = manifest_of(family, write("print('trained')"), env=LIGHT)
+    allocation = {"JOB_ID": "1", "JOBID": "1", "NNODES": "1", "TASKS_PER_NODE": "1"}
+    allocation |= {"NODELIST": "node7", "JOB_NODELIST": "node7", "JOB_NUM_NODES": "1"}
+    env = {f"SLURM_{name}": value for name, value in allocation.items()} | manifest["env"]
+    ended = execute(manifest["argv"], env, Path(manifest["cwd"]))
+    assert [event["host"] for event in ended.events("proof")] == [socket.gethostname()] * 2, ended.out
+
+
+@pytest.mark.parametrize("family", MPIRUNS)
 def test_two_mpis_that_do_not_match(family: str, write: Callable[[str], Path]) -> None:
     """Ranks that cannot read their launcher's variables are each a world of one: twice no success."""
     manifest = manifest_of(family, write("print('trained')"), env=LIGHT)

@@ -64,6 +64,14 @@ def test_the_exit_code_is_recorded(start: Callable[..., ProcessHandle], text: st
     assert (record["code"], record["reason"]) == (code, "")
 
 
+def test_the_folder_of_the_command_is_not_imported_from(
+    start: Callable[..., ProcessHandle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token.py").write_text("raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)
+    assert ended(start(["true"]))["code"] == 0
+
+
 def test_death_by_a_signal_is_recorded_as_such(start: Callable[..., ProcessHandle]) -> None:
     record = ended(start([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]))
     assert record["code"] == -9

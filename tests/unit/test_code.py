@@ -189,7 +189,7 @@ def test_other_run_files_are_no_code_and_settings_of_the_program_are(folder: Pat
 def test_gitignore_is_heeded_as_git_does(folder: Path) -> None:
     put(folder, "a.bin", "keep.bin", "logs/x", "sub/b.bin", "sub/c.log", "sub/logs/y", "other/d.log", "e.tmp")
     put(folder, ".gitignore", text="# large\n*.bin\n!keep.bin\n/logs/\n")
-    put(folder, "sub/.gitignore", text="*.log\n!b.bin\n")
+    put(folder, "sub/.gitignore", text="\ufeff*.log\n!b.bin\n!\nsub\\\n")
     put(folder.parent, ".gitignore", text="*.tmp\n")
     assert "e.tmp" in code(folder)  # another folder's, as long as there is no repository above
     subprocess.run(["git", "init", "-q", str(folder.parent)], check=True)
@@ -203,7 +203,7 @@ def test_dockerignore_is_heeded_as_docker_does(folder: Path) -> None:
     put(folder, "a.log", "sub/b.log", "data/c", "data/keep.py", "deep/er/x.bin")
     put(folder, ".dockerignore", text="# not for images\n*.log\ndata/\n!data/keep.py\n**/*.bin\n")
     assert code(folder) == {"train.py", "sub/b.log", "data/keep.py"}
-    put(folder, ".dockerignore", text="*\n!train.py\n!sub\n")
+    put(folder, ".dockerignore", text="\ufeff*\n! train.py\n!sub\n #x\nsub\\\n")
     assert code(folder) == {"train.py", "sub/b.log"}
 
 

@@ -3,11 +3,12 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from support.killable_programs import Program
 
-from manycpu.pipeline.adapters import commands, ssh_copies, supervisor
+from manycpu.pipeline.adapters import commands, ssh, ssh_copies, supervisor
 from manycpu.pipeline.node import log_forwarder
 from manycpu.pipeline.spec.errors import LaunchError, StageError
 
@@ -30,6 +31,26 @@ def test_what_a_command_leaves_behind_is_not_waited_for() -> None:
 def test_who_sends_a_folder_ends_with_who_takes_it() -> None:
     with pytest.raises(StageError, match="copying to or from host a failed"):
         ssh_copies._stream(["sh", "-c", "while echo x; do :; done"], ["false"], "a")  # noqa: SLF001 - needs no host
+
+
+def test_a_copy_may_take_long_if_it_is_never_silent_for_as_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh, "COPY_TIMEOUT", 4.0)
+    speaks = "printf 'login:begin:'; for word in 1 2 3 4 5 6 7 8 9; do printf $word; sleep .5; done"
+    ssh_copies._stream(["sh", "-c", speaks], ["tee", f"{tmp_path}/copy"], "a", b":begin:")  # noqa: SLF001 - needs no host
+    assert (tmp_path / "copy").read_text() == "123456789"
+
+
+@pytest.mark.parametrize(
+    ("source", "sink"), [(["sleep", "60"], ["cat"]), (["cat", "/dev/zero"], ["sleep", "60"])]
+)
+def test_a_copy_in_which_nothing_moves_is_ended(
+    source: list[str], sink: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh, "COPY_TIMEOUT", 0.3)
+    with pytest.raises(StageError, match=r"copying to or from host a made no progress for 0\.3 s"):
+        ssh_copies._stream(source, sink, "a")  # noqa: SLF001 - needs no host
 
 
 def test_what_does_not_go_when_it_is_killed_is_not_waited_for_for_ever(

@@ -8,13 +8,12 @@ from manycpu.pipeline.spec.placement import Host
 
 
 def test_every_form() -> None:
-    text = "# cluster\nnode-a\n\nnode-b:2  # two\nnode-c slots=4 max_slots=8\n10.0.0.7\n[fd00::7]:3\n"
+    text = "# cluster\nnode-a\n\nnode-b:2  # two\nnode-c slots=4 max_slots=8\n10.0.0.7:3\n"
     assert parse_hostfile(text) == (
         Host("node-a"),
         Host("node-b", 2),
         Host("node-c", 4),
-        Host("10.0.0.7"),
-        Host("fd00::7", 3),
+        Host("10.0.0.7", 3),
     )
 
 
@@ -32,6 +31,7 @@ def test_every_form() -> None:
         ("node-a node-b", "line 1 cannot be read"),
         ("-oProxyCommand=reboot", "line 1 cannot be read"),
         ("node a:b:c", "line 1 cannot be read"),
+        ("[fd00::7]", "line 1 cannot be read: .* a host with an IPv6 address alone needs a name"),
     ],
 )
 def test_what_cannot_be_used(text: str, message: str) -> None:

@@ -112,10 +112,32 @@ def test_a_range_of_nodes_is_refused() -> None:
         mpirun.objects(run(nnodes="1:2"), TARGETS["hosts"], place(MPIS["intel"], "node-a", "node-b"))
 
 
+@pytest.mark.parametrize(
+    ("family", "fields", "message"),
+    [
+        ("openmpi", {"args": ["a", ":"]}, r"run\.args: mpirun takes ':'"),
+        ("mpich", {"env": {"A,B": "x"}}, r"run\.env: .*'A,B'"),
+    ],
+)
+def test_what_mpirun_reads_as_a_separator_is_refused(
+    family: str, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadInputError, match=message):
+        manifest(family, "hosts", **fields)
+
+
 def test_an_ssh_option_with_a_blank_is_refused() -> None:
     target = BareMetal(hostfile="/work/hosts", ssh=("ssh", "-i", "/my keys/id"))
     with pytest.raises(BadInputError, match=r"target\.ssh: .*'/my keys/id'"):
         mpirun.objects(run(), target, place(MPIS["openmpi"], "node-a"))
+
+
+def test_openmpi_refuses_an_ssh_option_with_a_colon_at_which_it_would_cut_the_command() -> None:
+    target = BareMetal(hostfile="/work/hosts", ssh=("ssh", "-J", "gateway:2222"))
+    with pytest.raises(BadInputError, match=r"target\.ssh: .*'gateway:2222'"):
+        mpirun.objects(run(), target, place(MPIS["openmpi"], "node-a"))
+    for family in ("intel", "mpich"):
+        assert mpirun.objects(run(), target, place(MPIS[family], "node-a"))
 
 
 def test_without_an_mpi_there_is_no_mpirun() -> None:

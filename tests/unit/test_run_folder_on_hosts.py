@@ -1,10 +1,12 @@
-"""A run's folder on hosts: whose it is, and its removal, also where hosts share one folder."""
+"""A run's folder on hosts: whose it is, its output, its removal, also where hosts share one folder."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from manycpu.pipeline.adapters import ssh
+from manycpu.pipeline.adapters import ssh, ssh_copies
+from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.placement import Host
 from manycpu.pipeline.spec.targets import BareMetal
 
@@ -13,9 +15,13 @@ FOUR = [Host(name) for name in "abcd"]
 
 @pytest.fixture
 def target(tmp_path: Path) -> BareMetal:
-    """Describe hosts that are all this machine: the ssh command runs the last of its words here."""
+    """Describe hosts that are all this machine: the ssh command runs the last of its words here.
+
+    Their folder ``own`` is the folder ``there`` of this machine.
+    """
     here = tmp_path / "ssh"
-    here.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
+    own = f"s|{tmp_path}/own|{tmp_path}/there|g"
+    here.write_text(f'#!/bin/sh\nfor last; do :; done\nexec sh -c "$(printf %s "$last" | sed "{own}")"\n')
     here.chmod(0o755)
     return BareMetal(hostfile="hosts", ssh=(str(here),))
 
@@ -81,3 +87,24 @@ def test_a_run_of_an_older_version_has_no_marks(target: BareMetal, folder: ssh.R
     assert (folder.path / "checkpoints").exists()
     assert remove(target, old) == []
     assert not folder.path.exists()
+
+
+@pytest.mark.parametrize(("folder", "copied"), [("shared", []), ("own", ["a"])])
+def test_output_whose_name_is_not_utf8_keeps_it(
+    folder: str, copied: list[str], target: BareMetal, tmp_path: Path
+) -> None:
+    on_host = tmp_path / {"own": "there"}.get(folder, folder)
+    for path in {on_host, tmp_path / folder}:
+        path.mkdir()
+    for name in (b"caf\xe9", b"caf\xe8"):
+        Path(os.fsdecode(os.fsencode(on_host) + b"/" + name)).write_bytes(name)
+    assert ssh_copies.collect(target, FOUR, tmp_path / folder) == copied
+    assert {os.fsencode(path.name) for path in (tmp_path / folder).iterdir()} == {b"caf\xe9", b"caf\xe8"}
+
+
+def test_a_file_and_a_folder_of_one_name_are_a_conflict(target: BareMetal, tmp_path: Path) -> None:
+    for file in ("own/x/shard", "there/x"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).touch()
+    with pytest.raises(ExportError, match=r"^run\.output: this machine and host a .* in .*/own/x,"):
+        ssh_copies.collect(target, FOUR, tmp_path / "own")

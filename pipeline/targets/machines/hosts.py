@@ -13,7 +13,7 @@ from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import disk, hosts, ssh, ssh_copies
 from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.ledger.file import OWNER
-from manycpu.pipeline.spec.errors import ForeignRunError, LaunchError
+from manycpu.pipeline.spec.errors import ForeignRunError, LaunchError, recordable
 from manycpu.pipeline.spec.placement import Host
 from manycpu.pipeline.spec.targets import BareMetal, Local
 from manycpu.pipeline.spec.validation import read_run, read_target
@@ -222,7 +222,7 @@ def strays(ctx: MachineContext, folder: Path, code: Container[str], attempt: Att
                 strays.append(f"{host.name}:{folder}")
                 continue
             strays += [
-                f"{host.name}:{folder / path}"
+                recordable(f"{host.name}:{folder / path}")
                 for path in paths
                 if path not in code and "__pycache__" not in path and not os.path.lexists(folder / path)
             ]
