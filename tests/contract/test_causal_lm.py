@@ -11,13 +11,18 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset  # type: ignore[import-untyped]
 from safetensors.torch import load_file, save_file
 from support.recipe_ranks import on_ranks
 from support.tiny_llama import lines, run, sums, tiny_checkpoint, tiny_env
+from tokenizers.processors import TemplateProcessing
 from torch.distributed.checkpoint.filesystem import FileSystemReader
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from manycpu.pipeline.recipes import checkpoints
-from manycpu.pipeline.recipes.causal_lm import training
+from manycpu.pipeline.recipes.causal_lm import inputs, training
+from manycpu.pipeline.recipes.causal_lm.inputs import Documents
+from manycpu.pipeline.recipes.causal_lm.options import parse
 from manycpu.pipeline.spec.errors import BadInputError
 
 pytestmark = [
@@ -26,6 +31,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
     # peft asks transformers by a name that is to end with version 6.
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning"),
+]
+TALK = [
+    {"role": "user", "content": "Say b."},
+    {"role": "assistant", "content": "b"},
+    {"role": "user", "content": "Again"},
+    {"role": "assistant", "content": "bb"},
 ]
 FULL = ("--method", "full", "--learning_rate", "1e-2")
 
@@ -236,15 +247,7 @@ def test_early_stopping_keeps_the_best_model(env: dict[str, str]) -> None:
 
 
 def test_conversations_are_trained_on_their_answers_alone(env: dict[str, str], tmp_path: Path) -> None:
-    talks = [
-        [
-            {"role": "user", "content": "Say b."},
-            {"role": "assistant", "content": "b"},
-            {"role": "user", "content": "Again"},
-            {"role": "assistant", "content": "bb"},
-        ]
-    ] * 8
-    data = lines(tmp_path / "talks" / "train.jsonl", ({"messages": talk} for talk in talks))
+    data = lines(tmp_path / "talks" / "train.jsonl", [{"messages": TALK}] * 8)
     found = run(env | {"MANYCPU_DATA": str(data)}, *FULL, "--num_train_epochs", "20")
     # Answers and the ends of turns are easy; the questions would be as easy, but are not counted.
     assert found["eval_loss"] < 0.5
@@ -259,6 +262,53 @@ def test_a_conversation_that_an_answer_opens_has_a_sample(env: dict[str, str], t
     run(env | {"MANYCPU_DATA": str(data)}, *FULL, "--max_steps", "1")
     (sample,) = map(json.loads, (Path(env["MANYCPU_OUTPUT"]) / "samples.jsonl").read_text().splitlines())
     assert sample["prompt"] == "<|assistant|>"
+
+
+def prepared(llama: Path, found: list[dict[str, Any]], *words: str, begins: str | None = None) -> Documents:
+    """Prepare records without training on them; the tokenizer adds ``begins`` at the beginning of a text."""
+    options = parse(words, {"MANYCPU_MODEL": str(llama), "MANYCPU_OUTPUT": "output"})
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    if begins:
+        token = (begins, tokenizer.convert_tokens_to_ids(begins))
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=f"{begins} $A", special_tokens=[token]
+        )
+    return inputs.prepare({"train": Dataset.from_list(found)}, options.data, tokenizer, 128)["train"]
+
+
+def test_records_without_tokens_are_passed_over_as_samples(llama: Path) -> None:
+    texts = [{"text": text} for text in ("", "abcd", "", "efgh")]
+    assert [text for text, _ in prepared(llama, texts).prompts] == ["abc", "efg"]
+    answers = [{"prompt": prompt, "completion": " b"} for prompt in ("", "q", "r")]
+    assert [text for text, _ in prepared(llama, answers, "--samples", "1").prompts] == ["q"]
+
+
+@pytest.mark.parametrize(("sample_tokens", "kept"), [(28, 100), (127, 64)])
+def test_the_end_of_a_long_prompt_is_a_sample(llama: Path, sample_tokens: int, kept: int) -> None:
+    records = [{"prompt": "x" * 200 + "y", "completion": " b"}, *sums(2)]
+    (_, ids), *_ = prepared(llama, records, "--sample_tokens", str(sample_tokens)).prompts
+    assert len(ids) == kept
+    assert ids[-1] == AutoTokenizer.from_pretrained(llama).convert_tokens_to_ids("y")
+
+
+@pytest.mark.parametrize("record", [{"messages": TALK}, sums(1)[0], {"text": "abcdefgh"}])
+def test_a_sample_begins_as_its_document(llama: Path, record: dict[str, Any]) -> None:
+    found = prepared(llama, [record], begins="<|system|>")
+    (_, ids), *_ = found.prompts
+    assert ids == found.table[0]["input_ids"][: len(ids)]
+
+
+def test_a_sample_that_fails_is_left_out(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = parse([], {"MANYCPU_MODEL": str(llama), "MANYCPU_OUTPUT": "output"})
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    sizes = {"vocab_size": len(tokenizer), "n_positions": 8, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    config = GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
+    documents = Documents(Dataset.from_list([]), [("abc", [7, 8, 9])])
+    found = training._samples(  # noqa: SLF001 - all but the training
+        options, GPT2LMHeadModel(config), tokenizer, {"train": documents}
+    )
+    assert found == []
+    assert "a sample of 3 tokens is left out: " in capsys.readouterr().err
 
 
 def test_two_ranks_train_and_evaluate_as_one(env: dict[str, str], tmp_path: Path) -> None:

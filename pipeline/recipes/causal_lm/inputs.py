@@ -2,6 +2,7 @@
 
 import glob
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -31,6 +32,7 @@ from manycpu.pipeline.spec.model_shape import layout_of
 
 _DEFAULT_LENGTH: Final = 1024  # tokens of a document without --max_seq_length
 _SAMPLE_PROMPT_TOKENS: Final = 32  # of a text that a sample begins with
+_SAMPLE_RECORDS: Final = 1000  # that may be passed over, because they have no tokens to continue
 
 
 def read_config(options: ModelOptions) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
@@ -187,8 +189,8 @@ class Documents(NamedTuple):
 
     table: Dataset
     """Columns ``input_ids``, ``labels`` and ``length``."""
-    prompts: list[str]
-    """What the model is asked to continue, as samples."""
+    prompts: list[tuple[str, list[int]]]
+    """What the model is asked to continue, as samples: each a text and its tokens, at least one."""
 
 
 def prepare(
@@ -231,8 +233,12 @@ def prepare(
                 f"of {len(table)} {split} records, {cut} are cut to {length} tokens, and {dropped} are left "
                 "out: their answers begin after that"
             )
-        prompts = [writer.prompt(table[row]) for row in range(min(data.samples, len(table)))]
-        prepared[split] = Documents(documents.remove_columns("cut"), prompts)
+        # Prompt and continuation fit the model, unless the continuation needs more than half of it.
+        room = max(length - data.sample_tokens, length // 2)
+        rows = range(min(len(table), data.samples + _SAMPLE_RECORDS))
+        prompts = (writer.prompt(table[row], room) for row in rows)
+        usable_prompts = list(islice((prompt for prompt in prompts if prompt[1]), data.samples))
+        prepared[split] = Documents(documents.remove_columns("cut"), usable_prompts)
     return prepared
 
 
@@ -320,20 +326,23 @@ class _Writer(NamedTuple):
                 labels[index] = ids[index]  # the token that ends the turn
         return ids, labels
 
-    def prompt(self, record: Mapping[str, Any]) -> str:
-        """Return the text that the trained model continues as a sample: the beginning of a record.
+    def prompt(self, record: Mapping[str, Any], room: int) -> tuple[str, list[int]]:
+        """Return what the trained model continues as a sample, the beginning of a record: text and tokens.
 
         It is the prompt, the conversation up to its last answer, or the first half of a text, at most
-        ``_SAMPLE_PROMPT_TOKENS`` tokens.
+        ``_SAMPLE_PROMPT_TOKENS`` tokens. The tokens are those of the training; the last ``room`` are kept.
         """
         if self.kind == "completion":
-            return str(record[self.columns.prompt])
+            text = str(record[self.columns.prompt])
+            return text, self._encode_without_end(text)[-room:]
         if self.kind == "text":
-            ids = self.tokenizer.encode(record[self.columns.text], add_special_tokens=False)
-            return str(self.tokenizer.decode(ids[: min(_SAMPLE_PROMPT_TOKENS, 1 + len(ids) // 2)]))
+            ids = self._encode_without_end(record[self.columns.text])
+            ids = ids[: min(_SAMPLE_PROMPT_TOKENS, room, 1 + len(ids) // 2)]
+            return str(self.tokenizer.decode(ids, skip_special_tokens=True)), ids
         messages = record[self.columns.messages]
-        text, spans = records.answer_spans(messages, self._render, "a sample")
-        return text[: spans[-1][0]] or text  # all of it, if nothing is before the answer
+        whole, spans = records.answer_spans(messages, self._render, "a sample")
+        text = whole[: spans[-1][0]] or whole  # all of it, if nothing is before the answer
+        return text, self.tokenizer.encode(text, add_special_tokens=False)[-room:]
 
 
 def load_model(

@@ -277,24 +277,26 @@ def _samples(
 ) -> list[tuple[str, str]]:
     """Have the model continue prompts, always by the likeliest token.
 
-    Returns each prompt with its continuation. Without a validation split, the prompts are of train.
+    Returns each prompt with its continuation. Without a validation split, the prompts are of train. A sample
+    that fails is left out.
     """
     split = prepared.get("validation") or prepared["train"]
     samples = []
     model.eval()
-    for prompt in split.prompts if options.data.sample_tokens else ():
-        encoded: Any = tokenizer(prompt, return_tensors="pt", add_special_tokens=True)
-        ids = encoded["input_ids"]
-        if ids[0, -1] == tokenizer.eos_token_id and ids.shape[1] > 1:  # after it, a new text would begin
-            ids = ids[:, :-1]
-        with torch.inference_mode():
-            generated = model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=options.data.sample_tokens,
-                do_sample=False,
-                pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
-            )
-        continuation = tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True)
+    for prompt, ids in split.prompts if options.data.sample_tokens else ():
+        input_ids = torch.tensor([ids])
+        try:
+            with torch.inference_mode():
+                generated = model.generate(
+                    input_ids=input_ids,
+                    attention_mask=torch.ones_like(input_ids),
+                    max_new_tokens=options.data.sample_tokens,
+                    do_sample=False,
+                    pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
+                )
+        except Exception as error:  # noqa: BLE001 - no sample is worth the model, not written yet
+            say(f"a sample of {len(ids)} tokens is left out: {error}")
+            continue
+        continuation = tokenizer.decode(generated[0, len(ids) :], skip_special_tokens=True)
         samples.append((prompt, str(continuation)))
     return samples
