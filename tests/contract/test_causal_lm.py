@@ -264,48 +264,65 @@ def test_a_conversation_that_an_answer_opens_has_a_sample(env: dict[str, str], t
     assert sample["prompt"] == "<|assistant|>"
 
 
-def prepared(llama: Path, found: list[dict[str, Any]], *words: str, begins: str | None = None) -> Documents:
-    """Prepare records without training on them; the tokenizer adds ``begins`` at the beginning of a text."""
-    options = parse(words, {"MANYCPU_MODEL": str(llama), "MANYCPU_OUTPUT": "output"})
-    tokenizer = AutoTokenizer.from_pretrained(llama)
-    if begins:
-        token = (begins, tokenizer.convert_tokens_to_ids(begins))
-        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-            single=f"{begins} $A", special_tokens=[token]
-        )
-    return inputs.prepare({"train": Dataset.from_list(found)}, options.data, tokenizer, 128)["train"]
+def documents(found: list[dict[str, Any]], tokenizer: Any, *words: str) -> Documents:
+    """Prepare records without training on them."""
+    data = parse(words, {"MANYCPU_MODEL": "model", "MANYCPU_OUTPUT": "output"}).data
+    return inputs.prepare({"train": Dataset.from_list(found)}, data, tokenizer, 128)["train"]
 
 
 def test_records_without_tokens_are_passed_over_as_samples(llama: Path) -> None:
     texts = [{"text": text} for text in ("", "abcd", "", "efgh")]
-    assert [text for text, _ in prepared(llama, texts).prompts] == ["abc", "efg"]
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    assert [text for text, _ in documents(texts, tokenizer).prompts] == ["abc", "efg"]
     answers = [{"prompt": prompt, "completion": " b"} for prompt in ("", "q", "r")]
-    assert [text for text, _ in prepared(llama, answers, "--samples", "1").prompts] == ["q"]
+    assert [text for text, _ in documents(answers, tokenizer, "--samples", "1").prompts] == ["q"]
 
 
 @pytest.mark.parametrize(("sample_tokens", "kept"), [(28, 100), (127, 64)])
 def test_the_end_of_a_long_prompt_is_a_sample(llama: Path, sample_tokens: int, kept: int) -> None:
     records = [{"prompt": "x" * 200 + "y", "completion": " b"}, *sums(2)]
-    (_, ids), *_ = prepared(llama, records, "--sample_tokens", str(sample_tokens)).prompts
-    assert len(ids) == kept
-    assert ids[-1] == AutoTokenizer.from_pretrained(llama).convert_tokens_to_ids("y")
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    (_, ids), *_ = documents(records, tokenizer, "--sample_tokens", str(sample_tokens)).prompts
+    assert tokenizer.decode(ids) == "x" * (kept - 1) + "y"
 
 
 @pytest.mark.parametrize("record", [{"messages": TALK}, sums(1)[0], {"text": "abcdefgh"}])
 def test_a_sample_begins_as_its_document(llama: Path, record: dict[str, Any]) -> None:
-    found = prepared(llama, [record], begins="<|system|>")
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    begin = ("<|system|>", tokenizer.convert_tokens_to_ids("<|system|>"))
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{begin[0]} $A", special_tokens=[begin]
+    )
+    found = documents([record], tokenizer)
     (_, ids), *_ = found.prompts
     assert ids == found.table[0]["input_ids"][: len(ids)]
+
+
+def test_a_model_whose_sampling_flags_lack_do_sample_can_be_saved(llama: Path, tmp_path: Path) -> None:
+    shutil.copytree(llama, tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text('{"temperature": 0.6, "top_p": 0.9}')
+    options = parse([], {"MANYCPU_MODEL": str(tmp_path / "model"), "MANYCPU_OUTPUT": "output"})
+    config, _ = inputs.read_config(options.model)
+    model: Any = inputs.load_model(options.model, config, options.training, 128)
+    model.generation_config.pad_token_id = 0  # as the Trainer aligns it with the tokenizer
+    model.save_pretrained(tmp_path / "saved")
+    assert (model.generation_config.do_sample, model.generation_config.temperature) == (True, 0.6)
 
 
 def test_a_sample_that_fails_is_left_out(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = parse([], {"MANYCPU_MODEL": str(llama), "MANYCPU_OUTPUT": "output"})
     tokenizer = AutoTokenizer.from_pretrained(llama)
-    sizes = {"vocab_size": len(tokenizer), "n_positions": 8, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    sizes: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "n_positions": 8,
+        "n_embd": 32,
+        "n_layer": 1,
+        "n_head": 2,
+    }
     config = GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
-    documents = Documents(Dataset.from_list([]), [("abc", [7, 8, 9])])
+    with_prompt = Documents(Dataset.from_list([]), [("abc", [7, 8, 9])])
     found = training._samples(  # noqa: SLF001 - all but the training
-        options, GPT2LMHeadModel(config), tokenizer, {"train": documents}
+        options, GPT2LMHeadModel(config), tokenizer, {"train": with_prompt}
     )
     assert found == []
     assert "a sample of 3 tokens is left out: " in capsys.readouterr().err

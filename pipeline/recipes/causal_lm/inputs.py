@@ -375,7 +375,7 @@ def load_model(
             adapters=adapters,
             frozen=HALF if is_frozen_bf16 else FLOAT,
         )
-        return load(
+        model = load(
             name,
             config=config,
             dtype=torch.bfloat16 if is_frozen_bf16 else torch.float32,
@@ -383,6 +383,24 @@ def load_model(
         )
     except base_model.LOAD_ERRORS as error:
         raise base_model.unloadable(name, error) from error
+    _complete_sampling(model)
+    return model
+
+
+def _complete_sampling(model: PreTrainedModel) -> None:
+    """Set ``do_sample`` if the model's other flags of generation need it.
+
+    Else transformers refuses to save them once they have changed, as where the Trainer sets special tokens.
+    """
+    generation = getattr(model, "generation_config", None)
+    if generation is None:  # code of the model's own
+        return
+    try:
+        generation.validate(strict=True)
+    except ValueError as error:
+        if "`do_sample=True`" in str(error):  # transformers advises it
+            generation.do_sample = True
+            say("generation_config.json has flags of sampling without do_sample; it is set")
 
 
 def with_adapter(model: PreTrainedModel, options: ModelOptions) -> Any:
