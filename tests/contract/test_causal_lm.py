@@ -23,6 +23,7 @@ from manycpu.pipeline.recipes import checkpoints
 from manycpu.pipeline.recipes.causal_lm import inputs, training
 from manycpu.pipeline.recipes.causal_lm.inputs import Documents
 from manycpu.pipeline.recipes.causal_lm.options import parse
+from manycpu.pipeline.recipes.causal_lm.packing import IGNORED
 from manycpu.pipeline.spec.errors import BadInputError
 
 pytestmark = [
@@ -296,6 +297,26 @@ def test_a_sample_begins_as_its_document(llama: Path, record: dict[str, Any]) ->
     found = documents([record], tokenizer)
     (_, ids), *_ = found.prompts
     assert ids == found.table[0]["input_ids"][: len(ids)]
+
+
+@pytest.mark.parametrize("after", ["", "\n"])
+def test_the_token_that_begins_the_next_turn_is_no_part_of_an_answer(llama: Path, after: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>"]})
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|end|>", f"<|end|>{after}")
+    found = documents([{"messages": TALK}], tokenizer).table[0]["labels"]
+    trained_on = tokenizer.decode([label for label in found if label != IGNORED])
+    assert trained_on == f"b<|end|>{after}bb<|end|>{after}"
+
+
+def test_a_token_that_a_template_writes_after_a_turn_ends_it(llama: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<|end|>' if not loop.first }}{{ m.content }}{% endfor %}"
+        "{{ '<|end|>' if add_generation_prompt }}"
+    )
+    found = documents([{"messages": TALK}], tokenizer).table[0]["labels"]
+    assert tokenizer.decode([label for label in found if label != IGNORED]) == "b<|end|>bb"
 
 
 def test_a_model_whose_sampling_flags_lack_do_sample_can_be_saved(llama: Path, tmp_path: Path) -> None:

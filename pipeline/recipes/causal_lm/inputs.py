@@ -319,10 +319,13 @@ class _Writer(NamedTuple):
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids: list[int] = encoded["input_ids"]
         labels, special_ids = [IGNORED] * len(ids), set(self.tokenizer.all_special_ids)
+        special_tokens = tuple(self.tokenizer.all_special_tokens)
+        # Templates may write the token that ends a turn only where another turn follows.
+        unended = {stop for start, stop in answers if not text[start:stop].rstrip().endswith(special_tokens)}
         for index, (begin, end) in enumerate(encoded["offset_mapping"]):
             if any(begin < stop and end > start for start, stop in answers):  # it overlaps an answer
                 labels[index] = ids[index]
-            elif index and ids[index] in special_ids and any(begin == stop for _, stop in answers):
+            elif index and ids[index] in special_ids and begin in unended:
                 labels[index] = ids[index]  # the token that ends the turn
         return ids, labels
 
