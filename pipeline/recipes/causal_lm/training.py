@@ -68,18 +68,20 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     resumed_step = step(Path(resume)) if resume else None  # the training may delete that checkpoint
     trained = trainer.train(resume_from_checkpoint=resume)
     packs: Any = trainer.train_dataset
-    # The Trainer reports the loss of rank 0 only.
-    mean_loss = trainer.accelerator.reduce(torch.tensor(trained.metrics["train_loss"]), "mean")
     results: dict[str, Any] = {
         **trained.metrics,
-        "train_loss": float(mean_loss),
         "train_steps": trained.global_step,
         "train_tokens": packs.tokens,
-        "train_tokens_per_second": round(
-            trained.metrics["train_samples_per_second"] * packs.tokens / len(packs), 1
-        ),
         **({"resumed_from_step": resumed_step} if resume else {}),
     }
+    if "train_loss" in trained.metrics:
+        # The Trainer reports the loss of rank 0 only.
+        mean_loss = trainer.accelerator.reduce(torch.tensor(trained.metrics["train_loss"]), "mean")
+        tokens_per_second = trained.metrics["train_samples_per_second"] * packs.tokens / len(packs)
+        results |= {
+            "train_loss": float(mean_loss),
+            "train_tokens_per_second": round(tokens_per_second, 1),
+        }
     if "validation" in prepared:
         results |= trainer.evaluate()
     metrics(results)
