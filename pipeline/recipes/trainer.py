@@ -266,8 +266,11 @@ class CpuTrainer(Trainer):
         return {name: value for name, value in values.items() if is_trained or name not in _OF_STEPS}
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Train an epoch, unless all steps are done: after them the Trainer would train one more."""
-        if self.state.global_step < self.state.max_steps:
+        """Train an epoch, unless all steps are done, or a callback has stopped the training before it.
+
+        The Trainer would train one more.
+        """
+        if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
             super()._run_epoch(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager

@@ -236,15 +236,17 @@ def test_activation_checkpointing_changes_no_result(env: dict[str, str], tmp_pat
     assert all(torch.allclose(first[name], second[name], atol=1e-6) for name in first)
 
 
-def test_early_stopping_keeps_the_best_model(env: dict[str, str]) -> None:
-    found = run(
-        env, *FULL, "--learning_rate", "10", "--num_train_epochs", "9", "--early_stopping_patience", "1"
-    )
+def test_early_stopping_keeps_the_best_model(env: dict[str, str], tmp_path: Path) -> None:
+    options = (*FULL, "--learning_rate", "10", "--num_train_epochs", "9", "--early_stopping_patience", "1")
+    found = run(env, *options)
     state = json.loads(
         max(Path(env["MANYCPU_CHECKPOINTS"]).glob("*/trainer_state.json"), key=os.path.getmtime).read_text()
     )
     assert found["train_steps"] < 9 * found["train_steps"] / state["epoch"]
     assert found["eval_loss"] == pytest.approx(state["best_metric"], rel=1e-5)
+    again = run(env | {"MANYCPU_OUTPUT": str(tmp_path / "again")}, *options)  # as after a failed export
+    assert again["resumed_from_step"] == again["train_steps"] == found["train_steps"]
+    assert again["eval_loss"] == pytest.approx(found["eval_loss"], rel=1e-5)
 
 
 def test_conversations_are_trained_on_their_answers_alone(env: dict[str, str], tmp_path: Path) -> None:

@@ -160,8 +160,21 @@ def _trainer(
         eval_dataset=packs.get("validation"),
         processing_class=tokenizer,
         data_collator=flat if is_packed else Padded(int(tokenizer.pad_token_id or 0)),
-        callbacks=[EarlyStoppingCallback(patience)] if patience else [],
+        callbacks=[EarlyStopping(patience)] if patience else [],
     )
+
+
+class EarlyStopping(EarlyStoppingCallback):
+    """Stops a training whose evaluations no longer improve; after a resume, it continues to count."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take the count of the checkpoint, and train no more if that had stopped."""
+        super().on_train_begin(args, state, control, **kwargs)  # type: ignore[no-untyped-call]
+        saved = state.stateful_callbacks.get(type(self).__name__, self.state())
+        self.early_stopping_patience_counter = saved["attributes"]["early_stopping_patience_counter"]
+        if self.early_stopping_patience_counter >= self.early_stopping_patience:
+            say(f"the training had stopped early, at step {state.global_step}")
+            control.should_training_stop = True
 
 
 class LanguageTrainer(CpuTrainer):
