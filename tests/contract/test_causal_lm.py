@@ -301,6 +301,14 @@ def test_a_sample_begins_as_its_document(llama: Path, record: dict[str, Any]) ->
     assert ids == found.table[0]["input_ids"][: len(ids)]
 
 
+def test_texts_that_are_all_dates_are_texts(env: dict[str, str], tmp_path: Path) -> None:
+    found = [{"prompt": "2020-01-01T00:00:00", "completion": f"2020-01-0{day}"} for day in range(1, 4)]
+    data = lines(tmp_path / "dates" / "train.jsonl", found)
+    options = parse(["--validation_split_percentage", "0", "--cache_dir", str(tmp_path / "cache")], env)
+    splits = inputs.read_data(options.model, options.data, env | {"MANYCPU_DATA": str(data)}, 1)
+    assert splits["train"].to_list() == found
+
+
 @pytest.mark.parametrize("after", ["", "\n"])
 def test_the_token_that_begins_the_next_turn_is_no_part_of_an_answer(llama: Path, after: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(llama)

@@ -137,7 +137,7 @@ def read_data(
             )
             tables = {split: loaded[split] for split in records.SPLITS if split in loaded}
         else:
-            tables = {split: _table(files, common) for split, files in files_of(data, env).items()}
+            tables = {split: _table(files, common, data) for split, files in files_of(data, env).items()}
     except DatasetGenerationError as error:
         message = f"{source} cannot be read: {error.__cause__ or error}"
         raise BadInputError(message, field="run.data", fix="Give JSON lines or Parquet") from error
@@ -178,10 +178,18 @@ def files_of(data: DataOptions, env: Mapping[str, str]) -> dict[str, list[Path]]
     return records.of_one_format(named_files)
 
 
-def _table(files: Sequence[Path], common: dict[str, Any]) -> Dataset:
+def _table(files: Sequence[Path], common: dict[str, Any], data: DataOptions) -> Dataset:
     """Read the files of a split as one table; ``common`` has arguments that both readers take."""
-    read = Dataset.from_parquet if files[0].suffix == ".parquet" else Dataset.from_json
-    return read([glob.escape(str(file)) for file in files], **common)
+    names = [glob.escape(str(file)) for file in files]
+    if files[0].suffix == ".parquet":
+        return Dataset.from_parquet(names, **common)
+    table = Dataset.from_json(names, **common)
+    for column in (data.text_column, data.prompt_column, data.completion_column):
+        # The reader takes texts for times if all of them are dates: these are read again, as they stand.
+        if getattr(table.features.get(column), "dtype", "").startswith("timestamp"):
+            texts = [record.get(column) for file in files for record in records.read(file)]
+            table = table.remove_columns(column).add_column(column, texts)
+    return table
 
 
 class Documents(NamedTuple):
