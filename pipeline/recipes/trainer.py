@@ -43,9 +43,8 @@ _COUNTS: Final = (
 _REPLACED: Final = (
     "torch itself has bf16 autocast, fused AdamW and torch.compile, which are as fast (docs/speed.md)"
 )
-
-
 _EPOCH_TOLERANCE: Final = 1e-9  # of its sum of shares
+_OF_STEPS: Final = ("train_loss", "train_samples_per_second", "train_steps_per_second")
 
 
 @dataclass
@@ -242,7 +241,7 @@ class CpuTrainer(Trainer):
         return loader
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train, as the Trainer does.
+        """Train, as the Trainer does; metrics of steps are left out if this process has trained none.
 
         Raises:
             BadInputError: The options leave no step to train.
@@ -255,11 +254,23 @@ class CpuTrainer(Trainer):
                 fix="See --num_train_epochs, --max_steps, --per_device_train_batch_size and "
                 "--dataloader_drop_last",
             )
-        return trained
+        return trained._replace(metrics=self._of_own_steps(trained.metrics))
+
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        """Log values, as the Trainer does; metrics of steps are left out if this process has trained none."""
+        super().log(self._of_own_steps(logs), start_time)
+
+    def _of_own_steps(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Leave out the loss and the speed of a training that was resumed after its last step: they are 0."""
+        is_trained = self.state.global_step > getattr(self, "_initial_global_step", -1)
+        return {name: value for name, value in values.items() if is_trained or name not in _OF_STEPS}
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Train an epoch, unless all steps are done: after them the Trainer would train one more."""
-        if self.state.global_step < self.state.max_steps:
+        """Train an epoch, unless all steps are done, or a callback has stopped the training before it.
+
+        The Trainer would train one more.
+        """
+        if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
             super()._run_epoch(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager

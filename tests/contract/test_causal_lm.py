@@ -11,13 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset  # type: ignore[import-untyped]
 from safetensors.torch import load_file, save_file
 from support.recipe_ranks import on_ranks
 from support.tiny_llama import lines, run, sums, tiny_checkpoint, tiny_env
+from tokenizers.processors import TemplateProcessing
 from torch.distributed.checkpoint.filesystem import FileSystemReader
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from manycpu.pipeline.recipes import checkpoints
-from manycpu.pipeline.recipes.causal_lm import training
+from manycpu.pipeline.recipes.causal_lm import inputs, training
+from manycpu.pipeline.recipes.causal_lm.inputs import Documents
+from manycpu.pipeline.recipes.causal_lm.options import parse
+from manycpu.pipeline.recipes.causal_lm.packing import IGNORED
 from manycpu.pipeline.spec.errors import BadInputError
 
 pytestmark = [
@@ -26,6 +32,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
     # peft asks transformers by a name that is to end with version 6.
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning"),
+]
+TALK = [
+    {"role": "user", "content": "Say b."},
+    {"role": "assistant", "content": "b"},
+    {"role": "user", "content": "Again"},
+    {"role": "assistant", "content": "bb"},
 ]
 FULL = ("--method", "full", "--learning_rate", "1e-2")
 
@@ -224,27 +236,21 @@ def test_activation_checkpointing_changes_no_result(env: dict[str, str], tmp_pat
     assert all(torch.allclose(first[name], second[name], atol=1e-6) for name in first)
 
 
-def test_early_stopping_keeps_the_best_model(env: dict[str, str]) -> None:
-    found = run(
-        env, *FULL, "--learning_rate", "10", "--num_train_epochs", "9", "--early_stopping_patience", "1"
-    )
+def test_early_stopping_keeps_the_best_model(env: dict[str, str], tmp_path: Path) -> None:
+    options = (*FULL, "--learning_rate", "10", "--num_train_epochs", "9", "--early_stopping_patience", "1")
+    found = run(env, *options)
     state = json.loads(
         max(Path(env["MANYCPU_CHECKPOINTS"]).glob("*/trainer_state.json"), key=os.path.getmtime).read_text()
     )
     assert found["train_steps"] < 9 * found["train_steps"] / state["epoch"]
     assert found["eval_loss"] == pytest.approx(state["best_metric"], rel=1e-5)
+    again = run(env | {"MANYCPU_OUTPUT": str(tmp_path / "again")}, *options)  # as after a failed export
+    assert again["resumed_from_step"] == again["train_steps"] == found["train_steps"]
+    assert again["eval_loss"] == pytest.approx(found["eval_loss"], rel=1e-5)
 
 
 def test_conversations_are_trained_on_their_answers_alone(env: dict[str, str], tmp_path: Path) -> None:
-    talks = [
-        [
-            {"role": "user", "content": "Say b."},
-            {"role": "assistant", "content": "b"},
-            {"role": "user", "content": "Again"},
-            {"role": "assistant", "content": "bb"},
-        ]
-    ] * 8
-    data = lines(tmp_path / "talks" / "train.jsonl", ({"messages": talk} for talk in talks))
+    data = lines(tmp_path / "talks" / "train.jsonl", [{"messages": TALK}] * 8)
     found = run(env | {"MANYCPU_DATA": str(data)}, *FULL, "--num_train_epochs", "20")
     # Answers and the ends of turns are easy; the questions would be as easy, but are not counted.
     assert found["eval_loss"] < 0.5
@@ -259,6 +265,98 @@ def test_a_conversation_that_an_answer_opens_has_a_sample(env: dict[str, str], t
     run(env | {"MANYCPU_DATA": str(data)}, *FULL, "--max_steps", "1")
     (sample,) = map(json.loads, (Path(env["MANYCPU_OUTPUT"]) / "samples.jsonl").read_text().splitlines())
     assert sample["prompt"] == "<|assistant|>"
+
+
+def documents(found: list[dict[str, Any]], tokenizer: Any, *words: str) -> Documents:
+    """Prepare records without training on them."""
+    data = parse(words, {"MANYCPU_MODEL": "model", "MANYCPU_OUTPUT": "output"}).data
+    return inputs.prepare({"train": Dataset.from_list(found)}, data, tokenizer, 128)["train"]
+
+
+def test_records_without_tokens_are_passed_over_as_samples(llama: Path) -> None:
+    texts = [{"text": text} for text in ("", "abcd", "", "efgh")]
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    assert [text for text, _ in documents(texts, tokenizer).prompts] == ["abc", "efg"]
+    answers = [{"prompt": prompt, "completion": " b"} for prompt in ("", "q", "r")]
+    assert [text for text, _ in documents(answers, tokenizer, "--samples", "1").prompts] == ["q"]
+
+
+@pytest.mark.parametrize(("sample_tokens", "kept"), [(28, 100), (127, 64)])
+def test_the_end_of_a_long_prompt_is_a_sample(llama: Path, sample_tokens: int, kept: int) -> None:
+    records = [{"prompt": "x" * 200 + "y", "completion": " b"}, *sums(2)]
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    (_, ids), *_ = documents(records, tokenizer, "--sample_tokens", str(sample_tokens)).prompts
+    assert tokenizer.decode(ids) == "x" * (kept - 1) + "y"
+
+
+@pytest.mark.parametrize("record", [{"messages": TALK}, sums(1)[0], {"text": "abcdefgh"}])
+def test_a_sample_begins_as_its_document(llama: Path, record: dict[str, Any]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    begin = ("<|system|>", tokenizer.convert_tokens_to_ids("<|system|>"))
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{begin[0]} $A", special_tokens=[begin]
+    )
+    found = documents([record], tokenizer)
+    (_, ids), *_ = found.prompts
+    assert ids == found.table[0]["input_ids"][: len(ids)]
+
+
+def test_texts_that_are_all_dates_are_texts(env: dict[str, str], tmp_path: Path) -> None:
+    found = [{"prompt": "2020-01-01T00:00:00", "completion": f"2020-01-0{day}"} for day in range(1, 4)]
+    data = lines(tmp_path / "dates" / "train.jsonl", found)
+    options = parse(["--validation_split_percentage", "0", "--cache_dir", str(tmp_path / "cache")], env)
+    splits = inputs.read_data(options.model, options.data, env | {"MANYCPU_DATA": str(data)}, 1)
+    assert splits["train"].to_list() == found
+
+
+@pytest.mark.parametrize("after", ["", "\n"])
+def test_the_token_that_begins_the_next_turn_is_no_part_of_an_answer(llama: Path, after: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>"]})
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|end|>", f"<|end|>{after}")
+    found = documents([{"messages": TALK}], tokenizer).table[0]["labels"]
+    trained_on = tokenizer.decode([label for label in found if label != IGNORED])
+    assert trained_on == f"b<|end|>{after}bb<|end|>{after}"
+
+
+def test_a_token_that_a_template_writes_after_a_turn_ends_it(llama: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<|end|>' if not loop.first }}{{ m.content }}{% endfor %}"
+        "{{ '<|end|>' if add_generation_prompt }}"
+    )
+    found = documents([{"messages": TALK}], tokenizer).table[0]["labels"]
+    assert tokenizer.decode([label for label in found if label != IGNORED]) == "b<|end|>bb"
+
+
+def test_a_model_whose_sampling_flags_lack_do_sample_can_be_saved(llama: Path, tmp_path: Path) -> None:
+    shutil.copytree(llama, tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text('{"temperature": 0.6, "top_p": 0.9}')
+    options = parse([], {"MANYCPU_MODEL": str(tmp_path / "model"), "MANYCPU_OUTPUT": "output"})
+    config, _ = inputs.read_config(options.model)
+    model: Any = inputs.load_model(options.model, config, options.training, 128)
+    model.generation_config.pad_token_id = 0  # as the Trainer aligns it with the tokenizer
+    model.save_pretrained(tmp_path / "saved")
+    assert (model.generation_config.do_sample, model.generation_config.temperature) == (True, 0.6)
+
+
+def test_a_sample_that_fails_is_left_out(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = parse([], {"MANYCPU_MODEL": str(llama), "MANYCPU_OUTPUT": "output"})
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    sizes: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "n_positions": 8,
+        "n_embd": 32,
+        "n_layer": 1,
+        "n_head": 2,
+    }
+    config = GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
+    with_prompt = Documents(Dataset.from_list([]), [("abc", [7, 8, 9])])
+    found = training._samples(  # noqa: SLF001 - all but the training
+        options, GPT2LMHeadModel(config), tokenizer, {"train": with_prompt}
+    )
+    assert found == []
+    assert "a sample of 3 tokens is left out: " in capsys.readouterr().err
 
 
 def test_two_ranks_train_and_evaluate_as_one(env: dict[str, str], tmp_path: Path) -> None:
@@ -472,6 +570,7 @@ def test_a_retry_after_the_last_step_trains_no_other(env: dict[str, str], tmp_pa
     assert run(env, *steps, "--max_seq_length", "32")["train_steps"] == 3
     found = run(env | {"MANYCPU_OUTPUT": str(tmp_path / "again")}, *steps, "--max_seq_length", "32")
     assert (found["resumed_from_step"], found["train_steps"]) == (3, 3)
+    assert not {"train_loss", "train_tokens_per_second"} & found.keys()
     before, after = weights(env["MANYCPU_OUTPUT"]), weights(tmp_path / "again")
     assert all(torch.equal(before[name], after[name]) for name in before)
 

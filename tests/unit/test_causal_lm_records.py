@@ -148,6 +148,19 @@ def test_the_header_of_an_answer_that_opens_a_conversation_is_no_part_of_it() ->
     assert [text[begin:end] for begin, end in spans] == ["b<|end|>", "c<|end|>"]
 
 
+def test_a_key_that_only_some_messages_of_parquet_have_is_no_part_of_the_others(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    model = write_model(tmp_path / "model")
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    calls = "{% if 'tool_calls' in m %}{{ m.tool_calls | length }}{% endif %}"
+    template = "{% for m in messages %}" + calls + "{{ m.role }}{{ m.content }}|{% endfor %}"
+    (model / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
+    talks = [{"messages": [*TALK[:3], TALK[3] | {"tool_calls": ["f"]}]}, {"messages": TALK}]
+    Dataset.from_list(talks).to_parquet(tmp_path / "train.parquet")
+    assert found(data=tmp_path / "train.parquet", model=model) == []
+
+
 def test_what_a_template_refuses_is_named_with_its_words(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     settings = json.loads((model / "tokenizer_config.json").read_text())

@@ -172,6 +172,19 @@ def evaluated(folder: Path, batch: int, epochs: int, *losses: float) -> Evaluate
     return made
 
 
+def test_a_retry_after_the_last_step_reports_no_loss_and_no_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MANYCPU_RUN", "qa-0123456789")
+    of_steps = {"train_loss", "train_samples_per_second", "train_steps_per_second"}
+    for losses, reported in (((2.0,), of_steps), ((), set())):
+        evaluated(tmp_path, 2, 1, *losses)
+        lines = capsys.readouterr().out.splitlines()
+        kept = observe(events.join(0, "a", line) for line in lines).metrics
+        assert "train_runtime" in kept
+        assert of_steps & kept.keys() == reported
+
+
 @pytest.mark.parametrize(
     ("losses", "best"),
     [

@@ -2,6 +2,7 @@
 
 import glob
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -31,6 +32,7 @@ from manycpu.pipeline.spec.model_shape import layout_of
 
 _DEFAULT_LENGTH: Final = 1024  # tokens of a document without --max_seq_length
 _SAMPLE_PROMPT_TOKENS: Final = 32  # of a text that a sample begins with
+_SAMPLE_RECORDS: Final = 1000  # that may be passed over, because they have no tokens to continue
 
 
 def read_config(options: ModelOptions) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
@@ -135,7 +137,7 @@ def read_data(
             )
             tables = {split: loaded[split] for split in records.SPLITS if split in loaded}
         else:
-            tables = {split: _table(files, common) for split, files in files_of(data, env).items()}
+            tables = {split: _table(files, common, data) for split, files in files_of(data, env).items()}
     except DatasetGenerationError as error:
         message = f"{source} cannot be read: {error.__cause__ or error}"
         raise BadInputError(message, field="run.data", fix="Give JSON lines or Parquet") from error
@@ -176,10 +178,18 @@ def files_of(data: DataOptions, env: Mapping[str, str]) -> dict[str, list[Path]]
     return records.of_one_format(named_files)
 
 
-def _table(files: Sequence[Path], common: dict[str, Any]) -> Dataset:
+def _table(files: Sequence[Path], common: dict[str, Any], data: DataOptions) -> Dataset:
     """Read the files of a split as one table; ``common`` has arguments that both readers take."""
-    read = Dataset.from_parquet if files[0].suffix == ".parquet" else Dataset.from_json
-    return read([glob.escape(str(file)) for file in files], **common)
+    names = [glob.escape(str(file)) for file in files]
+    if files[0].suffix == ".parquet":
+        return Dataset.from_parquet(names, **common)
+    table = Dataset.from_json(names, **common)
+    for column in (data.text_column, data.prompt_column, data.completion_column):
+        # The reader takes texts for times if all of them are dates: these are read again, as they stand.
+        if getattr(table.features.get(column), "dtype", "").startswith("timestamp"):
+            texts = [record.get(column) for file in files for record in records.read(file)]
+            table = table.remove_columns(column).add_column(column, texts)
+    return table
 
 
 class Documents(NamedTuple):
@@ -187,8 +197,8 @@ class Documents(NamedTuple):
 
     table: Dataset
     """Columns ``input_ids``, ``labels`` and ``length``."""
-    prompts: list[str]
-    """What the model is asked to continue, as samples."""
+    prompts: list[tuple[str, list[int]]]
+    """What the model is asked to continue, as samples: each a text and its tokens, at least one."""
 
 
 def prepare(
@@ -231,8 +241,12 @@ def prepare(
                 f"of {len(table)} {split} records, {cut} are cut to {length} tokens, and {dropped} are left "
                 "out: their answers begin after that"
             )
-        prompts = [writer.prompt(table[row]) for row in range(min(data.samples, len(table)))]
-        prepared[split] = Documents(documents.remove_columns("cut"), prompts)
+        # Prompt and continuation fit the model, unless the continuation needs more than half of it.
+        room = max(length - data.sample_tokens, length // 2)
+        rows = range(min(len(table), data.samples + _SAMPLE_RECORDS))
+        prompts = (writer.prompt(table[row], room) for row in rows)
+        usable_prompts = list(islice((prompt for prompt in prompts if prompt[1]), data.samples))
+        prepared[split] = Documents(documents.remove_columns("cut"), usable_prompts)
     return prepared
 
 
@@ -313,27 +327,33 @@ class _Writer(NamedTuple):
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids: list[int] = encoded["input_ids"]
         labels, special_ids = [IGNORED] * len(ids), set(self.tokenizer.all_special_ids)
+        special_tokens = tuple(self.tokenizer.all_special_tokens)
+        # Templates may write the token that ends a turn only where another turn follows.
+        unended = {stop for start, stop in answers if not text[start:stop].rstrip().endswith(special_tokens)}
         for index, (begin, end) in enumerate(encoded["offset_mapping"]):
             if any(begin < stop and end > start for start, stop in answers):  # it overlaps an answer
                 labels[index] = ids[index]
-            elif index and ids[index] in special_ids and any(begin == stop for _, stop in answers):
+            elif index and ids[index] in special_ids and begin in unended:
                 labels[index] = ids[index]  # the token that ends the turn
         return ids, labels
 
-    def prompt(self, record: Mapping[str, Any]) -> str:
-        """Return the text that the trained model continues as a sample: the beginning of a record.
+    def prompt(self, record: Mapping[str, Any], room: int) -> tuple[str, list[int]]:
+        """Return what the trained model continues as a sample, the beginning of a record: text and tokens.
 
         It is the prompt, the conversation up to its last answer, or the first half of a text, at most
-        ``_SAMPLE_PROMPT_TOKENS`` tokens.
+        ``_SAMPLE_PROMPT_TOKENS`` tokens. The tokens are those of the training; the last ``room`` are kept.
         """
         if self.kind == "completion":
-            return str(record[self.columns.prompt])
+            text = str(record[self.columns.prompt])
+            return text, self._encode_without_end(text)[-room:]
         if self.kind == "text":
-            ids = self.tokenizer.encode(record[self.columns.text], add_special_tokens=False)
-            return str(self.tokenizer.decode(ids[: min(_SAMPLE_PROMPT_TOKENS, 1 + len(ids) // 2)]))
+            ids = self._encode_without_end(record[self.columns.text])
+            ids = ids[: min(_SAMPLE_PROMPT_TOKENS, room, 1 + len(ids) // 2)]
+            return str(self.tokenizer.decode(ids, skip_special_tokens=True)), ids
         messages = record[self.columns.messages]
-        text, spans = records.answer_spans(messages, self._render, "a sample")
-        return text[: spans[-1][0]] or text  # all of it, if nothing is before the answer
+        whole, spans = records.answer_spans(messages, self._render, "a sample")
+        text = whole[: spans[-1][0]] or whole  # all of it, if nothing is before the answer
+        return text, self.tokenizer.encode(text, add_special_tokens=False)[-room:]
 
 
 def load_model(
@@ -366,7 +386,7 @@ def load_model(
             adapters=adapters,
             frozen=HALF if is_frozen_bf16 else FLOAT,
         )
-        return load(
+        model = load(
             name,
             config=config,
             dtype=torch.bfloat16 if is_frozen_bf16 else torch.float32,
@@ -374,6 +394,24 @@ def load_model(
         )
     except base_model.LOAD_ERRORS as error:
         raise base_model.unloadable(name, error) from error
+    _complete_sampling(model)
+    return model
+
+
+def _complete_sampling(model: PreTrainedModel) -> None:
+    """Set ``do_sample`` if the model's other flags of generation need it.
+
+    Else transformers refuses to save them once they have changed, as where the Trainer sets special tokens.
+    """
+    generation = getattr(model, "generation_config", None)
+    if generation is None:  # code of the model's own
+        return
+    try:
+        generation.validate(strict=True)
+    except ValueError as error:
+        if "`do_sample=True`" in str(error):  # transformers advises it
+            generation.do_sample = True
+            say("generation_config.json has flags of sampling without do_sample; it is set")
 
 
 def with_adapter(model: PreTrainedModel, options: ModelOptions) -> Any:

@@ -406,5 +406,8 @@ def renderer(settings: Mapping[str, Any]) -> Render | None:
     except (TemplateError, TypeError, ValueError):
         return None
     return lambda messages, begins: compiled.render(
-        messages=messages, add_generation_prompt=begins, **special_tokens
+        # Parquet has None for a key that only other messages have; transformers leaves it out too.
+        messages=[{name: value for name, value in each.items() if value is not None} for each in messages],
+        add_generation_prompt=begins,
+        **special_tokens,
     )

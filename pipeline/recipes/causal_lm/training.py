@@ -68,18 +68,20 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     resumed_step = step(Path(resume)) if resume else None  # the training may delete that checkpoint
     trained = trainer.train(resume_from_checkpoint=resume)
     packs: Any = trainer.train_dataset
-    # The Trainer reports the loss of rank 0 only.
-    mean_loss = trainer.accelerator.reduce(torch.tensor(trained.metrics["train_loss"]), "mean")
     results: dict[str, Any] = {
         **trained.metrics,
-        "train_loss": float(mean_loss),
         "train_steps": trained.global_step,
         "train_tokens": packs.tokens,
-        "train_tokens_per_second": round(
-            trained.metrics["train_samples_per_second"] * packs.tokens / len(packs), 1
-        ),
         **({"resumed_from_step": resumed_step} if resume else {}),
     }
+    if "train_loss" in trained.metrics:
+        # The Trainer reports the loss of rank 0 only.
+        mean_loss = trainer.accelerator.reduce(torch.tensor(trained.metrics["train_loss"]), "mean")
+        tokens_per_second = trained.metrics["train_samples_per_second"] * packs.tokens / len(packs)
+        results |= {
+            "train_loss": float(mean_loss),
+            "train_tokens_per_second": round(tokens_per_second, 1),
+        }
     if "validation" in prepared:
         results |= trainer.evaluate()
     metrics(results)
@@ -158,8 +160,21 @@ def _trainer(
         eval_dataset=packs.get("validation"),
         processing_class=tokenizer,
         data_collator=flat if is_packed else Padded(int(tokenizer.pad_token_id or 0)),
-        callbacks=[EarlyStoppingCallback(patience)] if patience else [],
+        callbacks=[EarlyStopping(patience)] if patience else [],
     )
+
+
+class EarlyStopping(EarlyStoppingCallback):
+    """Stops a training whose evaluations no longer improve; after a resume, it continues to count."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take the count of the checkpoint, and train no more if that had stopped."""
+        super().on_train_begin(args, state, control, **kwargs)  # type: ignore[no-untyped-call]
+        saved = state.stateful_callbacks.get(type(self).__name__, self.state())
+        self.early_stopping_patience_counter = saved["attributes"]["early_stopping_patience_counter"]
+        if self.early_stopping_patience_counter >= self.early_stopping_patience:
+            say(f"the training had stopped early, at step {state.global_step}")
+            control.should_training_stop = True
 
 
 class LanguageTrainer(CpuTrainer):
@@ -277,24 +292,26 @@ def _samples(
 ) -> list[tuple[str, str]]:
     """Have the model continue prompts, always by the likeliest token.
 
-    Returns each prompt with its continuation. Without a validation split, the prompts are of train.
+    Returns each prompt with its continuation. Without a validation split, the prompts are of train. A sample
+    that fails is left out.
     """
     split = prepared.get("validation") or prepared["train"]
     samples = []
     model.eval()
-    for prompt in split.prompts if options.data.sample_tokens else ():
-        encoded: Any = tokenizer(prompt, return_tensors="pt", add_special_tokens=True)
-        ids = encoded["input_ids"]
-        if ids[0, -1] == tokenizer.eos_token_id and ids.shape[1] > 1:  # after it, a new text would begin
-            ids = ids[:, :-1]
-        with torch.inference_mode():
-            generated = model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=options.data.sample_tokens,
-                do_sample=False,
-                pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
-            )
-        continuation = tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True)
+    for prompt, ids in split.prompts if options.data.sample_tokens else ():
+        input_ids = torch.tensor([ids])
+        try:
+            with torch.inference_mode():
+                generated = model.generate(
+                    input_ids=input_ids,
+                    attention_mask=torch.ones_like(input_ids),
+                    max_new_tokens=options.data.sample_tokens,
+                    do_sample=False,
+                    pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
+                )
+        except Exception as error:  # noqa: BLE001 - no sample is worth the model, not written yet
+            say(f"a sample of {len(ids)} tokens is left out: {error}")
+            continue
+        continuation = tokenizer.decode(generated[0, len(ids) :], skip_special_tokens=True)
         samples.append((prompt, str(continuation)))
     return samples
