@@ -42,6 +42,15 @@ def test_bad_input_names_its_field(
     assert said in str(raised.value)
 
 
+def test_data_without_a_train_split_is_refused_unless_the_options_leave_out_training(
+    env: dict[str, str],
+) -> None:
+    (Path(env["MANYCPU_DATA"]) / "train.json").rename(Path(env["MANYCPU_DATA"]) / "squad_train.json")
+    with pytest.raises(BadInputError, match=r"run\.data: there is no train split; there is validation"):
+        run(env)
+    assert "exact_match" in run(env, "--do_eval")
+
+
 def test_training_needs_an_answer_that_fits(env: dict[str, str]) -> None:
     path = Path(env["MANYCPU_DATA"]) / "train.json"
     document = json.loads(path.read_text())

@@ -73,15 +73,22 @@ def splits(path: str | Path) -> dict[str, list[Path]]:
     return by_split
 
 
-def problems(path: str | Path, *, version_2: bool = False) -> list[str]:
+def problems(path: str | Path, *, version_2: bool = False, trains: bool = False) -> list[str]:
     """List all that is wrong with a folder or file; empty: nothing. Parquet files are not read.
 
-    ``version_2``: questions may have no answer, as in SQuAD v2.0.
+    Args:
+        path: The folder or file.
+        version_2: Questions may have no answer, as in SQuAD v2.0.
+        trains: There must be a train split.
     """
     try:
         by_split = splits(path)
     except BadInputError as error:
         return [str(error)]
+    if trains and "train" not in by_split:
+        names = ", ".join(by_split)
+        message = f"{path} holds nothing to train on: by their names, its files are of {names}"
+        return [f"{message}. Name those to train on train*.json"]
     return [
         problem
         for split, files in by_split.items()

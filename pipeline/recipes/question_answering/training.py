@@ -64,21 +64,22 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _chosen_splits(options: Options, splits: dict[str, Dataset]) -> dict[str, Dataset]:
-    """Return the splits to train, evaluate or predict on; set the options do_train and do_eval if not given.
+    """Return the splits to train, evaluate or predict on; without options for it, train and evaluate.
 
     Raises:
         BadInputError: A chosen split does not exist, or no split is chosen.
     """
     training = options.training
     if not options.chosen:
-        training.do_train, training.do_eval = "train" in splits, "validation" in splits
+        training.do_train, training.do_eval = True, "validation" in splits
     chosen = {"train": training.do_train, "validation": training.do_eval, "test": training.do_predict}
     for split, is_chosen in chosen.items():
         if is_chosen and split not in splits:
             raise BadInputError(
                 f"there is no {split} split; there is {', '.join(splits)}",
                 field="run.data",
-                fix=f"Give --{split}_file in run.args, or a data set with a {split} split",
+                fix=f"Give --{split}_file in run.args, or a data set with a {split} split; --do_train, "
+                "--do_eval and --do_predict choose what to do",
             )
     if not any(chosen.values()):
         raise BadInputError(
