@@ -118,6 +118,18 @@ def test_a_data_set_without_a_needed_column_is_told(env: dict[str, str], hub: Pa
         run(env | {"MANYCPU_DATA": str(hub)})
 
 
+def test_questions_of_one_id_in_parquet_are_told(env: dict[str, str], hub: Path) -> None:
+    from datasets import Dataset, concatenate_datasets
+
+    file = hub / "plain_text" / "validation-00000-of-00001.parquet"
+    table = Dataset.from_parquet(str(file), cache_dir=str(hub / "cache"))
+    concatenate_datasets([table, table]).to_parquet(file)
+    with pytest.raises(
+        BadInputError, match=r"run\.data: the validation split: the id 'validation-0' names 2 questions"
+    ):
+        run(env | {"MANYCPU_DATA": str(hub)})
+
+
 def test_a_data_set_of_the_hub_that_cannot_be_had_is_told(
     env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
