@@ -49,6 +49,8 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
         # Multiples of 8 suit the matrix units; a fixed length suits torch.compile.
         data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8),
         compute_metrics=validation_scorer,
+        # Some models return more than starts and ends, such as BART the states of its encoder.
+        preprocess_logits_for_metrics=lambda scores, _: scores[:2],
     )
     results = _results(options, env, trainer, prepared)
     metrics(results)
