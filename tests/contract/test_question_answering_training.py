@@ -166,6 +166,20 @@ def test_a_model_with_more_outputs_than_two_scores_is_evaluated(env: dict[str, s
     assert "exact_match" in run(env | {"MANYCPU_MODEL": str(tmp_path / "bart")}, "--do_eval")
 
 
+def test_a_model_of_few_positions_is_evaluated_and_asked(env: dict[str, str], tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForQuestionAnswering
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
+    tokenizer, folder = tiny_tokenizer(), tmp_path / "short"
+    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=44, **sizes)
+    BertForQuestionAnswering(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    tiny_data(tmp_path / "data", words=30)
+    assert "exact_match" in run(env | {"MANYCPU_MODEL": str(folder)}, "--do_eval")
+    context = "the old river and the town " * 20
+    assert Reader(folder).answer("Who drew the plans?", context).text in context
+
+
 def test_what_old_options_become_is_read_by_todays_trainer(tmp_path: Path) -> None:
     from transformers import HfArgumentParser, TrainingArguments
 

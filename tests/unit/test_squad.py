@@ -66,6 +66,7 @@ def test_flat_records_are_read(tmp_path: Path) -> None:
         (document(answers=[{"text": "Ilka"}]), "qas[0].answers[0] has no 'answer_start'"),
         (document(answers=[{"text": "Ilka", "answer_start": "0"}]), "'answer_start' of data[0]"),
         (document(answers=[]), "no question has an answer"),
+        (document(question="Who \ud83d?"), "data[0].paragraphs[0].qas[0] has half of a character"),
         (
             {
                 "data": [

@@ -165,7 +165,12 @@ def _question(record: Any, article: Any, context: str, location: str, answers: R
     question_id, question = _get(record, "id", (str, int), location), _get(record, "question", str, location)
     pairs = answers(record, location) if "answers" in record else []
     texts, starts = tuple(text for text, _ in pairs), tuple(start for _, start in pairs)
-    return Question(str(question_id), str(article.get("title", "")), context, question, texts, starts)
+    title = str(article.get("title", ""))
+    try:
+        "".join([str(question_id), title, context, question, *texts]).encode()
+    except UnicodeEncodeError as error:  # JSON can name half of a character, as \ud83d
+        raise _Malformed(f"{location} has half of a character: {error}") from error
+    return Question(str(question_id), title, context, question, texts, starts)
 
 
 def _objects(record: Any, location: str) -> list[tuple[str, int]]:

@@ -12,7 +12,7 @@ from manycpu.pipeline.node.metrics import metrics
 from manycpu.pipeline.recipes.checkpoints import step
 from manycpu.pipeline.recipes.documents import unpad
 from manycpu.pipeline.recipes.lengths import longest_first
-from manycpu.pipeline.recipes.question_answering.features import Shape, build, usable_length
+from manycpu.pipeline.recipes.question_answering.features import MULTIPLE, Shape, build, usable_length
 from manycpu.pipeline.recipes.question_answering.inputs import exclude_padding, load_model, read_data
 from manycpu.pipeline.recipes.question_answering.options import DataOptions, Options
 from manycpu.pipeline.recipes.question_answering.scoring import Limits, Scorer
@@ -46,8 +46,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
         train_dataset=prepared["train"].features if "train" in prepared else None,
         eval_dataset=validation_scorer.features if validation_scorer else None,
         processing_class=tokenizer,
-        # Multiples of 8 suit the matrix units; a fixed length suits torch.compile.
-        data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8),
+        data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=MULTIPLE),
         compute_metrics=validation_scorer,
         # Some models return more than starts and ends, such as BART the states of its encoder.
         preprocess_logits_for_metrics=lambda scores, _: scores[:2],
