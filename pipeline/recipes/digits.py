@@ -96,8 +96,7 @@ def predict(model: str, data: str, output: str) -> dict[str, int]:
     dist.init_process_group()
     rows = _read(data)
     rank, size = dist.get_rank(), dist.get_world_size()
-    own_rows = rows[rank::size]
-    predicted = _load(model)(_images(own_rows)).argmax(1).tolist() if own_rows else []
+    predicted = _load(model)(_images(rows[rank::size])).argmax(1).tolist()
     digits_of_ranks: list[list[int]] = [[] for _ in range(size)]
     dist.all_gather_object(digits_of_ranks, predicted)
     if rank == 0:
@@ -119,9 +118,10 @@ def _load(model: str) -> nn.Module:
 
 
 def _read(folder: str) -> list[list[int]]:
-    """Read the rows of every file of a folder, by name."""
+    """Read the rows of every file of a folder, by name, without blank lines."""
     files = sorted(Path(folder).glob("*.csv"))
-    return [list(map(int, row)) for file in files for row in csv.reader(file.read_text().splitlines())]
+    rows = (row for file in files for row in csv.reader(file.read_text().splitlines()))
+    return [list(map(int, row)) for row in rows if row]
 
 
 def _labelled(rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -130,7 +130,8 @@ def _labelled(rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _images(rows: list[list[int]]) -> torch.Tensor:
-    return torch.tensor(rows).float() / 16  # the greatest value of a pixel
+    # Reshaped, since a rank may have no row; 16 is the greatest value of a pixel.
+    return torch.tensor(rows).reshape(len(rows), 64) / 16
 
 
 def _digest(row: Iterable[int]) -> str:

@@ -155,7 +155,9 @@ def _recipe(ctx: RunContext) -> Findings:
     try:
         if run.program == "question_answering":
             version_2 = recipe_options.is_on(options, "version_2_with_negative")
-            if data and (problems := squad.problems(data, version_2=version_2)):
+            chooses_other = bool({"do_eval", "do_predict"} & options.keys())
+            trains = recipe_options.is_on(options, "do_train", default=not chooses_other)
+            if data and (problems := squad.problems(data, version_2=version_2, trains=trains)):
                 yield Finding("run.data", problems[0], "Give files in SQuAD's format")
         elif run.program == "hogwild":
             yield from _hogwild(run, data, options)

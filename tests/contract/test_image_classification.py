@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from support import ccl_requirements
 
 from manycpu.pipeline.recipes.image_classification import generate, images
@@ -119,7 +120,9 @@ def test_the_model_that_timm_reads_has_exactly_the_accuracy_that_the_ranks_told(
 
 
 @pytest.mark.usefixtures("trained")
-def test_a_model_may_be_asked_from_a_shell(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_may_be_asked_from_a_shell(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from manycpu.pipeline.recipes.image_classification import classify
 
     digit = str(folder / "digits" / "0_0.jpg")
@@ -127,6 +130,10 @@ def test_a_model_may_be_asked_from_a_shell(folder: Path, capsys: pytest.CaptureF
     assert re.fullmatch(rf"{digit}: \d [01]\.\d\d\n", capsys.readouterr().out)
     assert classify.main([str(folder), digit]) == 2
     assert "config.json" in capsys.readouterr().err
+    deep = tmp_path / "deep.png"
+    Image.new("I;16", (20, 30), 300).save(deep)
+    assert classify.main([str(folder / "output"), str(deep)]) == 2
+    assert "more than 8 bits" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("trained", "alone")
@@ -142,6 +149,34 @@ def test_one_rank_goes_on_from_a_checkpoint_of_two(env: dict[str, str], folder: 
     # In half of the batches, its three epochs have twice as many steps.
     assert (found["resumed_from_step"], found["train_steps"]) == (135, 135)
     assert found["accuracy"] == results(folder / "output")["accuracy"]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_resumed_training_has_the_learning_rates_of_its_own_epochs(
+    tmp_path: Path,
+    env: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    from manycpu.pipeline.recipes.image_classification import training
+
+    monkeypatch.setenv("MANYCPU_RUN", "test")  # without it there are no events
+    (tmp_path / "digits").mkdir()
+    for digit in sorted(Path(env["MANYCPU_DATA"]).glob("[01]_*.jpg"))[::12]:
+        (tmp_path / "digits" / digit.name).symlink_to(digit)
+
+    def rates(output: str, lr: str, epochs: str, **more: str) -> dict[int, float]:
+        own = {"MANYCPU_DATA": str(tmp_path / "digits"), "MANYCPU_OUTPUT": str(tmp_path / output), **more}
+        words = ("--lr", lr, "--num_epochs", epochs, "--batch_size", "4", "--logging_steps", "1")
+        training.run(parse([*SMALL, *words], own), own)
+        progress = told(capfd.readouterr().out, "progress")
+        return {event["step"]: event["learning_rate"] for event in progress}
+
+    rates("first", "1e-2", "1")
+    resume = {"MANYCPU_RESUME_FROM": str(tmp_path / "first-checkpoints" / "checkpoint-6")}
+    unbroken, resumed = rates("unbroken", "3e-2", "3"), rates("resumed", "3e-2", "3", **resume)
+    assert list(resumed) == [*range(7, 19)]
+    assert resumed == pytest.approx({step: rate for step, rate in unbroken.items() if step > 6})
 
 
 @pytest.mark.usefixtures("alone")

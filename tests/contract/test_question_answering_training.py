@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.tiny_bert import NAMES, run, tiny_data
+from support.tiny_bert import NAMES, run, tiny_data, tiny_tokenizer
 
 from manycpu.pipeline.node.script import translate
 from manycpu.pipeline.recipes import checkpoints
@@ -151,6 +151,33 @@ def test_answers_are_the_same_if_padding_is_computed_too(env: dict[str, str], tm
         answers.append(json.loads((Path(env["MANYCPU_OUTPUT"]) / "eval_predictions.json").read_text()))
     assert answers[0] == answers[1]
     assert len(answers[0]) == 8
+
+
+def test_a_model_with_more_outputs_than_two_scores_is_evaluated(env: dict[str, str], tmp_path: Path) -> None:
+    """BART also returns the states of its encoder."""
+    from transformers import BartConfig, BartModel
+
+    tokenizer = tiny_tokenizer()
+    sizes = {f"{part}_{name}": 1 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    tokens = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 3}
+    config = BartConfig(vocab_size=len(tokenizer), d_model=16, **sizes, **tokens)
+    BartModel(config).save_pretrained(tmp_path / "bart")
+    tokenizer.save_pretrained(tmp_path / "bart")
+    assert "exact_match" in run(env | {"MANYCPU_MODEL": str(tmp_path / "bart")}, "--do_eval")
+
+
+def test_a_model_of_few_positions_is_evaluated_and_asked(env: dict[str, str], tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForQuestionAnswering
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
+    tokenizer, folder = tiny_tokenizer(), tmp_path / "short"
+    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=44, **sizes)
+    BertForQuestionAnswering(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    tiny_data(tmp_path / "data", words=30)
+    assert "exact_match" in run(env | {"MANYCPU_MODEL": str(folder)}, "--do_eval")
+    context = "the old river and the town " * 20
+    assert Reader(folder).answer("Who drew the plans?", context).text in context
 
 
 def test_what_old_options_become_is_read_by_todays_trainer(tmp_path: Path) -> None:

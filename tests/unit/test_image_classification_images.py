@@ -65,6 +65,8 @@ def test_a_fifth_is_split_off_the_same_for_everyone_who_has_the_seed(tmp_path: P
         (["_1.jpg", "b_2.jpg"], LABEL_PATTERN, r"'_1\.jpg' has no class"),
         (["a_1.jpg", "a_2.jpg"], LABEL_PATTERN, "all images in .* are of one class, 'a'"),
         (["a/1.jpg", "a/2.jpg"], LABEL_PATTERN, "all images in .* are of one class, 'a'"),
+        (["train/cat/1.jpg", "Val/dog/1.jpg"], LABEL_PATTERN, "the classes of .* would be Val, train"),
+        (["train_1.jpg", "test_1.jpg"], LABEL_PATTERN, "the classes of .* would be test, train"),
         (["a_1.jpg"], "(", r"--label_pattern \(: missing \), unterminated subpattern"),
         (["a_1.jpg"], "^a", r"--label_pattern \^a has no group"),
     ],
@@ -73,7 +75,7 @@ def test_a_folder_that_cannot_be_learned_from_is_bad_input(
     names: list[str], pattern: str, said: str, tmp_path: Path
 ) -> None:
     for name in names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).touch()
     with pytest.raises(BadInputError, match=said):
         images.read(tmp_path, pattern)
@@ -106,3 +108,10 @@ def test_an_image_that_is_cut_short_or_none_at_all_is_named(tmp_path: Path) -> N
     text.write_text("no image")
     assert re.match(f"{cut}: .*truncated", images.broken([whole, cut]) or "", re.IGNORECASE)
     assert (images.broken([whole, text]) or "").startswith(f"{text}: cannot identify image file")
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_an_image_whose_brightness_would_be_cut_off_is_named(tmp_path: Path, mode: str) -> None:
+    file = tmp_path / "a_1.tif"
+    Image.new(mode, (20, 30), 300).save(file)
+    assert images.broken([file]) == f"{file}: it has more than 8 bits per channel ({mode}); convert it"

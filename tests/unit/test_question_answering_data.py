@@ -42,6 +42,15 @@ def test_bad_input_names_its_field(
     assert said in str(raised.value)
 
 
+def test_data_without_a_train_split_is_refused_unless_the_options_leave_out_training(
+    env: dict[str, str],
+) -> None:
+    (Path(env["MANYCPU_DATA"]) / "train.json").rename(Path(env["MANYCPU_DATA"]) / "squad_train.json")
+    with pytest.raises(BadInputError, match=r"run\.data: there is no train split; there is validation"):
+        run(env)
+    assert "exact_match" in run(env, "--do_eval")
+
+
 def test_training_needs_an_answer_that_fits(env: dict[str, str]) -> None:
     path = Path(env["MANYCPU_DATA"]) / "train.json"
     document = json.loads(path.read_text())
@@ -105,6 +114,18 @@ def test_a_data_set_without_a_needed_column_is_told(env: dict[str, str], hub: Pa
     ).to_parquet(file)
     with pytest.raises(
         BadInputError, match=r"run\.data: the validation split has no column 'answers'; it has id"
+    ):
+        run(env | {"MANYCPU_DATA": str(hub)})
+
+
+def test_questions_of_one_id_in_parquet_are_told(env: dict[str, str], hub: Path) -> None:
+    from datasets import Dataset, concatenate_datasets
+
+    file = hub / "plain_text" / "validation-00000-of-00001.parquet"
+    table = Dataset.from_parquet(str(file), cache_dir=str(hub / "cache"))
+    concatenate_datasets([table, table]).to_parquet(file)
+    with pytest.raises(
+        BadInputError, match=r"run\.data: the validation split: the id 'validation-0' names 2 questions"
     ):
         run(env | {"MANYCPU_DATA": str(hub)})
 

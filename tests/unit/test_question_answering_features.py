@@ -154,6 +154,7 @@ def test_lengths_without_room_for_the_context_are_refused(shape: Shape) -> None:
     [
         (384, {}, 384),
         (384, {"max_position_embeddings": 128}, 128),
+        (384, {"max_position_embeddings": 44}, 40),
         (1000, {"max_position_embeddings": 2048}, 512),
         (384, {"max_position_embeddings": -1}, 384),
     ],

@@ -69,6 +69,23 @@ def test_questions_without_answers_are_refused_as_the_options_say(
 
 
 @pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "nothing to train on: by their names, its files are of validation"),
+        (["--do_train", "--do_eval"], "nothing to train on"),
+        (["--do_eval"], None),
+    ],
+)
+def test_questions_without_a_train_split_are_refused_if_the_recipe_would_train(
+    tmp_path: Path, args: list[str], message: str | None
+) -> None:
+    data = written(tmp_path / "data" / "dev.json", SQUAD_2).parent
+    options = [*args, "--version_2_with_negative", "--model_name_or_path", "bert-base-uncased"]
+    found = refused(tmp_path, "question_answering", data=data, args=options)
+    assert said(found, message), found
+
+
+@pytest.mark.parametrize(
     ("args", "is_read"),
     [([], True), (["--train_file", "/x.jsonl"], False), (["--validation_file", "/x.jsonl"], False)],
 )

@@ -14,6 +14,7 @@ from manycpu.pipeline.spec.errors import BadInputError
 LABEL_PATTERN: Final = r"^(.*)_\d+\.jpg$"
 """Finds the class in a file's name, as in Accelerate's tutorial."""
 BATCH_SIZE: Final = 64
+_SPLIT_NAMES: Final = frozenset({"dev", "eval", "test", "train", "val", "valid", "validation"})
 _SUFFIXES: Final = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 
 
@@ -39,7 +40,8 @@ def read(folder: str | Path | None, pattern: str) -> Labelled:
     else each folder in it is a class, with the images below it.
 
     Raises:
-        BadInputError: There are no images, a file's name has no class, or all are of one class.
+        BadInputError: There are no images, a file's name has no class, all are of one class, or the classes
+            are names of splits.
     """
     if folder is None:
         fix = "Name a folder of images there, or give --data_dir in run.args"
@@ -61,6 +63,12 @@ def read(folder: str | Path | None, pattern: str) -> Labelled:
             f"{', '.join(sorted(_SUFFIXES))}",
         )
     classes = sorted({name for _, name in named})
+    if _SPLIT_NAMES.issuperset(map(str.lower, classes)):
+        raise BadInputError(
+            f"the classes of the images in {root} would be {', '.join(classes)}, which are names of splits",
+            field="run.data",
+            fix="Name the folder of one split: the recipe splits off a fifth of its images to evaluate on",
+        )
     if len(classes) == 1:
         raise BadInputError(
             f"all images in {root} are of one class, {classes[0]!r}",
@@ -105,7 +113,7 @@ def check_sizes(count: int, batch_size: int, ranks: int) -> None:
 
 
 def broken(files: Sequence[Path]) -> str | None:
-    """Name the first image that cannot be read, and why; None where there is none.
+    """Name the first image that cannot be read as 8 bits per channel, and why; None where there is none.
 
     Each is decoded as a whole, a JPEG at an eighth of its size, to find files that are cut short.
     """
@@ -117,6 +125,8 @@ def broken(files: Sequence[Path]) -> str | None:
             with Image.open(file) as image:
                 image.draft("RGB", (1, 1))
                 image.load()
+                if image.mode.startswith(("I", "F")):  # convert() would cut off what is brighter than 255
+                    return f"{file}: it has more than 8 bits per channel ({image.mode}); convert it"
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             return f"{file}: {error}"
     return None

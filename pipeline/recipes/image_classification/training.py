@@ -161,11 +161,11 @@ class _Epochs:
         self._options, self._images, self._accelerator = options, options.images, accelerator
         self._mean, self._std = models.normalization(model)
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        lr, epochs = self._images.lr, self._images.num_epochs
+        lr, steps = self._images.lr, self._images.num_epochs * len(loaders[0])
         optimizer = torch.optim.Adam(trainable, lr=lr / _INITIAL_DIVISOR, fused=True)
-        schedule = OneCycleLR(optimizer, max_lr=lr, epochs=epochs, steps_per_epoch=len(loaders[0]))
+        self._one_cycle = partial(OneCycleLR, optimizer, max_lr=lr, total_steps=steps)
         self._model, self._optimizer, self._train_loader, self._eval_loader, self._schedule = (
-            accelerator.prepare(model, optimizer, *loaders, schedule)
+            accelerator.prepare(model, optimizer, *loaders, self._one_cycle())
         )
         self._epoch_steps = len(self._train_loader)
         self.step = 0
@@ -176,12 +176,21 @@ class _Epochs:
         _register_unwrapping_hooks(accelerator)
 
     def resume(self, checkpoint: str | None) -> int:
-        """Resume from a checkpoint, also from one of another number of ranks; return the step, 0 for None."""
+        """Resume from a checkpoint, and set the learning rate to that of this training's step.
+
+        The checkpoint may be of another number of ranks. Returns the step; 0 for None.
+        """
         if checkpoint:
             self._accelerator.load_state(checkpoint)
             state = json.loads(Path(checkpoint, "trainer_state.json").read_text(encoding="utf-8"))
             # An epoch has other steps if the number of ranks is another one.
             self.step = round(float(state["epoch"]) * self._epoch_steps)
+            # The checkpoint's cycle may be of other epochs, or of another rate or size of a batch.
+            cycle = self._one_cycle()
+            done = min(self.step * self._accelerator.num_processes, cycle.total_steps)
+            cycle.load_state_dict(cycle.state_dict() | {"last_epoch": done - 1, "_step_count": done})
+            cycle.step()
+            self._schedule.scheduler = cycle
         return self.step
 
     def train(self) -> dict[str, float]:

@@ -28,8 +28,9 @@ class Reader:
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._tokenizer.padding_side = "right"
         self._model = AutoModelForQuestionAnswering.from_pretrained(folder, dtype=torch.float32).eval()
-        # The recipe's defaults of --max_seq_length and --doc_stride.
-        self._shape = Shape(usable_length(384, self._tokenizer, self._model.config), 128)
+        # The recipe's defaults of --max_seq_length and --doc_stride, or less if the model takes less.
+        length = usable_length(384, self._tokenizer, self._model.config)
+        self._shape = Shape(length, length // 3)
 
     def answer(self, question: str, context: str, limits: Limits = Limits()) -> Answer:  # noqa: B008 - immutable
         """Answer a question with a part of the context, which may be of any length.

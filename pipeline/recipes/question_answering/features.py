@@ -15,6 +15,8 @@ NO_OFFSET = (-1, -1)
 """Offsets of tokens that are not of the context."""
 NOWHERE = 0
 """The token that stands for "not in this stretch"."""
+MULTIPLE = 8
+"""Tokens of a batch are a multiple of it, which suits the matrix units."""
 _CONTEXT = 1  # number of the context in a pair; the question is 0
 
 
@@ -30,11 +32,12 @@ def usable_length(requested: int, tokenizer: PreTrainedTokenizerBase, config: Pr
     """Return a feature's length in tokens: ``requested``, or less if tokenizer or model take less."""
     positions = getattr(config, "max_position_embeddings", None)
     if not isinstance(positions, int) or positions <= 0:
-        positions = requested
-    elif config.model_type in ("camembert", "longformer", "mpnet", "roberta", "xlm-roberta"):
+        return min(requested, tokenizer.model_max_length)
+    if config.model_type in ("camembert", "longformer", "mpnet", "roberta", "xlm-roberta"):
         # RoBERTa and related models begin to count after the padding token.
         positions -= (config.pad_token_id or 0) + 1
-    return min(requested, tokenizer.model_max_length, positions)
+    # A batch is padded up to a multiple, which must not be more than the positions.
+    return min(requested, tokenizer.model_max_length, positions // MULTIPLE * MULTIPLE)
 
 
 def build(

@@ -9,7 +9,7 @@ Source: Rajpurkar et al. 2016, https://rajpurkar.github.io/SQuAD-explorer/
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,22 +73,41 @@ def splits(path: str | Path) -> dict[str, list[Path]]:
     return by_split
 
 
-def problems(path: str | Path, *, version_2: bool = False) -> list[str]:
+def problems(path: str | Path, *, version_2: bool = False, trains: bool = False) -> list[str]:
     """List all that is wrong with a folder or file; empty: nothing. Parquet files are not read.
 
-    ``version_2``: questions may have no answer, as in SQuAD v2.0.
+    Args:
+        path: The folder or file.
+        version_2: Questions may have no answer, as in SQuAD v2.0.
+        trains: There must be a train split.
     """
     try:
         by_split = splits(path)
     except BadInputError as error:
         return [str(error)]
-    return [
-        problem
-        for split, files in by_split.items()
-        for file in files
-        if file.suffix == ".json"
-        for problem in _scan(file, unanswered=version_2 or split == "test")[1]
-    ]
+    if trains and "train" not in by_split:
+        names = ", ".join(by_split)
+        message = f"{path} holds nothing to train on: by their names, its files are of {names}"
+        return [f"{message}. Name those to train on train*.json"]
+    found: list[str] = []
+    for split, files in by_split.items():
+        ids: list[str] = []
+        for file in files:
+            if file.suffix == ".json":
+                questions, faults = _scan(file, unanswered=version_2 or split == "test")
+                ids += [question.id for question in questions]
+                found += faults
+        if split != "train" and not found and (repeated := repeated_id(ids)):
+            found.append(f"{path}, {split} split: {repeated}")
+    return found
+
+
+def repeated_id(ids: Iterable[Any]) -> str | None:
+    """Say which id names more than one question, and how many; None: each names one."""
+    for name, count in Counter(ids).most_common(1):
+        if count > 1:
+            return f"the id {name!r} names {count} questions"
+    return None
 
 
 def load(path: str | Path, *, unanswered: bool = False) -> list[Question]:
@@ -146,7 +165,12 @@ def _question(record: Any, article: Any, context: str, location: str, answers: R
     question_id, question = _get(record, "id", (str, int), location), _get(record, "question", str, location)
     pairs = answers(record, location) if "answers" in record else []
     texts, starts = tuple(text for text, _ in pairs), tuple(start for _, start in pairs)
-    return Question(str(question_id), str(article.get("title", "")), context, question, texts, starts)
+    title = str(article.get("title", ""))
+    try:
+        "".join([str(question_id), title, context, question, *texts]).encode()
+    except UnicodeEncodeError as error:  # JSON can name half of a character, as \ud83d
+        raise _Malformed(f"{location} has half of a character: {error}") from error
+    return Question(str(question_id), title, context, question, texts, starts)
 
 
 def _objects(record: Any, location: str) -> list[tuple[str, int]]:
@@ -210,9 +234,8 @@ def _faults(questions: Sequence[Question], *, unanswered: bool) -> Iterator[str]
             f"the first is of question {question.id!r}: {text!r} should stand at character {start}, "
             f"where the context has {actual!r}"
         )
-    ((most_common_id, count),) = Counter(question.id for question in questions).most_common(1)
-    if count > 1:
-        yield f"the id {most_common_id!r} names {count} questions"
+    if repeated := repeated_id(question.id for question in questions):
+        yield repeated
     without = [question for question in questions if not question.texts]
     if len(without) == len(questions) and not unanswered:
         yield "no question has an answer"

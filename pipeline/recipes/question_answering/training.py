@@ -12,7 +12,7 @@ from manycpu.pipeline.node.metrics import metrics
 from manycpu.pipeline.recipes.checkpoints import step
 from manycpu.pipeline.recipes.documents import unpad
 from manycpu.pipeline.recipes.lengths import longest_first
-from manycpu.pipeline.recipes.question_answering.features import Shape, build, usable_length
+from manycpu.pipeline.recipes.question_answering.features import MULTIPLE, Shape, build, usable_length
 from manycpu.pipeline.recipes.question_answering.inputs import exclude_padding, load_model, read_data
 from manycpu.pipeline.recipes.question_answering.options import DataOptions, Options
 from manycpu.pipeline.recipes.question_answering.scoring import Limits, Scorer
@@ -46,9 +46,10 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
         train_dataset=prepared["train"].features if "train" in prepared else None,
         eval_dataset=validation_scorer.features if validation_scorer else None,
         processing_class=tokenizer,
-        # Multiples of 8 suit the matrix units; a fixed length suits torch.compile.
-        data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8),
+        data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=MULTIPLE),
         compute_metrics=validation_scorer,
+        # Some models return more than starts and ends, such as BART the states of its encoder.
+        preprocess_logits_for_metrics=lambda scores, _: scores[:2],
     )
     results = _results(options, env, trainer, prepared)
     metrics(results)
@@ -64,21 +65,22 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _chosen_splits(options: Options, splits: dict[str, Dataset]) -> dict[str, Dataset]:
-    """Return the splits to train, evaluate or predict on; set the options do_train and do_eval if not given.
+    """Return the splits to train, evaluate or predict on; without options for it, train and evaluate.
 
     Raises:
         BadInputError: A chosen split does not exist, or no split is chosen.
     """
     training = options.training
     if not options.chosen:
-        training.do_train, training.do_eval = "train" in splits, "validation" in splits
+        training.do_train, training.do_eval = True, "validation" in splits
     chosen = {"train": training.do_train, "validation": training.do_eval, "test": training.do_predict}
     for split, is_chosen in chosen.items():
         if is_chosen and split not in splits:
             raise BadInputError(
                 f"there is no {split} split; there is {', '.join(splits)}",
                 field="run.data",
-                fix=f"Give --{split}_file in run.args, or a data set with a {split} split",
+                fix=f"Give --{split}_file in run.args, or a data set with a {split} split; --do_train, "
+                "--do_eval and --do_predict choose what to do",
             )
     if not any(chosen.values()):
         raise BadInputError(
