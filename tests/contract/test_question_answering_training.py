@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.tiny_bert import NAMES, run, tiny_data, tiny_tokenizer
@@ -158,8 +159,14 @@ def test_a_model_with_more_outputs_than_two_scores_is_evaluated(env: dict[str, s
     from transformers import BartConfig, BartModel
 
     tokenizer = tiny_tokenizer()
-    sizes = {f"{part}_{name}": 1 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
-    tokens = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 3}
+    names = [f"{part}_{name}" for part in ("encoder", "decoder") for name in ("layers", "attention_heads")]
+    sizes: dict[str, Any] = dict.fromkeys(names, 1)
+    tokens: dict[str, Any] = {
+        "pad_token_id": 0,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+        "decoder_start_token_id": 3,
+    }
     config = BartConfig(vocab_size=len(tokenizer), d_model=16, **sizes, **tokens)
     BartModel(config).save_pretrained(tmp_path / "bart")
     tokenizer.save_pretrained(tmp_path / "bart")
@@ -169,7 +176,7 @@ def test_a_model_with_more_outputs_than_two_scores_is_evaluated(env: dict[str, s
 def test_a_model_of_few_positions_is_evaluated_and_asked(env: dict[str, str], tmp_path: Path) -> None:
     from transformers import BertConfig, BertForQuestionAnswering
 
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
     tokenizer, folder = tiny_tokenizer(), tmp_path / "short"
     config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=44, **sizes)
     BertForQuestionAnswering(config).save_pretrained(folder)
