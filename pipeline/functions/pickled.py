@@ -29,6 +29,7 @@ from manycpu.pipeline.functions.program import (
     script_name,
     write_program,
 )
+from manycpu.pipeline.node import accelerate_world
 from manycpu.pipeline.node.function import FUNCTION, NOTES, versions
 from manycpu.pipeline.spec.errors import BadInputError, require
 
@@ -269,6 +270,8 @@ def _own_of_each_process(obj: Any) -> tuple[Any, ...] | None:
     """Return how to make a new object in place of one that each process has of its own, else None."""
     if obj is os.environ:
         return getattr, (os, "environ")
+    if _is_partial_state(obj):  # of TrainingArguments, which ask it for the rank
+        return accelerate_world.own_state, (type(obj),)
     if is_held(obj) is False:  # a free lock
         if type(obj) in _LOCKS:
             return _LOCKS[type(obj)], ()
@@ -324,9 +327,11 @@ def _reason_against(value: Any) -> str | None:
 def _reason_within(value: Any) -> str | None:
     """Return why no object that travels may have a value in it; None if no reason is known."""
     # It may: cloudpickle copies the text of an open file, and TrainingArguments always have a state.
-    if isinstance(value, io.IOBase) or type(value).__name__ == "PartialState":
-        return None
-    return _reason_against(value)
+    return None if isinstance(value, io.IOBase) or _is_partial_state(value) else _reason_against(value)
+
+
+def _is_partial_state(value: Any) -> bool:
+    return (type(value).__module__, type(value).__name__) == ("accelerate.state", "PartialState")
 
 
 def _innermost_unpicklable(name: str, value: Any, depth: int = _MAX_DEPTH) -> tuple[str, str] | None:

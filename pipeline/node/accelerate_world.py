@@ -56,6 +56,13 @@ def _state() -> dict[str, Any]:
     return getattr(state, "_shared_state", {})
 
 
+def own_state(kind: Any) -> Any:
+    """Make an object of a state of Accelerate, such as PartialState, which shares this process's state."""
+    state = kind.__new__(kind)
+    state.__dict__ = kind._shared_state  # noqa: SLF001 - as its __init__ does
+    return state
+
+
 def set_backend(backend: str) -> None:
     """Set the backend in Accelerate's state, which begins with a default of its own."""
     shared = _state()

@@ -403,3 +403,15 @@ def _folder(tmp_path: Path) -> Path:
     folder = tmp_path / "written"
     folder.mkdir()
     return folder
+
+
+def test_training_arguments_of_a_cell_know_the_ranks_of_the_process_that_reads_them(tmp_path: Path) -> None:
+    from accelerate import PartialState
+    from transformers import TrainingArguments
+
+    arguments = dumps(TrainingArguments(str(tmp_path), use_cpu=True, report_to=[]))
+    vars(PartialState())["num_processes"] = 2  # what all states of a process share
+    try:
+        assert pickle.loads(arguments).world_size == 2  # noqa: S301 - our own
+    finally:
+        PartialState._reset_state()  # noqa: SLF001 - there is no other way
