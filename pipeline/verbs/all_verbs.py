@@ -3,7 +3,7 @@
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,14 @@ from typing import Any
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.listeners import Guarded, RunListener, Silent
 from manycpu.pipeline.run_report import Report
-from manycpu.pipeline.spec.errors import BadInputError, CancelledError, ManycpuError, RunGoneError
+from manycpu.pipeline.spec.errors import (
+    BadInputError,
+    CancelledError,
+    Finding,
+    ManycpuError,
+    RunGoneError,
+    raise_findings,
+)
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.targets import Target
@@ -25,7 +32,7 @@ from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.cleanup import cleanup, only_cleanup_is_left
 from manycpu.pipeline.verbs.export import export
 from manycpu.pipeline.verbs.launch import attach, edited, launch
-from manycpu.pipeline.verbs.prepare import prepare
+from manycpu.pipeline.verbs.prepare import SOURCES, prepare
 from manycpu.pipeline.verbs.report import conclude as conclude_run
 from manycpu.pipeline.verbs.report import read_report, remember, report_path
 from manycpu.pipeline.verbs.stage import stage
@@ -113,8 +120,10 @@ def run_all(ctx: RunContext, listener: RunListener, trained: Trained | None = No
     holder = process.handle_of_this_process(Path(), ctx.name, 0)
     try:
         with _reporting(listener, "prepare"):
-            for finding in prepare(ctx, holder):
-                listener.finding(finding)
+            findings = prepare(ctx, holder)
+            for finding in findings:
+                if not finding.fatal:
+                    listener.finding(finding)
     except KeyboardInterrupt as interrupt:
         # Another process may have begun this run in the meantime: then that process cleans it up.
         if not begun_before and (
@@ -123,7 +132,7 @@ def run_all(ctx: RunContext, listener: RunListener, trained: Trained | None = No
             _clean_up(ctx)
         raise CancelledError("interrupted; nothing was launched") from interrupt
     with _naming_what_stays(ctx):
-        return _after_prepare(ctx, listener, trained)
+        return _after_prepare(ctx, listener, findings, trained)
 
 
 def _only_clean_up(ctx: RunContext, listener: RunListener, trained: Trained | None) -> Report:
@@ -157,7 +166,9 @@ def _naming_what_stays(ctx: RunContext) -> Iterator[None]:
         raise CancelledError("interrupted while it cleaned up", fix=fix) from again
 
 
-def _after_prepare(ctx: RunContext, listener: RunListener, trained: Trained | None) -> Report:
+def _after_prepare(
+    ctx: RunContext, listener: RunListener, findings: Sequence[Finding], trained: Trained | None
+) -> Report:
     """Run the verbs from stage to export, then clean up and return the report.
 
     If a verb fails while the training may still run, its error is raised without a clean-up. After a Ctrl-C,
@@ -165,7 +176,7 @@ def _after_prepare(ctx: RunContext, listener: RunListener, trained: Trained | No
     """
     failure: BaseException | None = None
     try:
-        handle = _stage_to_wait(ctx, listener)
+        handle = _stage_to_wait(ctx, listener, findings)
         _tell_trained(ctx, handle, trained)
         with _reporting(listener, "export"):
             export(ctx, handle, listener.progress)
@@ -275,17 +286,29 @@ def _tell_trained(ctx: RunContext, handle: Handle, trained: Trained | None) -> N
         ctx.ledger.take_up()  # of a run that was kept already: its time begins again
 
 
-def _stage_to_wait(ctx: RunContext, listener: RunListener) -> Handle:
+def _stage_to_wait(ctx: RunContext, listener: RunListener, findings: Sequence[Finding]) -> Handle:
     """Run the verbs stage, build, launch and wait; return the handle of the attempt, which succeeded.
 
-    Nothing is staged or built if the present attempt runs or has succeeded.
+    If a source cannot be read any more, attach to the attempt that was started with it, if that runs or has
+    succeeded.
     """
-    present = attach(ctx)
-    if present is None:
+    present: Handle | None = None
+    try:
+        raise_findings(findings)
         with _reporting(listener, "stage"):
             staged = stage(ctx, listener.progress)
         with _reporting(listener, "build"):
             built = build(ctx)
+    except ManycpuError as error:
+        is_of_source = error.field in SOURCES or any(finding.fatal for finding in findings)
+        present = attach(ctx) if is_of_source else None
+        if present is None:
+            raise
+        _LOG.warning("%s", error)
+        with ctx.ledger.update() as entry:  # the run has not failed by what it did without
+            for verb in {"stage", "build"} & entry.verbs.keys():
+                if entry.verbs[verb].result == "failed":
+                    entry.verbs[verb].result, entry.verbs[verb].error = "skipped", None
     with _reporting(listener, "launch"):
         handle, attached = (present, True) if present else launch(ctx, staged, built)
         if attached and _may_still_train(ctx):

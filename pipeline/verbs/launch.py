@@ -45,11 +45,11 @@ def attach(ctx: RunContext) -> Handle | None:
     """
     if not ctx.ledger.exists():
         return None
-    handle = attachable(ctx, ctx.ledger.read())
-    if handle is None:
-        return None
     with ctx.ledger.update() as entry:
         join(ctx, entry, "train")
+    handle = attachable(ctx, entry)
+    if handle is None:
+        return None
     with _launching(ctx) as record:
         end_if_cancelled(ctx, handle.attempt)
         record.result = "reused"

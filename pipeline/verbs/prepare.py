@@ -1,6 +1,7 @@
 """prepare: check the run, claim its output and create its ledger, before anything starts."""
 
 import time
+from typing import Final
 
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec.errors import Finding, ForeignRunError, raise_findings
@@ -12,27 +13,30 @@ from manycpu.pipeline.verbs.cleanup import end_expired
 from manycpu.pipeline.verbs.launch import attachable
 from manycpu.pipeline.verbs.preflight import preflight
 
+SOURCES: Final = ("run.data", "run.model", "run.program", "run.code")
+"""Fields of what an attempt no longer needs when it runs: it has copies."""
+
 
 def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Finding]:
     """Run preflight, remove expired runs, claim the output, and create the ledger.
-
-    Preflight is left out for a holder that will attach: what was staged may be gone at its source.
 
     Args:
         ctx: The run.
         holder: The process that runs all verbs of the run; None: several processes work in turn.
 
     Returns:
-        Warnings: of preflight, and about expired runs that cannot be removed.
+        Warnings: of preflight, and about expired runs that cannot be removed. For a holder whose training
+        runs already, also fatal findings of ``SOURCES``, which count if another attempt must start.
 
     Raises:
         BadInputError: Preflight has fatal findings, or another run has the output; nothing was started.
         ForeignRunError: Another process runs all verbs of this run.
     """
     started = time.monotonic()
-    begun = holder is not None and ctx.ledger.exists()
-    findings = [] if begun and attachable(ctx, ctx.ledger.read()) else preflight(ctx)
-    raise_findings(findings)
+    findings = preflight(ctx)
+    others = [finding for finding in findings if finding.field not in SOURCES]
+    begun = holder is not None and others != findings and ctx.ledger.exists()
+    raise_findings(others if begun and attachable(ctx, ctx.ledger.read()) else findings)
     findings += ctx.driver.remove_expired(ctx, ctx.ledger.now(), end_expired)
     try:
         claim(ctx, holder)

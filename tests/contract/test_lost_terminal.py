@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import yaml
 from support.killable_programs import Program
+from support.local_runs import on_this_machine
 from support.waiting import processes_of, until
 
 from manycpu.pipeline import train
 from manycpu.pipeline.listeners import Silent
 from manycpu.pipeline.run_report import Report
+from manycpu.pipeline.verbs.cancel import cancel
 
 pytestmark = pytest.mark.usefixtures("home", "light_torch", "no_process_left")
 Script = Callable[..., str]
@@ -221,7 +223,7 @@ def started(training: Training) -> Program[bytes]:
     return running
 
 
-def test_a_later_command_with_other_data_attaches_and_says_so(training: Training) -> None:
+def test_a_later_command_with_data_that_cannot_be_read_attaches_and_says_so(training: Training) -> None:
     started(training)
     fields = yaml.safe_load(training.file.read_text())["run"]
     fields |= {"data": "hf://datasets/nobody/nothing"}
@@ -230,8 +232,26 @@ def test_a_later_command_with_other_data_attaches_and_says_so(training: Training
     training.open_gate()
     printed = again.communicate(timeout=300)[0].decode()
     is_done(training, again)
+    assert "was not staged" in printed
     assert "run.data: attempt 1 was started with something else" in printed
     assert training.report().attempts == 1
+
+
+@pytest.mark.parametrize("output", ["memory://out", "home/runs/out"])
+def test_a_later_command_with_an_output_that_keeps_nothing_leaves_the_training(
+    training: Training, home: Path, output: str
+) -> None:
+    started(training)
+    training.program.unlink()
+    fields = yaml.safe_load(training.file.read_text())["run"] | {"output": output}
+    training.file.write_text(yaml.safe_dump({"run": fields}))
+    again = training.begin(stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    printed = again.communicate(timeout=300)[0].decode()
+    assert again.returncode == 2
+    assert "run.output" in printed
+    assert training.trains()
+    (ctx,) = on_this_machine(home)
+    cancel(ctx, by="the test")
 
 
 def test_a_ledger_that_cannot_be_read_for_a_while_ends_the_command_and_no_training(
