@@ -248,13 +248,10 @@ class _UsedStatements:
         for name in sorted(globals_of(_compile(*self.future_imports, statement))):
             if not self._is_builtin(name):
                 self._add(name)
-        # What only annotations name is needed to run, if libraries read them; else it may stay behind.
+        # Libraries look for these among the annotations, such as `ClassVar`; ranks need not have others.
         for name in sorted(_names_in_read_annotations(statement) & self._defined_in_file.keys()):
-            before = self.by_name.copy(), self.modules.copy()
-            try:
+            if all(map(_is_import_for_fields, self._defined_in_file[name])):
                 self._add(name)
-            except BadInputError:
-                self.by_name, self.modules = before
 
     def _is_builtin(self, name: str) -> bool:
         """Whether a name is one of Python's own, which the file does not define, nor import by a star."""
@@ -410,6 +407,15 @@ def _compile(*statements: ast.stmt) -> CodeType:
 def _bound_name(alias: ast.alias) -> str:
     """Return the name that an import assigns: ``os`` for ``os.path``, or what follows ``as``."""
     return alias.asname or alias.name.partition(".")[0]
+
+
+def _is_import_for_fields(statement: ast.stmt) -> bool:
+    """Whether a statement imports from Python's own libraries, or from those that define fields."""
+    names = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
+    if isinstance(statement, ast.ImportFrom) and not statement.level:
+        names.append(statement.module or "")
+    known = _FIELD_LIBRARIES | sys.stdlib_module_names | {"typing_extensions"}
+    return bool(names) and all(name.partition(".")[0] in known for name in names)
 
 
 def _names_in_read_annotations(statement: ast.stmt) -> set[str]:

@@ -247,6 +247,10 @@ def test_early_stopping_keeps_the_best_model(env: dict[str, str], tmp_path: Path
     again = run(env | {"MANYCPU_OUTPUT": str(tmp_path / "again")}, *options)  # as after a failed export
     assert again["resumed_from_step"] == again["train_steps"] == found["train_steps"]
     assert again["eval_loss"] == pytest.approx(found["eval_loss"], rel=1e-5)
+    last = Path(env["MANYCPU_CHECKPOINTS"], f"checkpoint-{found['train_steps']}")
+    folders = {"MANYCPU_CHECKPOINTS": str(tmp_path / "own"), "MANYCPU_OUTPUT": str(tmp_path / "of_other")}
+    other = run(env | folders | {"MANYCPU_RESUME_FROM": str(last)}, *options)
+    assert other["train_steps"] > found["train_steps"]  # it counts its own evaluations alone
 
 
 def test_conversations_are_trained_on_their_answers_alone(env: dict[str, str], tmp_path: Path) -> None:
