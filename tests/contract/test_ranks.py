@@ -208,7 +208,7 @@ def test_preflight_refuses_an_argument_that_mpirun_takes_for_a_separator(
 ) -> None:
     run = {"program": str(write("")), "output": str(tmp_path / "out"), "args": ["a", ":"]}
     target = {"kind": "local", "launch": "mpirun", "directory": str(tmp_path / "home")}
-    found = findings(open_context(run, target, "test", base=tmp_path))
+    found = findings(open_context(run, target, "test", base=tmp_path))  # type: ignore[arg-type]
     assert [finding.field for finding in found if finding.fatal] == ["run.args"]
 
 
