@@ -162,8 +162,8 @@ class Connection:
             ) from error
         except _BROKEN as error:
             raise self._no_answer(error) from error
-        except requests.RequestException as error:  # such as redirects without end
-            raise self.no_registry(_cause(error)) from error
+        except requests.RequestException as error:
+            raise self._no_call(error) from error
 
     def _answer(self, response: requests.Response, scopes: Scopes) -> bool:
         """Log in as a refusal (401) asks: fetch a token, or begin to send the login with each request.
@@ -201,8 +201,8 @@ class Connection:
                 response = self._session.get(realm, params=query, auth=auth, **common)
         except _BROKEN as error:
             raise self._no_answer(error) from error
-        except requests.RequestException as error:  # the realm is no URL
-            raise self.no_registry(_cause(error)) from error
+        except requests.RequestException as error:  # such as a realm that is no URL
+            raise self._no_call(error) from error
         if not response.ok:
             raise self._refusal(response, "token")
         try:
@@ -237,6 +237,16 @@ class Connection:
             f"{self.host} is no registry: {why}",
             field="target.registry",
             fix="See that the registry's name is right",
+        )
+
+    def _no_call(self, error: Exception) -> RegistryError:
+        """Build the error for a call that cannot be made, or that redirects lead nowhere."""
+        if isinstance(error, requests.TooManyRedirects):
+            return self.no_registry(_cause(error))
+        return RegistryError(
+            f"registry {self.host} cannot be called: {_cause(error)}",
+            field="target.registry",
+            fix="See that its name is right, and HTTP_PROXY and HTTPS_PROXY in the environment",
         )
 
     def _no_answer(self, error: Exception) -> TransientError:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from manycpu.pipeline.adapters import commands
 from manycpu.pipeline.spec.errors import BadInputError, LaunchError
+from manycpu.pipeline.spec.image import Reference
 
 _DOCKER_HUB: Final = ("docker.io", "index.docker.io", "registry-1.docker.io")
 _HELPER_TIMEOUT_S: Final = 30
@@ -78,12 +79,9 @@ def from_config(config: Mapping[str, Any], registry: str) -> Login | None:
     Raises:
         BadInputError: The entry cannot be read, or the helper fails.
     """
-    auths = config.get("auths", {})
-    # The shortest first: it is that of the whole registry.
-    others = sorted((key for key in auths if _fits(key, registry)), key=lambda key: len(_no_scheme(key)))
-    for key in dict.fromkeys((*_config_keys(registry), *others)):
+    for key in _config_keys(registry):
         helper = config.get("credHelpers", {}).get(key) or config.get("credsStore")
-        entry = auths.get(key)
+        entry = config.get("auths", {}).get(key)
         if entry and (login := _login(entry, key)):
             return login
         if helper and (login := _from_helper(helper, key)):
@@ -91,23 +89,28 @@ def from_config(config: Mapping[str, Any], registry: str) -> Login | None:
     return None
 
 
-def from_secret(secret: Mapping[str, Any], registry: str) -> Login | None:
-    """Find a registry's login in a Secret of type kubernetes.io/dockerconfigjson; None: it has none.
+def from_secret(secret: Mapping[str, Any], image: Reference) -> Login | None:
+    """Find an image's login in a Secret of type kubernetes.io/dockerconfigjson; None: it has none.
 
     Raises:
-        BadInputError: The Secret, or its entry for the registry, cannot be read.
+        BadInputError: The Secret, or its entry for the image, cannot be read.
     """
     name = secret.get("metadata", {}).get("name")
     try:
-        config = _parse(base64.b64decode(secret["data"][".dockerconfigjson"]))
+        auths = _parse(base64.b64decode(secret["data"][".dockerconfigjson"])).get("auths", {})
     except (KeyError, TypeError, ValueError):
         raise BadInputError(
             f"Secret {name} of type {secret.get('type')} has no docker config in it",
             field="target.pull_secret",
-            fix=f"Recreate it: kubectl create secret docker-registry {name} --docker-server={registry} ...",
+            fix=f"Recreate it: kubectl create secret docker-registry {name} "
+            f"--docker-server={image.registry} ...",
         ) from None
     # Without helpers: a Secret must not choose programs of this machine.
-    return from_config({"auths": config.get("auths", {})}, registry)
+    keys = [key for key in auths if auths[key] and _fits(key, image)]
+    # The longest path first, and an asterisk last, as kubelets do.
+    keys.sort(key=lambda key: (len(_host_and_path(key)[1]), "*" not in key), reverse=True)
+    logins = (_login(auths[key], key) for key in keys)
+    return next(filter(None, logins), None)
 
 
 def _config_keys(registry: str) -> tuple[str, ...]:
@@ -117,18 +120,24 @@ def _config_keys(registry: str) -> tuple[str, ...]:
     return (registry, f"https://{registry}", f"http://{registry}", f"https://{registry}/v1/")
 
 
-def _fits(key: str, registry: str) -> bool:
-    """Whether a key of docker's config has the host of a registry.
+def _fits(key: str, image: Reference) -> bool:
+    """Whether a key of a Secret is one for an image, as Kubernetes compares them.
 
-    It may have a path, and an asterisk in a part of the host, as Kubernetes allows.
+    It may have a path of whole parts, and an asterisk in a part of the host.
     """
-    parts = _no_scheme(key).partition("/")[0].split(".")
-    hosts = [host.split(".") for host in (_DOCKER_HUB if registry in _DOCKER_HUB else (registry,))]
-    return any(len(parts) == len(host) and all(map(fnmatchcase, host, parts)) for host in hosts)
+    key_host, path = _host_and_path(key)
+    parts = key_host.split(".")
+    names = _DOCKER_HUB if image.registry in _DOCKER_HUB else (image.registry,)
+    hosts = [host.split(".") for host in names]
+    is_host = any(len(parts) == len(host) and all(map(fnmatchcase, host, parts)) for host in hosts)
+    return is_host and f"{image.repository}/".startswith(path)
 
 
-def _no_scheme(key: str) -> str:
-    return key.rpartition("://")[2]
+def _host_and_path(key: str) -> tuple[str, str]:
+    """Split a key of a Secret into its host and the beginning of repositories; empty: all of them."""
+    host, _, path = key.rpartition("://")[2].partition("/")
+    path = f"{path.strip('/')}/".lstrip("/")
+    return host, path.removeprefix("v1/").removeprefix("v2/")
 
 
 def _login(entry: Mapping[str, str], key: str) -> Login | None:

@@ -106,7 +106,8 @@ def _mpich(run: TrainingRun, remote: BareMetal | None, placement: Placement, nam
     """Build options, variables and hostfile for MPICH's mpirun; arguments as in ``_DIALECTS``."""
     binding = ["-bind-to", "none"]  # the node's CPU plan decides where threads run
     if remote is None:  # the ranks run on this machine
-        return _Dialect([*binding, "-launcher", "fork"], {})
+        # The host is named, as a scheduler's allocation (such as Slurm's) would name others.
+        return _Dialect([*binding, "-launcher", "fork", "-hosts", "localhost"], {})
     ssh_program, ssh_options = _ssh_command(remote)
     # Renamed between versions 3 and 4; each version ignores the other name.
     env = dict.fromkeys(("HYDRA_LAUNCHER_EXTRA_ARGS", "HYDRA_LAUNCH_EXTRA_ARGS"), ssh_options)
@@ -184,7 +185,11 @@ def _hydra_options(run: TrainingRun, placement: Placement, names: list[str]) -> 
         BadInputError: The name of a variable has a comma in it.
     """
     if split := next((name for name in names if "," in name), None):
-        raise BadInputError(f"mpirun splits the name {split!r} at its comma", field="run.env")
+        raise BadInputError(
+            f"mpirun splits the name {split!r} at its comma",
+            field="run.env",
+            fix="Give the variable a name without a comma",
+        )
     return [
         "-f",
         f"{placement.attempt_directory}/{HOSTFILE}",

@@ -32,7 +32,7 @@ _AMD64: Final = ("linux", "amd64")
 _PLATFORM: Final = {"TARGETOS": "linux", "TARGETARCH": "amd64", "TARGETPLATFORM": "linux/amd64"}
 """The values of variables that builders set by themselves."""
 _ARGUMENTS: Final = re.compile(r"(?i)^\s*ARG\s+(.*)")
-_ARGUMENT: Final = re.compile(r"(\w+)(?:=(\"[^\"]*\"|'[^']*'|\S*))?")
+_ARGUMENT: Final = re.compile(r"(\w+)(=(?:\"[^\"]*\"|'[^']*'|\S*))?")
 _STEP: Final = r"^\s*(?:ONBUILD\s+)?(?:RUN|COPY|ADD)\b"
 _HERE_DOCUMENTS: Final = re.compile(
     rf"(?im)({_STEP}.*[ \t]\d*<<-?(['\"]?)([\w.-]+)\2(?:[ \t].*)?)\n(?:.*\n)*?\t*\3$"
@@ -41,7 +41,7 @@ _CONTINUATION: Final = re.compile(r"\\[ \t]*\n")
 _FROM: Final = re.compile(r"(?i)^\s*FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*$")
 _NEEDS_BUILDKIT: Final = re.compile(rf"(?i){_STEP}\s+(?:--\S+\s+)*--(?:mount|chmod|link)\b")
 _STEP_LINE: Final = re.compile(rf"(?i){_STEP}")
-_COPIED_FROM: Final = re.compile(r"(?:\s--|[=,])from=([^\s,]+/[^\s,]+)")
+_COPIED_FROM: Final = re.compile(r"(?:\s--|[=,])from=[\"']?([^\s,\"']+/[^\s,\"']+)")
 _VARIABLE: Final = re.compile(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))")
 
 
@@ -286,7 +286,8 @@ def base_images(text: str, arguments: Mapping[str, str]) -> list[str]:
             stages.add((stage[2] or "").lower())
         elif (words := _ARGUMENTS.match(line)) and not in_stage:  # later ones count in their own stage only
             for name, default in _ARGUMENT.findall(words[1]):
-                values[name] = arguments.get(name, _with_values(default.strip("\"'"), values))
+                if default or name in arguments:  # else builders keep the value that it has
+                    values[name] = arguments.get(name, _with_values(default[1:].strip("\"'"), values))
     return images
 
 

@@ -29,6 +29,8 @@ from support.waiting import until
 
 from manycpu.pipeline.spec.cpu_plan import CpuRequest, plan
 from manycpu.pipeline.spec.machine import Machine
+from manycpu.pipeline.targets.machines.preflight import findings
+from manycpu.pipeline.targets.open_run import open_context
 
 pytestmark = pytest.mark.usefixtures("nothing_runs_afterwards")
 
@@ -191,12 +193,23 @@ def test_torchrun_restarts_ranks_that_had_met(write: Callable[[str], Path]) -> N
 def test_in_an_allocation_of_slurm_the_ranks_of_this_machine_stay_here(
     family: str, write: Callable[[str], Path]
 ) -> None:
-    manifest = manifest_of(family, write("print('trained')"), env=LIGHT)
-    allocation = {"JOB_ID": "1", "JOBID": "1", "NNODES": "1", "TASKS_PER_NODE": "1"}
-    allocation |= {"NODELIST": "node7", "JOB_NODELIST": "node7", "JOB_NUM_NODES": "1"}
+    program = write("import os\nprint(f'local {os.environ[\"LOCAL_RANK\"]}')")
+    manifest = manifest_of(family, program, env=LIGHT)
+    allocation = {"JOB_ID": "1", "JOBID": "1", "NNODES": "2", "TASKS_PER_NODE": "1(x2)", "JOB_NUM_NODES": "2"}
+    allocation |= dict.fromkeys(("NODELIST", "JOB_NODELIST"), "node[7-8]")
     env = {f"SLURM_{name}": value for name, value in allocation.items()} | manifest["env"]
     ended = execute(manifest["argv"], env, Path(manifest["cwd"]))
     assert [event["host"] for event in ended.events("proof")] == [socket.gethostname()] * 2, ended.out
+    assert {"local 0", "local 1"} <= set(ended.texts())
+
+
+def test_preflight_refuses_an_argument_that_mpirun_takes_for_a_separator(
+    write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    run = {"program": str(write("")), "output": str(tmp_path / "out"), "args": ["a", ":"]}
+    target = {"kind": "local", "launch": "mpirun", "directory": str(tmp_path / "home")}
+    found = findings(open_context(run, target, "test", base=tmp_path))  # type: ignore[arg-type]
+    assert [finding.field for finding in found if finding.fatal] == ["run.args"]
 
 
 @pytest.mark.parametrize("family", MPIRUNS)

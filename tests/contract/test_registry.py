@@ -284,6 +284,15 @@ def test_a_website_is_no_registry(repository: Open, status: int, call: str) -> N
         getattr(repository(host, "ml/train"), call)(*([] if call == "check_push" else ["one"]))
 
 
+@pytest.mark.parametrize("proxy", ["http://", "http://[a"])
+def test_a_proxy_that_is_none_is_not_the_fault_of_the_registrys_name(
+    repository: Open, proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", proxy)
+    with pytest.raises(RegistryError, match=r"registry a\.test cannot be called: .*HTTP_PROXY"):
+        repository("a.test", "ml/train").digest("one")
+
+
 def test_a_manifest_may_come_with_a_character_set(repository: Open) -> None:
     made = image()
     manifest = {name: value for name, value in made.manifest.items() if name != "mediaType"}

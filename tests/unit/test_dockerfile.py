@@ -21,6 +21,8 @@ from manycpu.pipeline.spec.image import base_images, copied_images
         ("FROM a\nRUN echo \\ \n  && cat <<EOF\nFROM b\nEOF\n", ["a"]),
         ("FROM a AS Build\nFROM build AS x\nFROM X", ["a"]),
         ("FROM a AS base-amd64\nFROM base-${TARGETARCH}", ["a"]),
+        ("ARG TARGETARCH\nARG V=12\nARG V\nFROM debian:${V}-${TARGETARCH}", ["debian:12-amd64"]),
+        ("ARG V=12\nARG V=\nFROM debian:${V:-13}", ["debian:13"]),
         ('ARG V=12\nFROM "debian:${V}"', ["debian:12"]),
         ("FROM a\nRUN cat <<<EOF && echo $((1<<2)) <<none\nFROM b", ["a", "b"]),
     ],
@@ -35,8 +37,9 @@ def test_images_that_files_are_copied_from() -> None:
     COPY --link --from=b.test/uv:1 /uv /bin/
     COPY --from=build / /
     RUN --mount=type=bind,from=c.test/data,target=/d --mount=from=d.test/more,target=/m true
+    COPY --from="e.test/quoted" / /
     """
-    assert copied_images(text) == ["b.test/uv:1", "c.test/data", "d.test/more"]
+    assert copied_images(text) == ["b.test/uv:1", "c.test/data", "d.test/more", "e.test/quoted"]
 
 
 def test_arguments_win_over_defaults() -> None:

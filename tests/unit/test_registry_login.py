@@ -16,8 +16,17 @@ from manycpu.pipeline.adapters.registry_login import (
     write_docker_settings,
 )
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.image import Reference
 
 PAIR = base64.b64encode(b"user:pass:word").decode()
+
+
+def secret(config: object) -> dict[str, Any]:
+    return {"data": {".dockerconfigjson": base64.b64encode(json.dumps(config).encode()).decode()}}
+
+
+def image(name: str = "a.test/ml/train") -> Reference:
+    return Reference.parse(name, "target.image")
 
 
 @pytest.mark.parametrize("key", ["a.test", "https://a.test", "https://a.test/v1/"])
@@ -29,26 +38,31 @@ def test_a_registry_is_found_however_docker_wrote_it(key: str) -> None:
 @pytest.mark.parametrize(
     ("key", "registry"),
     [
+        ("a.test", "a.test"),
         ("https://a.test/", "a.test"),
+        ("https://a.test/v1/", "a.test"),
         ("https://a.test/v2/", "a.test"),
         ("a.test/ml", "a.test"),
         ("*.azurecr.io", "me.azurecr.io"),
+        ("https://index.docker.io/v1/", "docker.io"),
         ("https://index.docker.io/v2/", "docker.io"),
         ("https://docker.io", "docker.io"),
     ],
 )
-def test_a_key_may_have_what_kubernetes_accepts(key: str, registry: str) -> None:
-    config = {
-        "auths": {"a.test.other": {"auth": "%"}, "*.test.azurecr.io": {"auth": "%"}, key: {"auth": PAIR}}
-    }
-    secret = {"data": {".dockerconfigjson": base64.b64encode(json.dumps(config).encode()).decode()}}
-    assert from_secret(secret, registry) == from_config(config, registry) == Login("user", "pass:word")
-    assert from_secret(secret, "b.test") is None
+def test_a_secrets_key_may_have_what_kubernetes_accepts(key: str, registry: str) -> None:
+    bad = {"auth": "%"}
+    found = secret(
+        {"auths": {"a.test.other": bad, "*.test.azurecr.io": bad, "a.test/m": bad, key: {"auth": PAIR}}}
+    )
+    assert from_secret(found, image(f"{registry}/ml/train")) == Login("user", "pass:word")
+    assert from_secret(found, image("b.test/ml/train")) is None
 
 
-def test_the_whole_registrys_login_wins_over_that_of_a_path() -> None:
-    auths = {"a.test/ml": {"username": "path"}, "https://a.test/": {"username": "whole"}}
-    assert from_config({"auths": auths}, "a.test") == Login("whole")
+def test_an_image_gets_the_login_of_its_own_path() -> None:
+    auths = {key: {"username": key} for key in ("*.test", "a.test", "a.test/other", "a.test/ml", "a.test/m")}
+    assert from_secret(secret({"auths": auths}), image("a.test/ml/train")) == Login("a.test/ml")
+    assert from_secret(secret({"auths": auths}), image("a.test/train")) == Login("a.test")
+    assert from_config({"auths": {"a.test/ml": {"auth": "%"}}}, "a.test") is None
 
 
 def test_docker_hub_has_a_key_of_its_own() -> None:
@@ -84,9 +98,8 @@ def test_a_config_of_another_form_is_told(text: str, tmp_path: Path) -> None:
     file.write_text(text)
     with pytest.raises(BadInputError, match=r"target\.registry_connection.*config.*cannot be read"):
         from_config(docker_config(str(file)), "a.test")
-    secret = {"data": {".dockerconfigjson": base64.b64encode(text.encode()).decode()}}
     with pytest.raises(BadInputError):
-        from_secret(secret, "a.test")
+        from_secret(secret(json.loads(text)), image())
 
 
 @pytest.mark.parametrize("config", [{"credHelpers": {"a.test": "tests"}}, {"credsStore": "tests"}])
@@ -136,14 +149,12 @@ def test_a_helper_that_is_not_there_is_named() -> None:
 
 def test_a_pull_secret_is_read_and_its_helpers_are_not_run() -> None:
     config = {"auths": {"a.test": {"username": "u", "password": "p"}}, "credsStore": "absent"}
-    secret = {"data": {".dockerconfigjson": base64.b64encode(json.dumps(config).encode()).decode()}}
-    assert from_secret(secret, "a.test") == Login("u", "p")
-    assert from_secret(secret, "b.test") is None
+    assert from_secret(secret(config), image()) == Login("u", "p")
 
 
 def test_a_secret_of_another_kind_is_told() -> None:
     with pytest.raises(BadInputError, match=r"Secret token of type Opaque has no docker config"):
-        from_secret({"metadata": {"name": "token"}, "type": "Opaque", "data": {}}, "a.test")
+        from_secret({"metadata": {"name": "token"}, "type": "Opaque", "data": {}}, image())
 
 
 def test_what_is_shown_of_a_login_has_no_secret() -> None:

@@ -14,8 +14,10 @@ from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec import memory_estimate
 from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError, install
 from manycpu.pipeline.spec.machine import Machine, has_bf16
+from manycpu.pipeline.spec.placement import Mpi
 from manycpu.pipeline.spec.targets import BareMetal, Local
 from manycpu.pipeline.targets.machines.context import MachineContext, directory_of, home_of
+from manycpu.pipeline.targets.machines.launch import objects
 
 
 def findings(ctx: MachineContext) -> Iterator[Finding]:
@@ -89,14 +91,20 @@ def _check_environment(ctx: MachineContext) -> Iterator[Finding]:
 
 
 def _check_mpirun(ctx: MachineContext) -> Iterator[Finding]:
-    """For the launch kind ``mpirun``, check that this machine has an MPI, and check every host."""
+    """For the launch kind ``mpirun``, check this machine's MPI, every host, and the command for mpirun."""
     if ctx.target.launch != "mpirun":
         return
     try:
-        mpi_here = mpi.find(ctx.target.mpi)
+        found = [*_check_hosts(ctx, mpi.find(ctx.target.mpi))]
+        yield from found
+        if not any(finding.fatal for finding in found):  # it asks the first host once more
+            objects(ctx)
     except (BadInputError, LaunchError) as error:
         yield Finding(error.field or "target.mpi", error.message, error.fix or "Install Intel MPI: impi-rt")
-        return
+
+
+def _check_hosts(ctx: MachineContext, mpi_here: Mpi) -> Iterator[Finding]:
+    """Check the hosts of a hostfile, if there is one."""
     if isinstance(ctx.target, BareMetal):
         with suppress(BadInputError, LaunchError):
             estimated = memory_estimate.estimate(ctx.run, ctx.base)

@@ -78,8 +78,8 @@ def access(ctx: "ClusterContext", build: Build, opened: Registries) -> dict[str,
     images = (*build.recipe.copied, *build.recipe.references.values(), build.reference)
     hosts = {image.registry: image for image in images}  # host -> an image of it
     auths: dict[str, object] = {}
-    for host in sorted(hosts):
-        if login := opened.login(host):
+    for host, image in sorted(hosts.items()):
+        if login := opened.login(image):
             auths |= login.as_config(host)["auths"]
     plain = [host for host, image in hosts.items() if opened.repository(image).connection.plain]
     files = {"config.json": json.dumps({"auths": auths})}

@@ -85,9 +85,9 @@ def _check_pull_secret(ctx: "ClusterContext", _: Registries) -> Iterator[Finding
     if secret.get("type") != _DOCKER_CONFIG:
         yield _no_pull_secret(name, f"is of type {secret.get('type')}, not {_DOCKER_CONFIG}")
         return
-    for host in sorted({reference.registry for _, reference in _pulled_images(ctx)}):
-        if from_secret(secret, host) is None:
-            yield _no_pull_secret(name, f"has no login for registry {host}")
+    images = [reference for _, reference in _pulled_images(ctx)]
+    for host in sorted({image.registry for image in images if from_secret(secret, image) is None}):
+        yield _no_pull_secret(name, f"has no login for registry {host}")
 
 
 def _check_finished_images(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:

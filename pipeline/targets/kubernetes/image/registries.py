@@ -15,28 +15,28 @@ _REPOSITORY = "manycpu"
 
 
 class Registries:
-    """Connections to registries, one for each host; each is opened on first use."""
+    """Connections to registries, one for each repository, as each may have a login; opened on first use."""
 
     def __init__(self, ctx: "ClusterContext", deadline: float) -> None:
         self._ctx, self._deadline = ctx, deadline
-        self._open: dict[str, Connection] = {}
+        self._open: dict[tuple[str, str], Connection] = {}
         self._plain = plain_hosts(ctx)
 
     def repository(self, reference: Reference) -> Repository:
         """Open the repository of an image."""
-        host = reference.registry
-        if host not in self._open:
-            self._open[host] = Connection(
+        host, name = reference.registry, reference.repository
+        if (host, name) not in self._open:
+            self._open[host, name] = Connection(
                 host,
-                login=self.login(host),
+                login=self.login(reference),
                 ca=self._ctx.target.registry_ca if host == self.own else None,
                 plain=host in self._plain,
                 deadline=self._deadline,
             )
-        return Repository(self._open[host], reference.repository)
+        return Repository(self._open[host, name], name)
 
-    def login(self, host: str) -> Login | None:
-        """Return the login for a registry; None: there is none.
+    def login(self, reference: Reference) -> Login | None:
+        """Return the login for an image's repository; None: there is none.
 
         It is from Airflow's connection, from docker's settings, or else from the pull secret.
 
@@ -44,13 +44,14 @@ class Registries:
             BadInputError: The target's docker settings or pull secret cannot be read.
         """
         target, connection = self._ctx.target, self._ctx.access.registry_login
+        host = reference.registry
         if connection is not None and host == self.own:
             return Login(connection["username"], connection["password"])
         # With Airflow's connection, target.registry_connection names it, and not a file of settings.
         settings_file = target.registry_connection if connection is None else None
         login = registry_login.from_config(registry_login.docker_config(settings_file), host)
         if login is None and target.pull_secret:
-            login = registry_login.from_secret(pull_secret(self._ctx), host)
+            login = registry_login.from_secret(pull_secret(self._ctx), reference)
         return login
 
     @property
