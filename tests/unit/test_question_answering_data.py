@@ -128,6 +128,7 @@ def test_questions_of_one_id_in_parquet_are_told(env: dict[str, str], hub: Path)
         BadInputError, match=r"run\.data: the validation split: the id 'validation-0' names 2 questions"
     ):
         run(env | {"MANYCPU_DATA": str(hub)})
+    run(env | {"MANYCPU_DATA": str(hub)}, "--do_train", "--max_steps", "1")  # nothing is written by their ids
 
 
 def test_a_data_set_of_the_hub_that_cannot_be_had_is_told(

@@ -115,16 +115,6 @@ def test_a_repeated_id_is_told(tmp_path: Path) -> None:
     assert "the id 'q1' names 2 questions" in problem
 
 
-@pytest.mark.parametrize(("split", "is_told"), [("dev", True), ("test", True), ("train", False)])
-def test_an_id_in_two_files_of_a_split_is_told_if_answers_are_written_by_it(
-    tmp_path: Path, split: str, is_told: bool
-) -> None:
-    for number in (1, 2):
-        written(tmp_path, document(), f"{split}-{number}.json")
-    found = squad.problems(tmp_path)
-    assert ["the id 'q1' names 2 questions" in problem for problem in found] == [True] * is_told
-
-
 def test_questions_without_an_answer_need_version_2(tmp_path: Path) -> None:
     mixed = document()
     mixed["data"].extend(document(id="q2", answers=[])["data"])

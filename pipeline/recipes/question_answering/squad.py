@@ -89,17 +89,13 @@ def problems(path: str | Path, *, version_2: bool = False, trains: bool = False)
         names = ", ".join(by_split)
         message = f"{path} holds nothing to train on: by their names, its files are of {names}"
         return [f"{message}. Name those to train on train*.json"]
-    found: list[str] = []
-    for split, files in by_split.items():
-        ids: list[str] = []
-        for file in files:
-            if file.suffix == ".json":
-                questions, faults = _scan(file, unanswered=version_2 or split == "test")
-                ids += [question.id for question in questions]
-                found += faults
-        if split != "train" and not found and (repeated := repeated_id(ids)):
-            found.append(f"{path}, {split} split: {repeated}")
-    return found
+    return [
+        problem
+        for split, files in by_split.items()
+        for file in files
+        if file.suffix == ".json"
+        for problem in _scan(file, unanswered=version_2 or split == "test")[1]
+    ]
 
 
 def repeated_id(ids: Iterable[Any]) -> str | None:

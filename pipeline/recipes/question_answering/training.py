@@ -16,6 +16,7 @@ from manycpu.pipeline.recipes.question_answering.features import MULTIPLE, Shape
 from manycpu.pipeline.recipes.question_answering.inputs import exclude_padding, load_model, read_data
 from manycpu.pipeline.recipes.question_answering.options import DataOptions, Options
 from manycpu.pipeline.recipes.question_answering.scoring import Limits, Scorer
+from manycpu.pipeline.recipes.question_answering.squad import repeated_id
 from manycpu.pipeline.recipes.reporting import say, write_results
 from manycpu.pipeline.recipes.trainer import CpuTrainer, begin
 from manycpu.pipeline.spec.errors import BadInputError
@@ -109,6 +110,9 @@ def _prepare(
     build(next(iter(splits.values()))[:1], [0], tokenizer, shape)
     prepared = {}
     for split, table in splits.items():
+        if split != "train" and (repeated := repeated_id(table["id"])):  # answers are written by their ids
+            fix = "Give each question an id of its own"
+            raise BadInputError(f"the {split} split: {repeated}", field="run.data", fix=fix)
         names = ["id", "question", "context", *(["answers"] if split != "test" else [])]
         features = table.select_columns(names).map(
             build,
