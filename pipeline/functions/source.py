@@ -255,7 +255,8 @@ class _UsedStatements:
 
     def _is_builtin(self, name: str) -> bool:
         """Whether a name is one of Python's own, which the file does not define, nor import by a star."""
-        is_imported = name in self._function.__globals__ and not name.startswith("__")
+        own = getattr(builtins, name, None)
+        is_imported = self._function.__globals__.get(name, own) is not own and not name.startswith("__")
         return name in _BUILTIN_NAMES and name not in self._defined_in_file and not is_imported
 
     def _add(self, name: str) -> None:

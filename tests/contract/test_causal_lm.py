@@ -305,8 +305,11 @@ def test_a_sample_begins_as_its_document(llama: Path, record: dict[str, Any]) ->
     assert ids == found.table[0]["input_ids"][: len(ids)]
 
 
-def test_texts_that_are_all_dates_are_texts(env: dict[str, str], tmp_path: Path) -> None:
-    found = [{"prompt": "2020-01-01T00:00:00", "completion": f"2020-01-0{day}"} for day in range(1, 4)]
+@pytest.mark.parametrize("others", [{"prompt": "2020-01-01T00:00:00", "completion": "2020-01-02"}, {}])
+def test_texts_that_are_all_dates_are_texts(
+    env: dict[str, str], tmp_path: Path, others: dict[str, str]
+) -> None:
+    found = [others or {"text": f"2020-01-0{day}"} for day in range(1, 4)]
     data = lines(tmp_path / "dates" / "train.jsonl", found)
     options = parse(["--validation_split_percentage", "0", "--cache_dir", str(tmp_path / "cache")], env)
     splits = inputs.read_data(options.model, options.data, env | {"MANYCPU_DATA": str(data)}, 1)

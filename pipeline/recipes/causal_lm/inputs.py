@@ -188,7 +188,8 @@ def _table(files: Sequence[Path], common: dict[str, Any], data: DataOptions) -> 
         # The reader takes texts for times if all of them are dates: these are read again, as they stand.
         if getattr(table.features.get(column), "dtype", "").startswith("timestamp"):
             texts = [record.get(column) for file in files for record in records.read(file)]
-            table = table.remove_columns(column).add_column(column, texts)
+            named = table.add_column(f"{column} as text", texts).remove_columns(column)
+            table = named.rename_column(f"{column} as text", column)
     return table
 
 
