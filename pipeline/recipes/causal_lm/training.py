@@ -66,9 +66,10 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
         )
     if resume and options.model.method != "full":
         _check_adapter(Path(resume), trainer.model)
-    if resume and Path(training.output_dir or "").resolve() not in Path(resume).resolve().parents:
+    own_folder, patience = Path(training.output_dir or "").resolve(), options.data.early_stopping_patience
+    if resume and patience and own_folder not in Path(resume).resolve().parents:
         trainer.pop_callback(EarlyStopping)  # evaluations of another training do not count for this one
-        trainer.add_callback(EarlyStopping(options.data.early_stopping_patience, continues=False))
+        trainer.add_callback(EarlyStopping(patience, continues=False))
     resumed_step = step(Path(resume)) if resume else None  # the training may delete that checkpoint
     trained = trainer.train(resume_from_checkpoint=resume)
     packs: Any = trainer.train_dataset
@@ -171,9 +172,9 @@ def _trainer(
 class EarlyStopping(EarlyStoppingCallback):
     """Stops a training whose evaluations no longer improve; after a resume, it continues to count."""
 
-    def __init__(self, patience: int | None, *, continues: bool = True) -> None:
-        """Without ``patience``, it never stops a training; it counts from 0 if not ``continues``."""
-        super().__init__(patience or sys.maxsize)
+    def __init__(self, patience: int, *, continues: bool = True) -> None:
+        """Stop after ``patience`` evaluations without a gain; count from 0 if not ``continues``."""
+        super().__init__(patience)
         self._continues = continues
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
