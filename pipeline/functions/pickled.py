@@ -331,7 +331,7 @@ def _reason_within(value: Any) -> str | None:
 
 
 def _is_partial_state(value: Any) -> bool:
-    return (type(value).__module__, type(value).__name__) == ("accelerate.state", "PartialState")
+    return _is_subclass(type(value), "accelerate", "PartialState")
 
 
 def _innermost_unpicklable(name: str, value: Any, depth: int = _MAX_DEPTH) -> tuple[str, str] | None:

@@ -36,6 +36,8 @@ if __name__ == "__main__":
 _BUILTIN_NAMES: Final = frozenset(dir(builtins)) | {"__annotations__", "__name__"}
 # Libraries whose calls describe fields of classes.
 _FIELD_LIBRARIES: Final = {"attr", "attrs", "dataclasses", "pydantic"}
+# Those whose names libraries look for among annotations.
+_ANNOTATION_LIBRARIES: Final = _FIELD_LIBRARIES | sys.stdlib_module_names | {"typing_extensions"}
 _TYPE_ALIAS: Final = getattr(ast, "TypeAlias", ast.ClassDef)  # since Python 3.12
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | _TYPE_ALIAS
 _Import = ast.Import | ast.ImportFrom
@@ -415,8 +417,7 @@ def _is_import_for_fields(statement: ast.stmt) -> bool:
     names = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
     if isinstance(statement, ast.ImportFrom) and not statement.level:
         names.append(statement.module or "")
-    known = _FIELD_LIBRARIES | sys.stdlib_module_names | {"typing_extensions"}
-    return bool(names) and all(name.partition(".")[0] in known for name in names)
+    return bool(names) and all(name.partition(".")[0] in _ANNOTATION_LIBRARIES for name in names)
 
 
 def _names_in_read_annotations(statement: ast.stmt) -> set[str]:

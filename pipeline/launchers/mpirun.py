@@ -22,6 +22,8 @@ UNSUPPORTED = {
 HOSTFILE: Final = "hostfile"
 _NO_ALLOCATION: Final = "^slurm,pbs,tm,lsf,gridengine"
 """The readers of allocations that Open MPI leaves out."""
+_HERE: Final = ["-hosts", "localhost"]
+"""Names the host for Hydra, as a scheduler's allocation (such as Slurm's) would name others."""
 
 
 class _Dialect(NamedTuple):
@@ -87,8 +89,7 @@ def _intel(run: TrainingRun, remote: BareMetal | None, placement: Placement, nam
     """Build options, variables and hostfile for Intel MPI's mpirun; arguments as in ``_DIALECTS``."""
     env = {"I_MPI_PIN": "off"}  # the node's CPU plan decides where threads run
     if remote is None:  # the ranks run on this machine
-        # The host is named, as a scheduler's allocation (such as Slurm's) would name others.
-        return _Dialect(["-hosts", "localhost"], env | {"I_MPI_HYDRA_BOOTSTRAP": "fork"})
+        return _Dialect(_HERE, env | {"I_MPI_HYDRA_BOOTSTRAP": "fork"})
     ssh_program, ssh_options = _ssh_command(remote)
     env |= {
         "I_MPI_HYDRA_BOOTSTRAP": "ssh",
@@ -106,8 +107,7 @@ def _mpich(run: TrainingRun, remote: BareMetal | None, placement: Placement, nam
     """Build options, variables and hostfile for MPICH's mpirun; arguments as in ``_DIALECTS``."""
     binding = ["-bind-to", "none"]  # the node's CPU plan decides where threads run
     if remote is None:  # the ranks run on this machine
-        # The host is named, as a scheduler's allocation (such as Slurm's) would name others.
-        return _Dialect([*binding, "-launcher", "fork", "-hosts", "localhost"], {})
+        return _Dialect([*binding, "-launcher", "fork", *_HERE], {})
     ssh_program, ssh_options = _ssh_command(remote)
     # Renamed between versions 3 and 4; each version ignores the other name.
     env = dict.fromkeys(("HYDRA_LAUNCHER_EXTRA_ARGS", "HYDRA_LAUNCH_EXTRA_ARGS"), ssh_options)

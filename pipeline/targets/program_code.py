@@ -27,7 +27,7 @@ _MAX_BYTES, _MAX_FILES = 100 << 20, 10_000
 _NOT_CODE = {"__pycache__", "node_modules", "site-packages"}
 _ENVIRONMENT = ("pyvenv.cfg", "conda-meta")  # a folder that has one of them is an environment of Python
 _PACKAGE = Path(__file__).resolve().parents[1]
-_GITIGNORE, _DOCKERIGNORE = ".gitignore", ".dockerignore"
+_GITIGNORE, DOCKERIGNORE = ".gitignore", ".dockerignore"
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 _SOURCES = "src"  # folder in which a project may keep its packages
 
@@ -167,7 +167,7 @@ def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
         raise BadInputError(
             f"more than {_MAX_BYTES >> 20} MiB or {_MAX_FILES:,} files are more than code: {code}",
             field="run.program",
-            fix=f"Name what is no code in {_GITIGNORE} or {_DOCKERIGNORE}, or put the program into a folder "
+            fix=f"Name what is no code in {_GITIGNORE} or {DOCKERIGNORE}, or put the program into a folder "
             "of its own; data and models go into run.data and run.model",
         )
     *module_option, name = program
@@ -213,7 +213,7 @@ def _why_left_out(ctx: RunContext, root: Path, path: Path) -> tuple[str, str]:
     if _is_output(path):
         return f"is in {path}, where a run wrote its model or report", "Give the program a folder of its own"
     fix = "Let them have it (`!name`), or put the program into a folder of its own"
-    return f"is among what {_GITIGNORE} or {_DOCKERIGNORE} of {root} leave out", fix
+    return f"is among what {_GITIGNORE} or {DOCKERIGNORE} of {root} leave out", fix
 
 
 def _is_same_file(path: Path, file: Path | None) -> bool:
@@ -223,7 +223,7 @@ def _is_same_file(path: Path, file: Path | None) -> bool:
 
 def _code_files(root: Path, excluded: set[Path]) -> Iterator[str]:
     """Yield the paths, below ``root``, of files and empty folders that are code; skip ``excluded`` paths."""
-    docker = docker_patterns(root / _DOCKERIGNORE)
+    docker = docker_patterns(root / DOCKERIGNORE)
     repository = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root)
     # As in git, the .gitignore files of parent folders count, up to the root of the repository.
     parents = [folder for folder in root.parents if folder.is_relative_to(repository)]

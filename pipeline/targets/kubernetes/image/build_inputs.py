@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 from manycpu.pipeline.adapters.disk import walk
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
 from manycpu.pipeline.spec.image import Reference, base_images, copied_images
-from manycpu.pipeline.targets.program_code import docker_ignores, docker_patterns
+from manycpu.pipeline.targets.program_code import DOCKERIGNORE, docker_ignores, docker_patterns
 
 if TYPE_CHECKING:
     from manycpu.pipeline.targets.kubernetes.context import ClusterContext
@@ -28,7 +28,6 @@ TIMEOUT: Final = 3600.0  # seconds for a build
 log: Final = logging.getLogger("manycpu.build")
 _LINES: Final = 30  # last lines of a build, in the error message
 _DIGITS: Final = 12  # of the hash, in a tag
-_IGNORE_FILE: Final = ".dockerignore"
 _SHARED: Final = ("BASE_IMAGE", "INDEX", "SYSTEM_PACKAGES", "WHEELS")
 _ARGUMENTS: Final[Mapping[Stage, tuple[str, ...]]] = {
     "helper": (*_SHARED, "HELPER_REQUIREMENTS"),
@@ -144,11 +143,11 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
         context = Path(target.context) if target.context else file.parent
         arguments = tuple(sorted(target.build_args.items()))
         # As BuildKit does: a Dockerfile's own file wins over that of the context.
-        own_ignore_file = file.with_name(f"{file.name}{_IGNORE_FILE}")
-        ignore_file = own_ignore_file if own_ignore_file.is_file() else context / _IGNORE_FILE
+        own_ignore_file = file.with_name(f"{file.name}{DOCKERIGNORE}")
+        ignore_file = own_ignore_file if own_ignore_file.is_file() else context / DOCKERIGNORE
         files = {**_files_below(context, ignore_file), "Dockerfile": file}
         if ignore_file.is_file():
-            files[_IGNORE_FILE] = ignore_file
+            files[DOCKERIGNORE] = ignore_file
         return Recipe(
             stage=stage,
             target=None,
@@ -170,8 +169,8 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
     # Dockerfile has too, such as BASE_IMAGE, also apply to the helper image, which is built here.
     files = {}
     if target.context and not target.dockerfile:
-        files = _files_below(Path(target.context), Path(target.context, _IGNORE_FILE))
-    files |= _files_below(OWN, OWN / _IGNORE_FILE)
+        files = _files_below(Path(target.context))
+    files |= _files_below(OWN)
     if dict(arguments).get("CCL"):
         files |= _ccl_sources()
     return Recipe(
@@ -199,10 +198,13 @@ def _ccl_sources() -> dict[str, Path]:
     return {f"lib/manycpu/pipeline/{path.relative_to(PACKAGE).as_posix()}": path for path in files}
 
 
-def _files_below(folder: Path, ignore_file: Path) -> dict[str, Path]:
-    """Find the files of a build's context, but for git's, caches and ignored ones: path below it -> file."""
+def _files_below(folder: Path, ignore_file: Path | None = None) -> dict[str, Path]:
+    """Find the files of a build's context, but for git's, caches and ignored ones: path below it -> file.
+
+    ``ignore_file`` names what is ignored; None: that of the context.
+    """
     _existing_path(str(folder), "target.context")
-    patterns = docker_patterns(ignore_file)
+    patterns = docker_patterns(ignore_file or folder / DOCKERIGNORE)
     has_exceptions = any(pattern.include is False for pattern in patterns.patterns)
     files_by_path: dict[str, Path] = {}
     for parent, folders, files in walk(folder, "target.context"):
@@ -216,7 +218,7 @@ def _files_below(folder: Path, ignore_file: Path) -> dict[str, Path]:
         paths = ((below / name).as_posix() for name in files)
         files_by_path |= {path: folder / path for path in paths if not docker_ignores(patterns, path)}
     # Builders would read it for the Dockerfile of this run, whatever that was called.
-    files_by_path.pop(f"Dockerfile{_IGNORE_FILE}", None)
+    files_by_path.pop(f"Dockerfile{DOCKERIGNORE}", None)
     return {path: file for path, file in files_by_path.items() if file.is_file()}
 
 
