@@ -158,6 +158,18 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     return result
 
 
+def pytest_report_teststatus(
+    report: pytest.CollectReport | pytest.TestReport,
+) -> tuple[str, str, str] | None:
+    """Name a test as soon as it fails: a session that is ended from outside prints no summary."""
+    if not isinstance(report, pytest.TestReport) or not report.failed:
+        return None
+    reason = getattr(getattr(report.longrepr, "reprcrash", None), "message", report.longreprtext)
+    category = "failed" if report.when == "call" else "error"
+    line = f"\n{category.upper()} {report.nodeid} after {report.duration:.0f} s: {reason[:400]}\n"
+    return category, line, category.upper()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     reports = [one for some in terminalreporter.stats.values() for one in some]
     if _DEAD in config.stash:
