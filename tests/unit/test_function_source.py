@@ -641,6 +641,11 @@ def test_a_type_alias_goes_along(tmp_path: Path) -> None:
     assert executed(function_module(imported(text, tmp_path).fit).source, tmp_path) == [1]
 
 
+def test_a_star_import_of_the_builtins_replaces_none_of_them(tmp_path: Path) -> None:
+    text = "from builtins import *\ndef fit():\n    return len([1])\n"
+    assert executed(function_module(imported(text, tmp_path).fit).source, tmp_path) == 1
+
+
 def test_what_only_looks_at_a_constant_changes_nothing(tmp_path: Path) -> None:
     text = "TABLE = {'a': 1}\nSIZE = len(TABLE)\ndef fit():\n    return TABLE\nassert TABLE.get('a')\n"
     assert "TABLE" in function_module(imported(text, tmp_path).fit).source
