@@ -18,8 +18,25 @@ _SUFFIXES = (".yaml", ".yml")
 _MAX_BYTES = 64 << 10  # of a file that may be a run file
 
 
+class _Written:
+    """A number that ``str`` gives as it is written in the file: fields of a run that are text take it so."""
+
+    written: str
+
+    def __str__(self) -> str:
+        return self.written
+
+
+class _WrittenInt(_Written, int):
+    pass
+
+
+class _WrittenFloat(_Written, float):
+    pass
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1, but a number that Python writes in another way stays text: 1:4 is a range of nodes."""
+    """YAML 1.1, but numbers know how they are written, and those in base 60 are text: 1:4 is a range."""
 
 
 _Construct = Callable[[yaml.SafeLoader, yaml.ScalarNode], float]
@@ -30,6 +47,10 @@ def _number(construct: _Construct, loader: _Loader, node: yaml.ScalarNode) -> ob
         number = construct(loader, node)
         if str(number) == node.value:
             return number
+        if ":" not in node.value:
+            written = _WrittenInt(number) if isinstance(number, int) else _WrittenFloat(number)
+            written.written = node.value
+            return written
     return node.value
 
 
@@ -38,10 +59,13 @@ _Loader.add_constructor("tag:yaml.org,2002:float", partial(_number, yaml.SafeLoa
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse YAML; a number that would change if it were written again, such as 1.10, stays text.
+    """Parse YAML; ``str`` of a number is as it is written, and one with colons, such as 1:4, stays text.
 
-    >>> parse_yaml("{nnodes: 1:4, nproc_per_node: 2, at: 12:30:15.5, args: [012, 1.10, 0.5]}")
-    {'nnodes': '1:4', 'nproc_per_node': 2, 'at': '12:30:15.5', 'args': ['012', '1.10', 0.5]}
+    >>> parsed = parse_yaml("{nnodes: 1:4, nproc_per_node: 0x2, args: [012, 1.10, 0.5, 12:30:15.5]}")
+    >>> parsed
+    {'nnodes': '1:4', 'nproc_per_node': 2, 'args': [10, 1.1, 0.5, '12:30:15.5']}
+    >>> [str(word) for word in parsed["args"]]
+    ['012', '1.10', '0.5', '12:30:15.5']
     """
     try:
         return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import itertools
 import re
 import sys
 from contextlib import suppress
@@ -36,7 +37,7 @@ if __name__ == "__main__":
 _BUILTIN_NAMES: Final = frozenset(dir(builtins)) | {"__annotations__", "__name__"}
 # Libraries whose calls describe fields of classes.
 _FIELD_LIBRARIES: Final = {"attr", "attrs", "dataclasses", "pydantic"}
-# Those whose names libraries look for among annotations.
+# Those that ranks have, whose names libraries look for among annotations.
 _ANNOTATION_LIBRARIES: Final = _FIELD_LIBRARIES | sys.stdlib_module_names | {"typing_extensions"}
 _TYPE_ALIAS: Final = getattr(ast, "TypeAlias", ast.ClassDef)  # since Python 3.12
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | _TYPE_ALIAS
@@ -81,9 +82,21 @@ def function_module(function: Callable[..., Any], foreign: Collection[str] = ())
     """
     for reason, fix in _reasons_against(function, foreign):
         raise _refusal(function, reason, fix)
+    # Ranks may need what only annotations name, but it must not be the reason for a refusal.
+    with suppress(BadInputError):
+        return _write_module(function, with_annotated=True)
+    return _write_module(function, with_annotated=False)
+
+
+def _write_module(function: Callable[..., Any], *, with_annotated: bool) -> FunctionModule:
+    """Write a function's module; ``with_annotated``: also with what of its file only annotations name.
+
+    Raises:
+        BadInputError: As for :func:`function_module`.
+    """
     tree, node = _parse_file_of(function)
     node.decorator_list = []
-    needed = _UsedStatements(function, tree, node)
+    needed = _UsedStatements(function, tree, node, with_annotated=with_annotated)
     # One statement may define several names: take it once.
     statements: list[ast.stmt] = []
     for definitions in needed.by_name.values():
@@ -211,12 +224,15 @@ class _UsedStatements:
         function: The function.
         tree: The file.
         node: The definition of the function in the file.
+        with_annotated: Whether to add also what only annotations name, if possible; if not, only imports.
 
     Raises:
         BadInputError: One of the statements cannot be copied to the ranks.
     """
 
-    def __init__(self, function: Callable[..., Any], tree: ast.Module, node: ast.FunctionDef) -> None:
+    def __init__(
+        self, function: Callable[..., Any], tree: ast.Module, node: ast.FunctionDef, *, with_annotated: bool
+    ) -> None:
         self._function, self._tree = function, tree
         self.future_imports = [
             statement
@@ -233,6 +249,7 @@ class _UsedStatements:
         self.by_name: dict[str, list[ast.stmt]] = {node.name: []}
         """Name that is used -> the statements that define it; the function's own definition is not listed."""
         self._add_used_statements(node, function)
+        self._add_annotated(node, only_imports=not with_annotated)
 
     def _add_used_statements(self, statement: ast.stmt, value: Any) -> None:
         """Add the statements that a statement uses, and those that they use in turn.
@@ -250,10 +267,34 @@ class _UsedStatements:
         for name in sorted(globals_of(_compile(*self.future_imports, statement))):
             if not self._is_builtin(name):
                 self._add(name)
-        # Libraries look for these among the annotations, such as `ClassVar`; ranks need not have others.
-        for name in sorted(_names_in_read_annotations(statement) & self._defined_in_file.keys()):
-            if all(map(_is_import_for_fields, self._defined_in_file[name])):
-                self._add(name)
+
+    def _add_annotated(self, node: ast.FunctionDef, *, only_imports: bool) -> None:
+        """Add what only annotations name, such as ``ClassVar`` or a model, since libraries look for it.
+
+        Args:
+            node: The definition of the function.
+            only_imports: Whether to leave out all that is no import.
+        """
+        tried: set[str] = set()
+        while True:
+            statements = [node, *itertools.chain(*self.by_name.values())]
+            named = set().union(*map(_names_in_read_annotations, statements)) & self._defined_in_file.keys()
+            if named <= tried:
+                return
+            for name in sorted(named - tried):
+                if not only_imports or all(isinstance(one, _Import) for one in self._defined_in_file[name]):
+                    self._add_if_possible(name)
+            tried |= named
+
+    def _add_if_possible(self, name: str) -> None:
+        """Add a name as ``_add`` does, unless ranks might not have all that it needs."""
+        before = self.by_name.copy(), self.modules.copy()
+        with suppress(BadInputError):
+            self._add(name)
+            # Ranks may lack a package that only annotations need.
+            if self.modules <= before[1] | _ANNOTATION_LIBRARIES:
+                return
+        self.by_name, self.modules = before
 
     def _is_builtin(self, name: str) -> bool:
         """Whether a name is one of Python's own, which the file does not define, nor import by a star."""
@@ -412,14 +453,6 @@ def _bound_name(alias: ast.alias) -> str:
     return alias.asname or alias.name.partition(".")[0]
 
 
-def _is_import_for_fields(statement: ast.stmt) -> bool:
-    """Whether a statement imports from Python's own libraries, or from those that define fields."""
-    names = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
-    if isinstance(statement, ast.ImportFrom) and not statement.level:
-        names.append(statement.module or "")
-    return bool(names) and all(name.partition(".")[0] in _ANNOTATION_LIBRARIES for name in names)
-
-
 def _names_in_read_annotations(statement: ast.stmt) -> set[str]:
     """Return the names in the annotations that libraries read, such as dataclasses, also if they are texts.
 
@@ -432,14 +465,22 @@ def _names_in_read_annotations(statement: ast.stmt) -> set[str]:
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.decorator_list:
             arguments = [one for one in ast.walk(node.args) if isinstance(one, ast.arg)]
             annotations += [node.returns, *(argument.annotation for argument in arguments)]
-    nodes = [node for annotation in annotations if annotation for node in ast.walk(annotation)]
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    for node in nodes:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+    return {name for annotation in annotations if annotation for name in _names_in_annotation(annotation)}
+
+
+def _names_in_annotation(node: ast.AST) -> Iterator[str]:
+    """Yield the names in an annotation, also those in its texts, but for the texts of ``Literal``."""
+    match node:
+        case ast.Name(id=name):
+            yield name
+        case ast.Constant(value=str(text)):
             with suppress(SyntaxError, ValueError):
-                written = ast.parse(node.value, mode="eval")
-                names |= {part.id for part in ast.walk(written) if isinstance(part, ast.Name)}
-    return names
+                yield from _names_in_annotation(ast.parse(text, mode="eval"))
+        case ast.Subscript(value=ast.Name(id="Literal") | ast.Attribute(attr="Literal")):
+            yield from (part.id for part in ast.walk(node) if isinstance(part, ast.Name))
+        case _:
+            for part in ast.iter_child_nodes(node):
+                yield from _names_in_annotation(part)
 
 
 def _is_constant(statement: ast.Assign | ast.AnnAssign) -> bool:

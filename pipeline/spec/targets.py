@@ -4,7 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    WithJsonSchema,
+    field_validator,
+)
 from pydantic_core import PydanticKnownError
 
 from manycpu.pipeline.spec import cpu_plan
@@ -264,7 +273,8 @@ class Kubernetes(TargetFields):
         description="Labels of the nodes to run on.",
         examples=[{"node.kubernetes.io/instance-type": "m7i.metal-24xl"}],
     )
-    tolerations: tuple[dict[str, Any], ...] = _nodes(
+    # With a schema that refers to nothing: Airflow's form takes it alone.
+    tolerations: tuple[dict[str, Annotated[JsonValue, WithJsonSchema({})]], ...] = _nodes(
         (),
         description="Tolerations of the training pods.",
         examples=[[{"key": "training", "operator": "Exists"}]],

@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -550,6 +551,78 @@ def test_an_annotation_that_means_something_else_in_the_ranks_is_refused(tmp_pat
     assert "`Config`, which is changed after its definition (" in refused(imported(text, tmp_path).fit)
 
 
+NAMED_BY_ANNOTATIONS = """
+from __future__ import annotations
+import decimal, typing
+from dataclasses import dataclass
+from enum import Enum
+from pydantic import BaseModel
+from typing_extensions import TypedDict
+from yaml import Node
+decimal.DefaultContext.prec = 5
+
+class Kind(Enum):
+    SGD = "sgd"
+
+class Warmup(TypedDict):
+    steps: int
+
+class Optim(BaseModel):
+    kind: Kind = None
+    warmup: "Warmup" = None
+
+class Config(BaseModel):
+    optim: Optim = None
+
+@dataclass
+class Options:
+    config: typing.Optional[Config] = None
+
+class Registry:
+    items = []
+
+class Shape(Node):
+    pass
+
+@dataclass
+class Other:
+    registry: Registry = None
+    when: decimal.Decimal = None
+    node: Node | Shape = None
+    step: typing.Literal["prepare"] = "prepare"
+
+def prepare():
+    pass
+
+def fit():
+    optim = Config(optim={"kind": "sgd", "warmup": {"steps": 3}}).optim
+    return [optim.kind.name, optim.warmup, str(typing.get_type_hints(Options)["config"].__args__[0])]
+
+def fit_other():
+    return [Other().step, Config().optim]
+"""
+
+
+def test_classes_that_only_annotations_name_go_along(tmp_path: Path) -> None:
+    source = function_module(imported(NAMED_BY_ANNOTATIONS, tmp_path).fit).source
+    assert executed(source, tmp_path) == ["SGD", {"steps": 3}, "<class '__main__.Config'>"]
+    assert "Registry" not in source
+
+
+def test_what_only_annotations_name_stays_behind_where_ranks_might_not_have_it(tmp_path: Path) -> None:
+    source = function_module(imported(NAMED_BY_ANNOTATIONS, tmp_path).fit_other).source
+    assert executed(source, tmp_path) == ["prepare", None]
+    assert "class Registry" in source
+    assert not re.search(r"import Node|class Shape|import decimal|def prepare", source)
+
+
+def test_what_only_annotations_name_stays_behind_where_it_is_changed(tmp_path: Path) -> None:
+    changed = f"{NAMED_BY_ANNOTATIONS}\ndef register():\n    Registry.items.append(1)\nregister()\n"
+    source = function_module(imported(changed, tmp_path).fit_other).source
+    assert "class Registry" not in source
+    assert "from pydantic import BaseModel" in source
+
+
 def test_one_statement_may_import_several_modules_of_a_package(tmp_path: Path) -> None:
     text = "import xml.dom, json, xml.sax\ndef fit():\n    return [xml.dom.__name__, xml.sax.__name__]\n"
     source = function_module(imported(text, tmp_path).fit).source
@@ -566,6 +639,11 @@ def test_a_class_attribute_may_have_the_name_of_a_global(tmp_path: Path) -> None
 def test_a_type_alias_goes_along(tmp_path: Path) -> None:
     text = "type Vec = list[int]\ndef fit(sizes: Vec = [1]) -> Vec:\n    return sizes\n"
     assert executed(function_module(imported(text, tmp_path).fit).source, tmp_path) == [1]
+
+
+def test_a_star_import_of_the_builtins_replaces_none_of_them(tmp_path: Path) -> None:
+    text = "from builtins import *\ndef fit():\n    return len([1])\n"
+    assert executed(function_module(imported(text, tmp_path).fit).source, tmp_path) == 1
 
 
 def test_what_only_looks_at_a_constant_changes_nothing(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from manycpu.pipeline.cli.spec_commands import as_yaml
 from manycpu.pipeline.runfile import parse_yaml
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local
@@ -93,9 +94,28 @@ def test_a_number_in_a_run_file_reaches_the_program_as_it_is_written(number: str
     assert (run.args, run.env) == (("--seed", number), {"SEED": number})
 
 
-def test_a_field_takes_a_number_in_any_form_as_its_value() -> None:
-    run = read_run({**RUN, **parse_yaml("{nproc_per_node: 1_0, resources: {cpu: 1.50}, run_timeout: +60}")})
-    assert (run.nproc_per_node, run.resources.cpu, run.run_timeout) == (10, 1.5, 60)
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("nnodes: 010", {"nnodes": 8}),
+        ("nproc_per_node: 0x4", {"nproc_per_node": 4}),
+        ("nproc_per_node: 1_0", {"nproc_per_node": 10}),
+        ("run_timeout: 3600.", {"run_timeout": 3600}),
+        ("run_timeout: +60", {"run_timeout": 60}),
+        ("resources: {cpu: 1.50}", {"resources": Resources(cpu=1.5)}),
+    ],
+)
+def test_a_field_takes_a_number_in_any_form_as_its_value(written: str, value: dict[str, Any]) -> None:
+    run = read_run({**RUN, **parse_yaml(written)})
+    assert run == read_run({**RUN, **value})
+    assert run.model_dump_json() == read_run({**RUN, **value}).model_dump_json()
+
+
+def test_a_number_in_a_toleration_is_a_plain_number() -> None:
+    fields = parse_yaml("{kind: kubernetes, tolerations: [{key: a, tolerationSeconds: 1_000}]}")
+    target = read_target(fields)
+    assert isinstance(target, Kubernetes)
+    assert as_yaml(*target.tolerations) == "key: a\ntolerationSeconds: 1000\n"
 
 
 def test_an_argument_that_yaml_reads_as_a_truth_value_is_to_be_quoted() -> None:
