@@ -16,7 +16,14 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from manycpu.pipeline.adapters import process
-from manycpu.pipeline.spec.errors import ForeignRunError, ManycpuError, RunGoneError, UnseenError, recordable
+from manycpu.pipeline.spec.errors import (
+    CancelledError,
+    ForeignRunError,
+    ManycpuError,
+    RunGoneError,
+    UnseenError,
+    recordable,
+)
 from manycpu.pipeline.spec.handle import Handle, ProcessHandle
 from manycpu.pipeline.spec.state import RunState
 
@@ -50,6 +57,8 @@ class VerbRecord(BaseModel):
     seconds: float
     result: Result
     error: str | None = None
+    cancelled: bool = False
+    """Whether it failed because a person cancelled the run."""
 
 
 class Attempt(BaseModel):
@@ -369,6 +378,7 @@ class Ledger(ABC):
             raise  # not recorded as a failure of the verb: another process may work on the run
         except BaseException as error:
             record.result, record.error = "failed", recordable(str(error)) or type(error).__name__
+            record.cancelled = isinstance(error, CancelledError)
             with suppress(OSError, ManycpuError):  # such as a full disk: the first error says more
                 save()
             raise
