@@ -168,16 +168,26 @@ def _fitting_curves(series: Mapping[str, Series], room: int) -> dict[str, Any]:
 
 
 def _spread(ranks: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """Choose ``count`` ranks, from the one that computes shortest to the longest, in the order of numbers."""
+    """Choose ``count`` ranks, in the order of numbers.
 
-    def computes(rank: dict[str, Any]) -> float:
+    Those that failed go first, then the others from the one that computes shortest to the longest, and last
+    those without a pace.
+    """
+
+    def computes(rank: dict[str, Any]) -> float | None:
         pace = rank.get("pace") or {}
-        return float((pace.get("step_seconds") or 0) - (pace.get("wait_seconds") or 0))
+        step = pace.get("step_seconds")
+        return None if step is None else float(step - (pace.get("wait_seconds") or 0))
 
-    if len(ranks) <= count:
-        return ranks
-    by_time = sorted(ranks, key=computes)
-    chosen = [by_time[at * (len(ranks) - 1) // (count - 1)] for at in range(count)]
+    failed: list[dict[str, Any]] = []
+    timed: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
+    for rank in sorted(ranks, key=lambda rank: computes(rank) or 0):
+        (failed if rank.get("exit_code") else others if computes(rank) is None else timed).append(rank)
+    chosen: list[dict[str, Any]] = []
+    for group in (failed, timed, others):
+        room = min(count - len(chosen), len(group))
+        chosen += [group[at * (len(group) - 1) // max(1, room - 1)] for at in range(room)]
     return sorted(chosen, key=itemgetter("rank"))
 
 

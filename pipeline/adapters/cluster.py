@@ -6,6 +6,7 @@ restarting, a webhook that is not back yet, a token that was just renewed.
 
 import json
 import logging
+import os
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -28,6 +29,7 @@ from tenacity import (
     wait_random,
 )
 
+from manycpu.pipeline.spec.credentials import proxies
 from manycpu.pipeline.spec.errors import ClusterError, ConflictError, NotFoundError
 from manycpu.pipeline.spec.job_kinds import TRAINJOB, kind_of, resource_of
 from manycpu.pipeline.spec.kube_object import KubeObject
@@ -77,10 +79,11 @@ def connect(connection: str | None = None) -> client.ApiClient:
         return client.ApiClient(settings)
     except (config.ConfigException, OSError, ValueError, *_NO_KUBECONFIG) as error:
         what = "this is no kubeconfig: " if isinstance(error, _NO_KUBECONFIG) else ""
+        fix = "Give the path of a kubeconfig in target.connection, or set KUBECONFIG"
+        if isinstance(error, urllib3.exceptions.ProxySchemeUnknown):
+            fix = f"See proxy-url in the kubeconfig, and the environment: {proxies(os.environ) or 'no proxy'}"
         raise ClusterError(
-            f"no cluster can be reached: {what}{error}",
-            field="target.connection",
-            fix="Give the path of a kubeconfig in target.connection, or set KUBECONFIG",
+            f"no cluster can be reached: {what}{error}", field="target.connection", fix=fix
         ) from error
 
 

@@ -172,21 +172,27 @@ def end_leftovers(handle: ProcessHandle) -> None:
         raise LaunchError(f"process {survivors[0].pid} of run {handle.run} does not end")
 
 
-def unseen_error(handle: ProcessHandle, unseen: str) -> UnseenError:
-    """Build the error for a process whose state cannot be seen from here."""
+def unseen_error(handle: ProcessHandle, unseen: str, gone: str = "") -> UnseenError:
+    """Build the error for a process whose state cannot be seen from here.
+
+    ``gone`` is the command by which a person says that its place is gone; empty: none is suggested.
+    """
+    fix = f"Continue or cancel it there ({handle})"
     return UnseenError(
         f"whether attempt {handle.attempt} of run {handle.run} still runs is unknown: {unseen}",
-        fix=f"Continue or cancel it there ({handle}). If that place is gone for good, "
-        f"say so: manycpu cancel {handle.run} --gone",
+        fix=f"{fix}. If that place is gone for good, say so: {gone}" if gone else fix,
     )
 
 
-def declare_gone(handle: ProcessHandle) -> None:
-    """Write the exit record of a process whose host or container is gone for good, as a person confirms."""
+def declare_gone(handle: ProcessHandle, cancelling: str) -> None:
+    """Write the exit record of a process whose host or container is gone for good, as a person confirms.
+
+    Raises:
+        LaunchError: It lives on this host; the error names the command ``cancelling``, which ends it.
+    """
     if is_alive(handle):
         raise LaunchError(
-            f"process {handle.pid} of run {handle.run} lives on this host",
-            fix=f"End it: manycpu cancel {handle.run}",
+            f"process {handle.pid} of run {handle.run} lives on this host", fix=f"End it: {cancelling}"
         )
     times = {"started": handle.start_time, "ended": time.time()}
     write_json(Path(handle.directory) / EXIT, {"code": -signal.SIGKILL, "reason": "cancelled", **times})

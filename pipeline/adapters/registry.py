@@ -4,6 +4,7 @@ It is called by https or http, with basic auth or bearer tokens, and with retrie
 """
 
 import io
+import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing, suppress
@@ -23,6 +24,7 @@ from tenacity import (
 )
 
 from manycpu.pipeline.adapters.registry_login import Login
+from manycpu.pipeline.spec.credentials import proxies
 from manycpu.pipeline.spec.errors import RegistryError, TransientError
 from manycpu.pipeline.spec.image import DOCKER, INDEXES, OCI, Image, check_platform, choose, sha256
 
@@ -162,7 +164,7 @@ class Connection:
             ) from error
         except _BROKEN as error:
             raise self._no_answer(error) from error
-        except requests.RequestException as error:
+        except (requests.RequestException, ValueError) as error:  # a ValueError: an unknown kind of proxy
             raise self._no_call(error) from error
 
     def _answer(self, response: requests.Response, scopes: Scopes) -> bool:
@@ -201,7 +203,7 @@ class Connection:
                 response = self._session.get(realm, params=query, auth=auth, **common)
         except _BROKEN as error:
             raise self._no_answer(error) from error
-        except requests.RequestException as error:  # such as a realm that is no URL
+        except (requests.RequestException, ValueError) as error:  # such as a realm that is no URL
             raise self._no_call(error) from error
         if not response.ok:
             raise self._refusal(response, "token")
@@ -243,10 +245,11 @@ class Connection:
         """Build the error for a call that cannot be made, or that redirects lead nowhere."""
         if isinstance(error, requests.TooManyRedirects):
             return self.no_registry(_cause(error))
+        named = proxies(os.environ) or "none"
         return RegistryError(
             f"registry {self.host} cannot be called: {_cause(error)}",
             field="target.registry",
-            fix="See that its name is right, and HTTP_PROXY and HTTPS_PROXY in the environment",
+            fix=f"See that its name is right, and the proxy in the environment: {named}",
         )
 
     def _no_answer(self, error: Exception) -> TransientError:

@@ -23,6 +23,7 @@ from pathlib import Path, PurePath
 from typing import IO, Final, NamedTuple
 
 from manycpu.pipeline.adapters import ssh
+from manycpu.pipeline.adapters.commands import Completed
 from manycpu.pipeline.adapters.listing import below
 from manycpu.pipeline.adapters.storage import open_file
 from manycpu.pipeline.spec.errors import ExportError, StageError, recordable
@@ -34,6 +35,7 @@ _LOG: Final = logging.getLogger(__name__)
 _TRIES: Final = 5  # other runs may deliver the same folder first
 _END_TIMEOUT_S: Final = 60.0  # of a process whose output is read to the end
 _BLOCK_BYTES: Final = 1 << 20
+_HASHED_BYTES_PER_S: Final = 10 << 20  # at least, also on slow disks
 
 _LOCK: Final = """
 mkdir -p "${FOLDER%/*}" || exit
@@ -65,19 +67,16 @@ fi
 exec 9>&-
 rm -rf "$PARTIAL" "$PARTIAL.before" 2>/dev/null || true  # else it goes with the run
 """
+# Scripts that find files, for _hashed() to complete.
+_FILES: Final = 'cd "$FOLDER" && find "$LINKS" . -type f'
+_FILES_IN_PLACE: Final = """
+[ -d "$PLACE" ] || { ONLY=${PLACE##*/}; PLACE=${PLACE%/*}; }
+cd "$PLACE" && find -L "./$ONLY" -type f"""
 # Records end with NUL, so that any name is possible; the record of a link begins with its target.
-_LIST: Final = """
-cd "$FOLDER" && find "$LINKS" . -type f -exec sha256sum -z {} + &&
-find "$LINKS" . -type l -printf '->%l\\0%p\\0'
-"""
+_LINKS: Final = """ && find "$LINKS" . -type l -printf '->%l\\0%p\\0'"""
 # Followed links stand for their targets, as in an export; a broken link has a record of its own.
 _AS_LINKS, _FOLLOWED = "-P", "-L"
 _PACK_OUTPUT: Final = "find -L . -type f -print0 | tar --null --no-recursion -h -T - -cf -"
-
-_LIST_IN_PLACE: Final = """
-[ -d "$PLACE" ] || { ONLY=${PLACE##*/}; PLACE=${PLACE%/*}; }
-cd "$PLACE" && find -L "./$ONLY" -type f -exec sha256sum -z {} +
-"""
 
 Listing = dict[str, str]
 """Path of a file or link below a folder -> its sha256, or ``->`` and the link's target."""
@@ -180,7 +179,7 @@ def hosts_without(
     expected = _expected_listing(files)
 
     def differs(host: Host) -> bool:
-        done = ssh.script(target, host, _LIST_IN_PLACE, {"PLACE": place, "ONLY": ""}, ssh.COPY_TIMEOUT)
+        done = _hashed(target, host, _FILES_IN_PLACE, {"PLACE": place, "ONLY": ""})
         # An exit code: the host has no such file or folder, or cannot read it.
         return bool(done.code) or _parse_listing(done.output) != expected
 
@@ -281,13 +280,28 @@ def _local_listing(folder: Path) -> Listing:
 
 
 def _host_listing(target: BareMetal, host: Host, folder: Path, links: str = _AS_LINKS) -> Listing | None:
-    """List a folder on a host, by ``_LIST``; None: there is none, or not all of it can be read."""
-    done = ssh.script(target, host, _LIST, {"FOLDER": folder, "LINKS": links}, ssh.COPY_TIMEOUT)
+    """List a folder's files and links on a host; None: there is none, or not all of it can be read."""
+    done = _hashed(target, host, _FILES, {"FOLDER": folder, "LINKS": links}, _LINKS)
     return None if done.code else _parse_listing(done.output)
 
 
+def _hashed(
+    target: BareMetal, host: Host, files: str, variables: Mapping[str, str | Path], more: str = ""
+) -> Completed:
+    """Hash the files on a host that the script ``files`` finds, and then run the script ``more``.
+
+    Returns the exit code and the output, as :func:`ssh.script` does. It may take an hour, and longer in
+    proportion to the size of the files.
+    """
+    sizes = ssh.script(target, host, f"{files} -printf '%s\\n'", variables, ssh.COPY_TIMEOUT)
+    if sizes.code:
+        return sizes
+    timeout = ssh.COPY_TIMEOUT + sum(map(int, sizes.output.split())) / _HASHED_BYTES_PER_S
+    return ssh.script(target, host, f"{files} -exec sha256sum -z {{}} +{more}", variables, timeout)
+
+
 def _parse_listing(printed: bytes) -> Listing:
-    """Parse the output of ``_LIST``: ``SHA256  PATH`` for a file; ``->TARGET``, then the path, for a link."""
+    """Parse what :func:`_hashed` returns: ``SHA256  PATH``; or ``->TARGET``, then the path, for a link."""
     records, listing = iter(os.fsdecode(printed).split("\0")[:-1]), Listing()
     for record in records:
         content, path = (record, next(records)) if record.startswith("->") else record.split("  ", 1)
@@ -314,9 +328,11 @@ def _stream(source: list[str], sink: list[str], host: str, behind: bytes = b"") 
                 _pump(sender.stdout, receiver.stdin, behind)
             codes = [receiver.wait(ssh.COPY_TIMEOUT), sender.wait(_END_TIMEOUT_S)]
         except subprocess.TimeoutExpired as error:
-            raise StageError(
-                f"copying to or from host {host} made no progress for {error.timeout:g} s"
-            ) from error
+            codes = [receiver.poll() or 0]
+            if not any(codes):  # else the sink's failure is the cause
+                raise StageError(
+                    f"copying to or from host {host} made no progress for {error.timeout:g} s"
+                ) from error
         finally:
             sender.kill()
             receiver.kill()
@@ -335,20 +351,24 @@ def _pump(source: IO[bytes], sink: IO[bytes], behind: bytes) -> None:
     """
     os.set_blocking(sink.fileno(), False)
     before, found = b"", not behind
-    while block := _when(source, select.POLLIN).read(_BLOCK_BYTES):
+    while block := _when(source, select.POLLIN, sink).read(_BLOCK_BYTES):
         if not found:
             before += block
             _, marker, block = before.partition(behind)
             found = bool(marker)
         rest = memoryview(block)
         while rest:
-            rest = rest[_when(sink, select.POLLOUT).write(rest) or 0 :]
+            rest = rest[_when(sink, select.POLLOUT, sink).write(rest) or 0 :]
 
 
-def _when(pipe: IO[bytes], event: int) -> IO[bytes]:
+def _when(pipe: IO[bytes], event: int, sink: IO[bytes]) -> IO[bytes]:
     """Return a pipe when it can be read or written, or raise as :func:`_pump` does."""
     poll = select.poll()
+    poll.register(sink, 0)  # the end of its reader is always reported
     poll.register(pipe, event)
-    if not poll.poll(ssh.COPY_TIMEOUT * 1000):
+    ready = poll.poll(ssh.COPY_TIMEOUT * 1000)
+    if not ready:
         raise subprocess.TimeoutExpired("the copy", ssh.COPY_TIMEOUT)
+    if pipe.fileno() not in dict(ready):
+        raise BrokenPipeError
     return pipe

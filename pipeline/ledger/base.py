@@ -16,7 +16,14 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from manycpu.pipeline.adapters import process
-from manycpu.pipeline.spec.errors import ForeignRunError, ManycpuError, RunGoneError, UnseenError, recordable
+from manycpu.pipeline.spec.errors import (
+    CancelledError,
+    ForeignRunError,
+    ManycpuError,
+    RunGoneError,
+    UnseenError,
+    recordable,
+)
 from manycpu.pipeline.spec.handle import Handle, ProcessHandle
 from manycpu.pipeline.spec.state import RunState
 
@@ -31,6 +38,7 @@ _ANNOTATIONS: Final = {
 }
 REMOVED_ANNOTATION: Final = "manycpu/removed"
 """Annotation: the run is being removed, because its lease is over."""
+_LATEST: Final = 1e11  # seconds since the epoch: a time that calendars can show
 _JOIN_TIMEOUT_S = 5.0  # for a renewal that is under way when the work is done
 
 CLEANUP: Final = "cleanup"
@@ -49,6 +57,8 @@ class VerbRecord(BaseModel):
     seconds: float
     result: Result
     error: str | None = None
+    cancelled: bool = False
+    """Whether it failed because a person cancelled the run."""
 
 
 class Attempt(BaseModel):
@@ -85,7 +95,7 @@ class Entry(BaseModel):
 
     key: str
     name: str
-    created: float
+    created: float = Field(ge=0, lt=_LATEST, allow_inf_nan=False)
     """Seconds since the epoch."""
     run: RunFields
     """As the run was described before its first attempt; each attempt has a description of its own."""
@@ -368,6 +378,7 @@ class Ledger(ABC):
             raise  # not recorded as a failure of the verb: another process may work on the run
         except BaseException as error:
             record.result, record.error = "failed", recordable(str(error)) or type(error).__name__
+            record.cancelled = isinstance(error, CancelledError)
             with suppress(OSError, ManycpuError):  # such as a full disk: the first error says more
                 save()
             raise

@@ -75,8 +75,9 @@ export function ranksOf(report) {
 /** Say that there are more ranks than those shown. */
 function left(report, ranks) {
   const all = countOf(report, "ranks");
-  const words = `${short(ranks.length)} of ${plural(all, "rank")} are shown, from the fastest to the slowest.`;
-  return all > ranks.length && h("p", { class: "note" }, words);
+  const words = `${short(ranks.length)} of ${plural(all, "rank")} are shown`;
+  const which = "those that failed, and others from the fastest to the slowest";
+  return all > ranks.length && h("p", { class: "note" }, `${words}: ${which}.`);
 }
 
 function pointedOut(ranks, last) {

@@ -40,6 +40,7 @@ _SECRET_LAST_WORDS: Final = frozenset({"pat", "pwd"})
 _SECRET_ENDINGS: Final = ("apikey", "password", "passwd", "secret", "token")
 _PLACE_WORDS: Final = frozenset({"dir", "file", "name", "path"})
 """Last words of names whose value is the place of a secret, and no secret."""
+_PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy")
 _VARIABLES: Final = ("env", "build_args")
 """Fields that are mappings with names of the user's own."""
 _NEVER_MASKED: Final = frozenset({HIDDEN, "", "true", "false", "none", "null"})
@@ -120,6 +121,20 @@ def is_secret_variable(name: str, value: str) -> bool:
     (True, False)
     """
     return is_secret(name) or redacted(value) != value
+
+
+def proxies(environ: Mapping[str, str]) -> str:
+    """Name the variables that set a proxy, with their values but without passwords; empty: there are none.
+
+    >>> proxies({"HTTP_PROXY": "socks9://me:pw@proxy", "https_proxy": "me:pw@proxy:80", "NO_PROXY": "a.test"})
+    'HTTP_PROXY=socks9://***@proxy, https_proxy=http://***@proxy:80'
+    """
+    values = {
+        name: value if "://" in value else f"http://{value}"  # as libraries read it
+        for name, value in environ.items()
+        if value and name.lower() in _PROXIES
+    }
+    return ", ".join(f"{name}={redacted(value)}" for name, value in values.items())
 
 
 def secret_variables(env: Mapping[str, str]) -> dict[str, str]:

@@ -366,12 +366,14 @@ def _state_and_error(ctx: RunContext, entry: Entry, handle: Handle | None) -> tu
     """
     if _is_exported(ctx, entry):  # even if the evidence of the end is deleted already
         return RunState.SUCCEEDED, None
-    error = next((record.error for record in entry.verbs.values() if record.result == "failed"), None)
+    records = [entry.verbs[verb] for verb in _VERBS if verb in entry.verbs]
+    failed = next((record for record in records if record.result == "failed"), None)
+    error = failed and failed.error
     # Except `wait`: if its record is missing, the attempt is judged below.
     missing = [verb for verb in _VERBS if verb not in entry.verbs and verb != "wait"]
     error_of_verbs = error or (f"{missing[0]} was not done" if missing else None)
-    if handle is None:
-        return RunState.FAILED, error_of_verbs
+    if handle is None or (failed and failed.cancelled):  # no attempt, or a person prevented the next one
+        return RunState.CANCELLED if failed and failed.cancelled else RunState.FAILED, error_of_verbs
     try:
         status = attempt_status(ctx, handle, entry)
         wait_record = entry.verbs.get("wait")

@@ -719,6 +719,7 @@ def test_a_run_that_is_cancelled_while_it_stages_is_not_launched(
     printed, _ = running.communicate(timeout=300)
     assert (running.returncode, "ended by manycpu cancel, before" in printed) == (1, True)
     assert "ended by manycpu cancel" in written.read_text()
+    assert json.loads(written.read_text())["state"] == "cancelled"
     assert list((home / "runs").iterdir()) == []
 
 

@@ -155,13 +155,19 @@ def test_a_server_that_answers_with_a_page_is_no_api_server(
         opened.get("Pod", "a")
 
 
-def test_a_kubeconfig_s_token_is_used(scripted: Server, tmp_path: Path) -> None:
+@pytest.fixture
+def kubeconfig(scripted: Server, tmp_path: Path) -> str:
+    """Write a kubeconfig of the server, with a token; return its path."""
     named = {"name": "x", "cluster": {"server": scripted.url}, "user": {"token": "of-the-file"}}
     config: dict[str, Any] = {"kind": "Config", "clusters": [named], "users": [named]}
     config |= {"contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}], "current-context": "x"}
     path = tmp_path / "config"
     path.write_text(json.dumps(config))
-    assert Cluster(lambda: connect(str(path)), "ml").get("Pod", "a") is not None
+    return str(path)
+
+
+def test_a_kubeconfig_s_token_is_used(scripted: Server, kubeconfig: str) -> None:
+    assert Cluster(lambda: connect(kubeconfig), "ml").get("Pod", "a") is not None
     assert scripted.tokens == ["Bearer of-the-file"]
 
 
@@ -187,3 +193,11 @@ def test_a_file_that_is_no_kubeconfig_is_named_as_the_cause(content: str, tmp_pa
         ClusterError, match=r"^target\.connection: no cluster can be reached: this is no kubec"
     ):
         connect(str(tmp_path / "config"))
+
+
+def test_a_proxy_of_an_unknown_kind_is_named_without_its_password(
+    kubeconfig: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "socks9://me:password@proxy:80")
+    with pytest.raises(ClusterError, match=r"scheme socks9.* HTTPS_PROXY=socks9://\*\*\*@proxy:80"):
+        connect(kubeconfig)

@@ -392,6 +392,24 @@ def test_a_cancelled_attempt_is_recorded_and_followed_by_another(script: Script,
 
 
 @light
+def test_a_run_that_is_cancelled_before_its_next_attempt_is_a_cancelled_one(
+    script: Script, tmp_path: Path
+) -> None:
+    ctx, built = begin(tmp_path, script("raise SystemExit(1)"))
+    first, _ = launch(ctx, *built)
+    assert wait(ctx, first).state == "failed"
+    assert "nothing more of it will be launched" in cancel_or_prevent(ctx, "a person")
+    with pytest.raises(CancelledError):
+        launch(ctx, *built)
+    cleaned = cleanup(ctx)
+    assert cleaned is not None
+    assert (cleaned.state, cleaned.error) == (
+        "cancelled",
+        "ended by a person, before anything was launched.",
+    )
+
+
+@light
 def test_a_training_that_is_launched_while_a_person_cancels_its_run_is_ended(
     script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

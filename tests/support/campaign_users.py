@@ -96,7 +96,8 @@ class User:
             shutil.copytree(LIGHT_TORCH, program.parent / "light")
         run = {"program": str(program), "job_name": name, "args": [name, at.url, str(steps)], **_BUDGETS}
         run |= {"data": str(self.folder / "data"), "output": str(self.out)}
-        run["env"] = {"PYTHONPATH": f"{program.parent if kind in HERE else CODE}/light"}
+        here = f"{program.parent}/light:{Path(__file__).parents[2]}/.dev"
+        run["env"] = {"PYTHONPATH": here if kind in HERE else f"{CODE}/light"}
         target, more = self._target()
         self.file = self.folder / "run.yaml"
         self.file.write_text(yaml.safe_dump({"run": run | more, "target": target}))

@@ -101,7 +101,7 @@ def test_the_proof_of_scale_says_what_was_asked_for(shown: Open, fields: dict[st
 
 def test_ranks_that_a_short_report_leaves_out_are_counted(shown: Open) -> None:
     page = shown(usual_report(counts={"ranks": 256, "warnings": 200}))
-    page.shows("4 of 256 ranks are shown, from the fastest to the slowest.")
+    page.shows("4 of 256 ranks are shown: those that failed, and others from the fastest to the slowest.")
     page.shows("200 warnings")
 
 

@@ -1,10 +1,12 @@
 """The builder's pod: what it runs, what it is given, and that its Pod Security level takes it."""
 
 import errno
+import io
 import json
 import os
 import shutil
 import subprocess
+import tarfile
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -150,6 +152,40 @@ def test_what_dockerignore_names_is_no_input_of_an_image(tmp_path: Path) -> None
     with inputs("gpu.Dockerfile").folder() as folder:
         assert {path.name for path in folder.iterdir()} == {".dockerignore", "Dockerfile", "runs"}
         assert (folder / ".dockerignore").read_text() == "*\n!runs\n"
+
+
+def test_the_dockerignore_of_a_context_leaves_out_nothing_of_manycpus_own(tmp_path: Path) -> None:
+    (tmp_path / ".dockerignore").write_text("*.sh\n*.txt\n")
+    for name in ("a.whl", "b.sh"):
+        (tmp_path / name).touch()
+    made = recipe(context(tmp_path, context=str(tmp_path)), "train")
+    assert {path for path, _ in made.files} == {"a.whl", *(path.name for path in OWN.iterdir())}
+
+
+def test_links_and_empty_folders_of_a_context_stay_what_they_are(tmp_path: Path) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "context"
+    for path in (outside, folder / "none" / "deep", folder / "ignored"):
+        path.mkdir(parents=True)
+    (outside / "file").write_text("secret")
+    (folder / "Dockerfile").write_text("FROM scratch\n")
+    (folder / ".dockerignore").write_text("ignored\n")
+    links = {"file": "Dockerfile", "folder": "../outside", "away": f"{outside}/file", "nowhere": "x"}
+    for name, target in links.items():
+        (folder / name).symlink_to(target)
+    made = recipe(context(tmp_path, dockerfile=str(folder / "Dockerfile")), "train")
+    tag = made.tag({})
+    with made.folder() as copied:
+        assert {path.name: str(path.readlink()) for path in copied.iterdir() if path.is_symlink()} == links
+        assert (copied / "none" / "deep").is_dir()
+        assert not (copied / "ignored").exists()
+    packed = tree(((f"/opt/manycpu/{path}", file) for path, file in made.files), "x", None, keep_links=True)
+    with tarfile.open(fileobj=io.BytesIO(packed.tar)) as tar:
+        members = {member.name.removeprefix("opt/manycpu/"): member for member in tar}
+    assert {name: item.linkname for name, item in members.items() if item.issym()} == links
+    assert members["none/deep"].isdir()
+    (folder / "file").unlink()
+    (folder / "file").symlink_to("other")
+    assert recipe(context(tmp_path, dockerfile=str(folder / "Dockerfile")), "train").tag({}) != tag
 
 
 def test_a_name_of_the_context_may_be_any_bytes(tmp_path: Path) -> None:

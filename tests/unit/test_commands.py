@@ -53,6 +53,14 @@ def test_a_copy_in_which_nothing_moves_is_ended(
         ssh_copies._stream(source, sink, "a")  # noqa: SLF001 - needs no host
 
 
+def test_a_copy_says_why_its_sink_failed_while_its_source_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "COPY_TIMEOUT", 5.0)
+    monkeypatch.setattr(ssh_copies, "_END_TIMEOUT_S", 0.3)
+    sink = ["sh", "-c", "echo no space >&2; exit 3"]
+    with pytest.raises(StageError, match="copying to or from host a failed: no space"):
+        ssh_copies._stream(["sleep", "60"], sink, "a")  # noqa: SLF001 - needs no host
+
+
 def test_what_does_not_go_when_it_is_killed_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -137,6 +137,19 @@ def test_a_record_that_is_cut_is_named_and_deletes_nothing(
         file.write_bytes(whole)
 
 
+@pytest.mark.parametrize("created", ["NaN", "1e300", "-1e300"])
+def test_a_run_that_began_at_a_time_that_is_none_is_named_by_status(
+    begun: RunContext, caplog: pytest.LogCaptureFixture, created: str
+) -> None:
+    file = Path(begun.where) / "ledger.json"
+    whole = file.read_text()
+    file.write_text(json.dumps(json.loads(whole) | {"created": float(created)}))
+    try:
+        assert f"{file} cannot be read" in run_of(begun, "status") + caplog.text
+    finally:
+        file.write_text(whole)
+
+
 @drawn(120)
 @given(st.sampled_from([*RECORDS, EXITS]), st.data())
 def test_a_record_that_is_edited_is_read_or_refused(

@@ -11,6 +11,7 @@ from manycpu.pipeline.adapters import process
 from manycpu.pipeline.ledger import Attempt
 from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.errors import UnseenError
 from manycpu.pipeline.spec.exit_records import FOLDER, write
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.state import RunState, Status
@@ -19,6 +20,7 @@ from manycpu.pipeline.targets.machines.context import MachineContext, attempt_di
 from manycpu.pipeline.targets.machines.stage import stage
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.outcome import outcome
+from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.wait import watch
 
 
@@ -58,6 +60,21 @@ def both(ctx: MachineContext, handle: ProcessHandle) -> Status:
     waited = outcome(ctx, waited, watching.observed) if waited.state.terminal else waited
     assert attempt_status(ctx, handle, ctx.ledger.read()) == waited
     return waited
+
+
+def test_the_command_that_declares_a_training_gone_is_given_whole(
+    script: Callable[..., str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "there"
+    fields = {"program": script(), "output": str(tmp_path / "out")}
+    ctx = open_context(fields, {"directory": str(folder)}, "a", base=tmp_path)
+    ctx.ledger.open(ctx.new_entry(time.time()))
+    directory = Path(ctx.where) / "attempts" / "1"
+    handle = process.handle_of_this_process(directory, ctx.name, 1).model_copy(update={"host": "elsewhere"})
+    with ctx.ledger.update() as entry:
+        entry.attempt, entry.handle = 1, handle
+    with pytest.raises(UnseenError, match=f"say so: manycpu cancel {ctx.name} --gone --directory {folder}"):
+        cancel(ctx, "a person")
 
 
 def test_a_training_runs_once_its_ranks_have_met(attempt: tuple[MachineContext, ProcessHandle]) -> None:

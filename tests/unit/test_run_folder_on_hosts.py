@@ -108,3 +108,19 @@ def test_a_file_and_a_folder_of_one_name_are_a_conflict(target: BareMetal, tmp_p
         (tmp_path / file).touch()
     with pytest.raises(ExportError, match=r"^run\.output: this machine and host a .* in .*/own/x,"):
         ssh_copies.collect(target, FOUR, tmp_path / "own")
+
+
+def test_the_time_to_hash_files_grows_with_their_size(
+    target: BareMetal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow disk takes longer for 100 MiB than any command may without them."""
+    slow, folder = tmp_path / "bin" / "sha256sum", tmp_path / "output"
+    for path in (slow.parent, folder):
+        path.mkdir()
+    slow.write_text('#!/bin/sh\nsleep 2\nPATH=${PATH#*:} exec sha256sum "$@"\n')
+    slow.chmod(0o755)
+    (folder / "model").touch()
+    os.truncate(folder / "model", 100 << 20)
+    monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(ssh, "COPY_TIMEOUT", 1.5)
+    assert ssh_copies.collect(target, FOUR[:1], folder) == []

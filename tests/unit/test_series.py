@@ -210,6 +210,25 @@ def test_a_compact_report_counts_all_ranks_and_keeps_the_fastest_and_the_slowest
     assert kept == sorted(kept)
 
 
+def test_a_compact_report_keeps_failed_ranks_and_paces_before_ranks_without_a_pace() -> None:
+    observer = Observer(_run(0, 0, ranks=1200))
+    for rank in range(100, 110):
+        _say(observer, rank, "pace", step=9, step_seconds=rank / 100, time=7.0)
+    _say(observer, 333, "exit", code=1, host="node-333")
+    small = compact(_report(observer.observed))
+    kept = [rank["rank"] for rank in small["ranks"]]
+    assert len(kept) == 64
+    assert {*range(100, 110), 333} < {*kept}
+
+
+def test_failed_ranks_alone_fill_a_compact_report_that_holds_no_more() -> None:
+    observer = Observer(_run(0, 0, ranks=1200))
+    for rank in range(0, 1200, 2):
+        _say(observer, rank, "exit", code=-15, host=f"node-{rank}")
+    small = compact(_report(observer.observed))
+    assert [rank["exit_code"] for rank in small["ranks"]] == [-15] * 64
+
+
 def test_what_was_told_first_takes_no_room_from_the_loss() -> None:
     observer = Observer()
     for number in range(150):

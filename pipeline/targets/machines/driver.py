@@ -90,7 +90,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
                     process.wait_until_gone(handle, END_TIMEOUT)
                     return False
                 if observed["alive"] is None:
-                    raise process.unseen_error(handle, observed["unseen"])
+                    raise process.unseen_error(handle, observed["unseen"], ctx.typed("cancel", "--gone"))
                 if not observed["alive"]:  # it died for an unknown reason, which was not this cancellation
                     process.end_leftovers(handle)
                     hosts.end_ranks(ctx, entry)
@@ -107,7 +107,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         handle = launch.present_handle(ctx, entry)
         if handle is None or process.observe(handle)["exit"] is not None:  # no attempt, or its end is known
             return False
-        process.declare_gone(handle)
+        process.declare_gone(handle, ctx.typed("cancel"))
         hosts.end_ranks(ctx, entry)
         return True
 

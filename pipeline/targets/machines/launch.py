@@ -40,7 +40,8 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
         if present is not None:
             present_status = attempt_status(ctx, present, entry)
             if present_status.state is RunState.UNKNOWN:
-                raise process.unseen_error(present, present_status.reason)
+                gone = ctx.typed("cancel", "--gone")
+                raise process.unseen_error(present, present_status.reason, gone)
             if should_attach(present_status, entry):
                 entry.handle = present
                 return present, True

@@ -17,7 +17,7 @@ RUN: dict[str, Any] = {
     "env": {
         "GO": "{{ params.folder }}/go",
         "TAG": "{{ dag.dag_id }}",
-        "PYTHONPATH": str(TESTS / "scripts" / "light_torch"),  # no test here is about torch
+        "PYTHONPATH": f"{TESTS}/scripts/light_torch:{TESTS.parent}/.dev",  # no test here is about torch
     },
 }
 PARAMS = {"folder": Param(type="string")}

@@ -78,7 +78,7 @@ def growing() -> None:
             "output": "{{ params.folder }}/output",
             "env": {
                 "FOLDER": "{{ params.folder }}",
-                "PYTHONPATH": str(TESTS / "scripts" / "light_torch"),  # no test here is about torch
+                "PYTHONPATH": f"{TESTS}/scripts/light_torch:{TESTS.parent}/.dev",  # no test is about torch
             },
         },
         retries=1,

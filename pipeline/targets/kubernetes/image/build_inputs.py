@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
@@ -46,7 +46,8 @@ class Recipe:
     text: str
     arguments: tuple[tuple[str, str], ...]
     files: tuple[tuple[str, Path], ...]
-    """Pairs: a path in the context, and the file to copy there."""
+    """Pairs: a path in the context, and the file or link to copy there; a path that ends with a slash is an
+    empty folder."""
 
     @cached_property
     def bases(self) -> list[str]:
@@ -78,14 +79,14 @@ class Recipe:
         parts = [self.target or ""]
         parts += [f"{name}={value}" for name, value in self.arguments]
         parts += [f"{base} {digests.get(base, '')}" for base in self.bases]
-        parts += [f"{path} {mode:o} {digest}" for path, mode, digest in self._contents]
+        parts += self._contents
         digest = hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()
         return f"{self.stage}-{digest[:_DIGITS]}"
 
     @cached_property
-    def _contents(self) -> list[tuple[str, int, str]]:
-        """Path in the context, mode and sha256 of each file."""
-        return [(path, _mode(file), _sha256(file)) for path, file in self.files]
+    def _contents(self) -> list[str]:
+        """Path in the context, mode and sha256 of each file; the target of a link; an empty folder's path."""
+        return [_content(path, file) for path, file in self.files]
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
@@ -97,7 +98,10 @@ class Recipe:
             for path, file in self.files:
                 place = folder / path
                 place.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(file, place)
+                if path.endswith("/"):
+                    place.mkdir(exist_ok=True)
+                else:
+                    shutil.copy(file, place, follow_symlinks=False)
             yield folder
 
 
@@ -145,9 +149,9 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
         # As BuildKit does: a Dockerfile's own file wins over that of the context.
         own_ignore_file = file.with_name(f"{file.name}{DOCKERIGNORE}")
         ignore_file = own_ignore_file if own_ignore_file.is_file() else context / DOCKERIGNORE
-        files = {**_files_below(context, ignore_file), "Dockerfile": file}
+        files = {**_files_below(context, ignore_file), "Dockerfile": file.resolve()}
         if ignore_file.is_file():
-            files[DOCKERIGNORE] = ignore_file
+            files[DOCKERIGNORE] = ignore_file.resolve()
         return Recipe(
             stage=stage,
             target=None,
@@ -167,12 +171,16 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
     )
     # With a Dockerfile of the user, the context is for the train image only. But build_args that manycpu's
     # Dockerfile has too, such as BASE_IMAGE, also apply to the helper image, which is built here.
-    files = {}
+    given = {}
     if target.context and not target.dockerfile:
-        files = _files_below(Path(target.context))
-    files |= _files_below(OWN)
+        given = _files_below(Path(target.context))
+        given.pop(DOCKERIGNORE, None)  # builders would leave out what manycpu's Dockerfile needs
+    own = _files_below(OWN)
     if dict(arguments).get("CCL"):
-        files |= _ccl_sources()
+        own |= _ccl_sources()
+    own = {path: file.resolve() for path, file in own.items()}  # installers may make links
+    taken = own.keys() | _parents(own)
+    files = {path: file for path, file in given.items() if path.removesuffix("/") not in taken} | own
     return Recipe(
         stage=stage,
         target=stage,
@@ -199,14 +207,17 @@ def _ccl_sources() -> dict[str, Path]:
 
 
 def _files_below(folder: Path, ignore_file: Path | None = None) -> dict[str, Path]:
-    """Find the files of a build's context, but for git's, caches and ignored ones: path below it -> file.
+    """Find files, links and empty folders of a build's context, but for git's, caches and ignored ones.
 
     ``ignore_file`` names what is ignored; None: that of the context.
+
+    Returns:
+        Path below it -> file; a path that ends with a slash is a folder of which nothing is part of it.
     """
     _existing_path(str(folder), "target.context")
     patterns = docker_patterns(ignore_file or folder / DOCKERIGNORE)
     has_exceptions = any(pattern.include is False for pattern in patterns.patterns)
-    files_by_path: dict[str, Path] = {}
+    paths: list[str] = []
     for parent, folders, files in walk(folder, "target.context"):
         below = Path(parent).relative_to(folder)
         folders[:] = sorted(
@@ -215,11 +226,18 @@ def _files_below(folder: Path, ignore_file: Path | None = None) -> dict[str, Pat
             if name not in (".git", "__pycache__")
             and (has_exceptions or not docker_ignores(patterns, (below / name).as_posix()))
         )
-        paths = ((below / name).as_posix() for name in files)
-        files_by_path |= {path: folder / path for path in paths if not docker_ignores(patterns, path)}
+        paths += ((below / name).as_posix() for name in (*files, *folders))
+    by_path = {path: folder / path for path in paths if not docker_ignores(patterns, path)}
     # Builders would read it for the Dockerfile of this run, whatever that was called.
-    files_by_path.pop(f"Dockerfile{DOCKERIGNORE}", None)
-    return {path: file for path, file in files_by_path.items() if file.is_file()}
+    by_path.pop(f"Dockerfile{DOCKERIGNORE}", None)
+    found = {path: file for path, file in by_path.items() if file.is_symlink() or file.is_file()}
+    empty = by_path.keys() - found.keys() - _parents(found)
+    return found | {f"{path}/": folder / path for path in empty if by_path[path].is_dir()}
+
+
+def _parents(paths: Iterable[str]) -> set[str]:
+    """Return the paths of the folders above some paths."""
+    return {parent.as_posix() for path in paths for parent in PurePath(path).parents}
 
 
 def _existing_path(path: str, field: str) -> Path:
@@ -229,11 +247,12 @@ def _existing_path(path: str, field: str) -> Path:
     return Path(path)
 
 
-def _mode(file: Path) -> int:
-    """Return 0o755 for an executable file, else 0o644: the rest depends on the machine's umask."""
-    return 0o755 if file.stat().st_mode & 0o100 else 0o644
-
-
-def _sha256(file: Path) -> str:
+def _content(path: str, file: Path) -> str:
+    """Describe a part of a context for the image's tag, as :attr:`Recipe._contents` says."""
+    if path.endswith("/"):
+        return path
+    if file.is_symlink():
+        return f"{path} -> {file.readlink()}"
+    mode = 0o755 if file.stat().st_mode & 0o100 else 0o644  # the rest depends on the machine's umask
     with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        return f"{path} {mode:o} {hashlib.file_digest(stream, 'sha256').hexdigest()}"

@@ -114,13 +114,15 @@ def _secret(metadata: KubeObject, files: Mapping[str, str]) -> KubeObject:
 def _push_builder_image(ctx: "ClusterContext", image_build: Build, opened: Registries) -> str:
     """Append the context to the builder's image, and push the result; return its name by digest."""
     files = image_build.recipe.files
-    if sum(file.stat().st_size for _, file in files) > _MAX_CONTEXT_BYTES:
+    if sum(file.lstat().st_size for _, file in files) > _MAX_CONTEXT_BYTES:
         raise BadInputError(
             f"the build's context is larger than {_MAX_CONTEXT_BYTES >> 20} MiB",
             field="target.context",
             fix="Leave out what the Dockerfile does not copy",
         )
-    context = tree(((f"{CONTEXT}/{path}", file) for path, file in files), "context", "target.context")
+    context = tree(
+        ((f"{CONTEXT}/{path}", file) for path, file in files), "context", "target.context", keep_links=True
+    )
     builder = Reference.parse(
         ctx.target.builder_image or PODS[ctx.target.builder].image, "target.builder_image"
     )

@@ -23,7 +23,7 @@ from manycpu.pipeline.spec.placement import CODE, LIB
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries
 
 _PACKAGE: Final = Path(__file__).resolve().parents[3]
-_EXECUTABLE, _PLAIN = 0o755, 0o644  # modes of files
+_EXECUTABLE, _PLAIN, _LINK = 0o755, 0o644, 0o777  # modes
 _DIGITS: Final = 12  # of a digest, in a tag
 
 
@@ -68,7 +68,9 @@ def library() -> Tree:
     return tree([*files, (f"{CODE}/", _PACKAGE)], "manycpu", None)
 
 
-def tree(files: Iterable[tuple[str, Path]], what: str, field: str | None) -> Tree:
+def tree(
+    files: Iterable[tuple[str, Path]], what: str, field: str | None, *, keep_links: bool = False
+) -> Tree:
     """Pack files under their names in an image, which are below ``/opt/manycpu``.
 
     The pods' user owns the code, because the folder of the code is the program's working folder.
@@ -77,6 +79,7 @@ def tree(files: Iterable[tuple[str, Path]], what: str, field: str | None) -> Tre
         files: Pairs: a name in the image, and the file; a name that ends with a slash is an empty folder.
         what: What the tree is, for the image's history.
         field: The field of the run or target that an error names; None: no field.
+        keep_links: Whether links stay links; else files take their place.
 
     Raises:
         BuildError: A file cannot be read.
@@ -90,6 +93,10 @@ def tree(files: Iterable[tuple[str, Path]], what: str, field: str | None) -> Tre
                 if name.endswith("/"):
                     continue
                 info = tarfile.TarInfo(name.lstrip("/"))
+                if keep_links and path.is_symlink():
+                    info.type, info.linkname, info.mode = tarfile.SYMTYPE, str(path.readlink()), _LINK
+                    tar.addfile(_with_owner(info))
+                    continue
                 with path.open("rb") as file:
                     status = os.fstat(file.fileno())
                     info.size = status.st_size
