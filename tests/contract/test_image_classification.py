@@ -92,6 +92,7 @@ def test_two_ranks_learn_to_read_digits_and_tell_each_epochs_accuracy_once(
     found = [event["values"] for event in told(trained, "metrics") if "epoch" in event["values"]]
     assert [f"{values['accuracy']:.2f}" for values in found] == [accuracy for _, accuracy in printed]
     metrics = json.loads((folder / "output" / "metrics.json").read_text())
+    assert metrics["train_samples_per_second"] > 0
     assert metrics["accuracy"] == results(folder / "output")["accuracy"] == float(printed[-1][1])
     # A tenth of them would be right by chance.
     assert metrics["accuracy"] >= 90
@@ -148,6 +149,7 @@ def test_one_rank_goes_on_from_a_checkpoint_of_two(env: dict[str, str], folder: 
     found = training.run(parse(OPTIONS, own), own)
     # In half of the batches, its three epochs have twice as many steps.
     assert (found["resumed_from_step"], found["train_steps"]) == (135, 135)
+    assert "train_samples_per_second" not in found  # no step was left to train
     assert found["accuracy"] == results(folder / "output")["accuracy"]
 
 

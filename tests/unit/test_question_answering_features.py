@@ -165,6 +165,14 @@ def test_the_length_is_limited_by_tokenizer_and_model(
     assert usable_length(requested, TOKENIZER, PretrainedConfig(**config)) == usable
 
 
+@pytest.mark.parametrize(
+    "config", [PretrainedConfig(max_position_embeddings=7), RobertaConfig(max_position_embeddings=1)]
+)
+def test_a_model_without_positions_for_a_batch_is_refused(config: PretrainedConfig) -> None:
+    with pytest.raises(BadInputError, match=r"the model has [07] positions.*more positions"):
+        usable_length(384, TOKENIZER, config)
+
+
 def test_roberta_counts_positions_after_the_padding_token() -> None:
     config = RobertaConfig(max_position_embeddings=514, pad_token_id=1)
     assert usable_length(1000, TOKENIZER, config) == 512
