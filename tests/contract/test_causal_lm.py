@@ -312,9 +312,16 @@ def test_a_sample_begins_as_its_document(llama: Path, record: dict[str, Any]) ->
     assert ids == found.table[0]["input_ids"][: len(ids)]
 
 
-@pytest.mark.parametrize("others", [{"prompt": "2020-01-01T00:00:00", "completion": "2020-01-02"}, {}])
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"prompt": "2020-01-01T00:00:00", "completion": "2020-01-02"},
+        {"messages": [{"role": role, "content": "2020-01-01"} for role in ("user", "assistant")]},
+        {},
+    ],
+)
 def test_texts_that_are_all_dates_are_texts(
-    env: dict[str, str], tmp_path: Path, others: dict[str, str]
+    env: dict[str, str], tmp_path: Path, others: dict[str, Any]
 ) -> None:
     found = [others or {"text": f"2020-01-0{day}"} for day in range(1, 4)]
     data = lines(tmp_path / "dates" / "train.jsonl", found)
