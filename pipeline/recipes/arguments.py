@@ -124,6 +124,9 @@ def translate(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], 
     notes: list[str] = []
     for option, *values in groups:
         new_words, note = _replacement(option, values, known=option in accepted)
+        match new_words:  # argparse takes a value such as -1e-3 for an option, unless `=` is before it
+            case [name, value] if value.startswith("-") and value not in accepted:
+                new_words = [f"{name}={value}"]
         translated += new_words
         notes += [note] if note else []
     return translated, notes

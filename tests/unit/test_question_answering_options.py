@@ -170,6 +170,13 @@ def test_options_that_cannot_be_used_are_bad_input(words: list[str], said: str) 
         parsed(*words)
 
 
+@pytest.mark.parametrize("words", [["=-1e-3"], ["", "-1e-3"]])
+def test_a_value_may_begin_as_an_option_does(words: list[str]) -> None:
+    name = "--null_score_diff_threshold"
+    assert parsed(name + words[0], *words[1:]).data.null_score_diff_threshold == -0.001
+    assert parsed("--optim_args=--x").training.optim_args == "--x"
+
+
 def test_a_json_file_may_hold_the_options(tmp_path: Path) -> None:
     path = tmp_path / "qa.json"
     content = {
