@@ -12,6 +12,7 @@ from transformers import HfArgumentParser
 from manycpu.pipeline.spec import recipe_options
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import has_bf16, processor_flags
+from manycpu.pipeline.spec.words import is_true
 
 _GONE_CHOICES: Final = {("ddp_backend", "ccl"), ("xpu_backend", "ccl")}
 """Old name and value, where the name is still known and the value is not."""
@@ -32,6 +33,7 @@ _NEEDLESS: Final = {
 }
 """Old name -> why it is not needed any more."""
 
+_FALSE: Final = ("0", "f", "false", "n", "no")
 _LIKE: Final = 0.8
 """difflib ratio from which an unknown option is taken for a known one that is misspelt."""
 
@@ -124,6 +126,9 @@ def translate(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], 
     notes: list[str] = []
     for option, *values in groups:
         new_words, note = _replacement(option, values, known=option in accepted)
+        match new_words:  # argparse takes a value such as -1e-3 for an option, unless `=` is before it
+            case [name, value] if value.startswith("-") and value not in accepted:
+                new_words = [f"{name}={value}"]
         translated += new_words
         notes += [note] if note else []
     return translated, notes
@@ -134,13 +139,15 @@ def _replacement(option: str, values: list[str], *, known: bool) -> tuple[list[s
     name = option.removeprefix("--").replace("-", "_")
     if (name, *values) in _GONE_CHOICES:
         return [], f"{option} {values[0]} is left out: run.backend decides"
+    if name == "use_auth_token" and (not values or values[0].lower() in _FALSE or is_true(values[0])):
+        return [], f"{option} is left out: the login of the Hub, or HF_TOKEN, is always used"
     if not known and name in _NEEDLESS:
         return [], f"{option} is left out: {_NEEDLESS[name]}"
     if known or name not in recipe_options.RENAMED:
         return [option, *values], ""
     new_option, fixed_value = recipe_options.RENAMED[name]
     # With a fixed value, the old option was a switch; it may have been switched off.
-    if fixed_value is not None and values and values[0].lower() in ("0", "f", "false", "n", "no"):
+    if fixed_value is not None and values and values[0].lower() in _FALSE:
         return [], f"{option} is left out: it is switched off"
     words = [new_option, *values] if fixed_value is None else [new_option, fixed_value]
     return words, f"{option} is an old name: read as {' '.join(words)}"

@@ -35,16 +35,20 @@ def fit(rate: float, data: str, output: str) -> dict[str, float]:
 
     Raises:
         ArithmeticError: The training diverged.
+        ValueError: A rank would have no row to train on.
     """
     dist.init_process_group()
     torch.manual_seed(0)
     rows = _read(data)
     validation = rows[::_VALIDATION_SHARE]
     train = [row for number, row in enumerate(rows) if number % _VALIDATION_SHARE]
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if len(train) < size:
+        raise ValueError(f"{len(train)} of {len(rows)} rows are to train on: too few for {size} ranks")
     network = _network()
     model = DistributedDataParallel(network)  # trains `network` itself: they share their weights
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    images, labels = _labelled(train[dist.get_rank() :: dist.get_world_size()])
+    images, labels = _labelled(train[rank::size])
     for step in range(1, _STEPS + 1):
         loss: Any = nn.functional.cross_entropy(model(images), labels)
         optimizer.zero_grad()
@@ -57,7 +61,7 @@ def fit(rate: float, data: str, output: str) -> dict[str, float]:
     images, labels = _labelled(validation)
     accuracy = float((network(images).argmax(1) == labels).float().mean())
     metrics({"accuracy": accuracy, "rows": len(rows)}, step=_STEPS)
-    if dist.get_rank() == 0:
+    if rank == 0:
         torch.save(network.state_dict(), Path(output) / _MODEL)
         Path(output, _SEEN).write_text("\n".join(map(_digest, rows)) + "\n")
     dist.destroy_process_group()

@@ -213,15 +213,24 @@ class CpuTrainer(Trainer):
         by_step = args.max_steps > 0  # else _init_training_state counts by epochs
         return resume_point(str(args.output_dir), args.resume_from_checkpoint, env, by_step=by_step)
 
-    def _init_training_state(self, max_steps: int, per_epoch: int, *args: Any) -> tuple[int, int]:
+    def _init_training_state(
+        self, max_steps: int, per_epoch: int, epochs: int, checkpoint: str | None, trial: Any
+    ) -> tuple[int, int]:
         """Count the steps of a checkpoint as those of this training: other ranks or batches have other steps.
 
-        Where ``--max_steps`` names the end, steps are counted as they are.
+        Where ``--max_steps`` names the end, steps are counted as they are. Evaluations of another training
+        do not count: the best model is one of this training.
 
         Returns:
             Epochs that are done, and the batches to skip in the present epoch.
         """
-        trainer_result: tuple[int, int] = super()._init_training_state(max_steps, per_epoch, *args)
+        trainer_result: tuple[int, int] = super()._init_training_state(
+            max_steps, per_epoch, epochs, checkpoint, trial
+        )
+        if checkpoint and Path(checkpoint).parent.resolve() != Path(str(self.args.output_dir)).resolve():
+            state: Any = self.state  # its own types are those before a checkpoint is read
+            state.best_metric = state.best_global_step = state.best_model_checkpoint = None
+            state.stateful_callbacks.pop("EarlyStopping", None)  # it counts evaluations
         accumulated = self.args.gradient_accumulation_steps
         done = steps_done(self.state.epoch or 0.0, self._epoch_batches, accumulated)
         if self.args.max_steps > 0 or done == self.state.global_step:

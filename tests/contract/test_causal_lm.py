@@ -253,6 +253,13 @@ def test_early_stopping_keeps_the_best_model(env: dict[str, str], tmp_path: Path
     assert other["train_steps"] > found["train_steps"]  # it counts its own evaluations alone
 
 
+def test_early_stopping_begins_to_count_where_a_checkpoint_has_no_count(env: dict[str, str]) -> None:
+    epochs = (*FULL, "--save_strategy", "epoch", "--num_train_epochs")
+    first = run(env, *epochs, "1")
+    found = run(env, *epochs, "2", "--early_stopping_patience", "1")
+    assert found["train_steps"] == 2 * first["train_steps"]
+
+
 def test_conversations_are_trained_on_their_answers_alone(env: dict[str, str], tmp_path: Path) -> None:
     data = lines(tmp_path / "talks" / "train.jsonl", [{"messages": TALK}] * 8)
     found = run(env | {"MANYCPU_DATA": str(data)}, *FULL, "--num_train_epochs", "20")
@@ -305,9 +312,16 @@ def test_a_sample_begins_as_its_document(llama: Path, record: dict[str, Any]) ->
     assert ids == found.table[0]["input_ids"][: len(ids)]
 
 
-@pytest.mark.parametrize("others", [{"prompt": "2020-01-01T00:00:00", "completion": "2020-01-02"}, {}])
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"prompt": "2020-01-01T00:00:00", "completion": "2020-01-02"},
+        {"messages": [{"role": role, "content": "2020-01-01"} for role in ("user", "assistant")]},
+        {},
+    ],
+)
 def test_texts_that_are_all_dates_are_texts(
-    env: dict[str, str], tmp_path: Path, others: dict[str, str]
+    env: dict[str, str], tmp_path: Path, others: dict[str, Any]
 ) -> None:
     found = [others or {"text": f"2020-01-0{day}"} for day in range(1, 4)]
     data = lines(tmp_path / "dates" / "train.jsonl", found)

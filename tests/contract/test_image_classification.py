@@ -92,6 +92,7 @@ def test_two_ranks_learn_to_read_digits_and_tell_each_epochs_accuracy_once(
     found = [event["values"] for event in told(trained, "metrics") if "epoch" in event["values"]]
     assert [f"{values['accuracy']:.2f}" for values in found] == [accuracy for _, accuracy in printed]
     metrics = json.loads((folder / "output" / "metrics.json").read_text())
+    assert metrics["train_samples_per_second"] > 0
     assert metrics["accuracy"] == results(folder / "output")["accuracy"] == float(printed[-1][1])
     # A tenth of them would be right by chance.
     assert metrics["accuracy"] >= 90
@@ -136,6 +137,19 @@ def test_a_model_may_be_asked_from_a_shell(
     assert "more than 8 bits" in capsys.readouterr().err
 
 
+def test_pixels_are_read_of_whole_images_of_8_bits_alone(tmp_path: Path) -> None:
+    from manycpu.pipeline.recipes.image_classification import model
+
+    deep, cut = tmp_path / "deep.png", tmp_path / "cut.jpg"
+    Image.new("I;16", (20, 30), 300).save(deep)
+    Image.new("RGB", (20, 30)).save(cut)
+    assert model.pixels(cut, model.evaluation_transform(8)).shape == (3, 8, 8)
+    cut.write_bytes(cut.read_bytes()[:-40])
+    for file, said in ((deep, "it has more than 8 bits per channel"), (cut, "(?i:truncated)")):
+        with pytest.raises(OSError, match=f"{file}: .*{said}"):
+            model.pixels(file, model.evaluation_transform(8))
+
+
 @pytest.mark.usefixtures("trained", "alone")
 def test_one_rank_goes_on_from_a_checkpoint_of_two(env: dict[str, str], folder: Path) -> None:
     from manycpu.pipeline.recipes.image_classification import training
@@ -148,6 +162,7 @@ def test_one_rank_goes_on_from_a_checkpoint_of_two(env: dict[str, str], folder: 
     found = training.run(parse(OPTIONS, own), own)
     # In half of the batches, its three epochs have twice as many steps.
     assert (found["resumed_from_step"], found["train_steps"]) == (135, 135)
+    assert "train_samples_per_second" not in found  # no step was left to train
     assert found["accuracy"] == results(folder / "output")["accuracy"]
 
 

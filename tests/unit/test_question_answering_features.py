@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from support.tiny_bert import tiny_tokenizer
-from transformers import PretrainedConfig, RobertaConfig
+from transformers import BertConfig, PretrainedConfig, RobertaConfig
 
 from manycpu.pipeline.recipes.question_answering.features import (
     NO_OFFSET,
@@ -163,6 +163,14 @@ def test_the_length_is_limited_by_tokenizer_and_model(
     requested: int, config: dict[str, Any], usable: int
 ) -> None:
     assert usable_length(requested, TOKENIZER, PretrainedConfig(**config)) == usable
+
+
+@pytest.mark.parametrize(
+    "config", [BertConfig(max_position_embeddings=7), RobertaConfig(max_position_embeddings=1)]
+)
+def test_a_model_without_positions_for_a_batch_is_refused(config: PretrainedConfig) -> None:
+    with pytest.raises(BadInputError, match=r"the model has [07] positions.*more positions"):
+        usable_length(384, TOKENIZER, config)
 
 
 def test_roberta_counts_positions_after_the_padding_token() -> None:

@@ -170,6 +170,21 @@ def test_options_that_cannot_be_used_are_bad_input(words: list[str], said: str) 
         parsed(*words)
 
 
+@pytest.mark.parametrize("words", [(), ("True",), ("false",)])
+def test_the_old_switch_for_the_login_of_the_hub_is_no_token(words: tuple[str, ...]) -> None:
+    options = parsed("--use_auth_token", *words)
+    assert options.model.token is None
+    assert options.notes[0].startswith("--use_auth_token is left out: ")
+    assert parsed("--use_auth_token", "hf_a").model.token == "hf_a"  # noqa: S105 - an example
+
+
+@pytest.mark.parametrize("words", [["=-1e-3"], ["", "-1e-3"]])
+def test_a_value_may_begin_as_an_option_does(words: list[str]) -> None:
+    name = "--null_score_diff_threshold"
+    assert parsed(name + words[0], *words[1:]).data.null_score_diff_threshold == -0.001
+    assert parsed("--optim_args=--x").training.optim_args == "--x"
+
+
 def test_a_json_file_may_hold_the_options(tmp_path: Path) -> None:
     path = tmp_path / "qa.json"
     content = {

@@ -159,7 +159,7 @@ class Evaluated(CpuTrainer):
         return {"eval_loss": next(self.losses)}
 
 
-def evaluated(folder: Path, batch: int, epochs: int, *losses: float) -> Evaluated:
+def evaluated(folder: Path, batch: int, epochs: int, *losses: float, **env: str) -> Evaluated:
     """Train 8 rows to this epoch, with steps of this batch and a loss for each epoch; return the Trainer."""
     options = CpuTrainingOptions(
         str(folder), num_train_epochs=epochs, per_device_train_batch_size=batch, report_to=[],
@@ -168,7 +168,7 @@ def evaluated(folder: Path, batch: int, epochs: int, *losses: float) -> Evaluate
     rows = [{"x": torch.tensor([float(n), 1.0])} for n in range(8)]
     made = Evaluated(Squared(2, 2), options, train_dataset=rows, eval_dataset=rows)
     made.losses = iter(losses)
-    made.train(resume_from_checkpoint=made.resume_point({}))
+    made.train(resume_from_checkpoint=made.resume_point(env))
     return made
 
 
@@ -204,6 +204,14 @@ def test_after_a_resume_with_larger_steps_the_best_model_is_the_one_that_was_eva
     assert f"{kept.name} of epoch {epoch:g}" == best
     torch.testing.assert_close(resumed.model.weight, load_file(kept / "model.safetensors")["weight"])
     assert torch.equal(resumed.model.weight, first) is best.endswith("epoch 1")
+
+
+def test_the_best_model_is_one_of_this_training_though_that_of_another_was_better(tmp_path: Path) -> None:
+    other = evaluated(tmp_path / "other", 2, 1, 1.0).state.best_model_checkpoint
+    resumed = evaluated(tmp_path / "own", 2, 3, 2.0, 3.0, MANYCPU_RESUME_FROM=str(other))
+    best = tmp_path / "own" / "checkpoint-8"
+    assert (resumed.state.best_metric, resumed.state.best_model_checkpoint) == (2.0, str(best))
+    torch.testing.assert_close(resumed.model.weight, load_file(best / "model.safetensors")["weight"])
 
 
 def test_a_save_that_is_cut_in_the_folder_of_an_earlier_step_leaves_no_checkpoint_that_looks_complete(

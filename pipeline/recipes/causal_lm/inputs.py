@@ -184,11 +184,11 @@ def _table(files: Sequence[Path], common: dict[str, Any], data: DataOptions) -> 
     if files[0].suffix == ".parquet":
         return Dataset.from_parquet(names, **common)
     table = Dataset.from_json(names, **common)
-    for column in (data.text_column, data.prompt_column, data.completion_column):
+    for column in (data.text_column, data.prompt_column, data.completion_column, data.messages_column):
         # The reader takes texts for times if all of them are dates: these are read again, as they stand.
-        if getattr(table.features.get(column), "dtype", "").startswith("timestamp"):
-            texts = [record.get(column) for file in files for record in records.read(file)]
-            named = table.add_column(f"{column} as text", texts).remove_columns(column)
+        if "timestamp[" in str(table.features.get(column)):  # also in messages
+            values = [record.get(column) for file in files for record in records.read(file)]
+            named = table.add_column(f"{column} as text", values).remove_columns(column)
             table = named.rename_column(f"{column} as text", column)
     return table
 

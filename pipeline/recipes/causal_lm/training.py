@@ -65,10 +65,6 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
         )
     if resume and options.model.method != "full":
         _check_adapter(Path(resume), trainer.model)
-    own_folder, patience = Path(training.output_dir or "").resolve(), options.data.early_stopping_patience
-    if resume and patience and own_folder not in Path(resume).resolve().parents:
-        trainer.pop_callback(EarlyStopping)  # evaluations of another training do not count for this one
-        trainer.add_callback(EarlyStopping(patience, continues=False))
     resumed_step = step(Path(resume)) if resume else None  # the training may delete that checkpoint
     trained = trainer.train(resume_from_checkpoint=resume)
     packs: Any = trainer.train_dataset
@@ -171,17 +167,10 @@ def _trainer(
 class EarlyStopping(EarlyStoppingCallback):
     """Stops a training whose evaluations no longer improve; after a resume, it continues to count."""
 
-    def __init__(self, patience: int, *, continues: bool = True) -> None:
-        """Stop after ``patience`` evaluations without a gain; count from 0 if not ``continues``."""
-        super().__init__(patience)
-        self._continues = continues
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take the count of the checkpoint, and train no more if that had stopped."""
         super().on_train_begin(args, state, control, **kwargs)  # type: ignore[no-untyped-call]
-        if not self._continues:
-            return
-        saved = state.stateful_callbacks.get(type(self).__name__, self.state())
+        saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         self.early_stopping_patience_counter = saved["attributes"]["early_stopping_patience_counter"]
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             say(f"the training had stopped early, at step {state.global_step}")

@@ -9,7 +9,6 @@ import timm
 import torch
 
 from manycpu.pipeline.recipes.image_classification import model
-from manycpu.pipeline.recipes.image_classification.images import broken
 
 
 class Guess(NamedTuple):
@@ -42,8 +41,6 @@ class Classifier:
         Raises:
             OSError: One cannot be read.
         """
-        if fault := broken([Path(file) for file in images]):
-            raise OSError(fault)
         batch = torch.stack([model.pixels(file, self._transform) for file in images])
         with torch.inference_mode():
             probabilities = self._model((batch - self._mean) / self._std).softmax(dim=-1)

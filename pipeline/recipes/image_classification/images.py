@@ -5,11 +5,15 @@ Finding them needs the standard library alone, so that preflight can check the d
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from manycpu.pipeline.recipes.files import below
 from manycpu.pipeline.spec.errors import BadInputError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as OpenImage
 
 LABEL_PATTERN: Final = r"^(.*)_\d+\.jpg$"
 """Finds the class in a file's name, as in Accelerate's tutorial."""
@@ -112,23 +116,41 @@ def check_sizes(count: int, batch_size: int, ranks: int) -> None:
         )
 
 
-def broken(files: Sequence[Path]) -> str | None:
-    """Name the first image that cannot be read as 8 bits per channel, and why; None where there is none.
+@contextmanager
+def opened(file: str | Path) -> Iterator["OpenImage"]:
+    """Open an image of 8 bits per channel.
 
-    Each is decoded as a whole, a JPEG at an eighth of its size, to find files that are cut short.
+    Raises:
+        OSError: It cannot be read as such, also where the caller decodes it.
     """
     # Late: preflight needs no Pillow.
     from PIL import Image
 
+    try:
+        with Image.open(file) as image:
+            _check_depth(image)
+            yield image
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise OSError(f"{file}: {error}") from error
+
+
+def _check_depth(image: "OpenImage") -> None:
+    if image.mode.startswith(("I", "F")):  # convert() would cut off what is brighter than 255
+        raise ValueError(f"it has more than 8 bits per channel ({image.mode}); convert it")
+
+
+def broken(files: Sequence[Path]) -> str | None:
+    """Name the first image that :func:`opened` cannot read, and why; None where there is none.
+
+    Each is decoded as a whole, a JPEG at an eighth of its size, to find files that are cut short.
+    """
     for file in files:
         try:
-            with Image.open(file) as image:
+            with opened(file) as image:
                 image.draft("RGB", (1, 1))
                 image.load()
-                if image.mode.startswith(("I", "F")):  # convert() would cut off what is brighter than 255
-                    return f"{file}: it has more than 8 bits per channel ({image.mode}); convert it"
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            return f"{file}: {error}"
+        except OSError as error:
+            return str(error)
     return None
 
 

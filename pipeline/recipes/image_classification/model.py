@@ -7,11 +7,11 @@ from typing import Any
 
 import timm
 import torch
-from PIL import Image
 from timm.models import save_for_hf
 from torchvision.transforms import Compose, Resize, ToTensor  # type: ignore[import-untyped]
 
 from manycpu.pipeline.recipes import base_folder
+from manycpu.pipeline.recipes.image_classification.images import opened
 from manycpu.pipeline.recipes.image_classification.options import ImageOptions
 from manycpu.pipeline.spec.errors import BadInputError
 
@@ -77,8 +77,8 @@ def evaluation_transform(size: int) -> Any:
 
 
 def pixels(file: str | Path, transform: Any) -> torch.Tensor:
-    """Read an image file, and transform it to a tensor."""
-    with Image.open(file) as image:
+    """Read an image file, and transform it to a tensor; raises OSError as :func:`images.opened`."""
+    with opened(file) as image:
         transformed: torch.Tensor = transform(image.convert("RGB"))
         return transformed
 

@@ -70,11 +70,13 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
         checkpoints.resume_point(options.checkpoints, chosen.resume_from_checkpoint, env)
     )
     evaluated, seconds = epochs.train(), time.monotonic() - start
+    trained_steps = epochs.step - resumed_step  # 0: a retry after the last step, whose speed would be 0
+    speed = {"train_samples_per_second": round(trained_steps * epochs.batch / seconds, 3)}
     results = {
         **evaluated,
         "train_steps": epochs.step,
         "train_runtime": round(seconds, 4),
-        "train_samples_per_second": round((epochs.step - resumed_step) * epochs.batch / seconds, 3),
+        **(speed if trained_steps else {}),
         **({"resumed_from_step": resumed_step} if resumed_step else {}),
     }
     metrics(results)

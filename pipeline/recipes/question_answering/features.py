@@ -29,13 +29,20 @@ class Shape(NamedTuple):
 
 
 def usable_length(requested: int, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> int:
-    """Return a feature's length in tokens: ``requested``, or less if tokenizer or model take less."""
+    """Return a feature's length in tokens: ``requested``, or less if tokenizer or model take less.
+
+    Raises:
+        BadInputError: The model has positions for less than the shortest batch.
+    """
     positions = getattr(config, "max_position_embeddings", None)
     if not isinstance(positions, int) or positions <= 0:
         return min(requested, tokenizer.model_max_length)
     if config.model_type in ("camembert", "longformer", "mpnet", "roberta", "xlm-roberta"):
         # RoBERTa and related models begin to count after the padding token.
         positions -= (config.pad_token_id or 0) + 1
+    if positions < MULTIPLE:
+        message = f"the model has {max(positions, 0)} positions: a batch has {MULTIPLE} tokens or more"
+        raise BadInputError(message, field="run.model", fix="Choose a model with more positions")
     # A batch is padded up to a multiple, which must not be more than the positions.
     return min(requested, tokenizer.model_max_length, positions // MULTIPLE * MULTIPLE)
 
