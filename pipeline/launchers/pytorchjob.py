@@ -71,13 +71,12 @@ def template(  # noqa: PLR0913 - what makes up a pod
 
     All ranks meet at the host ``first``; ``number`` is the field with the pod's number in its job.
     """
+    fields, variables = {"MANYCPU_NODE_RANK": number}, {}
     if _needs_elastic_rendezvous(run):
         # By address: the name of the next rank 0 may not be in DNS yet.
-        fields = {"MANYCPU_ADDRESS": "status.podIP"}
+        fields["MANYCPU_ADDRESS"] = "status.podIP"
         # After each restart, the new rank 0 makes a new store: a shared one would stay on a lost node.
-        variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    else:
-        fields, variables = {"MANYCPU_NODE_RANK": number}, {}
+        variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     inner = pods.container(
         container,
         target,
@@ -108,11 +107,13 @@ def _command(run: TrainingRun, placement: Placement, first: str) -> Iterator[str
     """
     low, high = run.nodes
     timeouts = _join_timeouts(run)
-    yield from (literal(placement.python), "-m", "torch.distributed.run")
+    elastic = _needs_elastic_rendezvous(run)
+    module = "manycpu.pipeline.node.torchrun" if elastic else "torch.distributed.run"
+    yield from (literal(placement.python), "-m", module)
     yield f"--nnodes={low if low == high else f'{low}:{high}'}"
     yield f"--nproc-per-node={run.processes}"
     yield f"--max-restarts={run.max_restarts}"
-    if _needs_elastic_rendezvous(run):
+    if elastic:
         yield "--rdzv-backend=c10d"
         yield f"--rdzv-endpoint={first}:{PORT}"
         yield f"--rdzv-id={placement.job}"

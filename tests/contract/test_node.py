@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.killable_programs import Program
-from support.rank_launches import LIGHT, PLAIN, Ended, alone, execute, manifest_of
+from support.rank_launches import LIGHT, LIMIT, PLAIN, Ended, alone, execute, free_port, manifest_of
 from support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("nothing_runs_afterwards")
@@ -372,3 +372,16 @@ raise ValueError(f"401 for {token}")
     assert ended.events("warning")[0]["message"] == "no f1 for ***"
     assert [*ended.events("metrics")[0]["values"]] == ["hunter2'\\"]
     assert "s3cr3t" not in ended.out
+
+
+def test_nodes_meet_at_a_name_that_torchrun_does_not_take_for_its_own(tmp_path: Path) -> None:
+    """DNS may not know the name of a pod that just started; 127.77 is an address of this machine."""
+    torchrun = [sys.executable, "-m", "manycpu.pipeline.node.torchrun", "--nnodes=2", "--nproc-per-node=1"]
+    endpoint = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.77:{free_port()}", "--local-addr=127.0.0.1"]
+    timeouts = f"--rdzv-conf=join_timeout={LIMIT},read_timeout={LIMIT}"
+    command = [*torchrun, *endpoint, timeouts, "--no-python", "true"]
+    nodes = [
+        Program(command, env=PLAIN | {"MANYCPU_NODE_RANK": str(rank)}, cwd=tmp_path, start_new_session=True)
+        for rank in range(2)
+    ]
+    assert [node.wait(LIMIT) for node in nodes] == [0, 0]

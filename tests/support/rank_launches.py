@@ -26,10 +26,11 @@ MPIRUNS = {"intel": f"{sys.prefix}/bin/mpirun", "openmpi": "mpirun.openmpi", "mp
 LAUNCHERS = ["processes", "torchrun", *MPIRUNS]
 _TESTS = Path(__file__).parents[1]
 LIGHT_TORCH = _TESTS / "scripts" / "light_torch"
-LIGHT = {"PYTHONPATH": f"{LIGHT_TORCH}:{_TESTS.parent / '.dev'}"}
+_PACKAGE = _TESTS.parent / ".dev"
+LIGHT = {"PYTHONPATH": f"{LIGHT_TORCH}:{_PACKAGE}"}
 """Environment of ranks of this checkout that import a stand-in for torch, so that they start at once."""
-PLAIN = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
-
+PLAIN = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "PYTHONPATH": str(_PACKAGE)}
+"""Environment of ranks of this checkout."""
 
 LIMIT = 300  # seconds: enough for a slow or busy machine
 

@@ -71,7 +71,7 @@ def test_an_elastic_run_of_the_bert_recipe_on_large_machines() -> None:
     amounts = {"cpu": "200", "memory": "128Gi"}
     assert container(job)["resources"] == {"requests": amounts, "limits": amounts}
     assert container(job)["imagePullPolicy"] == "IfNotPresent"
-    assert command(job)[:3] == ["python3", "-m", "torch.distributed.run"]
+    assert command(job)[:3] == ["python3", "-m", "manycpu.pipeline.node.torchrun"]
     assert pod(job)["nodeSelector"] == SEED_TARGET["node_selector"]
     volumes = {volume["name"]: volume for volume in pod(job)["volumes"]}
     assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "64Gi"}
