@@ -30,7 +30,7 @@ ui: $(COMPILED)  ## Airflow's web UI on loopback, with the DAGs ready to trigger
 
 test: $(COMPILED)  ## everything that guards main, what takes seconds first; ends with what took longest
 	@sh tests/system-packages
-	@$(BIN)/python -m pytest -n 3 --durations=10 --durations-min=1
+	@$(BIN)/python -m pytest -n 3 -m "not long" --durations=10 --durations-min=1
 
 faults: $(COMPILED)  ## kill commands, and give them errors, wherever they change something; takes half a day, TRIALS=50 less
 	@MANYCPU_FAULTS=$(TRIALS) $(BIN)/python -m pytest -s tests/contract/test_faults.py tests/contract/test_request_faults.py tests/dags/test_task_faults.py tests/contract/test_planted_bugs.py
@@ -40,7 +40,8 @@ campaign: $(COMPILED)  ## random faults on the test cluster, for users at the sa
 	@MANYCPU_SEED=$(SEED) MANYCPU_TRIALS=$(TRIALS:all=60) $(BIN)/python -m pytest tests/long/test_campaign.py -k promised; ended=$$?; \
 	  $(BIN)/python tests/support/campaign_judge.py $(HISTORIES)/$(SEED) && exit $$ended
 
-test-long: $(COMPILED)  ## torch's own tests of its backends, Accelerate's, official examples if given, long trainings, an Airflow whose parts are lost; takes 40 minutes
+test-long: $(COMPILED)  ## torch's own tests of its backends, Accelerate's, official examples if given, long trainings, an Airflow whose parts are lost; takes an hour
+	@$(BIN)/python -m pytest -m long
 	@$(BIN)/python -m pytest tests/long
 
 test-versions: $(COMPILED)  ## the tests that depend on Airflow, with each version of it that is supported; VERSIONS=3.1.8 chooses

@@ -221,7 +221,7 @@ Path(f"{'-'.join(sys.argv[1:])}-{os.environ['RANK']}.json").write_text(json.dump
 """
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.long)])
 def test_an_evaluation_before_the_training_changes_no_weight_of_any_rank(
     dtype: str, write: Callable[[str], Path]
 ) -> None:

@@ -117,6 +117,7 @@ def test_in_a_folder_of_any_name_the_checkpoints_of_a_host_stay(
     assert "/checkpoints/checkpoint-1" in hosts["node-b"].run("find", str(folder / "runs"))
 
 
+@pytest.mark.long
 def test_a_host_that_a_run_has_no_more_keeps_its_checkpoints_and_is_named(
     both: BareMetal, hosts: made_hosts.Hosts, hidden: Path, script: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -262,6 +263,7 @@ def test_runs_that_begin_at_once_share_their_data(
     assert not any(name != Path(data).name and name.startswith(Path(data).name) for name in others)
 
 
+@pytest.mark.long
 def test_what_python_writes_beside_its_sources_on_a_host_is_no_difference(
     commands: Commands, hosts: made_hosts.Hosts, tmp_path: Path
 ) -> None:

@@ -503,7 +503,10 @@ def test_positions_are_stretched_for_longer_documents(env: dict[str, str], tmp_p
     assert config["rope_parameters"]["original_max_position_embeddings"] == 128
 
 
-@pytest.mark.parametrize(("method", "tied"), [("full", True), ("full", False), ("lora", True)])
+@pytest.mark.parametrize(
+    ("method", "tied"),
+    [("lora", True), *(pytest.param("full", tied, marks=pytest.mark.long) for tied in (True, False))],
+)
 def test_two_ranks_with_shares_train_what_replicas_train(
     tmp_path: Path, llama: Path, method: str, *, tied: bool
 ) -> None:
@@ -596,6 +599,7 @@ def test_a_retry_after_the_last_step_trains_no_other(env: dict[str, str], tmp_pa
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.long
 def test_random_weights_on_two_ranks_are_no_shares(tmp_path: Path, llama: Path) -> None:
     env = tiny_env(tmp_path, llama)
     ended = on_ranks("causal_lm", 2, env, "--from_scratch", "True", "--max_steps", "1")

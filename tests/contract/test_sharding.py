@@ -12,8 +12,15 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "sharded.py"
 pytestmark = pytest.mark.usefixtures("home")
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+@pytest.mark.parametrize(
+    ("backend", "ranks"),
+    [
+        ("gloo", 2),
+        ("ccl", 4),
+        pytest.param("gloo", 4, marks=pytest.mark.long),
+        pytest.param("ccl", 2, marks=pytest.mark.long),
+    ],
+)
 def test_shares_train_as_one_process_does(backend: str, ranks: int, tmp_path: Path) -> None:
     if backend == "ccl" and (missing := ccl_requirements.missing()):
         pytest.skip(str(missing))

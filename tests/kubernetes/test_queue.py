@@ -136,7 +136,7 @@ class Preempting(Silent):
 
 
 @pytest.mark.usefixtures("for_one")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param("pytorchjob", marks=pytest.mark.long), "mpijob", "trainjob"])
 def test_a_run_that_is_preempted_goes_on_from_its_checkpoint(
     kind: str, target: Fields, a_run: MakeRun, start: Callable[..., Looker]
 ) -> None:

@@ -16,6 +16,8 @@ from manycpu.pipeline.spec.errors import TrainingFailedError
 pytestmark = pytest.mark.pod_security("restricted")
 Fields = dict[str, Any]
 MakeRun = Callable[..., Fields]
+LIKE_OTHERS = ("mpich", "trainjob-openmpi")
+"""Launches whose parts others have too: they are for `make test-long`."""
 SECRET = "a b'c\"d $x"  # noqa: S105 - not a real secret
 KNOWS = f"""
 import os
@@ -24,7 +26,10 @@ assert os.environ["GREETING"] == "good $(HOME)", os.environ["GREETING"]
 """
 
 
-@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize(
+    "launch",
+    [pytest.param(one, marks=[pytest.mark.long] if one in LIKE_OTHERS else []) for one in LAUNCHES],
+)
 def test_a_plain_script_meets_on_both_nodes_and_leaves_nothing(
     launch: str, cluster: TestCluster, target: Fields, a_run: MakeRun, namespace: Space, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def large(recipe: Fields, tmp_path: Path) -> Fields:
 
 
 @pytest.mark.alone
+@pytest.mark.long
 def test_a_replica_is_killed_for_its_memory_and_shares_train_to_the_exported_model(
     large: Fields, target: Fields, connected: Fields, run_dag: RunDag, namespace: Space, tmp_path: Path
 ) -> None:

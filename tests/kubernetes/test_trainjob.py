@@ -56,7 +56,7 @@ def findings(target: Fields, tmp_path: Path) -> list[Finding]:
     return [finding for finding in preflight.findings(ctx) if finding.fatal]
 
 
-@pytest.mark.parametrize("runtime", ["torch-distributed", "own"])
+@pytest.mark.parametrize("runtime", ["torch-distributed", pytest.param("own", marks=pytest.mark.long)])
 def test_a_failed_rank_is_named_with_its_last_lines_and_begins_once(
     runtime: str, target: Fields, a_run: MakeRun, namespace: Space
 ) -> None:

@@ -45,6 +45,7 @@ def stage_of(nodeid: str) -> str:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "last: the test judges what the others of its stage did")
     config.addinivalue_line("markers", "alone: the test has the cluster to itself: it causes a fault for all")
+    config.addinivalue_line("markers", "long: the test is for `make test-long`: a shorter one is like it")
     config.addinivalue_line("markers", "ends_cluster: the test ends the cluster, so it runs after all others")
 
 
