@@ -62,6 +62,7 @@ class Pods:
         log = self.folder / f"{number}-{len(list(self.folder.glob('*.log')))}.log"
         with log.open("wb") as file:
             env = PLAIN | self.env | {"MANYCPU_HOST": f"node-{number}", "HOME": str(self.folder)}
+            env["MANYCPU_NODE_RANK"] = str(number)
             agent: Program[bytes] = Program(
                 self.argv, stdout=file, stderr=file, env=env, cwd=self.folder, start_new_session=True
             )
