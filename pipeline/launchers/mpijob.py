@@ -63,10 +63,11 @@ PidFile none
 LogLevel ERROR
 ForceCommand . {OWN}/environment; exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"
 """
+# sshd ends with 0 on SIGTERM: a Job would take a worker that is deleted for one that has done its work.
 START_SSHD: Final = (
     f"umask 077; rm -f {OWN}/*; export -p >{OWN}/environment; "
-    f"ssh-keygen -q -t ed25519 -N '' -f {OWN}/host_key && "
-    "exec /usr/sbin/sshd -D -e -f /etc/manycpu/sshd_config"
+    f"ssh-keygen -q -t ed25519 -N '' -f {OWN}/host_key || exit; trap 'kill $!; exit 143' TERM; "
+    "/usr/sbin/sshd -D -e -f /etc/manycpu/sshd_config & wait; exit 1"
 )
 SSHD_FILES: Final = {"/etc/manycpu/sshd_config": SSHD}
 SSH_FILES: Final = {"/etc/ssh/ssh_config": SSH}

@@ -1,5 +1,6 @@
 """MPIJobs: golden manifests in the dialects of three MPIs, and the traps of the mpi-operator."""
 
+import os
 import re
 import socket
 import subprocess
@@ -22,6 +23,8 @@ from support.job_manifests import (
     variables,
 )
 from support.killable_programs import Program
+from support.rank_launches import free_port
+from support.waiting import until
 
 from manycpu.pipeline.cli.spec_commands import as_yaml
 from manycpu.pipeline.launchers import mpijob
@@ -87,6 +90,32 @@ def test_the_launcher_waits_for_every_sshd_to_speak_and_tells_ssh_their_addresse
     assert hosts.read_text() == (
         "Host localhost\n    HostName 127.0.0.1\nHost 127.0.0.2\n    HostName 127.0.0.2\n"
     )
+
+
+@pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="needs sshd")
+def test_a_worker_that_is_deleted_counts_as_failed(tmp_path: Path) -> None:
+    job, port = manifest("mpijob"), str(free_port())
+    config = annotation(job, "rank", "sshd_config").replace(str(mpijob.PORT), port)
+    (tmp_path / "sshd_config").write_text(config.replace(mpijob.OWN, str(tmp_path)))
+    start = (
+        command(job)[-1]
+        .replace("$$", "$")
+        .replace("/etc/manycpu", str(tmp_path))
+        .replace(f"{mpijob.OWN}/*", "")
+    )
+    start = "mkdir -p /run/sshd; " * (os.getuid() == 0) + start.replace(mpijob.OWN, str(tmp_path))
+    with Program(["/bin/sh", "-c", start]) as worker:
+        until(lambda: _speaks(int(port)))
+        worker.terminate()
+        assert worker.wait(60) == 143  # and not 0, as sshd itself
+
+
+def _speaks(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), 5) as connection:
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize(
