@@ -20,13 +20,14 @@ from support.cluster_scenes import (
     ResumesThere,
     RunsAfterClockJumpBackThere,
     RunsAfterClockJumpThere,
+    RunsBesideThere,
     RunsThere,
     RunsWithFaultsInPods,
     teams,
 )
 from support.fake_api_server import ApiError, Object
 from support.fault_scenes import Server
-from support.fault_trials import ALL, AT_ONCE, disturbed, tried
+from support.fault_trials import ALL, AT_ONCE, accompanied, disturbed, tried
 from support.request_faults import HARMLESS
 from support.simulated_cluster import SimulatedCluster
 
@@ -90,6 +91,10 @@ def test_a_clock_of_the_worker_that_jumps_after_a_crash(
     scene: type[OnCluster], places: list[Place], tmp_path: Path
 ) -> None:
     assert tried(teams(scene, tmp_path, places), 2, crashes=True) == []
+
+
+def test_another_command_beside_a_run_does_no_harm(places: list[Place], tmp_path: Path) -> None:
+    assert accompanied(teams(RunsBesideThere, tmp_path, places), 3) == []
 
 
 def test_a_harmless_fault_changes_nothing(places: list[Place], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -28,7 +29,7 @@ from support.fault_scenes import (
 )
 from support.fault_trials import Team
 from support.registry_images import push_base
-from support.request_faults import CRASHES, Requests, faults_of, is_change, object_of
+from support.request_faults import BESIDE, CRASHES, Requests, faults_of, is_change, object_of
 from support.simulated_cluster import SimulatedCluster, serving
 
 from manycpu.pipeline.targets.kubernetes.build import code_tree
@@ -59,8 +60,11 @@ class Place:
                 "replaced": lambda request: self.cluster.replace(*object_of(request)),
                 "bystander": lambda _: self.cluster.remove("Pod", _BYSTANDER),
                 "touched": lambda _: self.cluster.touch("ConfigMap", _BYSTANDER),
+                **{fault: lambda _: self.beside() for fault in BESIDE},
             }
         )
+        self.beside: Callable[[], None] = lambda: None
+        """Runs another command on the run."""
         self.forks = PodForks()
         self.url = ""
 
@@ -248,6 +252,40 @@ class RunsWithFaultsInPods(RunsThere):
         ended = super().meet(server, None)
         self.at.forks.plan()
         return ended
+
+
+class RunsBesideThere(RunsThere):
+    """`manycpu run`, which waits at one of its requests until another command on the same run has ended."""
+
+    what = " beside another command"
+    _word, _other = "", Ended(0, "")
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._typing = threading.Lock()
+
+    def meet(self, server: Server, point: Point | None) -> Ended:
+        self._word, self._other = point[0].split()[1] if point else "", Ended(0, "")
+        self.endures = self._word != "cancel"
+        self.at.beside = self._type_other
+        ended = super().meet(server, point)
+        with self._typing:  # the request is sent again if the other command takes too long
+            return ended
+
+    def _type_other(self) -> None:
+        words = self.words if self._word == "run" else (self._word, self.named, *self.location)
+        words = (*words, "--yes") if self._word == "clean" else words
+        with self._typing:
+            self._other = self.at.server.beside.type(self, words)
+
+    def found(self) -> dict[str, object]:
+        """Look at the other command too. After one that cancels, the next `run` may train once more."""
+        code, said = self._other
+        is_well = code in (0, 1, 2) and "Traceback" not in said
+        found = super().found()
+        if self._word == "cancel" and found["trained"] == 2:
+            found |= {"trained": 1, "lines not shown": []}
+        return {"the other command ended": "well" if is_well else f"with {code}: {said[-500:]}", **found}
 
 
 class ResumesThere(OnCluster, Resumes):

@@ -7,8 +7,9 @@ import subprocess
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from textwrap import indent
 from typing import Any, ClassVar, Final
@@ -35,10 +36,18 @@ _RUN_ID: Final = "x"
 class Server:
     """Runs commands in forks of one process that has imported everything: a command takes half the time."""
 
-    def __init__(self, program: Program[str], airflow: Path | None = None) -> None:
-        self._program = program
+    def __init__(self, start: Callable[[], Program[str]], airflow: Path | None = None) -> None:
+        self._start, self._program = start, start()
         self.airflow = airflow
         """The folder of its Airflow, which has an unused database, new.db."""
+        self._log = "said"
+
+    @cached_property
+    def beside(self) -> "Server":
+        """Another one, for a command beside that of this one."""
+        server = Server(self._start)
+        server._log = "said.beside"
+        return server
 
     def kill(self) -> None:
         """Kill the command that runs."""
@@ -47,7 +56,7 @@ class Server:
 
     def type(self, scene: "Scene", words: Sequence[str], fault: str = "kill", count: int = 0) -> Ended:
         """Run a command of a scene to its end, with a fault at its ``count``-th change; 0: without."""
-        log = scene.folder / "said"
+        log = scene.folder / self._log
         log.write_text("")
         given = {"fault": fault, "count": count, "words": words, "env": scene.env, "seconds": _SECONDS}
         given |= {"folder": str(scene.folder), "log": str(log), "ahead_s": scene.ahead_s}
@@ -76,8 +85,13 @@ def server(
     env = os.environ | ({"PYTHONPATH": ":".join(path)} if path else {})
     env |= {"AIRFLOW_HOME": str(airflow)} if airflow else {}
     argv = [sys.executable, str(SCRIPT), "serve", "airflow" if airflow else target]
-    with Program(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as program:
-        yield Server(program, airflow)
+    with ExitStack() as stack:
+
+        def start() -> Program[str]:
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            return stack.enter_context(Program(argv, env=env, **pipes))
+
+        yield Server(start, airflow)
 
 
 class Scene(ABC):

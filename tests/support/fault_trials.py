@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from support.fault_judge import Found, Point, Trial, breaches, drawn, unlike
 from support.fault_scenes import Scene, Server
+from support.request_faults import BESIDE
 
 _ASKED: Final = os.environ.get("MANYCPU_FAULTS", "")
 REPLAYED: Final = _ASKED.partition(" at ")[::2]
@@ -64,6 +65,14 @@ def disturbed(teams: Sequence[Team], faults: Sequence[str], few: int) -> list[st
     title = teams[0][0].title("harmless")
     return _campaign(
         teams, title, few, lambda places: [(fault, place) for fault in faults for place in places], _changes
+    )
+
+
+def accompanied(teams: Sequence[Team], few: int) -> list[str]:
+    """Type other commands on the same run beside a scene's command; return the breaches."""
+    title = teams[0][0].title("interleavings")
+    return _campaign(
+        teams, title, few, lambda places: [(fault, place) for fault in BESIDE for place in places], _breaches
     )
 
 

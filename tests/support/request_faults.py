@@ -15,6 +15,10 @@ Harmless ones, which must change nothing:
 slow        this answer and all later ones take a while
 bystander   a pod of another user is deleted
 touched     a ConfigMap of another user is changed
+
+Other commands on the same run, until whose end the request waits:
+
+beside run, beside clean, beside cancel
 """
 
 import io
@@ -36,6 +40,7 @@ _OF_CHANGES: Final = ("reset", "lost", "cut", *_STATUSES)
 _OF_READS: Final = ("reset", "cut")
 _ENDLESS: Final = (*_OF_READS, "ends", "410")
 HARMLESS: Final = ("slow", "bystander", "touched")
+BESIDE: Final = ("beside run", "beside clean", "beside cancel")
 _SLOW_S: Final = 0.05
 _DELETION: Final = re.compile(r"DELETE (\w+)/(\S+) #")
 _CHANGE: Final = re.compile(r"(registry )?(POST|PATCH|PUT|DELETE) (?!selfsubject|.*dryRun)")
