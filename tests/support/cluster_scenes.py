@@ -255,8 +255,22 @@ class RunsWithFaultsInPods(RunsThere):
 
 
 class RunsBesideThere(RunsThere):
-    """`manycpu run`, which waits at one of its requests until another command on the same run has ended."""
+    """`manycpu run`, which waits at one of its requests until another command on the same run has ended.
 
+    One that runs may end before this one begins, or begin after its end: then the run trains twice, and never
+    at the same time.
+    """
+
+    program = f"""
+import os, pathlib, sys
+alone = pathlib.Path(sys.argv[1], "seen.alone")
+try:
+    alone.touch(exist_ok=False)
+except FileExistsError:
+    alone.with_name("seen.two").touch()
+{Runs.program}
+alone.unlink()
+"""
     what = " beside another command"
     _word, _other = "", Ended(0, "")
 
@@ -279,13 +293,17 @@ class RunsBesideThere(RunsThere):
             self._other = self.at.server.beside.type(self, words)
 
     def found(self) -> dict[str, object]:
-        """Look at the other command too. After one that cancels, the next `run` may train once more."""
+        """Look at the other command too."""
         code, said = self._other
         is_well = code in (0, 1, 2) and "Traceback" not in said
         found = super().found()
-        if self._word == "cancel" and found["trained"] == 2:
-            found |= {"trained": 1, "lines not shown": []}
-        return {"the other command ended": "well" if is_well else f"with {code}: {said[-500:]}", **found}
+        if self._word != "clean" and found["trained"] == 2:
+            found["trained"] = 1
+        together = (self.folder / "seen.two").exists()
+        if self._word == "cancel":  # what it has ended left its file, and not all its lines were shown
+            found["lines not shown"], together = [], False
+        ended = "well" if is_well else f"with {code}: {said[-500:]}"
+        return {"the other command ended": ended, "two trainings at a time": together, **found}
 
 
 class ResumesThere(OnCluster, Resumes):
