@@ -321,6 +321,18 @@ class Repository:
         # A registry may leave the header out.
         return answer.headers.get("Docker-Content-Digest") or sha256(self._manifest(version).content)
 
+    def digest_of_whole(self, version: str) -> str | None:
+        """Look up the digest of an image; None: the registry has none, or has lost a blob of it."""
+        digest = self.digest(version)
+        if digest is None:
+            return None
+        manifest = self._manifest(digest).json()
+        for blob in (manifest["config"], *manifest["layers"]):
+            path = f"blobs/{blob['digest']}"
+            if self._ask("HEAD", path, self._pull, fine=(_NOT_FOUND,)).status_code == _NOT_FOUND:
+                return None
+        return digest
+
     def pull(self, version: str) -> Image:
         """Read an image's manifest and config; of an image for several platforms, those for linux/amd64.
 

@@ -73,3 +73,11 @@ def test_a_pod_that_is_what_is_asked_for_is_used_again(cluster: ApiServer, tmp_p
     left = ready(cluster, tmp_path, claim="old")
     assert ready(cluster, tmp_path, claim="old")["metadata"]["uid"] == left["metadata"]["uid"]
     assert cluster.deleted == []
+
+
+def test_a_pod_of_a_lost_node_which_never_goes_is_replaced(cluster: ApiServer, tmp_path: Path) -> None:
+    left = ready(cluster, tmp_path, claim="old")
+    long_ago = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+    cluster.put("Pod", left | {"metadata": left["metadata"] | long_ago})
+    used = ready(cluster, tmp_path, claim="old")
+    assert used["metadata"]["uid"] != left["metadata"]["uid"]

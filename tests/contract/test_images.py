@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import requests
 from support import registry_server
 from support.registry_images import files, pull, push_base
 from support.registry_server import PASSWORD, USER
@@ -73,6 +74,20 @@ def test_what_is_there_is_used_again(stocked: str, planned: Context) -> None:
     first, second = build.build(ctx), build.build(ctx)
     assert second[0] == first[0]
     assert (first[1], second[1]) == (False, True)
+
+
+@pytest.mark.parametrize("number", [0, -1], ids=["of the base", "of the code"])
+def test_a_layer_that_the_registry_has_lost_is_pushed_again(
+    stocked: str, planned: Context, number: int
+) -> None:
+    ctx = planned(registry=f"http://{stocked}/lost{number}", image=f"{stocked}/base:1")
+    built, _ = build.build(ctx)
+    lost = pull(built.image or "").layers[number]["digest"]
+    url = f"http://{stocked}/v2/lost{number}/manycpu/blobs/{lost}"
+    assert requests.delete(url, timeout=60).ok
+    assert requests.head(url, timeout=60).status_code == 404
+    assert build.build(ctx) == (built, False)
+    assert requests.head(url, timeout=60).ok
 
 
 def test_a_change_of_the_code_changes_one_small_layer(stocked: str, planned: Context, tmp_path: Path) -> None:

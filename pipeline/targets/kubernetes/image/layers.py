@@ -151,7 +151,7 @@ def append(
     source, target = opened.repository(base), opened.repository(ours)
     image = source.pull(base.version)
     tag = tag_of(image.digest, trees)
-    if digest := target.digest(tag):
+    if digest := target.digest_of_whole(tag):
         return str(ours.at(digest)), True
     if (base.registry, base.repository) != (ours.registry, ours.repository):
         _copy_base(image, source, target)  # the layers of an image must be in its repository
@@ -168,9 +168,9 @@ def tag_of(base: str, trees: Sequence[Tree]) -> str:
 
 
 def _copy_base(image: Image, source: Repository, target: Repository) -> None:
-    """Copy the base image to the run's repository, unless its tag, which is pushed last, exists already."""
+    """Copy the base image to the run's repository, unless that has it already."""
     tag = f"base-{image.digest.removeprefix('sha256:')[:_DIGITS]}"
-    if target.digest(tag):
+    if target.digest_of_whole(tag):
         return
     same_registry = source.connection is target.connection
     for layer in image.layers:

@@ -25,7 +25,7 @@ from manycpu.pipeline.spec.errors import (
     ForbiddenError,
     InvalidError,
 )
-from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
+from manycpu.pipeline.spec.kube_object import KubeObject, epoch, is_being_deleted
 from manycpu.pipeline.spec.naming import labels, secret_name
 from manycpu.pipeline.spec.placement import LIB
 from manycpu.pipeline.targets.kubernetes import run_secret
@@ -42,6 +42,7 @@ STALL_TIMEOUT_S: Final = 300.0  # without progress, since the connection first b
 _FORBIDDEN_TIMEOUT_S: Final = 15.0  # grace period for RBAC after the API server starts
 _POLL_INTERVAL_S: Final = 0.25  # between two polls of the pod, and before the first retry
 _MAX_PAUSE_S: Final = 10.0  # between two tries of a command
+_DELETION_TIMEOUT_S: Final = 30.0  # after its grace period; then a pod is removed: its node may be lost
 _CHECK_INTERVAL_S: Final = 2.0  # between two checks that the run's ledger and claim exist
 _SPEC_DIGEST: Final = "manycpu/asked"  # annotation: digest of the requested spec
 _SECRET_POLLS: Final = 8  # without a secret, after which the wait fails: the node's cache may lack a new one
@@ -261,7 +262,7 @@ class Helper:
             time.sleep(_POLL_INTERVAL_S)
 
     def _get_or_recreate(self) -> KubeObject:
-        """Read the pod; create it if it is gone, and begin to delete one that has ended or differs.
+        """Read the pod; create it if it is gone, and delete one that has ended, differs, or cannot go.
 
         Raises:
             RemoteError: The pod ran out of memory.
@@ -275,8 +276,11 @@ class Helper:
         if out_of_memory(pod):  # the next pod would be, too
             self._cluster.delete("Pod", self.name, uid=pod["metadata"]["uid"], grace=0)
             raise RemoteError(f"pod {self.name} ran out of memory: it may use {MEMORY}", "memory")
-        ended = pod["status"].get("phase") in {"Succeeded", "Failed"}
-        if (ended or not self._has_requested_spec(pod)) and not is_being_deleted(pod):
+        useless = pod["status"].get("phase") in {"Succeeded", "Failed"} or not self._has_requested_spec(pod)
+        if is_being_deleted(pod):
+            over_s = self._cluster.now() - epoch(pod["metadata"]["deletionTimestamp"])
+            useless = over_s > _DELETION_TIMEOUT_S
+        if useless:
             self._cluster.delete("Pod", self.name, uid=pod["metadata"]["uid"], grace=0)
         return pod
 
