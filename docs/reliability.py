@@ -8,6 +8,7 @@ from typing import Any, Final
 
 DOCS: Final = Path(__file__).parent
 FAULTS: Final = DOCS.parent / "tests" / "faults"
+BUGS: Final = FAULTS / "planted"
 HEAD: Final = """# Reliability
 
 Trainings run for days on machines that fail. This page says what manycpu promises then, how that is
@@ -18,6 +19,7 @@ keeps in `tests/faults/results.json`.
 
 - **Work is done once.** A command that was killed, and typed again with the same `--run-id`, attaches to
   the training that runs, or exports the model of the one that succeeded. It does not train a second time.
+  (A command that is typed again after a green one trains again: it says so, and replaces the model.)
 - **A failure is never shown as a success.** A command succeeds only if the whole model that this training
   wrote is there. A rank that fails, a time budget that is used up, and a supervisor that is gone are
   failures.
@@ -45,6 +47,8 @@ others. It reads these itself, and does not ask manycpu for them.
 - **Harmless faults**: a pod of another user is deleted, a ConfigMap of another user is changed, the API
   server is slow, the clock of the command jumps by three days. They must change nothing: no second command,
   no further attempt, no line of output more.
+- **Interleavings**: a `run` waits at a request until another command on the same run (`run`, `clean` or
+  `cancel`) has ended. Never may two trainings of a run work at the same time.
 - **Clocks**: after a crash, the clock jumps by three days, ahead or back, before the command is typed again.
 
 **Under Airflow** ("tasks of a DAG run" in the table), a worker or a triggerer meets the fault, and then the
@@ -92,9 +96,9 @@ Violations: {violations} (mended since: {mended}).
 PLANTED: Final = """
 ## Planted bugs
 
-A judge that finds nothing may be blind. So bugs are planted into copies of the product
+A judge that finds nothing may not look where the fault is. So bugs are planted into copies of the product
 (`tests/faults/planted/`), and at most 60 trials, drawn by seed, must find each. The first trial is without a
-fault.
+fault: a bug that it finds shows even without one. Numbers of places are those of the version that was tried.
 
 | bug | found by trial | with the fault |
 | --- | ---: | --- |
@@ -104,7 +108,7 @@ fault.
 def page() -> str:
     """Format all results."""
     results = json.loads((FAULTS / "results.json").read_text())
-    planted = results["planted"]
+    planted = {bug: each for bug, each in results["planted"].items() if (BUGS / f"{bug}.diff").exists()}
     found = sum("fault" in figures for figures in planted.values())
     last = f"\nFound: {found} of {len(planted)}.\n"
     simulated = FIGURES + "".join(_campaigns(results["campaigns"]))

@@ -22,7 +22,7 @@ from support.fault_scenes import (
     Scene,
     Server,
 )
-from support.fault_trials import ALL, AT_ONCE, disturbed, tried
+from support.fault_trials import ALL, ASKED, AT_ONCE, disturbed, tried
 
 pytestmark = pytest.mark.timeout(36_000 if ALL else 900)
 SCENES: dict[str, tuple[type[Scene], int]] = {
@@ -32,7 +32,7 @@ SCENES: dict[str, tuple[type[Scene], int]] = {
     "cancel": (Cancels, 2),
 }
 """The commands, and how many trials of each there are unless every change is tried."""
-if ALL:
+if ASKED:
     SCENES["resume"] = Resumes, 8
 
 
@@ -54,7 +54,7 @@ def test_a_fault(command: str, servers: list[Server], tmp_path: Path, *, crashes
     assert tried(teams, few, crashes=crashes) == []
 
 
-@pytest.mark.skipif(not ALL, reason="other crashes are tried: this is part of `make faults`")
+@pytest.mark.skipif(not ASKED, reason="other crashes are tried: this is part of `make faults`")
 @pytest.mark.parametrize("scene", [RunsAfterClockJump, RunsAfterClockJumpBack])
 def test_a_clock_that_jumps_after_a_crash(scene: type[Scene], servers: list[Server], tmp_path: Path) -> None:
     teams = [(scene(tmp_path / f"scene{number}"), server) for number, server in enumerate(servers)]
@@ -66,7 +66,7 @@ def test_a_clock_that_jumps_changes_nothing(servers: list[Server], tmp_path: Pat
     assert disturbed(teams, ("ahead", "back"), 4) == []
 
 
-@pytest.mark.skipif(not ALL, reason="a trial by ssh takes half a minute: part of `make faults`")
+@pytest.mark.skipif(not ASKED, reason="a trial by ssh takes half a minute: part of `make faults`")
 @pytest.mark.skipif(bool(made_hosts.reason()), reason=made_hosts.reason() or "")
 @pytest.mark.parametrize("command", ["run", "clean", "cancel"])
 def test_a_fault_with_hosts(

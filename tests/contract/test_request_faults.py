@@ -27,14 +27,14 @@ from support.cluster_scenes import (
 )
 from support.fake_api_server import ApiError, Object
 from support.fault_scenes import Server
-from support.fault_trials import ALL, AT_ONCE, accompanied, disturbed, tried
+from support.fault_trials import ALL, ASKED, AT_ONCE, accompanied, disturbed, tried
 from support.request_faults import HARMLESS
 from support.simulated_cluster import SimulatedCluster
 
 pytestmark = pytest.mark.timeout(36_000 if ALL else 900)
 HOW = [
     ("data", "pytorchjob"),
-    *([(None, "pytorchjob"), (None, "trainjob"), ("data", "mpijob"), (None, "mpijob")] if ALL else []),
+    *([(None, "pytorchjob"), (None, "trainjob"), ("data", "mpijob"), (None, "mpijob")] if ASKED else []),
 ]
 """The claim of the run (None: one of its own), and what launches it."""
 SCENES = {
@@ -44,7 +44,7 @@ SCENES = {
     "cancel": (CancelsThere, 1),
 }
 """The commands, and how many trials of each there are unless every request is tried."""
-if ALL:
+if ASKED:
     SCENES["resume"] = ResumesThere, 3
 
 
@@ -85,7 +85,7 @@ def test_a_fault(
     assert tried(teams(made, tmp_path, places, claim, launch), few, crashes=crashes) == []
 
 
-@pytest.mark.skipif(not ALL, reason="other crashes are tried: this is part of `make faults`")
+@pytest.mark.skipif(not ASKED, reason="other crashes are tried: this is part of `make faults`")
 @pytest.mark.parametrize("scene", [RunsAfterClockJumpThere, RunsAfterClockJumpBackThere])
 def test_a_clock_of_the_worker_that_jumps_after_a_crash(
     scene: type[OnCluster], places: list[Place], tmp_path: Path
@@ -101,7 +101,7 @@ def test_a_harmless_fault_changes_nothing(places: list[Place], tmp_path: Path) -
     assert disturbed(teams(RunsThere, tmp_path, places), HARMLESS, 3) == []
 
 
-@pytest.mark.parametrize("crashes", [False, True] if ALL else [False])
+@pytest.mark.parametrize("crashes", [False, True] if ASKED else [False])
 def test_a_fault_of_the_registry(server: Server, place: Place, tmp_path: Path, *, crashes: bool) -> None:
     with cluster_scenes.registry(tmp_path / "registry", place) as host:
         scene = Pushes(tmp_path / "scene", place)

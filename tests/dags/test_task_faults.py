@@ -12,7 +12,7 @@ import pytest
 from support import cluster_scenes, fault_scenes
 from support.cluster_scenes import RunsByTasksThere
 from support.fault_scenes import RunsAsTask, RunsByTasks, Server
-from support.fault_trials import ALL, AT_ONCE, Team, trial, tried, usual
+from support.fault_trials import ALL, ASKED, AT_ONCE, Team, trial, tried, usual
 
 from manycpu.operators.airflow_versions import CALLS_ON_KILL
 
@@ -26,7 +26,7 @@ pytestmark = [
 def servers(new_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
     with ExitStack() as stack:
         made = []
-        for _ in range(AT_ONCE if ALL else 1):
+        for _ in range(AT_ONCE if ASKED else 1):
             airflow = tmp_path_factory.mktemp("airflow")
             shutil.copy(new_database, airflow / "new.db")
             made.append(stack.enter_context(fault_scenes.server(airflow=airflow)))
@@ -45,12 +45,12 @@ def teams_there(servers: list[Server], tmp_path: Path) -> Iterator[list[Team]]:
         yield cluster_scenes.teams(RunsByTasksThere, tmp_path, places)
 
 
-@pytest.mark.parametrize("crashes", [True, False] if ALL else [True])
+@pytest.mark.parametrize("crashes", [True, False] if ASKED else [True])
 def test_a_fault(teams: list[Team], *, crashes: bool) -> None:
     assert tried(teams, 1, crashes=crashes) == []
 
 
-@pytest.mark.parametrize("crashes", [True, False] if ALL else [True])
+@pytest.mark.parametrize("crashes", [True, False] if ASKED else [True])
 def test_a_fault_on_a_cluster(teams_there: list[Team], *, crashes: bool) -> None:
     assert tried(teams_there, 1, crashes=crashes) == []
 
