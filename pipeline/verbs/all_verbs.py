@@ -124,6 +124,8 @@ def run_all(ctx: RunContext, listener: RunListener, trained: Trained | None = No
             for finding in findings:
                 if not finding.fatal:
                     listener.finding(finding)
+            if not begun_before:
+                _warn_of_second_training(ctx, listener)
     except KeyboardInterrupt as interrupt:
         # Another process may have begun this run in the meantime: then that process cleans it up.
         if not begun_before and (
@@ -133,6 +135,15 @@ def run_all(ctx: RunContext, listener: RunListener, trained: Trained | None = No
         raise CancelledError("interrupted; nothing was launched") from interrupt
     with _naming_what_stays(ctx):
         return _after_prepare(ctx, listener, findings, trained)
+
+
+def _warn_of_second_training(ctx: RunContext, listener: RunListener) -> None:
+    """Warn if the run, which begins now, has succeeded before: a terminal may have missed its end."""
+    with suppress(ManycpuError):  # it has no report
+        if read_report(ctx).state is RunState.SUCCEEDED:
+            message = "the run with this id has succeeded before: it trains again, and replaces the model"
+            fix = "To keep the model, press Ctrl-C"
+            listener.finding(Finding("run_id", message, fix, fatal=False))
 
 
 def _only_clean_up(ctx: RunContext, listener: RunListener, trained: Trained | None) -> Report:

@@ -25,6 +25,7 @@ from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import (
     CancelledError,
     ExportError,
+    Finding,
     ManycpuError,
     StageError,
     TrainingFailedError,
@@ -183,6 +184,23 @@ def test_what_was_staged_and_built_is_used_again(script: Script, tmp_path: Path)
         given = fields(tmp_path, program, data=str(tmp_path / "data.txt"), output=str(tmp_path / run_id))
         found = train(given, run_id=run_id)
     assert (found.verbs["stage"].result, found.verbs["build"].result) == ("reused", "reused")
+
+
+@light
+def test_a_run_that_has_succeeded_says_that_it_trains_again(script: Script, tmp_path: Path) -> None:
+    class Warned(Silent):
+        def __init__(self) -> None:
+            self.findings: list[str] = []
+
+        def finding(self, finding: Finding) -> None:
+            self.findings.append(finding.message)
+
+    given = fields(tmp_path, script(WRITES))
+    first, second = Warned(), Warned()
+    train(given, run_id="same", listener=first)
+    train(given, run_id="same", listener=second)
+    assert not any("trains again" in message for message in first.findings)
+    assert any("trains again" in message for message in second.findings)
 
 
 @light
