@@ -34,8 +34,8 @@ keeps in `tests/faults/results.json`.
 
 A **trial** is one command that meets one fault. Then the same command, without a fault, must put everything
 in order. A **judge** (`tests/support/fault_judge.py`) compares what is left with what the command leaves
-without faults: trainings, model, lines shown, report, files, processes, objects of the cluster, objects of
-others. It reads these itself, and does not ask manycpu for them.
+without faults: trainings, model, lines shown, report, files, processes, objects of the cluster, objects,
+runs and files of others. It reads these itself, and does not ask manycpu for them.
 
 - **Crashes**: SIGKILL before and after each change of a file, and each process that is started, of the
   command, of its supervisor, and of the programs of helper pods; on the cluster, before each request that
@@ -45,8 +45,11 @@ others. It reads these itself, and does not ask manycpu for them.
   the middle of the answer; the answer is an error; a watch ends; a log is silent; an object is replaced
   just before it is deleted).
 - **Harmless faults**: a pod of another user is deleted, a ConfigMap of another user is changed, the API
-  server is slow, the clock of the command jumps by three days. They must change nothing: no second command,
-  no further attempt, no line of output more.
+  server is slow, the clock of the command or of its supervisor jumps by three days. They must change
+  nothing: no second command, no further attempt, no line of output more.
+- **Loss of power**: a command is killed, and so is its training. What the command wrote and did not sync is
+  zeros.
+- **A training that fails**: its command meets the faults, and the next one resumes from the checkpoints.
 - **Interleavings**: a `run` waits at a request until another command on the same run (`run`, `clean` or
   `cancel`) has ended. Never may two trainings of a run work at the same time.
 - **Clocks**: after a crash, the clock jumps by three days, ahead or back, before the command is typed again.

@@ -291,7 +291,10 @@ class Location:
             return
         partial = Path(at).with_name(partial_name(Path(at).name))
         try:
-            partial.write_bytes(text.encode())
+            with partial.open("wb") as file:
+                file.write(text.encode())
+                file.flush()
+                os.fsync(file.fileno())  # else a loss of power may leave it empty, as if of others
             partial.replace(at)
         except OSError:  # such as a full disk
             with suppress(OSError):

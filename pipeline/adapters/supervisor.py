@@ -49,14 +49,14 @@ class ExitRecord:
             os.posix_fallocate(file.fileno(), 0, _RECORD_BYTES)
             os.fsync(file.fileno())
 
-    def write(self, code: int, reason: str, started: float) -> None:
+    def write(self, code: int, reason: str, started: float, ended: float) -> None:
         """Write the record; retry on a full disk, for at most a day.
 
         Raises:
             OSError: The disk was full for a day, or the folder is gone.
         """
         reason = reason[:_REASON_CHARACTERS]
-        record = {"code": code, "reason": reason, "started": started, "ended": time.time()}
+        record = {"code": code, "reason": reason, "started": started, "ended": ended}
         deadline, pause = time.monotonic() + _RECORD_TIMEOUT_S, 0.1
         while True:
             try:
@@ -196,9 +196,9 @@ def main(directory: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, exit codes of children are lost
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     kernel.adopt_orphans()
-    started = time.time()
+    started, began = time.time(), time.monotonic()
     code, reason = _run(command)
-    record.write(code, reason, started)
+    record.write(code, reason, started, started + time.monotonic() - began)  # the clock may have been set
 
 
 def _run(command: dict[str, Any]) -> tuple[int, str]:

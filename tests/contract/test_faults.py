@@ -14,10 +14,12 @@ from support import namespace_hosts as made_hosts
 from support.fault_scenes import (
     Cancels,
     Cleans,
+    Fails,
     Resumes,
     Runs,
     RunsAfterClockJump,
     RunsAfterClockJumpBack,
+    RunsAfterPowerLoss,
     RunsWithFaultsInSupervisor,
     Scene,
     Server,
@@ -33,7 +35,7 @@ SCENES: dict[str, tuple[type[Scene], int]] = {
 }
 """The commands, and how many trials of each there are unless every change is tried."""
 if ASKED:
-    SCENES["resume"] = Resumes, 8
+    SCENES |= {"resume": (Resumes, 8), "fails": (Fails, 8)}
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +63,19 @@ def test_a_clock_that_jumps_after_a_crash(scene: type[Scene], servers: list[Serv
     assert tried(teams, 2, crashes=True) == []
 
 
-def test_a_clock_that_jumps_changes_nothing(servers: list[Server], tmp_path: Path) -> None:
-    teams = [(Runs(tmp_path / f"scene{number}"), server) for number, server in enumerate(servers)]
+@pytest.mark.skipif(not ASKED, reason="other crashes are tried: this is part of `make faults`")
+def test_a_loss_of_power(servers: list[Server], tmp_path: Path) -> None:
+    teams = [
+        (RunsAfterPowerLoss(tmp_path / f"scene{number}"), server) for number, server in enumerate(servers)
+    ]
+    assert tried(teams, 2, crashes=True) == []
+
+
+@pytest.mark.parametrize("scene", [Runs, RunsWithFaultsInSupervisor] if ASKED else [Runs])
+def test_a_clock_that_jumps_changes_nothing(
+    scene: type[Scene], servers: list[Server], tmp_path: Path
+) -> None:
+    teams = [(scene(tmp_path / f"scene{number}"), server) for number, server in enumerate(servers)]
     assert disturbed(teams, ("ahead", "back"), 4) == []
 
 

@@ -142,7 +142,7 @@ from manycpu.pipeline.adapters.supervisor import ExitRecord
 record = ExitRecord(Path(sys.argv[1]))
 print("reserved", flush=True)
 input()
-record.write(0, "", 1.0)
+record.write(0, "", 1.0, 2.0)
 print("written", flush=True)
 """
 

@@ -26,9 +26,9 @@ def scenes() -> Iterator[ExitStack]:
         yield stack
 
 
-def servers(bug: str, folder: Path, stack: ExitStack) -> tuple[Scene, tuple[Server, Server]]:
+def servers(bug: str, folder: Path, product: Path, stack: ExitStack) -> tuple[Scene, tuple[Server, Server]]:
     """Start servers of the product with and without a bug; return the bug's scene too."""
-    name, product = scene_of(bug), plant(bug, folder / "product")
+    name = scene_of(bug)
     target = "machines" if name in HERE else "kubernetes"
     clean = stack.enter_context(fault_scenes.server(target))
     planted = stack.enter_context(fault_scenes.server(target, product))
@@ -47,5 +47,6 @@ def test_a_planted_bug_fits_the_product(bug: str) -> None:
 
 @pytest.mark.parametrize("bug", bugs() if ALL or REPLAYED[1] else FEW)
 def test_a_planted_bug_is_found(bug: str, tmp_path: Path, scenes: ExitStack) -> None:
-    scene, both = servers(bug, tmp_path, scenes)
-    assert hunted(scene, both, bug, BUDGET) != ""
+    product = plant(bug, tmp_path / "product")
+    scene, both = servers(bug, tmp_path, product, scenes)
+    assert hunted(scene, both, product, bug, BUDGET) != ""

@@ -14,6 +14,7 @@ from support import cluster_scenes, fault_scenes, fault_trials, request_faults
 from support.cluster_scenes import (
     CancelsThere,
     CleansThere,
+    FailsThere,
     OnCluster,
     Place,
     Pushes,
@@ -45,7 +46,7 @@ SCENES = {
 }
 """The commands, and how many trials of each there are unless every request is tried."""
 if ASKED:
-    SCENES["resume"] = ResumesThere, 3
+    SCENES |= {"resume": (ResumesThere, 3), "fails": (FailsThere, 3)}
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ command, or dag FOLDER DAG_ID WHEN, or tasks FOLDER, as dag_runs.py has it. FAUL
     kill        SIGKILL before the change
     kill-begun  the same, after the file was opened (and emptied, where it is), or the process was started
     short       the file that is opened takes ten bytes; the error after them is EFBIG, which the kernel gives
+    power       SIGKILL before the change; of files that it wrote and did not sync, all bytes become zero
     ENOSPC, EIO, EACCES, EAGAIN and so on: the change fails with this error
     ahead, back the clock jumps by three days
 
@@ -50,6 +51,44 @@ def is_change(event, args):
     return event == "subprocess.Popen" or (event in CHANGES and (event != "os.kill" or args[1] != 0))
 
 
+class Unsynced:
+    """The files that this process has written, and that a loss of power destroys."""
+
+    def __init__(self):
+        from manycpu.pipeline.adapters import disk
+
+        self.paths, sync_file, sync_all = set(), os.fsync, disk.sync
+
+        def fsync(descriptor):
+            sync_file(descriptor)
+            written = os.fstat(descriptor)
+            self.paths = {path for path in self.paths if not self.is_file(path, written)}
+
+        def sync(folder):
+            sync_all(folder)
+            self.paths.clear()
+
+        os.fsync, disk.sync = fsync, sync
+
+    @staticmethod
+    def is_file(path, status):
+        return os.path.exists(path) and os.path.samestat(os.stat(path), status)
+
+    def note(self, event, args):
+        if event == "open" and not args[2] & os.O_APPEND:  # logs: others write to them too
+            self.paths.add(os.path.abspath(os.fsdecode(args[0])))
+        elif event == "os.rename":
+            before, after = (os.path.abspath(os.fsdecode(path)) for path in args[:2])
+            inside = {path for path in self.paths if path == before or path.startswith(f"{before}/")}
+            self.paths = self.paths - inside - {after} | {after + path[len(before) :] for path in inside}
+
+    def lose(self):
+        for path in filter(os.path.isfile, self.paths):
+            status = os.stat(path)
+            Path(path).write_bytes(bytes(status.st_size))
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
 class Fault:
     """The hook that counts changes, and causes the fault; those that the log has already count too."""
 
@@ -57,6 +96,7 @@ class Fault:
         self.fault, self.pattern, self.log = fault, pattern, log
         self.left = int(count) - (Path(log).read_bytes().count(b"\n") if os.path.isfile(log) else 0)
         self.process, self.starts = os.getpid(), False
+        self.unsynced = Unsynced() if fault == "power" else None
         start = subprocess.Popen.__init__
 
         def started(popen, *args, **options):
@@ -79,12 +119,18 @@ class Fault:
                 log.write(f"{line[:300]}\n")
             if self.left == 0:
                 self.cause(event, args)
+        if self.unsynced:
+            self.unsynced.note(event, args)
 
     def cause(self, event, args):
         if self.fault == "short":
             resource.setrlimit(resource.RLIMIT_FSIZE, (10, UNLIMITED[1]))
         elif self.fault in DAYS:
             set_clock(DAYS[self.fault] * 86_400)
+        elif self.unsynced:
+            self.process = 0  # what follows is no change of the command
+            self.unsynced.lose()
+            os.kill(os.getpid(), signal.SIGKILL)
         elif not self.fault.startswith("kill"):
             number = getattr(errno, self.fault)
             raise OSError(number, os.strerror(number), str(args[0]))

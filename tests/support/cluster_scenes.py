@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -16,8 +17,10 @@ from support.exec_streams import PodForks
 from support.fake_api_server import Object
 from support.fault_judge import Ended, Point
 from support.fault_scenes import (
+    OTHER,
     Cancels,
     Cleans,
+    Fails,
     Resumes,
     ResumesLate,
     Runs,
@@ -28,8 +31,9 @@ from support.fault_scenes import (
     Server,
 )
 from support.fault_trials import Team
+from support.rank_launches import PACKAGE
 from support.registry_images import push_base
-from support.request_faults import BESIDE, CRASHES, Requests, faults_of, is_change, object_of
+from support.request_faults import BESIDE, CRASHES, HARMLESS, Requests, faults_of, is_change, object_of
 from support.simulated_cluster import SimulatedCluster, serving
 
 from manycpu.pipeline.targets.kubernetes.build import code_tree
@@ -65,8 +69,15 @@ class Place:
         )
         self.beside: Callable[[], None] = lambda: None
         """Runs another command on the run."""
-        self.forks = PodForks()
         self.url = ""
+        self.library = PACKAGE
+        """The folder from which pods import manycpu."""
+        self.forks = PodForks(self.library)
+
+    def import_from(self, library: Path) -> None:
+        """Have pods import manycpu from another folder."""
+        self.forks.end()
+        self.library, self.forks = library, PodForks(library)
 
     @property
     def cluster(self) -> SimulatedCluster:
@@ -112,6 +123,7 @@ class OnCluster(Scene):
     """A scene on a simulated cluster, where others have objects of similar names."""
 
     endures = True
+    harmless = HARMLESS
     concerns = ""
     """How the requests begin that meet faults."""
     identity: tuple[object, ...] = ("cli", "x")
@@ -123,6 +135,7 @@ class OnCluster(Scene):
         self, folder: Path, at: Place, claim: str | None = "data", launch: str = "pytorchjob"
     ) -> None:
         self.at, self.volume = at, folder / "volume"
+        self._others: dict[str, str] = {}  # of others: kind and name of an object -> its version
         self.where = f"{launch}, {'a claim that is given' if claim else 'a claim of its own'}"
         kubeconfig = folder / "kubeconfig"
         target: dict[str, Any] = {"kind": "kubernetes", "namespace": "ml"}
@@ -144,6 +157,9 @@ class OnCluster(Scene):
         self.named, self.claim = str(ctx.name), claim
         self.location = ("--namespace", "ml", "--connection", str(kubeconfig))
 
+    def import_from(self, library: Path) -> None:
+        self.at.import_from(library)
+
     def have_image_of(self, *digests: str) -> None:
         """Let the image, whose tag has digests of what is in it, have something more."""
         described = yaml.safe_load(self.file.read_text())
@@ -154,21 +170,42 @@ class OnCluster(Scene):
     def reset(self) -> None:
         if self.at.current:
             self.at.cluster.end()
-        super().reset()
         shutil.rmtree(self.volume, ignore_errors=True)
-        cluster = self.at.current["cluster"] = SimulatedCluster(self.folder, self.at.requests, self.at.forks)
+        cluster = self.at.current["cluster"] = SimulatedCluster(
+            self.folder, self.at.requests, self.at.forks, self.at.library
+        )
+        super().reset()
         self.at.requests.plan()
         for kind in ("ConfigMap", "Pod", "PyTorchJob", "Secret"):
             for name in (f"{self.named}0", f"{self.named}-10", f"{self.named}-stage0", _BYSTANDER):
                 labels = {"manycpu/run": f"{self.named}0"}
                 spec: dict[str, Any] = {"pytorchReplicaSpecs": {}, "containers": []}
                 cluster.put(kind, {"metadata": {"name": name, "labels": labels}, "spec": spec})
+        there = [(kind, one["metadata"]) for kind, all_ in cluster.objects.items() for one in all_]
+        self._others = {
+            f"{kind}/{meta['name']}": meta["resourceVersion"]
+            for kind, meta in there
+            if meta["name"] != _BYSTANDER
+        }
         if self.claim:
             spec = {"accessModes": ["ReadWriteMany"]}
             meta = {"name": self.claim}
             cluster.put(
                 "PersistentVolumeClaim", {"metadata": meta, "spec": spec, "status": {"phase": "Bound"}}
             )
+
+    def put_other_run(self) -> None:
+        """Make a run of another user, which is kept for less time than a worker's clock jumps."""
+        entry, labels = self.other_entry(), {"manycpu/part": "ledger", "manycpu/run": OTHER}
+        until = f"{time.time() + 2 * 86_400:.0f}"
+        kept = {"manycpu/kept-until": until, "manycpu/ended": "true", "manycpu/kept": "true"}
+        meta = {"name": OTHER, "labels": labels | {"manycpu/key": entry["key"]}, "annotations": kept}
+        data = {name: json.dumps(value) for name, value in entry.items()}
+        self.at.cluster.put("ConfigMap", {"metadata": meta, "data": data})
+        for name in (OTHER, f"{self.named}0") if self.claim else ():
+            folder = self.volume / "manycpu" / "runs" / name / "checkpoints"
+            folder.mkdir(parents=True)
+            (folder / "checkpoint").write_text("of hours")
 
     def meet(self, server: Server, point: Point | None) -> Ended:
         fault, request = point or ("", "")
@@ -197,11 +234,13 @@ class OnCluster(Scene):
         cluster = self.at.cluster
         items = [(kind, one["metadata"]) for kind, all_ in cluster.objects.items() for one in all_]
         objects = {f"{kind}/{meta['name']}" for kind, meta in items if meta["name"] != _BYSTANDER}
-        others = {f"{self.named}0", f"{self.named}-10", f"{self.named}-stage0"}
-        deleted = [one for one in cluster.deleted if one.partition("/")[2] in others]
+        deleted = [one for one in cluster.deleted if one in self._others]
+        present = {f"{kind}/{meta['name']}": meta["resourceVersion"] for kind, meta in items}
+        changed = [one for one, version in self._others.items() if present.get(one, version) != version]
         return {
             "objects": frozenset(objects - cluster.replaced),
             "deleted objects of others": [*deleted, *sorted(cluster.replaced - objects)],
+            "changed objects of others": changed,
             **super().found(),
         }
 
@@ -314,6 +353,17 @@ class ResumesThere(OnCluster, Resumes):
 
 class ResumesLateThere(ResumesThere, ResumesLate):
     """The same after a first try that used up its time."""
+
+
+class ResumesBesideThere(ResumesThere):
+    """The same after a first try whose rank 0 still runs, as the pods of a failed run are kept."""
+
+    fields: ClassVar[dict[str, Any]] = ResumesThere.fields | {"keep": "on_failure"}
+    stays_s = 3600
+
+
+class FailsThere(Fails, ResumesThere):
+    """`manycpu run` of a training that fails, on the cluster."""
 
 
 class Pushes(RunsThere):

@@ -29,12 +29,13 @@ class Process(Protocol):
 
 
 class PodForks:
-    """Starts the program of helper pods by a process that has imported it."""
+    """Starts the program of helper pods by a process that has imported it, from the folder ``library``."""
 
-    def __init__(self) -> None:
+    def __init__(self, library: Path) -> None:
         self._asks, other = socket.socketpair()
+        env = os.environ | {"PYTHONPATH": f"{library}:{os.environ.get('PYTHONPATH', '')}"}
         script = Path(__file__).parents[1] / "scripts" / "pod_forks.py"
-        self._server: Program[bytes] = Program([sys.executable, str(script)], stdin=other.fileno())
+        self._server: Program[bytes] = Program([sys.executable, str(script)], stdin=other.fileno(), env=env)
         other.close()
         self.plan()
 

@@ -16,6 +16,7 @@ Found = Mapping[str, object]
 """What is found after a command, by name."""
 Point = tuple[str, str]
 """A fault, and where the command meets it."""
+_TRACEBACK: Final = "Traceback (most recent call last)"
 _OF_FILES: Final = ("os.mkdir", "os.rename", "os.link", "os.symlink", "open")
 _FITS: Final[dict[str, tuple[str, ...]]] = {
     "kill": ("",),
@@ -71,21 +72,14 @@ def breaches(
     ['it ended with a traceback: Traceback (most recent call last):']
     >>> breaches(Ended(1, ""), green, {}, {})
     ['it failed without a word']
+    >>> breaches(killed, Ended(0, "Traceback (most recent call last):"), {}, {})
+    ['the second printed a traceback']
     >>> breaches(Ended(1, "away"), green, {}, {}, endures=True)
     ['one error made it fail: away']
     """
-    wrong = []
-    last = (first.said.strip().splitlines() or [""])[-1]
-    if first.code == -signal.SIGALRM:
-        wrong.append("it did not end")
-    elif "Traceback (most recent call last)" in first.said:
-        wrong.append(f"it ended with a traceback: {last}")
-    elif not first.killed and first.code not in (0, 1, 2):
-        wrong.append(f"it ended with {first.code}: {last}")
-    elif first.code > 0 and not last:
-        wrong.append("it failed without a word")
-    elif first.code > 0 and endures:
-        wrong.append(f"one error made it fail: {last}")
+    wrong = _wrong_with(first, endures=endures)
+    if again is not first:
+        wrong += ["the second printed a traceback"] if _TRACEBACK in again.said else []
     if again.code:
         wrong.append(f"the second ended with {again.code}: {(again.said.strip().splitlines() or [''])[-1]}")
     for name, usual in expected.items():
@@ -96,6 +90,20 @@ def breaches(
         elif seen != usual:
             wrong.append(f"{name} is {seen}, and without a fault {usual}")
     return wrong
+
+
+def _wrong_with(first: Ended, *, endures: bool) -> list[str]:
+    """Judge the command that met the fault."""
+    last = (first.said.strip().splitlines() or [""])[-1]
+    if first.code == -signal.SIGALRM:
+        return ["it did not end"]
+    if _TRACEBACK in first.said:
+        return [f"it ended with a traceback: {last}"]
+    if not first.killed and first.code not in (0, 1, 2):
+        return [f"it ended with {first.code}: {last}"]
+    if first.code > 0 and not last:
+        return ["it failed without a word"]
+    return [f"one error made it fail: {last}"] if first.code > 0 and endures else []
 
 
 def unlike(said: str, usual: str) -> list[str]:

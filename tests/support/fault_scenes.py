@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,7 +22,7 @@ from support import fault_judge
 from support.fault_judge import Ended, Point
 from support.killable_programs import Program
 from support.namespace_hosts import Host
-from support.rank_launches import LIGHT
+from support.rank_launches import LIGHT, PACKAGE
 from support.waiting import processes_of, until
 
 from manycpu.operators import local_airflow
@@ -31,6 +33,10 @@ SCRIPT: Final = Path(__file__).parents[1] / "scripts" / "fault_at.py"
 _SECONDS: Final = 150  # after which a command is taken for one that never ends
 _DAY_S: Final = 86_400
 _RUN_ID: Final = "x"
+_PRESENT: Final = "of-a-user"
+"""The value of a secret in the environment of every run."""
+OTHER: Final = "other-0123456789"
+"""Name of another user's run."""
 
 
 class Server:
@@ -67,6 +73,7 @@ class Server:
         stdin.flush()
         ended = Ended(int(stdout.readline()), log.read_text(errors="replace"))
         scene.said += ended.said
+        scene.typed += 1
         return ended
 
 
@@ -99,6 +106,8 @@ class Scene(ABC):
 
     program: ClassVar[str]
     """Of the training."""
+    harmless: Sequence[str] = ("ahead", "back")
+    """Faults that must change nothing."""
     endures = False
     """Whether one error must not make the command fail."""
     where = "local"
@@ -119,14 +128,15 @@ class Scene(ABC):
         self.folder, self.out, self.host = folder, folder / "out", host
         self.home = Path(target.get("directory", folder / "home"))
         self.env = {"MANYCPU_HOME": str(self.home)}
-        self.said = ""
-        """What all commands of a trial have printed."""
+        self.said, self.typed = "", 0
+        """What all commands of a trial have printed, and how many they were."""
         inputs = folder / "code" / "train.py", folder / "data" / "one", folder / "data" / "more" / "two"
         for file in inputs:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(self.program if file.suffix else f"some data: {file.name}")
         run: dict[str, Any] = {"program": str(inputs[0]), "args": [str(folder), "{data}"]}
-        run |= {"data": str(folder / "data"), "output": str(self.out), "env": LIGHT}
+        run |= {"data": str(folder / "data"), "output": str(self.out)}
+        run |= {"env": LIGHT | {"SERVICE_TOKEN": _PRESENT}}
         run |= {"nproc_per_node": 1, "backend": "gloo"} | self.fields
         self.file = folder / "run.yaml"
         self.file.write_text(yaml.safe_dump({"run": run, "target": target}))
@@ -141,12 +151,19 @@ class Scene(ABC):
         """Name the trials with some faults, for people."""
         return f"{self.words[0]}{self.what}, {self.where}, {faults}"
 
+    def import_from(self, library: Path) -> None:
+        """Have supervisors and ranks import manycpu from another folder, as the server of their command."""
+        described = yaml.safe_load(self.file.read_text())
+        env = described["run"]["env"]
+        env["PYTHONPATH"] = env["PYTHONPATH"].replace(str(PACKAGE), f"{library}:{PACKAGE}")
+        self.file.write_text(yaml.safe_dump(described))
+
     def prepare(self, server: Server) -> None:  # noqa: B027 - most begin with nothing
         """Bring about what the command finds."""
 
     def reset(self) -> None:
         """End and delete what an earlier trial left."""
-        self.said = ""
+        self.said, self.typed = "", 0
         end(list(processes_of(self.folder)))
         for path in (self.home, self.out, *self.folder.glob("seen*"), *self.folder.glob(".*")):
             if path.is_dir():
@@ -155,6 +172,21 @@ class Scene(ABC):
                 path.unlink(missing_ok=True)
         if self.host:
             self.host.run("rm", "-rf", str(self.home))
+        self.put_other_run()
+
+    def put_other_run(self) -> None:
+        """Make a run of another user, which has failed and is kept."""
+        folder = self.home / "runs" / OTHER
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "checkpoints" / "checkpoint").write_text("of hours")
+        (folder / "ledger.json").write_text(json.dumps(self.other_entry()))
+        lease = {"until": time.time() + 30 * _DAY_S, "ended": True, "kept": True}
+        (folder / "lease.json").write_text(json.dumps(lease))
+
+    def other_entry(self) -> dict[str, Any]:
+        """The entry of that run in its ledger."""
+        described = yaml.safe_load(self.file.read_text())
+        return {"key": OTHER[-10:], "name": OTHER, "created": time.time(), **described}
 
     def meet(self, server: Server, point: Point | None) -> Ended:
         """Type the command, with a fault at a place of ``places``, or without."""
@@ -179,7 +211,13 @@ class Scene(ABC):
         """Look at what the command has left."""
         with suppress(AssertionError):  # a supervisor ends just after its exit record
             until(lambda: not self._processes(), 30)
-        return {"processes": self._processes()}
+        inputs = [path for name in ("code", "data") for path in (self.folder / name).rglob("*")]
+        texts = {
+            str(path.relative_to(self.folder)): (path.stat().st_mode, path.read_text())
+            for path in inputs
+            if path.is_file()
+        }
+        return {"processes": self._processes(), "the user's files": texts}
 
     def _processes(self) -> list[str]:
         here = [str(process) for process in processes_of(self.folder)]
@@ -197,7 +235,10 @@ class Scene(ABC):
     def report(self) -> list[object]:
         """Read of the report what must be the same after each trial."""
         file = self.out / "report.json"
-        report = json.loads(file.read_text()) if file.exists() else {}
+        try:
+            report = json.loads(file.read_text()) if file.exists() else {}
+        except ValueError:
+            return ["it is no JSON"]
         return [report.get(name) for name in ("state", "left_behind", "kept")]
 
     def repeat(self, server: Server) -> Ended:
@@ -226,7 +267,7 @@ token = uuid.uuid4().hex
 with (folder / "seen").open("a") as seen:
     seen.write(token + "\\n")
 for number in range(3):
-    print("line", number, token, flush=True)
+    print("line", number, token, end="\\n" if number < 2 else "", flush=True)
 subprocess.Popen(["sleep", "3600"], env={"LEFT": str(folder)})
 read = " ".join(sorted(path.read_text() for path in data.rglob("*") if path.is_file()))
 pathlib.Path(os.environ["MANYCPU_OUTPUT"], "model.txt").write_text(f"{token} {read}")
@@ -246,6 +287,7 @@ pathlib.Path(os.environ["MANYCPU_OUTPUT"], "model.txt").write_text(f"{token} {re
             "model of the training": [token] == trained[-1:],
             "read": read,
             "lines not shown": [line for line in lines if line not in self.said],
+            "lines shown twice": [line for line in lines if self.said.count(line) > self.typed],
             "report": self.report(),
             "files": self.files(),
             **super().found(),
@@ -272,13 +314,34 @@ class RunsAfterClockJumpBack(RunsAfterClockJump):
     jump_s = -3 * _DAY_S
 
 
+class RunsAfterPowerLoss(Runs):
+    """`manycpu run`, typed again after the machine has lost power: the training may begin again."""
+
+    what = " after a loss of power"
+
+    @staticmethod
+    def points(places: Sequence[str], *, crashes: bool) -> list[Point]:
+        return [("power", place) for place in places] if crashes else []
+
+    def meet(self, server: Server, point: Point | None) -> Ended:
+        ended = super().meet(server, point)
+        if ended.killed:
+            end(list(processes_of(self.folder)))
+        return ended
+
+    def found(self) -> dict[str, object]:
+        left = super().found()
+        return {name: left[name] for name in left if name not in ("trained", "lines not shown")}
+
+
 class RunsWithFaultsInSupervisor(Runs):
     """`manycpu run` whose supervisor meets the faults: the training may begin again, from another command."""
 
     what = " with faults in its supervisor"
     changes = "said.supervisor"
     fields: ClassVar[dict[str, Any]] = {
-        "env": {"PYTHONPATH": f"{SCRIPT.parent / 'faulty_supervisor'}:{LIGHT['PYTHONPATH']}"}
+        "env": {"PYTHONPATH": f"{SCRIPT.parent / 'faulty_supervisor'}:{LIGHT['PYTHONPATH']}"},
+        "run_timeout": _DAY_S,  # less than a clock jumps
     }
 
     def meet(self, server: Server, point: Point | None) -> Ended:
@@ -333,10 +396,20 @@ with DAG("tried", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC)):
         assert made.code == 0, made.said
         shutil.copy(database, begun)
 
+    def found(self) -> dict[str, object]:
+        """A task whose worker was killed may show lines again."""
+        return {**super().found(), "lines shown twice": []}
+
     def meet(self, server: Server, point: Point | None) -> Ended:
-        """Airflow shows the traceback of every task that fails: these are no faults."""
-        ended = super().meet(server, point)
-        return ended._replace(said=ended.said.replace("Traceback (most recent call last)", "Traceback"))
+        return _without_tracebacks(super().meet(server, point))
+
+    def repeat(self, server: Server) -> Ended:
+        return _without_tracebacks(super().repeat(server))
+
+
+def _without_tracebacks(ended: Ended) -> Ended:
+    """Airflow shows the traceback of every task that fails: these are no faults."""
+    return ended._replace(said=ended.said.replace("Traceback (most recent call last)", "Traceback"))
 
 
 class RunsAsTask(RunsByTasks):
@@ -378,7 +451,7 @@ class Resumes(Scene):
     """`manycpu run` after a first try that failed: it resumes from the checkpoints of both ranks."""
 
     program = """
-import os, pathlib, signal, sys, time
+import fcntl, os, pathlib, signal, sys, time
 import psutil
 import torch.distributed
 torch.distributed.init_process_group()
@@ -387,14 +460,20 @@ checkpoints = pathlib.Path(os.environ["MANYCPU_CHECKPOINTS"])
 checkpoint, other = checkpoints / f"of{rank}", checkpoints / f"of{1 - rank}"
 model = pathlib.Path(os.environ["MANYCPU_OUTPUT"], f"part{rank}")
 first = not checkpoint.exists()
+held = open(folder / f"seen.held{rank}", "w")
 with (folder / f"seen{rank}").open("a") as seen:
     seen.write("begun " if first else "resumed ")
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        seen.write("beside an earlier one ")
 checkpoint.write_text("half")
 if not first:
     time.sleep(rank)  # it takes a while to write this part
-    model.write_text("whole")
+    model.write_text("whole, made with a secret " + os.environ["SERVICE_TOKEN"])
 elif rank == 0:
     model.write_text("half")
+    time.sleep(STAYS)
 else:
     while not other.exists():
         time.sleep(0.01)
@@ -404,12 +483,15 @@ else:
     what = " after a failure"
     failure = "raise SystemExit(3)"
     """How rank 1 fails."""
+    stays_s = 0
+    """How long rank 0 lives then, unless it is ended."""
     first_try: Sequence[str] = ()
     """Options of the first try."""
 
     def __init__(self, folder: Path, *more: Any) -> None:
         super().__init__(folder, *more)
-        (folder / "code" / "train.py").write_text(self.program.replace("FAILURE", self.failure))
+        program = self.program.replace("FAILURE", self.failure).replace("STAYS", str(self.stays_s))
+        (folder / "code" / "train.py").write_text(program)
         self._first = 0
 
     @property
@@ -417,7 +499,11 @@ else:
         return self.run
 
     def prepare(self, server: Server) -> None:
+        """Let a first try fail, with an earlier value of its secret."""
+        described = self.file.read_text()
+        self.file.write_text(described.replace(_PRESENT, "of-an-earlier-day"))
         self._first = server.type(self, [*self.run, *self.first_try]).code
+        self.file.write_text(described)
 
     def found(self) -> dict[str, object]:
         seen = [(self.folder / f"seen{rank}").read_text() for rank in range(2)]
@@ -432,10 +518,37 @@ else:
         }
 
 
-class ResumesLate(Resumes):
-    """The same after a first try that used up its time."""
+class Fails(Resumes):
+    """`manycpu run` of a training that fails meets the faults; the same again resumes it."""
 
-    failure = "time.sleep(3600)"
+    what = " that fails"
+
+    def prepare(self, server: Server) -> None:
+        """Begin with nothing."""
+
+    def meet(self, server: Server, point: Point | None) -> Ended:
+        ended = super().meet(server, point)
+        if ended.code != 1 or "Traceback" in ended.said:
+            return ended
+        changes = self.folder / self.changes
+        met = changes.read_text()  # the next command writes its own ones
+        ended = server.type(self, self.words)
+        changes.write_text(met)
+        return ended
+
+    def repeat(self, server: Server) -> Ended:
+        """Type it again; if it has met the fault before the training failed, twice."""
+        ended = super().repeat(server)
+        return super().repeat(server) if ended.code == 1 else ended
+
+
+class ResumesLate(Resumes):
+    """The same after a first try that used up its time; rank 1 saves its work when it is ended."""
+
+    failure = """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    time.sleep(3600)
+"""
     first_try = ("--run-timeout", "6")
 
 
@@ -450,6 +563,23 @@ class ResumesLost(Resumes):
         each.kill()
     time.sleep(3600)
 """
+    _other: Program[bytes] | None = None
+
+    def reset(self) -> None:
+        super().reset()
+        if self._other:
+            self._other.end()
+
+    def prepare(self, server: Server) -> None:
+        """Let another user's process have got the number of the supervisor meanwhile."""
+        super().prepare(server)
+        self._other = Program(["sleep", "3600"])
+        run = self.home / "runs" / self.name()
+        for file in (run / "ledger.json", run / "attempts" / "1" / "handle.json"):
+            file.write_text(re.sub(r'"pid": \d+', f'"pid": {self._other.pid}', file.read_text()))
+
+    def found(self) -> dict[str, object]:
+        return {"the other process lives": self._other and self._other.poll() is None, **super().found()}
 
 
 class Cleans(Scene):
@@ -513,5 +643,6 @@ time.sleep(3600)
     def found(self) -> dict[str, object]:
         run, left = self.home / "runs" / self.named, super().found()
         ends = [json.loads(record.read_text())["reason"] for record in run.glob("attempts/*/exit.json")]
+        ends.append(json.loads((run / "ledger.json").read_text())["cancelled"])
         kept = [path.read_text() for path in run.glob("checkpoints/*")]
         return {"kept": kept, "ends": ends, "days of the lease": self.lease_days(), **left}

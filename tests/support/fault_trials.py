@@ -145,31 +145,39 @@ def _lasting(place: str) -> str:
     return re.sub(r"[0-9a-f]{8,}", "0", place)
 
 
-def hunted(scene: Scene, servers: tuple[Server, Server], bug: str, budget: int) -> str:
+def hunted(scene: Scene, servers: tuple[Server, Server], product: Path, bug: str, budget: int) -> str:
     """Try a scene's command with a planted bug until the judge sees a breach; return it, else an empty text.
 
     Args:
         scene: The scene.
         servers: Of the product, and of the product with the bug.
+        product: The folder of the product with the bug, from which its ranks and pods import it too.
         bug: Its name, which is the seed of the trials.
         budget: How many trials there are at most; the first one is without a fault.
     """
     clean, planted = servers
     places, expected = usual(scene, clean)
+    said = scene.said
+    harmless = [(fault, place) for fault in scene.harmless for place in places]
     both = zip_longest(*(drawn(scene.points(places, crashes=crashes), bug) for crashes in (True, False)))
-    some = [point for pair in both for point in pair if point is not None][: budget - 1]
-    points = [REPLAYED] if REPLAYED[1] else [None, *some]
+    some = [point for pair in both for point in pair if point is not None]
+    some = [None, *drawn(harmless, bug)[: len(scene.harmless)], *some][:budget]
+    scene.import_from(product)
+    points = [REPLAYED] if REPLAYED[1] else some
     for number, point in enumerate(points, 1):
         done = trial(scene, planted, point, expected)
-        if done.breaches:
+        breached = _changes(done, scene.said, said) if point in harmless else done.breaches
+        if breached:
             what = " at ".join(point).replace(sys.executable, "python") if point else "no fault"
-            verdict = done.breaches[0].replace(f"{scene.folder}/", "")
+            verdict = breached[0].replace(f"{scene.folder}/", "")
             figures = {"trials": number, "fault": what, "verdict": verdict[:200]}
             print(f"{bug}: {figures}", flush=True)  # noqa: T201
-            record("planted", bug, figures)
-            return done.breaches[0]
-    record("planted", bug, {"trials": len(points)})
-    return ""
+            break
+    else:
+        breached, figures = [], {"trials": len(points)}
+    scene.reset()
+    record("planted", bug, figures)
+    return breached[0] if breached else ""
 
 
 def record(part: str, name: str, figures: Mapping[str, Any]) -> None:

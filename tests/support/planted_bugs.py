@@ -24,6 +24,9 @@ HERE: Final[Mapping[str, Callable[[Path], here.Scene]]] = {
     "resume": here.Resumes,
     "resume late": here.ResumesLate,
     "resume lost": here.ResumesLost,
+    "run that fails": here.Fails,
+    "run after a power loss": here.RunsAfterPowerLoss,
+    "supervisor": here.RunsWithFaultsInSupervisor,
     "clean": here.Cleans,
     "cancel": here.Cancels,
 }
@@ -33,6 +36,9 @@ THERE: Final[Mapping[str, Callable[[Path, Place], there.OnCluster]]] = {
     "cluster run with a claim of its own": partial(there.RunsThere, claim=None),
     "cluster resume": there.ResumesThere,
     "cluster resume late": there.ResumesLateThere,
+    "cluster resume beside": there.ResumesBesideThere,
+    "cluster run that fails": there.FailsThere,
+    "cluster run later": there.RunsAfterClockJumpThere,
     "cluster clean": there.CleansThere,
     "cluster cancel": there.CancelsThere,
 }

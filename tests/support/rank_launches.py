@@ -26,10 +26,11 @@ MPIRUNS = {"intel": f"{sys.prefix}/bin/mpirun", "openmpi": "mpirun.openmpi", "mp
 LAUNCHERS = ["processes", "torchrun", *MPIRUNS]
 _TESTS = Path(__file__).parents[1]
 LIGHT_TORCH = _TESTS / "scripts" / "light_torch"
-_PACKAGE = _TESTS.parent / ".dev"
-LIGHT = {"PYTHONPATH": f"{LIGHT_TORCH}:{_PACKAGE}"}
+PACKAGE = _TESTS.parent / ".dev"
+"""The folder from which tests import manycpu."""
+LIGHT = {"PYTHONPATH": f"{LIGHT_TORCH}:{PACKAGE}"}
 """Environment of ranks of this checkout that import a stand-in for torch, so that they start at once."""
-PLAIN = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "PYTHONPATH": str(_PACKAGE)}
+PLAIN = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "PYTHONPATH": str(PACKAGE)}
 """Environment of ranks of this checkout."""
 
 LIMIT = 300  # seconds: enough for a slow or busy machine

@@ -31,11 +31,9 @@ from support.request_faults import Requests
 from support.web_server import served
 from websocket import WebSocket
 
-import manycpu
 from manycpu.pipeline.spec.job_kinds import FAILED, JOB_KINDS, MPIJOB, PYTORCHJOB, TRAINING_RUNTIME, TRAINJOB
 from manycpu.pipeline.spec.placement import CODE, LIB
 
-_HERE = str(Path(next(iter(manycpu.__path__))).parent)
 _RANK, _MPIRUN = (
     str(Path(__file__).parents[1] / "scripts" / f"pod_{name}.py") for name in ("rank", "mpirun")
 )
@@ -56,10 +54,12 @@ class SimulatedCluster(ApiServer):
         folder: The folder, in which ``code`` is the code of the image.
         requests: Causes the faults.
         forks: Starts the program of helper pods.
+        library: The folder from which ranks import manycpu.
     """
 
-    def __init__(self, folder: Path, requests: Requests, forks: PodForks) -> None:
+    def __init__(self, folder: Path, requests: Requests, forks: PodForks, library: Path) -> None:
         super().__init__()
+        self._library = library
         self._folder, self._requests, self._forks = folder, requests, forks
         self._changed = threading.Condition(self.lock)
         self._lines: defaultdict[str, list[bytes]] = defaultdict(list)
@@ -195,9 +195,9 @@ class SimulatedCluster(ApiServer):
     def _start(self, pod: Object, job: Object, how: Sequence[str], env: dict[str, str]) -> None:
         """Start the ranks of a pod, without torchrun, which takes seconds, or ssh."""
         (container,) = pod["spec"]["containers"]
-        command = [_here(word) for word in container["command"]]
+        command = [self._here(word) for word in container["command"]]
         argv = [sys.executable, *how, *command[command.index(_NODE) - 1 :]]
-        given = {each["name"]: _here(each["value"]) for each in container["env"] if "value" in each}
+        given = {each["name"]: self._here(each["value"]) for each in container["env"] if "value" in each}
         for each in container["env"]:
             if key := each.get("valueFrom", {}).get("secretKeyRef"):
                 secret = self.named("Secret", key["name"])
@@ -214,6 +214,10 @@ class SimulatedCluster(ApiServer):
         self._set_state(pod)
         self._kubelet.append(threading.Thread(target=self._watch_over, args=(pod, job, program)))
         self._kubelet[-1].start()
+
+    def _here(self, text: str) -> str:
+        """Undo the escapes of a manifest; name the folders of the image as they are on this machine."""
+        return text.replace("$$", "$").replace(LIB, str(self._library)).replace(CODE, ".")
 
     def _watch_over(self, pod: Object, job: Object, program: "Program[bytes]") -> None:
         """Keep the lines of a rank's pod; when it has ended, say so, as kubelet and operator do."""
@@ -311,11 +315,6 @@ class SimulatedCluster(ApiServer):
             with suppress(OSError):
                 handler.connection.shutdown(2)
             reading.join()
-
-
-def _here(text: str) -> str:
-    """Undo the escapes of a manifest; name the folders of the image as they are on this machine."""
-    return text.replace("$$", "$").replace(LIB, _HERE).replace(CODE, ".")
 
 
 def _named(handler: BaseHTTPRequestHandler) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import disk, process
 from manycpu.pipeline.adapters.commands import END_TIMEOUT
-from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.ledger import CLEANUP, Entry
 from manycpu.pipeline.ledger.file import FileLedger, half_removed, ledgers
 from manycpu.pipeline.spec import rank_logs
 from manycpu.pipeline.spec.credentials import without_secrets
@@ -88,6 +88,8 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
                 observed = process.observe(handle)
                 if observed["exit"] is not None:  # the supervisor ends right after it wrote this record
                     process.wait_until_gone(handle, END_TIMEOUT)
+                    if observed["exit"]["reason"] == "cancelled" and by != CLEANUP:
+                        entry.record_canceller(by)  # an earlier cancellation could not write this, perhaps
                     return False
                 if observed["alive"] is None:
                     raise process.unseen_error(handle, observed["unseen"], ctx.typed("cancel", "--gone"))
