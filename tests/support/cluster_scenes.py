@@ -407,8 +407,10 @@ class CancelsThere(OnCluster, Cancels):
 
     def found(self) -> dict[str, object]:
         kept = [path.read_text() for path in self.volume.glob(f"**/{self.named}/**/checkpoint")]
-        ends, days = self._ledger()["data"].get("cancelled.1"), self.lease_days()
-        return {"kept": kept, "ends": ends, "days of the lease": days, **OnCluster.found(self)}
+        return super().found() | {"kept": kept}
+
+    def cancelled(self) -> object:
+        return self._ledger()["data"].get("cancelled.1")
 
 
 def _kubeconfig(url: str) -> dict[str, Any]:

@@ -643,6 +643,10 @@ time.sleep(3600)
     def found(self) -> dict[str, object]:
         run, left = self.home / "runs" / self.named, super().found()
         ends = [json.loads(record.read_text())["reason"] for record in run.glob("attempts/*/exit.json")]
-        ends.append(json.loads((run / "ledger.json").read_text())["cancelled"])
+        ends.append(self.cancelled())
         kept = [path.read_text() for path in run.glob("checkpoints/*")]
         return {"kept": kept, "ends": ends, "days of the lease": self.lease_days(), **left}
+
+    def cancelled(self) -> object:
+        """Who cancelled each attempt."""
+        return json.loads((self.home / "runs" / self.named / "ledger.json").read_text())["cancelled"]
