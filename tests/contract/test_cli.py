@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from support.killable_programs import Program
@@ -699,6 +700,21 @@ def test_clean_leaves_alone_what_is_staged_while_a_run_may_use_it(
     cleanup(staging)
     assert manycpu("clean", "--data", "--yes")[0] == 0
     assert not staged.exists()
+
+
+def test_clean_leaves_alone_what_a_run_that_begins_has_staged_while_clean_waited_for_its_lock(
+    staging: RunContext, home: Path
+) -> None:
+    cleanup(staging)
+    staged, lock = home / "data" / "0123456789abcdef", home / "data" / ".0123456789abcdef.lock"
+    staged.mkdir(parents=True)
+    with locked(lock):
+        cleaning = typed("clean", "--data", "--yes")
+        until(lambda: str(lock) in [file.path for file in psutil.Process(cleaning.pid).open_files()])
+        prepare(staging)
+    printed, _ = cleaning.communicate(timeout=300)
+    assert (cleaning.returncode, f"left alone: {staging.name} may use them" in printed) == (0, True)
+    assert staged.exists()
 
 
 def test_a_run_that_is_cancelled_while_it_stages_is_not_launched(
