@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 import pytest
@@ -212,6 +213,23 @@ def test_a_directory_that_cannot_be_written_is_named_with_the_reason(
     code, printed = manycpu("preflight", file, *words)
     assert (code, why in printed, "target.directory" in printed) == (2 if why else 0, True, bool(why))
     assert "MiB" not in printed
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("command", ["preflight", "run"])
+def test_a_directory_whose_disk_has_no_file_locks_is_refused(
+    manycpu: Type, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, number: int
+) -> None:
+    def flock(*_: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    file = run_file(tmp_path, program=script(), output="out", nproc_per_node=1)
+    before = sorted(tmp_path.rglob("*"))
+    code, printed = manycpu(command, file)
+    assert (code, "target.directory: the disk of " in printed) == (2, True)
+    assert f"has no file locks: {os.strerror(number)}. Set target.directory, or" in printed
     assert sorted(tmp_path.rglob("*")) == before
 
 
