@@ -292,10 +292,13 @@ def _as_cluster_error(error: Exception, method: str, path: str) -> ClusterError:
     except (KeyError, TypeError, ValueError):
         reason = f"{error.status} {error.reason}"
     message = f"{method} {path}: {reason}"
+    fix = _FIXES.get(error.status)
     if "failed calling webhook" in message:  # the words of API servers
         fix = "A webhook of the cluster does not answer: see that its operator runs, and run again"
         return ClusterError(message, field="target.connection", fix=fix, status=error.status)
-    return ClusterError.of_status(error.status, message, fix=_FIXES.get(error.status))
+    if "because it is being terminated" in message:  # of a namespace, with status 403
+        fix = "The namespace is being deleted: name another in target.namespace, or make it again afterwards"
+    return ClusterError.of_status(error.status, message, fix=fix)
 
 
 _FIXES = {

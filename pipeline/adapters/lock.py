@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import tempfile
 import threading
 import time
 import uuid
@@ -11,13 +12,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
 
-from manycpu.pipeline.spec.errors import DeadlineError
+from manycpu.pipeline.spec.errors import BadInputError, DeadlineError
 
 BEAT: Final = 5.0  # seconds between two heartbeats of a lease's holder
 STALE: Final = 30.0  # seconds without a heartbeat after which a lease is stale
 _SILENCE_TIMEOUT_S: Final = 600.0  # to wait for a lock after the last sign of life of its holder
 _SIGN_INTERVAL_S: Final = 1.0  # at least, between two signs of life
 _POLL_INTERVAL_S: Final = 0.05
+# Errors of file systems that have no locks, such as Lustre without its mount option, or NFS without lockd.
+_NO_LOCKS: Final = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL})
 
 
 @contextmanager
@@ -31,6 +34,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[int]:
         wait: Whether to wait while another process holds the lock.
 
     Raises:
+        BadInputError: The file's disk has no locks.
         BlockingIOError: Another process holds it, and ``wait`` is false.
         DeadlineError: The holder gives no sign of life (:func:`signs`) for ten minutes.
     """
@@ -45,7 +49,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[int]:
                 raise refused from None
         with file:
             last_sign, since = 0, time.monotonic()
-            while not _try_flock(file):
+            while not _try_flock(file, path):
                 if not wait:
                     raise BlockingIOError(errno.EAGAIN, "another process holds it", str(path))
                 if (sign := os.fstat(file.fileno()).st_mtime_ns) != last_sign:
@@ -84,12 +88,32 @@ def signs(descriptor: int) -> Callable[[], None]:
     return sign
 
 
-def _try_flock(file: IO[str]) -> bool:
-    """Lock a file without waiting; False: another process holds the lock."""
+def try_out(folder: Path) -> None:
+    """Check that files in a folder can be locked, with a file that has no name.
+
+    Raises:
+        BadInputError: The folder's disk has no locks.
+        OSError: No file can be made there.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        _try_flock(file, folder)
+
+
+def _try_flock(file: IO[str] | IO[bytes], path: Path) -> bool:
+    """Lock a file without waiting; False: another process holds the lock. ``path`` is for the error."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        raise BadInputError(
+            f"the disk of {path} has no file locks: {error.strerror}",
+            field="target.directory",
+            fix="Set target.directory, or $MANYCPU_HOME, to a folder on another disk; Lustre has locks with "
+            "its mount option flock",
+        ) from error
     return True
 
 

@@ -178,8 +178,7 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
     ]
     for folder in folders:
         # A run may have begun meanwhile: it keeps all folders, and then the list is empty.
-        if _removable_folders(home_folder):
-            transfer.discard(folder)
+        transfer.discard(folder, in_use=lambda: not _removable_folders(home_folder))
     if not_deleted:
         raise left_behind_error(not_deleted)
 

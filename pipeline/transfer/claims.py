@@ -1,7 +1,8 @@
 """Claims: a lock with a lease, so that only one run at a time writes to an output.
 
-Another run is refused before it trains. Each run has its own claim file, in the folder behind a URL or beside
-the folder on disk. The storage needs one property: a list shows every file that was written before.
+Another run is refused before it trains; on disk, where an export replaces the whole folder, also a run whose
+output is in this one, or around it. Each run has its own claim file, in the folder behind a URL or beside the
+folder on disk. The storage needs one property: a list shows every file that was written before.
 
 A run first asks: it writes its file with ``held: false``, and lists the files of the others. It withdraws
 (deletes its file) if another run holds the output, or if one with a lower key asks; it waits until those with
@@ -11,6 +12,7 @@ output, and of runs that ask at the same time it is the one with the lowest key.
 
 import logging
 import math
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.adapters.storage import Location
@@ -51,6 +53,10 @@ class Claim(BaseModel):
     """Whether the run holds the output; False: it asks; None: the file cannot be read."""
     holder: ProcessHandle | None = None
     """The process that does all of the run, whose death ends the claim; None: several work in turn."""
+    path: str = Field("", exclude=True)
+    """Path or URL of the claim's file; not in the file, as is ``output``."""
+    output: str = Field("it", exclude=True)
+    """What the run has: ``it`` is the output that was asked about; else an output in it, or around it."""
 
     def __str__(self) -> str:
         return f"{self.run} ({self.place}), since {_date(self.since)}"
@@ -80,16 +86,15 @@ class ClaimedError(TransferError):
 
     Args:
         other: The claim of that run.
-        path: Path or URL of that claim's file, which the fix names.
     """
 
-    def __init__(self, other: Claim, path: str) -> None:
-        super().__init__(f"another run has it: {other}")
+    def __init__(self, other: Claim) -> None:
+        super().__init__(f"another run has {other.output}: {other}")
         expiry = f"ends by itself on {_date(other.until)}; " if math.isfinite(other.until) else ""
         self.fix = (
             "Give another output; or wait until that run has ended, or end it: "
             f"`manycpu cancel {other.run}`, then `manycpu clean {other.run}`. Its claim {expiry}where the "
-            f"run is gone for good, delete {path}"
+            f"run is gone for good, delete {other.path}"
         )
 
 
@@ -117,9 +122,9 @@ class _ClaimFiles(NamedTuple):
         """Return the name of a run's claim file."""
         return claim_name(key) if self.stem is None else f".{self.stem}.{key}.claim"
 
-    def path(self, key: str) -> str:
-        """Return the path or URL of a run's claim file."""
-        return f"{self.folder.root.rstrip('/')}/{self.name(key)}"
+    def path(self, name: str) -> str:
+        """Return the path or URL of a file beside the claim files."""
+        return f"{self.folder.root.rstrip('/')}/{name}"
 
     def read(self, key: str) -> Claim | None:
         """Read a run's claim; None: it has none."""
@@ -127,11 +132,13 @@ class _ClaimFiles(NamedTuple):
         if text is None:
             return None
         try:
-            return Claim.model_validate_json(text)
+            claim = Claim.model_validate_json(text)
         except ValueError:  # it is being written, and the storage shows a part of it; or a crash cut it
             modified = self.folder.modified(self.name(key))
             until = math.inf if modified is None else modified + _ASKING_LEASE_S
-            return Claim(key=key, run=key, place="unknown", since=modified or 0, until=until, held=None)
+            claim = Claim(key=key, run=key, place="unknown", since=modified or 0, until=until, held=None)
+        claim.path = self.path(self.name(key))
+        return claim
 
     def write(self, claim: Claim) -> None:
         """Create or replace a run's claim file."""
@@ -139,30 +146,56 @@ class _ClaimFiles(NamedTuple):
             self.folder.write_text(self.name(claim.key), claim.model_dump_json())
         else:
             Path(self.folder.root).mkdir(parents=True, exist_ok=True)
-            process.write_json(Path(self.path(claim.key)), claim.model_dump(mode="json"))
+            process.write_json(Path(self.path(self.name(claim.key))), claim.model_dump(mode="json"))
 
     def remove(self, key: str) -> None:
         """Delete a run's claim file, if it exists, and the partial files that a killed process left."""
         names = [self.name(key)]
         if self.stem is not None:
-            names += [path.name for path in process.partials(Path(self.path(key)))]
+            names += [path.name for path in process.partials(Path(self.path(self.name(key))))]
         for name in names:
             with suppress(FileNotFoundError):
                 self.folder.remove(name)
 
     def others(self, key: str) -> list[Claim]:
-        """List the claims of other runs, and delete those that are over."""
+        """List the claims of other runs; those of this output that are over are deleted.
+
+        On disk, this includes claims of outputs in this one, and around it. None of these is deleted, and a
+        file that cannot be read counts as no claim: it may be a program's.
+        """
         others = []
-        for name in self.folder.names():
-            other_key = self._key_in(name)
-            claim = self.read(other_key) if other_key not in (None, key) else None
-            if claim is None:
-                continue
+        for claim in self.read_others(key):
             if claim.is_over():
                 self.remove(claim.key)
             else:
                 others.append(claim)
+        for files in self._overlapping():
+            with suppress(OSError):  # the folder is another user's
+                for claim in files.read_others(key):
+                    if claim.held is not None and not claim.is_over():
+                        claim.output = files.path(files.stem or "")
+                        others.append(claim)
         return others
+
+    def read_others(self, key: str) -> Iterator[Claim]:
+        """Read the claims of other runs."""
+        for name in self.folder.names():
+            other_key = self._key_in(name)
+            if other_key is not None and other_key != key and (claim := self.read(other_key)):
+                yield claim
+
+    def _overlapping(self) -> Iterator["_ClaimFiles"]:
+        """Find where the claims of outputs on disk are that are in this one, or around it."""
+        if self.stem is None:
+            return
+        folder = Path(self.path(self.stem))
+        for outer in folder.parents[:-1]:
+            yield _ClaimFiles(Location.of(str(outer.parent), "run.output"), outer.name)
+        for inner, _, names in os.walk(folder):
+            # A claim is called .STEM.KEY.claim, and a key has no dot.
+            claims = [name for name in names if name.startswith(".") and name.endswith(".claim")]
+            for stem in {name[1:].removesuffix(".claim").rpartition(".")[0] for name in claims}:
+                yield _ClaimFiles(Location.of(inner, "run.output"), stem)
 
     def _key_in(self, name: str) -> str | None:
         """Return the key of the run to which a claim file of this output belongs; None: it is another file.
@@ -197,6 +230,8 @@ def claim(output: Location, claimant: Claimant) -> None:
             held=False,
             holder=claimant.holder,
         )
+        # The file may be in the output of another run: write none while that run holds its output.
+        _withdraw_if(files, key, _other_holder(files, key))
         files.write(mine)
         _withdraw_if(files, key, _wait_for_decision(files, key))
     mine.until, mine.held, mine.holder = now + claimant.seconds, True, claimant.holder or mine.holder
@@ -233,7 +268,7 @@ def _withdraw_if(files: _ClaimFiles, key: str, other: Claim | None) -> None:
     """If another run has the output, delete this run's claim and raise ClaimedError."""
     if other is not None:
         files.remove(key)
-        raise ClaimedError(other, files.path(other.key))
+        raise ClaimedError(other)
 
 
 def refuse_if_held(output: Location, key: str) -> None:
@@ -244,7 +279,7 @@ def refuse_if_held(output: Location, key: str) -> None:
     """
     files = _ClaimFiles.of(output)
     if other := _other_holder(files, key):
-        raise ClaimedError(other, files.path(other.key))
+        raise ClaimedError(other)
 
 
 def release(output: Location, key: str) -> None:

@@ -294,9 +294,16 @@ def _complete(
             disk.remove(str(aside), tick)
 
 
-def discard(destination: Path) -> None:
-    """Delete a fetched folder, its marker first, so that half of it never looks complete."""
+def discard(destination: Path, in_use: Callable[[], bool] = lambda: False) -> None:
+    """Delete a fetched folder, its marker first, so that half of it never looks complete.
+
+    Args:
+        destination: The folder.
+        in_use: Whether a run may use the folder, which then stays; asked while no other process fetches it.
+    """
     with locked(_lock_path(destination)):
+        if in_use():
+            return
         _marker(destination).unlink(missing_ok=True)
         shutil.rmtree(destination, ignore_errors=True)
         delete_broken_copies(destination)

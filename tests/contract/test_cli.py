@@ -12,7 +12,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
+import psutil
 import pytest
 import yaml
 from support.killable_programs import Program
@@ -211,6 +213,23 @@ def test_a_directory_that_cannot_be_written_is_named_with_the_reason(
     code, printed = manycpu("preflight", file, *words)
     assert (code, why in printed, "target.directory" in printed) == (2 if why else 0, True, bool(why))
     assert "MiB" not in printed
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("command", ["preflight", "run"])
+def test_a_directory_whose_disk_has_no_file_locks_is_refused(
+    manycpu: Type, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, number: int
+) -> None:
+    def flock(*_: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    file = run_file(tmp_path, program=script(), output="out", nproc_per_node=1)
+    before = sorted(tmp_path.rglob("*"))
+    code, printed = manycpu(command, file)
+    assert (code, "target.directory: the disk of " in printed) == (2, True)
+    assert f"has no file locks: {os.strerror(number)}. Set target.directory, or" in printed
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -699,6 +718,21 @@ def test_clean_leaves_alone_what_is_staged_while_a_run_may_use_it(
     cleanup(staging)
     assert manycpu("clean", "--data", "--yes")[0] == 0
     assert not staged.exists()
+
+
+def test_clean_leaves_alone_what_a_run_that_begins_has_staged_while_clean_waited_for_its_lock(
+    staging: RunContext, home: Path
+) -> None:
+    cleanup(staging)
+    staged, lock = home / "data" / "0123456789abcdef", home / "data" / ".0123456789abcdef.lock"
+    staged.mkdir(parents=True)
+    with locked(lock):
+        cleaning = typed("clean", "--data", "--yes")
+        until(lambda: str(lock) in [file.path for file in psutil.Process(cleaning.pid).open_files()])
+        prepare(staging)
+    printed, _ = cleaning.communicate(timeout=300)
+    assert (cleaning.returncode, f"left alone: {staging.name} may use them" in printed) == (0, True)
+    assert staged.exists()
 
 
 def test_a_run_that_is_cancelled_while_it_stages_is_not_launched(

@@ -105,6 +105,15 @@ def test_what_is_refused_is_told_at_once(scripted: Server, opened: Cluster, stat
     assert (caught.value.status, len(scripted.tokens)) == (status, 1)
 
 
+def test_a_namespace_that_is_being_deleted_is_no_lack_of_rights(scripted: Server, opened: Cluster) -> None:
+    said = "pods x is forbidden: unable to create new content in namespace ml because it is being terminated"
+    scripted.answers = [(403, said)]
+    with pytest.raises(ClusterError, match="being terminated") as caught:
+        opened.create({"kind": "Pod", "metadata": {"name": "x"}})
+    assert "target.namespace" in str(caught.value.fix)
+    assert "Role" not in str(caught.value.fix)
+
+
 def test_what_goes_while_it_is_created_anew_is_created(scripted: Server, opened: Cluster) -> None:
     scripted.answers = [(409, "object is being deleted: pods x already exists"), (404, "there is no x")]
     assert opened.create({"kind": "Pod", "metadata": {"name": "x"}}) == {"message": ""}

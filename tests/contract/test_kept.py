@@ -141,6 +141,21 @@ def test_ctrl_c_at_the_word_that_a_run_is_cleaned_up_does_not_end_the_cleaning_u
     assert (ctx.ledger.lease().kept, ctx.ledger.lease().ended) == (True, True)
 
 
+@pytest.mark.parametrize("verb", ["stage", "export"])
+def test_ctrl_c_before_or_after_the_training_does_not_say_that_it_ended_it(
+    script: Script, tmp_path: Path, verb: str
+) -> None:
+    class Begins(Silent):
+        def begin(self, begun: str) -> None:
+            if begun == verb:
+                interrupt()
+
+    run = fields(tmp_path, script(SAVES))
+    with pytest.raises(CancelledError, match=r"^interrupted\. See its report"):
+        train(run, run_id="x", listener=Begins())
+    assert report(tmp_path).attempts == (1 if verb == "export" else 0)
+
+
 def test_ctrl_c_between_two_steps_says_what_stays(
     script: Script, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,6 +144,30 @@ def test_outputs_of_like_names_are_two(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.2.222.claim", ".out.ttt.claim"]
 
 
+@pytest.mark.parametrize(("first", "second"), [("out", "out/deep/sub"), ("out/deep/sub", "out")])
+def test_of_an_output_on_disk_and_one_in_it_only_the_first_is_claimed(
+    tmp_path: Path, first: str, second: str
+) -> None:
+    one, other = (Location.of(str(tmp_path / name), "run.output") for name in (first, second))
+    transfer.claim(one, Claimant("bbb"))
+    before = contents(tmp_path)
+    with pytest.raises(transfer.ClaimedError, match=f"another run has {tmp_path / first}: bbb"):
+        transfer.claim(other, Claimant("aaa"))
+    assert contents(tmp_path) == before
+    transfer.release(one, "bbb")
+    transfer.claim(other, Claimant("aaa"))
+
+
+def test_a_file_in_an_output_with_the_name_of_a_claim_stays(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write(out / ".sub.aaa.claim", until=1.0)
+    (out / ".sub.bbb.claim").write_text("of the program")
+    os.utime(out / ".sub.bbb.claim", (0, 0))
+    before = contents(out)
+    transfer.claim(Location.of(str(out), "run.output"), Claimant("ccc"))
+    assert contents(out) == before
+
+
 def test_an_export_whose_claim_another_run_took_over_ends_and_deletes_nothing(
     output: Location, tmp_path: Path
 ) -> None:

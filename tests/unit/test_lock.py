@@ -1,11 +1,16 @@
 """Locks hold across processes, also where the file is deleted by its holder."""
 
+import errno
+import fcntl
+import os
+import re
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from support.killable_programs import Program
@@ -13,7 +18,7 @@ from support.waiting import until
 
 from manycpu.pipeline.adapters import lock as locks
 from manycpu.pipeline.adapters.lock import leased, locked
-from manycpu.pipeline.spec.errors import DeadlineError
+from manycpu.pipeline.spec.errors import BadInputError, DeadlineError
 
 HOLD = "from manycpu.pipeline.adapters.lock import leased; import pathlib, sys, time\n"
 HOLD += "with leased(pathlib.Path(sys.argv[1]), 0.05): time.sleep(60)"
@@ -123,3 +128,15 @@ def test_a_lock_that_is_never_let_go_is_not_waited_for_for_ever(
         pass
     with locked(tmp_path / "lock"):
         pass
+
+
+def test_a_disk_without_locks_is_named_and_a_disk_that_fails_is_not_taken_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(number: int) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    for number, error in {errno.ENOSYS: BadInputError, errno.EIO: OSError}.items():
+        monkeypatch.setattr(fcntl, "flock", lambda *_, number=number: fail(number))
+        with pytest.raises(error, match=re.escape(os.strerror(number))), locked(tmp_path / "lock"):
+            pass

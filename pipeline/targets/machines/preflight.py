@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from manycpu.pipeline.adapters import disk, hosts, mpi
+from manycpu.pipeline.adapters import disk, hosts, lock, mpi
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec import memory_estimate
 from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError, install
@@ -30,8 +30,13 @@ def findings(ctx: MachineContext) -> Iterator[Finding]:
     resume = ctx.run.resume_from
     if resume is not None and isinstance(ctx.target, Local) and not Path(resume).is_dir():
         yield Finding("run.resume_from", f"there is no folder {resume}", "Give a checkpoint's folder")
+    folder = directory_of(ctx)
     try:
-        disk.try_out(directory_of(ctx))
+        disk.try_out(folder)
+        lock.try_out(next(parent for parent in folder.parents if parent.exists()))
+    except BadInputError as error:
+        yield Finding.of(error, "target.directory")
+        return
     except OSError as error:
         fix = "Set target.directory, or $MANYCPU_HOME, to a folder that can be made and written to"
         yield Finding("target.directory", f"{home_of(ctx)} cannot be written: {error.strerror}", fix)
