@@ -185,8 +185,9 @@ class Scene(ABC):
 
     def other_entry(self) -> dict[str, Any]:
         """The entry of that run in its ledger."""
-        described = yaml.safe_load(self.file.read_text())
-        return {"key": OTHER[-10:], "name": OTHER, "created": time.time(), **described}
+        target = yaml.safe_load(self.file.read_text())["target"]
+        run = {"program": str(self.folder / "code" / "train.py"), "output": str(self.folder / "other")}
+        return {"key": OTHER[-10:], "name": OTHER, "created": time.time(), "run": run, "target": target}
 
     def meet(self, server: Server, point: Point | None) -> Ended:
         """Type the command, with a fault at a place of ``places``, or without."""
