@@ -86,14 +86,17 @@ class FileLedger(Ledger):
         """Read the lease of the run."""
         return process.read_record(Lease, self._lease) or Lease()  # an earlier version wrote none
 
-    def change_lease(self, **fields: Any) -> None:
-        """Change fields; raises ForeignRunError if ``holder`` is given and another process holds the run."""
+    def change_lease(self, only_if: Callable[[Lease], bool] | None = None, **fields: Any) -> bool:
+        """Change fields of the lease, if ``only_if`` allows; returns whether they were changed."""
         if not self.directory.exists():
             raise self._gone_error()
         with locked(self._lock):
             if fields.get("holder"):
                 self.refuse_second_holder()
+            if only_if is not None and not only_if(self.lease()):
+                return False
             self._write_lease(**fields)
+            return True
 
     def _write_lease(self, **fields: Any) -> None:
         """Change fields of the lease's file; the caller holds the lock."""

@@ -297,7 +297,7 @@ def _keep_results(ctx: RunContext, left: Remains, *, keeps_all: bool) -> list[st
     if left is Remains.UNKNOWN:
         return driver.keep(ctx, None) if keeps_all else driver.keep_results(ctx, None)
     lease = ctx.ledger.lease()
-    has_expired = lease.kept and lease.over(ctx.ledger.now())
+    has_expired = lease.no_longer_kept(ctx.ledger.now())
     if keeps_all or (left is Remains.UNREAD and not has_expired):
         return driver.keep(ctx, ctx.run.keep_for)
     if _is_kept_for_a_time(ctx, left) and not has_expired:
