@@ -133,9 +133,9 @@ def cancel(name: str, *, gone: bool, **location: str | None) -> None:
         return
     outcome = cancel_or_prevent(ctx, by=_CANCEL)
     with suppress(RunGoneError):  # its process has cleaned up meanwhile
-        lease = ctx.ledger.lease()
-        if lease.holder is None or not lease.held(ctx.ledger.now()):  # a live process cleans up itself
-            ctx.ledger.change_lease(ended=True)
+        now = ctx.ledger.now()
+        # A live process cleans up itself.
+        ctx.ledger.change_lease(lambda lease: lease.holder is None or not lease.held(now), ended=True)
     click.echo(f"{ctx.name}: {outcome}")
 
 
