@@ -116,7 +116,10 @@ class FileLedger(Ledger):
 
     @contextmanager
     def update(self) -> Iterator[Entry]:
-        """Change the entry in a ``with`` block under the lock; it is written if the block raises nothing."""
+        """Change the entry in a ``with`` block under the lock.
+
+        It is written if the block changes it and raises nothing: on a full disk, nothing can be written.
+        """
         with self.hold() as (entry, _):
             yield entry
 
@@ -125,8 +128,10 @@ class FileLedger(Ledger):
         """As :meth:`update`, but also yield the lock's file descriptor, which a child process may inherit."""
         with locked(self._lock) as lock:
             entry = self.read()
+            before = entry.model_dump()
             yield entry, lock
-            self.save(entry)
+            if entry.model_dump() != before:
+                self.save(entry)
 
     def save(self, entry: Entry) -> None:
         """Write the entry; for callers inside :meth:`hold` that need it on disk before they continue."""
