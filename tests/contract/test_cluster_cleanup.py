@@ -165,11 +165,11 @@ def test_a_run_that_is_resumed_while_the_clean_up_of_expired_ones_looks_at_it_tr
     resumed, other = opened(server, tmp_path), opened(server, tmp_path, {"job_name": "other"})
     trains(server, resumed)
     resumed.ledger.change_lease(until=1.0)
-    record = cleanup.present_handle
+    find = launch.present_handle
 
     def resume(ctx: ClusterContext, entry: Entry) -> JobHandle | None:
         resumed.ledger.take_up()
-        return record(ctx, entry)
+        return find(ctx, entry)
 
     monkeypatch.setattr(cleanup, "present_handle", resume)
     assert cleanup.remove_expired(other, other.ledger.now(), end_expired) == []
