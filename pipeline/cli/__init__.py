@@ -12,14 +12,13 @@ _EXIT_INTERRUPTED = 130  # as a shell reports a program that Ctrl-C ended
 
 try:
     from manycpu.pipeline.cli import report_command, run_commands, spec_commands
-    from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
+    from manycpu.pipeline.spec.errors import DISK_FULL, BadInputError, ManycpuError
 except KeyboardInterrupt:  # these imports take a second
     click.echo("manycpu: aborted", err=True)
     sys.exit(_EXIT_INTERRUPTED)
 
 __all__ = ["cli", "main"]
 
-_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _SYSTEM_ERRORS = frozenset(
     {errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.EFBIG, errno.ESTALE}
     | {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
@@ -86,7 +85,7 @@ def main() -> None:
             )
             sys.exit(BadInputError.exit_code)
         where = f" at {error.filename}" if error.filename else ""
-        if error.errno in _DISK_FULL:
+        if error.errno in DISK_FULL:
             message = f"a disk is full{where}: {error.strerror}. Make room, and run again."
         elif error.errno in _SYSTEM_ERRORS:
             message = f"the system refuses a call{where}: {error.strerror}. Mend that, and run again."

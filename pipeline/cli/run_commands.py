@@ -11,9 +11,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters import process
 from manycpu.pipeline.cli.options import location_options
 from manycpu.pipeline.display import escaped
-from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.ledger import Entry, Lease
 from manycpu.pipeline.ledger.file import FileLedger, ledgers
 from manycpu.pipeline.listeners import ReadableLog, tell
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError, RunGoneError, require
@@ -132,9 +133,9 @@ def cancel(name: str, *, gone: bool, **location: str | None) -> None:
         return
     outcome = cancel_or_prevent(ctx, by=_CANCEL)
     with suppress(RunGoneError):  # its process has cleaned up meanwhile
-        lease = ctx.ledger.lease()
-        if lease.holder is None or not lease.held(ctx.ledger.now()):  # a live process cleans up itself
-            ctx.ledger.change_lease(ended=True)
+        now = ctx.ledger.now()
+        # A live process cleans up itself.
+        ctx.ledger.change_lease(lambda lease: lease.holder is None or not lease.held(now), ended=True)
     click.echo(f"{ctx.name}: {outcome}")
 
 
@@ -155,7 +156,7 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
     if delete_model and name is None:
         raise BadInputError("--delete-model is for one run", fix="Name it: manycpu clean NAME --delete-model")
     candidates, partly_removed = _to_clean(name, location)
-    removable = [ctx for ctx in candidates if _is_removable(ctx, delete_model=delete_model)]
+    removable = [ctx for ctx in candidates if _removable(ctx, delete_model=delete_model)]
     home_folder = home(location["directory"])
     folders = (
         _removable_folders(home_folder, {ctx.name for ctx in removable})
@@ -205,9 +206,12 @@ def _remove(runs: Iterable[RunContext], *, delete_model: bool) -> list[str]:
     """Clean up runs; return what cannot be deleted and why, a line for each."""
     not_deleted: list[str] = []
     for ctx in runs:
-        if _is_removable(ctx, delete_model=delete_model):  # it may have changed while the question waited
+        found = _removable(ctx, delete_model=delete_model)  # it may have changed while the question waited
+        if found:
+            holder = process.handle_of_this_process(Path(), ctx.name, 0)
             try:
-                report = cleanup(ctx, keep=False, delete_model=delete_model)
+                with ctx.ledger.held_by(holder, found):  # so that no other process resumes it meanwhile
+                    report = cleanup(ctx, keep=False, delete_model=delete_model)
             except RunGoneError:  # another process has removed it
                 continue
             except (ManycpuError, OSError) as error:
@@ -261,22 +265,24 @@ def _searched_place(location: Location) -> str:
     return location["namespace"] or str(home(location["directory"]))
 
 
-def _is_removable(ctx: RunContext, *, delete_model: bool) -> bool:
-    """Whether a run may be removed; if not, print why."""
+def _removable(ctx: RunContext, *, delete_model: bool) -> Lease | None:
+    """Return the lease of a run that may be removed; None: it may not, and why is printed."""
+    lease = None
     try:
-        reason = _reason_to_keep(ctx, delete_model=delete_model)
+        lease = ctx.ledger.lease()
+        reason = _reason_to_keep(ctx, lease, delete_model=delete_model)
     except RunGoneError:  # another process has removed it
-        return False
+        return None
     except (ManycpuError, OSError, ValueError) as error:
         reason = str(error)
     if reason:
         click.echo(f"run {ctx.name} is left alone: {reason}")
-    return not reason
+    return None if reason else lease
 
 
-def _reason_to_keep(ctx: RunContext, *, delete_model: bool) -> str:
-    """Return why `clean` must not remove a run; an empty text if it may."""
-    lease, now = ctx.ledger.lease(), ctx.ledger.now()
+def _reason_to_keep(ctx: RunContext, lease: Lease, *, delete_model: bool) -> str:
+    """Return why `clean` must not remove a run with this lease; an empty text if it may."""
+    now = ctx.ledger.now()
     entry = ctx.ledger.read()
     handle = ctx.driver.present_handle(ctx, entry)
     current = attempt_status(ctx, handle, entry) if handle else None
@@ -293,7 +299,7 @@ def _reason_to_keep(ctx: RunContext, *, delete_model: bool) -> str:
     remaining = Remains.NOTHING if delete_model else remains(ctx)
     if remaining is Remains.MODEL:
         return f"it has a model that was not exported; `{ctx.deletion}` deletes it"
-    kept = lease.kept and not lease.over(now)
+    kept = lease.kept and not lease.no_longer_kept(now)
     if remaining is Remains.UNREAD and kept:
         return f"what its function returned could not be read, and is kept; `{ctx.deletion}` deletes it"
     if remaining in (Remains.FAILED, Remains.UNKNOWN) and kept:
@@ -327,7 +333,7 @@ def _may_use_staged(ledger: FileLedger) -> bool:
     home_folder = str(ledger.directory.parents[1])
     try:
         ctx = reopen(ledger.read(), home_folder)
-        return bool(_reason_to_keep(ctx, delete_model=False))
+        return bool(_reason_to_keep(ctx, ctx.ledger.lease(), delete_model=False))
     except RunGoneError:
         return False
     except (ManycpuError, OSError, ValueError):

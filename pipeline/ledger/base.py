@@ -9,7 +9,7 @@ import shlex
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.spec.errors import (
+    DISK_FULL,
     CancelledError,
     ForeignRunError,
     ManycpuError,
@@ -172,7 +173,8 @@ class Lease(BaseModel):
     ended: bool = False
     """No process works on the run any more."""
     kept: bool = False
-    """The run was cleaned up, and its results are kept until then."""
+    """The run was cleaned up, and its results are kept until then; if not ``ended``: that time is over, and
+    a process removes the run, or did so until it was killed."""
     holder: ProcessHandle | None = None
     """The process that does all of the run, whose death frees the lease; None: several work in turn."""
 
@@ -194,6 +196,10 @@ class Lease(BaseModel):
     def over(self, now: float) -> bool:
         """Whether the lease has ended, so that others may remove the run."""
         return self.until is not None and self.until <= now
+
+    def no_longer_kept(self, now: float) -> bool:
+        """Whether the run was kept for a time that is over, also while a process removes it."""
+        return self.kept and (self.over(now) or not self.ended)
 
 
 def from_annotations(meta: Mapping[str, Any]) -> Lease:
@@ -270,8 +276,19 @@ class Ledger(ABC):
         """Read the lease of the run."""
 
     @abstractmethod
-    def change_lease(self, **fields: Any) -> None:
-        """Change fields of the lease; the others stay as they are."""
+    def change_lease(self, only_if: Callable[[Lease], bool] | None = None, **fields: Any) -> bool:
+        """Change fields of the lease; the others stay as they are.
+
+        Args:
+            only_if: Called with the present lease, which no other process changes before this change.
+            fields: The new values.
+
+        Returns:
+            False: nothing was changed, because ``only_if`` returned False.
+
+        Raises:
+            ForeignRunError: ``holder`` is given, and another process holds the run.
+        """
 
     def now(self) -> float:
         """Read the clock of leases, in seconds since the epoch."""
@@ -316,10 +333,38 @@ class Ledger(ABC):
             f"manycpu cancel {run} --gone{location}{wait}; or give another run id",
         )
 
-    def keep(self, seconds: float | None) -> None:
-        """Release the lease, and record for how long the run is kept; None: for ever."""
-        until = None if seconds is None else self.now() + seconds
-        self.change_lease(until=until, ended=True, kept=True, holder=None)
+    def keep(self, seconds: float | None, *, only_over: bool = False) -> None:
+        """Release the lease, and record for how long the run is kept; None: for ever.
+
+        ``only_over``: do so only if the lease is over; a run whose lease was renewed stays as it is.
+        """
+        now = self.now()
+        until = None if seconds is None else now + seconds
+        may_change = (lambda lease: lease.over(now)) if only_over else None
+        self.change_lease(may_change, until=until, ended=True, kept=True, holder=None)
+
+    @contextmanager
+    def held_by(self, holder: ProcessHandle, found: Lease) -> Iterator[None]:
+        """Hold the run in a ``with`` block, which removes it; then its lease is as it was ``found`` before.
+
+        A lease that the block itself changed, such as by :meth:`keep`, stays.
+
+        Raises:
+            ForeignRunError: The lease is not as it was ``found``: another process has taken up the run.
+        """
+        now = self.now()
+        held = {"until": now + LEASE_S, "renewed": now, "ended": False, "holder": holder}
+        try:
+            if not self.change_lease(lambda lease: lease == found, kept=found.no_longer_kept(now), **held):
+                raise ForeignRunError("another process has taken up the run", fix="See `manycpu status`")
+        except OSError as error:
+            if error.errno not in DISK_FULL:  # there, no other process can take it up either
+                raise
+        try:
+            yield
+        finally:
+            with suppress(OSError, ManycpuError):  # if the run is still there
+                self.change_lease(lambda lease: lease.holder == holder, **dict(found))
 
     @contextmanager
     def kept_alive(self, seconds: float = LEASE_S) -> Iterator[None]:

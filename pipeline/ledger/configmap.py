@@ -5,7 +5,7 @@ time (stage and build) change different keys.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -121,21 +121,26 @@ class ConfigMapLedger(base.Ledger):
         if not from_annotations(self._configmap(_RENEWAL_TIMEOUT_S)["metadata"]).ended:
             self.take_up(seconds)
 
-    def change_lease(self, **fields: Any) -> None:
-        """Change fields; raises ForeignRunError if ``holder`` is given and another process holds the run."""
+    def change_lease(self, only_if: Callable[[Lease], bool] | None = None, **fields: Any) -> bool:
+        """Change fields of the lease, if ``only_if`` allows; returns whether they were changed."""
         annotations = to_annotations(**fields)
-        if not fields.get("holder"):
+        if only_if is None and not fields.get("holder"):
             self._change({"metadata": {"annotations": annotations}})
-            return
+            return True
 
-        def hold() -> None:
+        def change() -> bool:
             meta = self._configmap()["metadata"]
-            self.refuse_second_holder(from_annotations(meta))
-            # Refused if another process has become the holder since: then ask again.
+            lease = from_annotations(meta)
+            if fields.get("holder"):
+                self.refuse_second_holder(lease)
+            if only_if is not None and not only_if(lease):
+                return False
+            # Refused if another process has changed the lease since: then ask again.
             version = {"resourceVersion": meta["resourceVersion"]}
             self._change({"metadata": version | {"annotations": annotations}})
+            return True
 
-        _after_conflicts(DEADLINE)(hold)
+        return _after_conflicts(DEADLINE)(change)
 
     def take_up(self, seconds: float = LEASE_S) -> None:
         """Begin a lease that lasts ``seconds`` from now on, also of a run that has ended or is kept."""

@@ -86,14 +86,17 @@ class FileLedger(Ledger):
         """Read the lease of the run."""
         return process.read_record(Lease, self._lease) or Lease()  # an earlier version wrote none
 
-    def change_lease(self, **fields: Any) -> None:
-        """Change fields; raises ForeignRunError if ``holder`` is given and another process holds the run."""
+    def change_lease(self, only_if: Callable[[Lease], bool] | None = None, **fields: Any) -> bool:
+        """Change fields of the lease, if ``only_if`` allows; returns whether they were changed."""
         if not self.directory.exists():
             raise self._gone_error()
         with locked(self._lock):
             if fields.get("holder"):
                 self.refuse_second_holder()
+            if only_if is not None and not only_if(self.lease()):
+                return False
             self._write_lease(**fields)
+            return True
 
     def _write_lease(self, **fields: Any) -> None:
         """Change fields of the lease's file; the caller holds the lock."""
@@ -113,7 +116,10 @@ class FileLedger(Ledger):
 
     @contextmanager
     def update(self) -> Iterator[Entry]:
-        """Change the entry in a ``with`` block under the lock; it is written if the block raises nothing."""
+        """Change the entry in a ``with`` block under the lock.
+
+        It is written if the block changes it and raises nothing: on a full disk, nothing can be written.
+        """
         with self.hold() as (entry, _):
             yield entry
 
@@ -122,8 +128,10 @@ class FileLedger(Ledger):
         """As :meth:`update`, but also yield the lock's file descriptor, which a child process may inherit."""
         with locked(self._lock) as lock:
             entry = self.read()
+            before = entry.model_dump()
             yield entry, lock
-            self.save(entry)
+            if entry.model_dump() != before:
+                self.save(entry)
 
     def save(self, entry: Entry) -> None:
         """Write the entry; for callers inside :meth:`hold` that need it on disk before they continue."""

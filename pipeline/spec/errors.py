@@ -1,11 +1,15 @@
 """The errors that this package raises; each says what to do next."""
 
+import errno
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar, Final, Self
 
 from manycpu.pipeline.spec.credentials import redacted
+
+DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""The numbers of an OSError that says that a disk, or a user's share of it, is full."""
 
 
 def recordable(text: str) -> str:

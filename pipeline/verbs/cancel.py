@@ -1,6 +1,7 @@
 """cancel: end a training on any target, or prevent the launch of its next attempt."""
 
 from manycpu.pipeline.adapters import process
+from manycpu.pipeline.ledger import Lease
 from manycpu.pipeline.targets.context import RunContext
 
 
@@ -37,11 +38,13 @@ def declare_gone(ctx: RunContext, by: str) -> bool:
         if ctx.driver.declare_gone(ctx, entry):
             entry.record_canceller(by)
             recorded = True
-    lease = ctx.ledger.lease()
-    if lease.holder is not None and process.is_alive(lease.holder) is not True:  # dead, or not to be seen
-        ctx.ledger.change_lease(ended=True, holder=None)
-        recorded = True
-    return recorded
+    released = ctx.ledger.change_lease(_holder_is_not_alive, ended=True, holder=None)
+    return recorded or released
+
+
+def _holder_is_not_alive(lease: Lease) -> bool:
+    """Whether a process holds the lease that is dead, or cannot be seen from here."""
+    return lease.holder is not None and process.is_alive(lease.holder) is not True
 
 
 def cancel_or_prevent(ctx: RunContext, by: str) -> str:

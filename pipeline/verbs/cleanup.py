@@ -260,16 +260,18 @@ def _remains_of_attempt(ctx: RunContext, entry: Entry, handle: Handle) -> Remain
 def end_expired(ctx: RunContext) -> bool:
     """Whether a run with an expired lease may be deleted; if it must be kept, record for how long.
 
+    The lease of a run that was resumed meanwhile stays as it is.
+
     Raises:
         BadInputError: The hostfile of the run cannot be read.
         ClusterError: The cluster does not answer.
     """
     left = remains(ctx)
     if left in (Remains.MODEL, Remains.UNKNOWN):
-        ctx.ledger.keep(None)
+        ctx.ledger.keep(None, only_over=True)
         return False
     if _is_kept_for_a_time(ctx, left) and not ctx.ledger.lease().kept:
-        ctx.ledger.keep(ctx.run.keep_for)  # its process was killed before the clean-up
+        ctx.ledger.keep(ctx.run.keep_for, only_over=True)  # its process was killed before the clean-up
         return False
     return left is not Remains.RUNNING
 
@@ -297,7 +299,7 @@ def _keep_results(ctx: RunContext, left: Remains, *, keeps_all: bool) -> list[st
     if left is Remains.UNKNOWN:
         return driver.keep(ctx, None) if keeps_all else driver.keep_results(ctx, None)
     lease = ctx.ledger.lease()
-    has_expired = lease.kept and lease.over(ctx.ledger.now())
+    has_expired = lease.no_longer_kept(ctx.ledger.now())
     if keeps_all or (left is Remains.UNREAD and not has_expired):
         return driver.keep(ctx, ctx.run.keep_for)
     if _is_kept_for_a_time(ctx, left) and not has_expired:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 import pytest
@@ -26,10 +26,13 @@ from manycpu.pipeline.adapters import process
 from manycpu.pipeline.adapters.lock import locked
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.ledger import VerbRecord
+from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.recipes.question_answering.demo import DATA as DEMO_DATA
+from manycpu.pipeline.run_report import Report
+from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import open_context
-from manycpu.pipeline.verbs.cleanup import cleanup
+from manycpu.pipeline.verbs.cleanup import Remains, cleanup
 from manycpu.pipeline.verbs.prepare import prepare
 
 pytestmark = pytest.mark.usefixtures("home", "light_torch")
@@ -757,15 +760,74 @@ def test_a_run_that_is_cancelled_while_it_stages_is_not_launched(
     assert list((home / "runs").iterdir()) == []
 
 
+def dead(holder: ProcessHandle) -> ProcessHandle:
+    """Describe a process like the holder that has ended."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    return holder.model_copy(update={"pid": ended.pid})
+
+
 def test_clean_removes_what_a_killed_command_left(manycpu: Type, staging: RunContext) -> None:
     holder = process.handle_of_this_process(Path(), staging.name, 0)
     staging.ledger.change_lease(holder=holder)
     assert "left alone" in manycpu("clean", "--yes")[1]
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    staging.ledger.change_lease(holder=holder.model_copy(update={"pid": ended.pid}))
+    staging.ledger.change_lease(holder=dead(holder))
     assert "left alone" not in manycpu("clean", "--yes")[1]
     assert not staging.ledger.exists()
+
+
+def test_a_run_is_not_resumed_while_clean_removes_it(
+    manycpu: Type, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = run_file(tmp_path, program=script("raise SystemExit(3)"), output="out", keep="always")
+    assert manycpu("run", file, "--run-id", "x")[0] == 1
+    (ctx,) = on_this_machine(tmp_path / "home")
+
+    def resume_and_clean_up(found: RunContext, **options: Any) -> Report | None:
+        printed, _ = typed("run", file, "--run-id", "x").communicate(timeout=300)
+        assert f"process {os.getpid()} of this machine works on run {ctx.name}" in printed
+        return cleanup(found, **options)
+
+    monkeypatch.setattr("manycpu.pipeline.cli.run_commands.cleanup", resume_and_clean_up)
+    assert manycpu("clean", ctx.name, "--delete-model", "--yes")[0] == 0
+    assert not ctx.ledger.exists()
+
+
+def test_clean_leaves_alone_a_run_that_is_resumed_after_it_looked(
+    manycpu: Type, staging: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staging.ledger.keep(None)
+
+    looked = list[RunContext]()
+
+    def resume(ctx: RunContext) -> Remains:
+        looked.append(ctx)
+        if len(looked) == 2:  # the first time, it only lists the run
+            prepare(staging)
+        return Remains.NOTHING
+
+    monkeypatch.setattr("manycpu.pipeline.cli.run_commands.remains", resume)
+    code, printed = manycpu("clean", staging.name, "--yes")
+    assert (code, "another process has taken up the run" in printed) == (1, True), printed
+    assert staging.ledger.lease().held(staging.ledger.now())
+
+
+def test_a_cancel_leaves_the_lease_of_a_process_that_resumes_the_run_meanwhile(
+    manycpu: Type, staging: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_clock, holder = FileLedger.now, process.handle_of_this_process(Path(), staging.name, 0)
+    staging.ledger.change_lease(holder=dead(holder))
+
+    def resume(ledger: FileLedger) -> float:  # at the moment at which the command reads the clock of leases
+        with monkeypatch.context() as without:
+            without.setattr(FileLedger, "now", read_clock)
+            ledger.change_lease(holder=holder)
+        return read_clock(ledger)
+
+    monkeypatch.setattr("manycpu.pipeline.cli.run_commands.cancel_or_prevent", lambda *_, **__: "ended")
+    monkeypatch.setattr(FileLedger, "now", resume)
+    assert manycpu("cancel", staging.name) == (0, f"{staging.name}: ended\n")
+    assert not staging.ledger.lease().ended
 
 
 def test_clean_removes_a_run_that_a_notebook_stopped_following_after_an_error(

@@ -12,7 +12,7 @@ from support.fake_api_server import ApiServer
 
 from manycpu.pipeline import run_report, transfer
 from manycpu.pipeline.adapters.cluster import Cluster
-from manycpu.pipeline.ledger import CLEANUP
+from manycpu.pipeline.ledger import CLEANUP, Entry
 from manycpu.pipeline.ledger.configmap import ConfigMapLedger
 from manycpu.pipeline.pod.commands import COMMANDS
 from manycpu.pipeline.run_report import Report
@@ -37,6 +37,7 @@ from manycpu.pipeline.verbs import launch as verb
 from manycpu.pipeline.verbs import prepare
 from manycpu.pipeline.verbs.cancel import cancel_or_prevent
 from manycpu.pipeline.verbs.cleanup import cleanup as clean_up
+from manycpu.pipeline.verbs.cleanup import end_expired
 from manycpu.pipeline.verbs.export import is_model_visible, why_model_invisible
 from manycpu.pipeline.verbs.report import write_report
 
@@ -154,6 +155,25 @@ def test_a_run_that_was_resumed_since_the_list_of_expired_ones_trains_on(
     other = opened(server, tmp_path, {"job_name": "other"})
     ends: Callable[[Any], bool] = lambda _: pytest.fail("it was asked whether it may be deleted")  # noqa: E731
     assert cleanup.remove_expired(other, resumed.ledger.now(), ends) == []
+    assert resumed.ledger.read().cancelled == {}
+    assert len(server.objects["PyTorchJob"]) == 1
+
+
+def test_a_run_that_is_resumed_while_the_clean_up_of_expired_ones_looks_at_it_trains_on(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumed, other = opened(server, tmp_path), opened(server, tmp_path, {"job_name": "other"})
+    trains(server, resumed)
+    resumed.ledger.change_lease(until=1.0)
+    find = launch.present_handle
+
+    def resume(ctx: ClusterContext, entry: Entry) -> JobHandle | None:
+        resumed.ledger.take_up()
+        return find(ctx, entry)
+
+    monkeypatch.setattr(cleanup, "present_handle", resume)
+    assert cleanup.remove_expired(other, other.ledger.now(), end_expired) == []
+    assert resumed.ledger.lease().held(resumed.ledger.now())
     assert resumed.ledger.read().cancelled == {}
     assert len(server.objects["PyTorchJob"]) == 1
 

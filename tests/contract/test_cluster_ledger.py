@@ -105,6 +105,32 @@ def test_of_two_processes_that_begin_a_run_at_the_same_moment_one_holds_it(
     assert ledger.lease().holder == ELSEWHERE
 
 
+def test_a_run_that_is_resumed_at_the_moment_of_its_removal_is_not_held(
+    server: ApiServer, ledger: ConfigMapLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.keep(0)
+    cluster = Cluster(server.connect, "ml")
+    late, patch = ConfigMapLedger(cluster, "qa"), cluster.patch
+
+    def resumed_before(kind: str, name: str, body: KubeObject, **more: float) -> KubeObject:
+        if ledger.lease().ended:
+            ledger.open(ENTRY.model_copy(update={"created": 1.0}))
+        return patch(kind, name, body, **more)
+
+    monkeypatch.setattr(cluster, "patch", resumed_before)
+    with pytest.raises(ForeignRunError, match="another process"), late.held_by(ME, late.lease()):
+        pytest.fail("the run is held")
+    assert ledger.lease().holder is None
+
+
+def test_a_process_that_removes_a_run_is_seen_from_other_hosts(ledger: ConfigMapLedger) -> None:
+    ledger.keep(0)
+    kept = ledger.lease()
+    with ledger.held_by(ELSEWHERE, kept), pytest.raises(ForeignRunError, match="works on run qa"):
+        ledger.open(ENTRY.model_copy(update={"created": 1.0}))
+    assert ledger.lease() == kept
+
+
 def test_a_refusal_of_a_second_process_names_where_the_run_is(server: ApiServer, tmp_path: Path) -> None:
     target = {"kind": "kubernetes", "namespace": "ml", "helper_image": "r/helper:1", "connection": "a config"}
     access = Access(connect=server.connect)

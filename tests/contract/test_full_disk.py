@@ -135,6 +135,36 @@ def test_a_training_that_ends_while_the_disk_is_full_passes(begin: Callable[[str
     assert "2 ranks" in training.has_passed()
 
 
+def typed(disk: namespaces.SmallDisk, *words: str) -> subprocess.CompletedProcess[str]:
+    """Type a command that sees the disk."""
+    argv = [*disk.inside, sys.executable, "-m", "manycpu.pipeline.cli", *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_clean_makes_room_on_a_full_disk(
+    disk: namespaces.SmallDisk, script: Callable[..., str], tmp_path: Path
+) -> None:
+    program = script("import os; open(os.environ['MANYCPU_CHECKPOINTS'] + '/c', 'w'); raise SystemExit(3)")
+    typed(disk, "run", "--program", program, "--output", str(tmp_path / "out"), "--nproc-per-node", "1")
+    (run,) = disk.seen.glob("runs/train-*")
+    disk.fill()
+    cleaned = typed(disk, "clean", run.name, "--delete-model", "--yes")
+    assert cleaned.returncode == 0, cleaned.stderr
+    assert not run.exists()
+
+
+def test_a_cancel_on_a_full_disk_says_that_it_has_ended_the_training(
+    begin: Callable[[str], Training],
+) -> None:
+    training = begin("processes")
+    training.goes_on()
+    training.disk.fill()
+    name = training.log().parents[2].name
+    cancelled = typed(training.disk, "cancel", name)
+    assert (cancelled.returncode, f"The training of run {name} was ended" in cancelled.stderr) == (1, True)
+    training.program.communicate(timeout=300)
+
+
 RECORDS = """
 import sys
 from pathlib import Path

@@ -14,12 +14,13 @@ from support.local_runs import on_this_machine
 from support.waiting import until
 
 from manycpu.pipeline import train
+from manycpu.pipeline.ledger import VerbRecord
 from manycpu.pipeline.listeners import Silent
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import CancelledError, ExportError, TrainingFailedError
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.transfer.claims import Holding
-from manycpu.pipeline.verbs.cleanup import cleanup
+from manycpu.pipeline.verbs.cleanup import cleanup, end_expired
 from manycpu.pipeline.verbs.prepare import prepare
 
 pytestmark = pytest.mark.usefixtures("home", "light_torch", "no_process_left")
@@ -263,6 +264,19 @@ def test_the_next_run_in_the_folder_removes_what_was_kept_when_its_time_is_over(
     assert not Path(kept.where).exists()
     cleanup(other)
     assert list((home / "runs").iterdir()) == []
+
+
+def test_a_run_that_is_resumed_while_another_finds_that_its_time_is_over_keeps_its_lease(
+    script: Script, tmp_path: Path
+) -> None:
+    ctx = open_context(fields(tmp_path, script()), None, "x", base=tmp_path)
+    prepare(ctx)
+    with ctx.ledger.update() as entry:  # a trained model that was not exported is kept
+        entry.attempt, entry.verbs["wait"] = 1, VerbRecord(seconds=1, result="done")
+    resumed = ctx.ledger.lease()
+    assert not end_expired(ctx)
+    assert ctx.ledger.lease() == resumed
+    cleanup(ctx, delete_model=True)
 
 
 def test_whoever_reads_the_log_of_a_kept_run_does_not_shorten_its_time(

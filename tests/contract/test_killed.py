@@ -142,7 +142,7 @@ def test_an_error_of_the_system_is_a_message_and_the_same_run_continues(
     ("pattern", "count", "word"),
     [
         (r"open \S*/out/\.report\.json", 1, "report.json cannot be written"),
-        (r"os.rename .*/ledger\.json", 13, "has succeeded in spite of this error"),
+        (r"os.rename .*/ledger\.json", 12, "has succeeded in spite of this error"),
         (r"os.rename \S*/reports/", 1, ""),
         (r"open \S*/out/\.run\.log", 1, ""),
     ],

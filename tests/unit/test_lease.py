@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.waiting import until
@@ -97,11 +98,11 @@ def test_a_lease_is_renewed_while_somebody_works_and_a_volume_that_is_away_is_no
     renewed, away = threading.Semaphore(0), threading.Event()
     change = ledger.change_lease
 
-    def changes(**fields: object) -> None:
+    def changes(*only_if: Any, **fields: Any) -> None:
         renewed.release()
         if away.is_set():
             raise OSError("the volume is away")
-        change(**fields)
+        change(*only_if, **fields)
 
     monkeypatch.setattr(ledger, "change_lease", changes)
     monkeypatch.setattr(ledger_base, "renewal_pause", lambda: 0.01)
@@ -129,6 +130,37 @@ def test_a_late_renewal_leaves_a_lease_that_has_ended(ledger: FileLedger) -> Non
     kept = ledger.lease()
     ledger.renew()
     assert ledger.lease() == kept
+
+
+def test_a_lease_that_a_process_held_for_a_while_is_as_before(ledger: FileLedger) -> None:
+    ledger.keep(30 * LEASE_S)
+    kept = ledger.lease()
+    with ledger.held_by(ME, kept):
+        assert ledger.lease().held(ledger.now())
+    assert ledger.lease() == kept
+    with ledger.held_by(ME, kept):
+        ledger.keep(None)
+    assert (ledger.lease().until, ledger.lease().kept) == (None, True)
+
+
+def test_a_lease_that_has_changed_is_not_held(ledger: FileLedger) -> None:
+    ledger.keep(0)
+    found = ledger.lease()
+    ledger.open(ledger.read())
+    resumed = ledger.lease()
+    with pytest.raises(ForeignRunError, match="another process has taken up"), ledger.held_by(ME, found):
+        pytest.fail("the run is held")
+    assert ledger.lease() == resumed
+
+
+@pytest.mark.parametrize("seconds", [-1, 30 * LEASE_S, None], ids=["over", "kept", "kept for ever"])
+def test_of_a_killed_removal_only_a_run_whose_time_was_over_is_no_longer_kept(
+    ledger: FileLedger, seconds: float | None
+) -> None:
+    ledger.keep(seconds)
+    with ledger.held_by(dead(), ledger.lease()):
+        lease, now = ledger.lease(), ledger.now()
+        assert (lease.held(now), lease.over(now), lease.no_longer_kept(now)) == (False, False, seconds == -1)
 
 
 def test_a_run_whose_folder_was_taken_away_says_so(ledger: FileLedger) -> None:
@@ -247,7 +279,7 @@ def test_a_run_begins_again_once_all_of_it_is_removed(ledger: FileLedger) -> Non
 def test_changes_of_a_lease_at_the_same_time_are_all_kept(ledger: FileLedger) -> None:
     """Each thread changes a field of its own; none may find another's file gone, nor undo its change."""
     for number in range(20):
-        changes: list[dict[str, object]] = [{"until": NOW + number}, {"ended": number % 2 == 0}]
+        changes: list[dict[str, Any]] = [{"until": NOW + number}, {"ended": number % 2 == 0}]
         with ThreadPoolExecutor() as pool:
             for done in [pool.submit(ledger.change_lease, **change) for change in changes]:
                 done.result()

@@ -9,7 +9,7 @@ from typing import cast
 
 from manycpu.pipeline.ledger import CLEANUP
 from manycpu.pipeline.ledger.configmap import expired
-from manycpu.pipeline.spec.errors import Finding, LaunchError, ManycpuError, RunGoneError
+from manycpu.pipeline.spec.errors import ConflictError, Finding, LaunchError, ManycpuError, RunGoneError
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels
@@ -38,23 +38,27 @@ _EXPIRED_TIMEOUT_S = 30.0  # that a run waits for the removal of all expired run
 _DELETED_LAST = ("ConfigMap", "PersistentVolumeClaim")  # the ledger; Kubernetes deletes its claim after it
 
 
-def cancel(ctx: ClusterContext, by: str, attempt: int | None) -> bool:
+def cancel(ctx: ClusterContext, by: str, attempt: int | None, *, only_over: bool = False) -> bool:
     """Record who cancels the present attempt, delete its job, and wait until its pods are gone.
 
     Args:
         ctx: The run.
         by: Who cancels it.
         attempt: The attempt to cancel; None: the present one.
+        only_over: Cancel only a run whose lease is over; a run whose lease was renewed trains on.
 
     Returns:
-        False: this attempt has ended, or is not the present one.
+        False: this attempt has ended, or is not the present one; or the lease is not over.
 
     Raises:
+        ConflictError: With ``only_over``: another process has changed the ledger; nothing was cancelled.
         LaunchError: The pods do not end in time.
         ClusterError: The cluster does not answer.
     """
-    with ctx.ledger.update() as entry:
+    with ctx.ledger.claim() if only_over else ctx.ledger.update() as entry:
         if attempt is not None and entry.attempt != attempt:
+            return False
+        if only_over and not ctx.ledger.lease().over(ctx.ledger.now()):
             return False
         handle = present_handle(ctx, entry)
         if handle is None:
@@ -259,12 +263,12 @@ def _remove_all_expired(
             # A run before it may have taken minutes, and a person may have resumed this one since the list.
             if not other.ledger.lease().over(now):
                 continue
-            cancel(other, CLEANUP, None)  # it has no follower, so no time budget ends it
+            cancel(other, CLEANUP, None, only_over=True)  # it has no follower: no time budget ends it
             # mark_removed() returns false if another process has renewed the lease since the list.
             if may_delete(other) and ledger.mark_removed(now):
                 undeleted = _begin_removal(other, other.ledger.uid())
-        except RunGoneError:
-            continue  # another process has removed it
+        except (RunGoneError, ConflictError):
+            continue  # another process has removed it, or resumes it
         except ManycpuError as error:
             undeleted = [str(error)]
         troubles += [

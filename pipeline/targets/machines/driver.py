@@ -99,8 +99,12 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
                     return False
                 entry.record_canceller(by)
                 to_end = handle
+        except OSError as error:  # such as a full disk
+            if to_end is not None:
+                error.add_note(f"The training of run {ctx.name} was ended; who did so could not be recorded.")
+            raise
         finally:
-            if to_end is not None:  # also if the record could not be written, because the disk is full
+            if to_end is not None:  # also without the record
                 process.cancel(to_end)
         return True
 
