@@ -259,7 +259,8 @@ class ConfigMapLedger(base.Ledger):
         raise RunGoneError(
             f"the run was taken away: somebody deleted its ledger, ConfigMap {full_name}, "
             "and with it all that it owned",
-            fix="See who cleans that namespace, and run again",
+            fix="If another command has finished this run, its report says so; else see who cleans that "
+            "namespace, and run again",
         )
 
 
