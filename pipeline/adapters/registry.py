@@ -327,11 +327,8 @@ class Repository:
         if digest is None:
             return None
         manifest = self._manifest(digest).json()
-        for blob in (manifest["config"], *manifest["layers"]):
-            path = f"blobs/{blob['digest']}"
-            if self._ask("HEAD", path, self._pull, fine=(_NOT_FOUND,)).status_code == _NOT_FOUND:
-                return None
-        return digest
+        blobs = (manifest["config"], *manifest["layers"])
+        return digest if all(self._has(blob["digest"], self._pull) for blob in blobs) else None
 
     def pull(self, version: str) -> Image:
         """Read an image's manifest and config; of an image for several platforms, those for linux/amd64.
@@ -359,8 +356,11 @@ class Repository:
         return image
 
     def has(self, digest: str) -> bool:
-        """Whether the repository has a blob."""
-        return self._ask("HEAD", f"blobs/{digest}", self._push, fine=(_NOT_FOUND,)).ok
+        """Whether the repository has a blob, for one who pushes."""
+        return self._has(digest, self._push)
+
+    def _has(self, digest: str, scopes: tuple[str, ...]) -> bool:
+        return self._ask("HEAD", f"blobs/{digest}", scopes, fine=(_NOT_FOUND,)).ok
 
     def open(self, digest: str) -> BinaryIO:
         """Open a blob, to read it once."""

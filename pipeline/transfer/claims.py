@@ -122,9 +122,9 @@ class _ClaimFiles(NamedTuple):
         """Return the name of a run's claim file."""
         return claim_name(key) if self.stem is None else f".{self.stem}.{key}.claim"
 
-    def path(self, name: str) -> str:
-        """Return the path or URL of a file beside the claim files."""
-        return f"{self.folder.root.rstrip('/')}/{name}"
+    def path(self, key: str) -> str:
+        """Return the path or URL of a run's claim file."""
+        return f"{self.folder.root.rstrip('/')}/{self.name(key)}"
 
     def read(self, key: str) -> Claim | None:
         """Read a run's claim; None: it has none."""
@@ -137,7 +137,7 @@ class _ClaimFiles(NamedTuple):
             modified = self.folder.modified(self.name(key))
             until = math.inf if modified is None else modified + _ASKING_LEASE_S
             claim = Claim(key=key, run=key, place="unknown", since=modified or 0, until=until, held=None)
-        claim.path = self.path(self.name(key))
+        claim.path = self.path(key)
         return claim
 
     def write(self, claim: Claim) -> None:
@@ -146,13 +146,13 @@ class _ClaimFiles(NamedTuple):
             self.folder.write_text(self.name(claim.key), claim.model_dump_json())
         else:
             Path(self.folder.root).mkdir(parents=True, exist_ok=True)
-            process.write_json(Path(self.path(self.name(claim.key))), claim.model_dump(mode="json"))
+            process.write_json(Path(self.path(claim.key)), claim.model_dump(mode="json"))
 
     def remove(self, key: str) -> None:
         """Delete a run's claim file, if it exists, and the partial files that a killed process left."""
         names = [self.name(key)]
         if self.stem is not None:
-            names += [path.name for path in process.partials(Path(self.path(self.name(key))))]
+            names += [path.name for path in process.partials(Path(self.path(key)))]
         for name in names:
             with suppress(FileNotFoundError):
                 self.folder.remove(name)
@@ -173,7 +173,7 @@ class _ClaimFiles(NamedTuple):
             with suppress(OSError):  # the folder is another user's
                 for claim in files.read_others(key):
                     if claim.held is not None and not claim.is_over():
-                        claim.output = files.path(files.stem or "")
+                        claim.output = str(Path(files.folder.root, files.stem or ""))
                         others.append(claim)
         return others
 
@@ -188,7 +188,7 @@ class _ClaimFiles(NamedTuple):
         """Find where the claims of outputs on disk are that are in this one, or around it."""
         if self.stem is None:
             return
-        folder = Path(self.path(self.stem))
+        folder = Path(self.folder.root, self.stem)
         for outer in folder.parents[:-1]:
             yield _ClaimFiles(Location.of(str(outer.parent), "run.output"), outer.name)
         for inner, _, names in os.walk(folder):

@@ -224,8 +224,10 @@ def _end(ctx: RunContext, listener: RunListener, failure: BaseException | None) 
         raise error from failure
     listener.report(report, report_path(ctx))
     if interrupted:  # raise an error of manycpu's in place of the Ctrl-C
-        interrupt, failure = failure, CancelledError("interrupted; the training was ended")
-        if report.state is not RunState.CANCELLED:  # such as before its launch, or during the export
+        interrupt = failure
+        if report.state is RunState.CANCELLED:
+            failure = CancelledError("interrupted; the training was ended")
+        else:  # such as before its launch, or during the export
             failure = CancelledError("interrupted", fix="See its report")
         failure.__cause__ = interrupt
     if failure is not None and not interrupted and report.state is RunState.SUCCEEDED:

@@ -315,7 +315,15 @@ class RunsAfterClockJumpBack(RunsAfterClockJump):
     jump_s = -3 * _DAY_S
 
 
-class RunsAfterPowerLoss(Runs):
+class RunsPerhapsAgain(Runs):
+    """`manycpu run` whose training may begin again, after a fault that ends more than its command."""
+
+    def found(self) -> dict[str, object]:
+        left = super().found()
+        return {name: left[name] for name in left if name not in ("trained", "lines not shown")}
+
+
+class RunsAfterPowerLoss(RunsPerhapsAgain):
     """`manycpu run`, typed again after the machine has lost power: the training may begin again."""
 
     what = " after a loss of power"
@@ -330,12 +338,8 @@ class RunsAfterPowerLoss(Runs):
             end(list(processes_of(self.folder)))
         return ended
 
-    def found(self) -> dict[str, object]:
-        left = super().found()
-        return {name: left[name] for name in left if name not in ("trained", "lines not shown")}
 
-
-class RunsWithFaultsInSupervisor(Runs):
+class RunsWithFaultsInSupervisor(RunsPerhapsAgain):
     """`manycpu run` whose supervisor meets the faults: the training may begin again, from another command."""
 
     what = " with faults in its supervisor"
@@ -354,10 +358,6 @@ class RunsWithFaultsInSupervisor(Runs):
         ended = super().meet(server, None)
         self.env = usual
         return ended
-
-    def found(self) -> dict[str, object]:
-        left = super().found()
-        return {name: left[name] for name in left if name not in ("trained", "lines not shown")}
 
 
 class RunsByTasks(Runs):

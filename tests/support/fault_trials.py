@@ -1,12 +1,12 @@
 """Trials: a scene's command meets one fault, the same again must put all in order, and a judge looks."""
 
+import itertools
 import json
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import zip_longest
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final
@@ -66,17 +66,13 @@ def tried(teams: Sequence[Team], few: int, *, crashes: bool) -> list[str]:
 def disturbed(teams: Sequence[Team], faults: Sequence[str], few: int) -> list[str]:
     """Try a scene's command with harmless faults, at a few places; return what they have changed."""
     title = teams[0][0].title("harmless")
-    return _campaign(
-        teams, title, few, lambda places: [(fault, place) for fault in faults for place in places], _changes
-    )
+    return _campaign(teams, title, few, lambda places: list(itertools.product(faults, places)), _changes)
 
 
 def accompanied(teams: Sequence[Team], few: int) -> list[str]:
     """Type other commands on the same run beside a scene's command; return the breaches."""
     title = teams[0][0].title("interleavings")
-    return _campaign(
-        teams, title, few, lambda places: [(fault, place) for fault in BESIDE for place in places], _breaches
-    )
+    return _campaign(teams, title, few, lambda places: list(itertools.product(BESIDE, places)), _breaches)
 
 
 def _breaches(done: Trial, _said: str, _usual: str) -> list[str]:
@@ -158,8 +154,10 @@ def hunted(scene: Scene, servers: tuple[Server, Server], product: Path, bug: str
     clean, planted = servers
     places, expected = usual(scene, clean)
     said = scene.said
-    harmless = [(fault, place) for fault in scene.harmless for place in places]
-    both = zip_longest(*(drawn(scene.points(places, crashes=crashes), bug) for crashes in (True, False)))
+    harmless = list(itertools.product(scene.harmless, places))
+    both = itertools.zip_longest(
+        *(drawn(scene.points(places, crashes=crashes), bug) for crashes in (True, False))
+    )
     some = [point for pair in both for point in pair if point is not None]
     some = [None, *drawn(harmless, bug)[: len(scene.harmless)], *some][:budget]
     scene.import_from(product)
