@@ -44,7 +44,7 @@ test-long: $(COMPILED)  ## torch's own tests of its backends, Accelerate's, offi
 	@$(BIN)/python -m pytest -m long
 	@$(BIN)/python -m pytest tests/long
 
-test-versions: $(COMPILED)  ## the tests that depend on Airflow, with each version of it that is supported; VERSIONS=3.1.8 chooses
+test-versions: $(COMPILED)  ## the tests that depend on Airflow, Python and torch, with versions that are supported; VERSIONS=3.1.8 chooses
 	@$(BIN)/python tests/versions.py $(VERSIONS)
 
 test-legacy: $(LEGACY)/.installed  ## two ranks with Intel's extension, in an environment of its own

@@ -106,7 +106,8 @@ class Comparison:
     def _is_compared(self, name: str, value: Any) -> bool:
         """Whether to compare an attribute: public, a special method, or private and named in the source."""
         if name.startswith("__") and name.endswith("__"):
-            return isinstance(value, _METHOD_TYPES)
+            # What evaluates annotations, from Python 3.14 on, has the whole class in its closure.
+            return isinstance(value, _METHOD_TYPES) and name != "__annotate_func__"
         if name == "_value_":  # of a member of an Enum
             return True
         # In a class, `__rate` is stored as `_Model__rate`.

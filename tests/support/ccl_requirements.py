@@ -8,6 +8,7 @@ def missing() -> str:
     """Return what this machine lacks for the backend ccl; empty if it lacks nothing."""
     try:
         build.find_oneccl()
+        build.find_headers()
     except UnavailableError as error:
         return str(error.args[0])
     return "" if build.find_compiler() else "there is no C++ compiler"

@@ -40,11 +40,18 @@ def test_workflows_run_make_targets_and_files_that_exist() -> None:
 
 
 def test_each_place_names_the_same_oldest_and_newest_airflow() -> None:
-    oldest, newest = versions.VERSIONS[0], versions.VERSIONS[-1]
+    with_airflow = [version for version in versions.VERSIONS if version.airflow]
+    oldest, newest = with_airflow[0], with_airflow[-1]
     assert f"apache-airflow>={oldest.airflow}" in PROJECT["optional-dependencies"]["airflow"]
     assert f"make test-versions VERSIONS={oldest.airflow}" in commands("ci")
     assert f"needs Airflow {oldest.airflow} or later" in (ROOT / "docs" / "dag.md").read_text()
     assert f"apache-airflow=={newest.airflow} " in (ROOT / "requirements" / "all.txt").read_text()
+
+
+def test_the_page_on_versions_has_a_row_for_each_that_is_tested() -> None:
+    rows = re.findall(r"^\| 3\.\d+ \|.*", versions.PAGE.read_text(), re.MULTILINE)
+    begins = [versions.row_of(version) for version in versions.VERSIONS]
+    assert [row[: len(begin)] for row, begin in zip(rows, begins, strict=True)] == begins
 
 
 def test_the_workflow_leaves_out_no_folder_of_make_test() -> None:

@@ -110,7 +110,10 @@ def is_to_be_built() -> bool:
     if compiler is None:
         _built_elsewhere(folder)  # raises if there is no library
         return False
-    return not (folder / f"{NAME}.so").exists()
+    if (folder / f"{NAME}.so").exists():
+        return False
+    find_headers()
+    return True
 
 
 def cache() -> Path:
@@ -158,6 +161,18 @@ def find_compiler() -> Compiler | None:
         ).stdout
         return Compiler(path, version.partition("\n")[0].strip())
     return None
+
+
+def find_headers() -> Path:
+    """Find Python's headers."""
+    folder = Path(sysconfig.get_path("include"))
+    if not (folder / "Python.h").exists():
+        raise UnavailableError(
+            f"there is no {folder / 'Python.h'}, which the backend is compiled with; "
+            "install Python's headers (Debian: apt-get install python3-dev), or build where they are: "
+            "python -m manycpu.pipeline.node.ccl"
+        )
+    return folder
 
 
 def find_library(name: str) -> Path:
@@ -224,17 +239,10 @@ def _build_unless_failed(library: Path, oneccl: OneCcl, compiler: Compiler) -> N
 
 
 def _command(library: Path, oneccl: OneCcl, compiler: Compiler) -> list[str]:
-    """Build the compiler's command line; UnavailableError: Python's headers are missing."""
-    python_headers = Path(sysconfig.get_path("include"))
-    if not (python_headers / "Python.h").exists():
-        raise UnavailableError(
-            f"there is no {python_headers / 'Python.h'}, which the backend is compiled with; "
-            "install Python's headers (Debian: apt-get install python3-dev), or build where they are: "
-            "python -m manycpu.pipeline.node.ccl"
-        )
+    """Build the compiler's command line."""
     torch_folder = Path(torch.__file__).parent
     torch_headers = torch_folder / "include"
-    headers = [oneccl.include, torch_headers, torch_headers / "torch/csrc/api/include", python_headers]
+    headers = [oneccl.include, torch_headers, torch_headers / "torch/csrc/api/include", find_headers()]
     return [
         compiler.path,
         *_FLAGS,
