@@ -108,7 +108,8 @@ class Fault:
         sys.addaudithook(self.see)
 
     def see(self, event, args):
-        if os.getpid() != self.process or self.log in args or not is_change(event, args):
+        # Last: the arguments of other events may be equal to everything, or have no end.
+        if os.getpid() != self.process or not is_change(event, args) or self.log in args:
             return
         line = " ".join(map(str, (event, *args[:2]))).replace("\n", " ")
         if re.search(self.pattern, line):
