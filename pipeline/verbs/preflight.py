@@ -47,6 +47,8 @@ _LIKE = 0.8  # difflib ratio, at which `dta` and `ouput` are like a placeholder,
 _WORDS_LIKE_PLACEHOLDERS = frozenset({"date", "mode"})
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _OF_THE_HUB = ("datasets/", "spaces/", "buckets/")
+# "gpt2" and the like were moved to owners; the Hub's client refuses them.
+_REPOSITORY = re.compile(r"hf://((models|datasets|spaces|buckets)/)?+[^/]+/[^/]+")
 _DATA_OPTIONS = ("dataset_name", "train_file", "validation_file", "test_file", "data_dir")
 _WEB_TIMEOUT_S = 5.0  # for a web server; staging asks a slower one again
 _PARSER_TIMEOUT_S = 60.0  # for a recipe's parser
@@ -260,12 +262,20 @@ def _sources(ctx: RunContext) -> Findings:
 
 def _data(ctx: RunContext) -> Findings:
     """Check the sources run.data and run.model."""
-    yield from _source(ctx.run.data, "run.data", ctx.base)
-    yield from _source(ctx.run.model, "run.model", ctx.base)
+    for url, field in ((ctx.run.data, "run.data"), (ctx.run.model, "run.model")):
+        if url and url.startswith("hf://") and not _REPOSITORY.match(url):
+            yield Finding(field, f"{url} names no owner", f"Name {_on_the_hub(field, 'NAME')}")
+        else:
+            yield from _source(url, field, ctx.base)
     protocol, _, name = (ctx.run.data or "").partition("://")
     if protocol == "hf" and not name.startswith(_OF_THE_HUB):
         message = f"{ctx.run.data} is a model on the Hub, not a data set"
         yield Finding("run.data", message, f"Write a data set as hf://datasets/{name}", fatal=False)
+
+
+def _on_the_hub(field: str, name: str) -> str:
+    kind, prefix = ("data set", "datasets/") if field == "run.data" else ("model", "")
+    return f"a {kind} of the Hub as hf://{prefix}{name if '/' in name else f'OWNER/{name}'}"
 
 
 def _source(url: str | None, field: str, base: Path) -> Findings:
@@ -291,8 +301,7 @@ def _source(url: str | None, field: str, base: Path) -> Findings:
             fix = "Give the path of a folder or file, or a URL"
             name = Path(url).relative_to(base).as_posix() if Path(url).is_relative_to(base) else ""
             if _HUB_NAME.fullmatch(name):
-                kind, prefix = ("data set", "datasets/") if field == "run.data" else ("model", "")
-                fix += f"; a {kind} of the Hub is hf://{prefix}{name}"
+                fix += f", or {_on_the_hub(field, name)}"
             yield Finding(field, f"there is nothing at {url}", fix)
         elif not any(item.size for item in source.items()):
             yield Finding(field, f"{url} is empty", "Give a folder with files that are not empty")

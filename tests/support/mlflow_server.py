@@ -2,13 +2,13 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import requests
+from support.rank_launches import free_port
 from support.waiting import until
 
 _QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONPATH": ""}
@@ -22,7 +22,7 @@ class MlflowServer:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._port = folder, _free_port()
+        self._folder, self._port = folder, free_port()
         self._env = os.environ | _QUIET
         self._process: subprocess.Popen[bytes] | None = None
         self.address = f"http://127.0.0.1:{self._port}"
@@ -92,13 +92,6 @@ class MlflowServer:
 
     def _url(self, what: str) -> str:
         return f"{self.address}/api/2.0/mlflow/{what}"
-
-
-def _free_port() -> int:
-    """Return a port that no process uses."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def _json(response: requests.Response) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from cluster import debian
 from cluster.command import MissingError
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from support.rank_launches import free_port
 from support.waiting import until
 from support.web_server import served
 
@@ -208,10 +209,3 @@ def _answers(host: str, ca: Path | None) -> bool:
         return requests.get(url, timeout=2, verify=str(ca) if ca else True).status_code in (200, 401)
     except requests.ConnectionError:
         return False
-
-
-def free_port() -> int:
-    """Return a port of loopback that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

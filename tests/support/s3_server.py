@@ -21,7 +21,8 @@ import requests
 from cluster import go
 from cluster.command import ClusterError
 from cluster.modules import Module
-from support.registry_server import free_port, tls
+from support.rank_launches import free_port
+from support.registry_server import tls
 from support.waiting import until
 from support.web_server import served
 

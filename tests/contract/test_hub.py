@@ -1,0 +1,99 @@
+"""Data and models of a Hub: its real client stages them from a small server (tests/support/hub_server.py)."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support import hub_server
+from support.folder_contents import contents
+from support.hub_server import TOKEN, Hub
+
+pytest.importorskip("huggingface_hub")
+
+Train = Callable[..., str]
+pytestmark = pytest.mark.usefixtures("home", "light_torch")
+DATA = {
+    "deep/a b/ü %41#?.bin": os.urandom(3 << 20),
+    "empty": b"",
+    **{f"{n}.txt": b"%d" % n for n in range(12)},
+}
+MODEL = {"config.json": b"{}", "model.safetensors": os.urandom(12 << 20)}
+COPIES = """
+import os, shutil
+for name in ("DATA", "MODEL"):
+    shutil.copytree(os.environ[f"MANYCPU_{name}"], os.environ["MANYCPU_OUTPUT"] + "/" + name)
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Hub]:
+    with hub_server.running() as running:
+        yield running
+
+
+@pytest.fixture
+def hub(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """Return a Hub with a data set and a model; commands have no token for it."""
+    server.files = {"datasets/me/set": DATA, "me/model": MODEL}
+    server.private.clear()
+    server.reads.clear()
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "none"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    return server
+
+
+@pytest.fixture
+def train(script: Callable[[str], str], tmp_path: Path) -> Train:
+    """Return a function that types `manycpu run` with the data set and the model; it returns what is said."""
+
+    def type_(code: int = 0) -> str:
+        fields = {"program": script(COPIES), "data": "hf://datasets/me/set@v1", "model": "hf://me/model"}
+        fields |= {"output": str(tmp_path / "out"), "nproc-per-node": "1", "run-id": "one"}
+        words = [f"--{name}={value}" for name, value in fields.items()]
+        command = [sys.executable, "-m", "manycpu.pipeline.cli", "run", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    return type_
+
+
+def test_data_and_model_of_a_run_are_on_a_hub_and_survive_an_answer_that_breaks_off(
+    train: Train, hub: Hub, tmp_path: Path
+) -> None:
+    hub.cut.add("model.safetensors")
+    train()
+    assert contents(tmp_path / "out" / "DATA") == DATA
+    assert contents(tmp_path / "out" / "MODEL") == MODEL
+    assert not hub.cut
+
+
+def test_a_private_model_needs_the_token_which_is_shown_nowhere(
+    train: Train, hub: Hub, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.private.add("me/model")
+    said = train(code=1)
+    assert "run.model: hf://me/model was not staged: me/model (repository not found)" in said
+    assert "If the repo is private" in said
+
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    said += train()
+    places = (home, tmp_path / "out")
+    files = [path for place in places for path in place.rglob("*") if path.is_file()]
+    assert TOKEN not in said
+    assert files
+    assert not [path for path in files if TOKEN.encode() in path.read_bytes()]
+
+
+def test_what_is_staged_is_read_again_only_if_it_changed(train: Train, hub: Hub) -> None:
+    train()
+    hub.reads.clear()
+    train()
+    assert hub.reads == []
+    hub.files["me/model"] = MODEL | {"config.json": b"{ }"}
+    train()
+    assert {path for path, _ in hub.reads} == set(MODEL)
