@@ -85,7 +85,7 @@ class Losses:
         starts = partial(self.deployed.logged, self.run, "trigger .* starting")
         before = len(soon("the trigger", starts))
         holder = self.deployed.airflow.task(self.run)["triggerer_job"]["hostname"]
-        self.deployed.replaced(self.deployed.place.pod(holder), self.deployed.kill)
+        self.deployed.replaced(self.deployed.place.pod(_pod_name(holder)), self.deployed.kill)
         soon("the next triggerer", lambda: len(starts()) > before)
 
     def scheduler(self) -> None:
