@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,14 +12,27 @@ from typing import Final
 
 import pytest
 from cluster.faults import Faults
-from support import airflow_chart
+from support import airflow_chart, s3_server
 from support.deployed_airflow import FOLDER, PROGRAM, Deployed, soon
+from support.s3_server import Server
 
 SEED: Final = "MANYCPU_TEST_SEED"
 """Environment variable: the seed of a failed test, which repeats its order."""
 WORKERS: Final = {"celery": {"worker_concurrency": 2}}
 # Airflow's defaults are five minutes, in which the training continues.
 IN_A_MINUTE: Final = {"task_instance_heartbeat_timeout": 60, "orphaned_tasks_check_interval": 60}
+ON_S3: Final = {
+    "remote_logging": True,
+    "remote_base_log_folder": "s3://logs/airflow",
+    "remote_log_conn_id": "logs",
+}
+LOGGED: Final = [
+    ("prepare", "log", "run .* is ready"),
+    ("train", "log", "launched attempt 1"),
+    ("train", r"log\.trigger\.\d+\.log", r"\[rank 0 .* exit: code 0"),
+    ("export", "log", ".* manifest sha256"),
+]
+"""Tasks, the ending of one of their logs, and a line in it."""
 REPOSITORY: Final = f"{FOLDER}/repository"
 BUNDLES: Final = [
     {"name": "dags-folder", "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle", "kwargs": {}},
@@ -85,7 +99,7 @@ class Losses:
         starts = partial(self.deployed.logged, self.run, "trigger .* starting")
         before = len(soon("the trigger", starts))
         holder = self.deployed.airflow.task(self.run)["triggerer_job"]["hostname"]
-        self.deployed.replaced(self.deployed.place.pod(holder), self.deployed.kill)
+        self.deployed.replaced(self.deployed.place.pod(_pod_name(holder)), self.deployed.kill)
         soon("the next triggerer", lambda: len(starts()) > before)
 
     def scheduler(self) -> None:
@@ -124,11 +138,13 @@ def test_a_training_outlives_every_part_of_its_airflow(deployed: Deployed, fault
         raise
 
 
-def test_a_commit_changes_nothing_of_a_deferred_run(deployed: Deployed) -> None:
+def test_a_deferred_run_keeps_its_commit_and_its_logs_on_s3(deployed: Deployed, server: Server) -> None:
     values = airflow_chart.celery_values()
-    values["env"] += FOLDERS
+    values["logs"]["persistence"]["enabled"] = False
+    values["env"] += [*FOLDERS, {"name": "AIRFLOW_CONN_LOGS", "value": connection(server)}]
     bundles = {"dag_bundle_config_list": json.dumps(BUNDLES), "refresh_interval": 5}
-    deployed.start(values, WORKERS | {"dag_processor": bundles})
+    server.client().mkdir("logs")
+    deployed.start(values, WORKERS | {"dag_processor": bundles, "logging": ON_S3})
     target = {name: value for name, value in deployed.target.items() if name != "connection"}
     deployed.put("data/words", "many words")
     target["launch"] = "pytorchjob"
@@ -138,6 +154,7 @@ def test_a_commit_changes_nothing_of_a_deferred_run(deployed: Deployed) -> None:
     airflow, run = deployed.airflow, deployed.airflow.trigger("from_git")
     ranks = deployed.ranks(run)
     soon("the deferral", lambda: airflow.task(run)["state"] == "deferred")
+    soon("the lines of the trigger", lambda: deployed.logged(run, "trigger .* starting", attempt=1))
 
     other = DAG_FILE.format(run=RUN | {"output": f"{FOLDER}/models/other"}, target=target)
     second = commit(deployed, other, PROGRAM.replace("{words}", "other {words}"))
@@ -145,6 +162,22 @@ def test_a_commit_changes_nothing_of_a_deferred_run(deployed: Deployed) -> None:
     deployed.finish(run, ranks)
     tasks = airflow.api("GET", f"{run}/taskInstances")["task_instances"]
     assert {task["dag_version"]["bundle_version"] for task in tasks} == {first}
+
+    for pod in deployed.pods("worker") + deployed.pods("triggerer"):
+        deployed.kill(pod)
+    client = server.client()
+    stored = {path: client.cat_file(path).decode() for path in client.find("logs")}
+    for task, ending, line in LOGGED:
+        assert len(deployed.logged(run, line, f"training.{task}", attempt=1)) == 1, line
+        name = re.compile(rf".*/task_id=training\.{task}/attempt=1\.{ending}")
+        (text,) = [text for path, text in stored.items() if name.fullmatch(path)]
+        assert re.search(line, text)
+
+
+def connection(server: Server) -> str:
+    """Return Airflow's connection to an S3 server."""
+    login = {"login": s3_server.KEY, "password": s3_server.SECRET}
+    return json.dumps({"conn_type": "aws", **login, "extra": {"endpoint_url": server.url}})
 
 
 def commit(deployed: Deployed, dag_file: str, program: str) -> str:

@@ -5,11 +5,9 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cluster import settings
 from cluster.fixtures import TestCluster
 from cluster.space import Space
 from support import s3_server
@@ -44,15 +42,6 @@ if rank == 0:
     (out / "words").write_bytes((model / "weights.bin").read_bytes() + b" %d" % int(step))
 dist.destroy_process_group()
 """
-
-
-@pytest.fixture
-def server(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Run an S3 server that pods reach; this process has no login for it."""
-    if cluster.own is None:
-        pytest.skip("pods of another cluster do not reach a server on this machine")
-    with s3_server.running(tmp_path_factory.mktemp("s3"), address=settings.MACHINE_ADDRESS) as running:
-        yield running
 
 
 @pytest.fixture

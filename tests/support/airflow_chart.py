@@ -20,6 +20,7 @@ Values = dict[str, Any]
 CELERY: Final = "CeleryExecutor"
 PORT: Final = 8080
 _COMPONENTS: Final = ("api-server", "scheduler", "dag-processor", "triggerer")
+_LOG_PORTS: Final = {"triggerer": 8794, "worker": 8793}
 _HOME: Final = "/opt/airflow"
 _USER: Final = {"runAsUser": 50000, "fsGroup": 0}
 _EXAMPLES: Final = PROJECT / "examples" / "airflow"
@@ -100,20 +101,25 @@ def migration(values: Values) -> Manifest:
 
 
 def components(values: Values) -> list[Manifest]:
-    """Return what runs all the time: the Deployments, and with CeleryExecutor workers and their broker."""
+    """Return what runs all the time: the components, and with CeleryExecutor workers and their broker."""
     found = []
     for name in _COMPONENTS:
         replicas = values.get(name, {}).get("replicas", 1)
-        pod = _pod_spec(values, name, name, f"exec airflow {name}")
-        found.append(_workload("Deployment", name, pod, replicas=replicas))
+        found += _running(name, _pod_spec(values, name, name, f"exec airflow {name}"), replicas)
     if values["executor"] == CELERY:
         pod = _pod_spec(values, "worker", "worker", "exec airflow celery worker")
         pod["terminationGracePeriodSeconds"] = 600
-        replicas = values["workers"]["celery"]["replicas"]
         found += _store(values, "redis", 6379, _REDIS)
-        found.append(_service("worker", 8793, clusterIP="None"))
-        found.append(_workload("StatefulSet", "worker", pod, replicas=replicas, serviceName="airflow-worker"))
+        found += _running("worker", pod, values["workers"]["celery"]["replicas"])
     return found
+
+
+def _running(name: str, pod: Manifest, replicas: int) -> list[Manifest]:
+    """Return what runs a component: a Deployment, or a StatefulSet if its pods serve logs by their names."""
+    if name not in _LOG_PORTS:
+        return [_workload("Deployment", name, pod, replicas=replicas)]
+    workload = _workload("StatefulSet", name, pod, replicas=replicas, serviceName=f"airflow-{name}")
+    return [_service(name, _LOG_PORTS[name], clusterIP="None"), workload]
 
 
 def _object(kind: str, name: str, **fields: Any) -> Manifest:
@@ -228,10 +234,9 @@ def _pod_spec(values: Values, account: str, container: str, command: str | None)
     }
     if command:
         fields["args"] = ["bash", "-c", command]
-    volumes = [
-        {"name": "config", "configMap": {"name": "airflow-config"}},
-        {"name": "logs", "persistentVolumeClaim": {"claimName": "airflow-logs"}},
-    ]
+    shared = {"persistentVolumeClaim": {"claimName": "airflow-logs"}}
+    logs = shared if values["logs"]["persistence"]["enabled"] else {"emptyDir": {}}
+    volumes = [{"name": "config", "configMap": {"name": "airflow-config"}}, {"name": "logs", **logs}]
     return {
         "serviceAccountName": f"airflow-{account}",
         "securityContext": _USER,

@@ -34,8 +34,9 @@ DRIVERS: Final = (
     "apache-airflow-providers-celery==3.26.0",
     "celery==5.6.3",  # the provider allows 5.7, and cannot import it
     "apache-airflow-providers-git==1.0.1",
+    "apache-airflow-providers-amazon==9.39.0",
 )
-"""What the official image has for PostgreSQL, CeleryExecutor and DAGs from git."""
+"""What the official image has for PostgreSQL, CeleryExecutor, DAGs from git and logs on S3."""
 PACKAGES: Final = ("ca-certificates", "git", "postgresql", "python3", "redis-server")
 _INSTALL_SECONDS: Final = 1200
 

@@ -84,11 +84,11 @@ class Deployed:
 
         return soon("the ranks", found)
 
-    def logged(self, run: str, pattern: str) -> list[str]:
-        """Return the lines of the second try of the training's task that match a pattern."""
-        if self.airflow.task(run)["try_number"] < 2:
+    def logged(self, run: str, pattern: str, task: str = "training.train", attempt: int = 2) -> list[str]:
+        """Return the lines of one try of a task that match a pattern."""
+        if self.airflow.task(run, task)["try_number"] < attempt:
             return []
-        return [line for line in self.airflow.log(run, attempt=2) if re.match(pattern, line)]
+        return [line for line in self.airflow.log(run, task, attempt) if re.match(pattern, line)]
 
     def finish(self, run: str, ranks: dict[str, str]) -> None:
         """End the ranks; check that they are the first ones, that all is right, and that nothing is left."""
