@@ -8,7 +8,9 @@ import json
 import re
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import psutil
@@ -21,6 +23,7 @@ from support.waiting import until
 
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.run_report import Report
+from manycpu.pipeline.spec import cpu_plan
 from manycpu.pipeline.spec.handle import read_handle
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.validation import read_run, read_target
@@ -42,6 +45,7 @@ open(os.environ["MANYCPU_OUTPUT"] + "/model.txt", "w").write(
     open(os.environ["MANYCPU_CHECKPOINTS"] + "/checkpoint-1/weights").read() + " and the rest"
 )
 """
+EXIT = '[rank {rank} h] ::manycpu:: {{"event": "exit", "code": 0, "rank": {rank}, "host": "h"}}\n'
 CANCELLED = '{"code": -15, "reason": "cancelled", "started": 1.5, "ended": 2.5}'
 RECORDS_ITS_END = """
 trap 'echo "$0" > exit.json; exit' TERM
@@ -150,6 +154,35 @@ def test_what_is_kept_can_be_deleted_by_name(left: Callable[..., Left]) -> None:
     run = left("failed")
     run.type("clean", run.run, "--delete-model", "--yes")
     assert list(run.runs.iterdir()) == []
+
+
+def test_a_training_that_runs_is_attached_to_and_exported_once(
+    left: Callable[..., Left], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Program(["sleep", "600"]) as supervisor:
+        run = left("running", supervisor.pid)
+        assert "running" in run.type("status", run.run)
+        for words in (["--data"], [run.run, "--delete-model"]):
+            assert "a process works on it" in run.type("clean", *words, "--yes")
+
+        def end() -> None:
+            exits = [EXIT.format(rank=rank) for rank in (0, 1)]
+            with (run.attempt / "log").open("a") as log:
+                log.writelines(exits)
+            (run.attempt / "exit.json").write_text('{"code": 0, "reason": "", "started": 1.5, "ended": 2.5}')
+
+        # Version 0.1.0 counted a virtual machine's sockets in another way: it may have planned other numbers.
+        plan = cpu_plan.plan
+        monkeypatch.setattr(cpu_plan, "plan", lambda *known: replace(plan(*known), processes=1))
+        Timer(2, end).start()
+        assert "attached to attempt 1" in run.type(*(set_apart(run.again, "--nproc-per-node")))
+        run.is_green("sum 2")
+
+
+def set_apart(words: list[str], option: str) -> list[str]:
+    """Leave out an option and its value."""
+    place = words.index(option)
+    return [*words[:place], *words[place + 2 :]]
 
 
 def test_a_training_that_runs_is_cancelled(left: Callable[..., Left], tmp_path: Path) -> None:
