@@ -140,6 +140,14 @@ def test_an_export_that_was_not_recorded_is_not_overwritten(left: Callable[..., 
     assert list(run.runs.iterdir()) == []
 
 
+def test_a_removal_that_was_killed_is_finished(left: Callable[..., Left]) -> None:
+    run = left("removing")
+    assert f"manycpu cancel {run.run} --gone" in run.refused(*run.again)
+    assert "recorded as gone" in run.type("cancel", run.run, "--gone")
+    run.type(*run.again)
+    run.is_green("sum 2")
+
+
 @pytest.mark.parametrize(("name", "state"), [("failed", "failed"), ("cancelled", "cancelled")])
 def test_what_is_kept_stays_until_it_is_resumed(left: Callable[..., Left], name: str, state: str) -> None:
     run = left(name)
