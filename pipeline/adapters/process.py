@@ -194,6 +194,7 @@ def declare_gone(handle: ProcessHandle, cancelling: str) -> None:
         raise LaunchError(
             f"process {handle.pid} of run {handle.run} lives on this host", fix=f"End it: {cancelling}"
         )
+    Path(handle.directory).mkdir(parents=True, exist_ok=True)  # a removal that was killed may have deleted it
     times = {"started": handle.start_time, "ended": time.time()}
     write_json(Path(handle.directory) / EXIT, {"code": -signal.SIGKILL, "reason": "cancelled", **times})
 

@@ -108,10 +108,10 @@ def as_started(ctx: RunContext, entry: Entry, attempt: int) -> RunContext:
     Args:
         ctx: The run; its fields may have been edited since.
         entry: Its ledger's entry.
-        attempt: The attempt; if an older version started it without a record, the present fields are used.
+        attempt: The attempt; if an older version started it without a record, the entry's fields are used.
     """
-    started = entry.attempts.get(attempt)
-    if started is None or (started.run, started.target) == (ctx.run_fields, ctx.target_fields):
+    started = entry.described(attempt)
+    if (started.run, started.target) == (ctx.run_fields, ctx.target_fields):
         return ctx
     # These fields keep their present values: how to reach the target, and what becomes of the model.
     access_fields = {name: getattr(ctx.target, name) for name in WAY if hasattr(ctx.target, name)}
