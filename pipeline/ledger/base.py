@@ -210,7 +210,7 @@ def from_annotations(meta: Mapping[str, Any]) -> Lease:
     annotations = meta.get("annotations") or {}
     texts = {name: annotations.get(key) for name, key in _ANNOTATIONS.items()}
     # Version 0.1.0 wrote the time alone, and only of runs that it had cleaned up.
-    kept_by_older = texts["until"] is not None and texts["renewed"] is None
+    kept_by_older = texts["until"] is not None and texts["renewed"] is None and texts["holder"] is None
     try:
         return Lease(
             until=texts["until"],

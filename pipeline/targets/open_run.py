@@ -110,6 +110,8 @@ def as_started(ctx: RunContext, entry: Entry, attempt: int) -> RunContext:
         entry: Its ledger's entry.
         attempt: The attempt; if an older version started it without a record, the entry's fields are used.
     """
+    if attempt == 0:  # none has begun
+        return ctx
     started = entry.described(attempt)
     if (started.run, started.target) == (ctx.run_fields, ctx.target_fields):
         return ctx
