@@ -55,13 +55,13 @@ _PACKAGES: Final = (
 )
 _OF_AIRFLOW: Final = (
     *("unit/test_access.py", "unit/test_champion.py", "unit/test_exec.py", "unit/test_plugin.py"),
-    *("contract/test_cluster_calls.py", "contract/test_unlike_kind.py", "dags", "e2e/test_standalone.py"),
+    *("unit/test_function_source.py", "contract/test_cluster_calls.py", "contract/test_unlike_kind.py"),
+    *("dags", "e2e/test_standalone.py"),
 )
 _OF_TRAINING: Final = (
-    *("unit/test_function_source.py", "unit/test_travel.py", "contract/test_accelerate.py"),
-    *("contract/test_ccl.py", "contract/test_ranks.py", "contract/test_sharding.py"),
-    *("contract/test_tensor_parallel.py", "contract/test_train.py"),
-    "contract/test_question_answering_training.py",
+    *("unit/test_travel.py", "contract/test_accelerate.py", "contract/test_ccl.py"),
+    *("contract/test_ranks.py", "contract/test_sharding.py", "contract/test_tensor_parallel.py"),
+    *("contract/test_train.py", "contract/test_question_answering_training.py"),
 )
 
 
