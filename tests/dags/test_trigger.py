@@ -163,7 +163,7 @@ def test_every_line_and_event_once_and_the_end_soon(
     async def moved() -> TriggerEvent:
         first = asyncio.create_task(event(trigger(handle)))
         await follows(handle)
-        first.cancel()  # the triggerer goes away; another one takes over
+        first.cancel("the triggerer goes away; another one takes over")
         await asyncio.gather(first, return_exceptions=True)
         go.touch()
         return await event(trigger(handle))
@@ -187,7 +187,7 @@ def test_a_triggerer_that_goes_leaves_the_training(training: Training) -> None:
         gone = trigger(handle)
         task = asyncio.create_task(event(gone))
         await follows(handle)
-        task.cancel()
+        task.cancel("the triggerer goes away")
         await asyncio.gather(task, return_exceptions=True)
         await gone.cleanup()
 

@@ -37,7 +37,9 @@ norms = []
 for epoch in range(3):
     for batch in loader:
         accelerator.backward(model(batch).square().mean())
-        norms.append(float(accelerator.clip_grad_norm_(model.parameters(), 1.0)))
+        norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        # Accelerate before 1.14 returns the ranks' shares of it.
+        norms.append(float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm))
         optimizer.step()
         optimizer.zero_grad()
     if epoch == 0:
