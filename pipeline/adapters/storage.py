@@ -174,6 +174,8 @@ class Location:
                 have its name.
             OSError: A folder cannot be read.
         """
+        if self.local is None:
+            self.fs.invalidate_cache()  # there may be new files, and new content
         if self.is_file():
             if self._is_s3 and self._is_folder_too():
                 raise OddFileError("it is both a file and a folder")
@@ -451,7 +453,6 @@ class Location:
 
     def _behind_url(self) -> Iterator[Item]:
         """Yield the files behind a URL, without runs' claims; refuse names that no file on disk can have."""
-        self.fs.invalidate_cache()  # there may be new files
         base = self.root.rstrip("/") + "/"
         for path, info in self._s3_objects() if self._is_s3 else self._listed_by_fsspec():
             name = path.removeprefix(base)

@@ -209,14 +209,12 @@ def from_annotations(meta: Mapping[str, Any]) -> Lease:
     """
     annotations = meta.get("annotations") or {}
     texts = {name: annotations.get(key) for name, key in _ANNOTATIONS.items()}
-    # Version 0.1.0 wrote the time alone, and only of runs that it had cleaned up.
-    kept_by_older = texts["until"] is not None and texts["renewed"] is None and texts["holder"] is None
     try:
         return Lease(
             until=texts["until"],
             renewed=texts["renewed"],
-            ended=texts["ended"] is not None or kept_by_older,
-            kept=texts["kept"] is not None or kept_by_older,
+            ended=texts["ended"] is not None,
+            kept=texts["kept"] is not None,
             holder=ProcessHandle.model_validate_json(texts["holder"]) if texts["holder"] else None,
         )
     except ValueError:

@@ -92,7 +92,7 @@ def usable(options: CpuTrainingOptions) -> list[str]:
     check_least(options, 1, *_COUNTS)
     check_least(options, 0, "learning_rate")
     if options.hub_token:
-        fix = "Give it as HF_TOKEN, by run.env or target.env_from"
+        fix = "Give it as HF_TOKEN, by run.env or run.env_from"
         raise BadInputError("--hub_token is written into each checkpoint", field="run.args", fix=fix)
     why = why_no_ipex() if options.use_ipex else None
     options.use_ipex = options.use_ipex and why is None

@@ -1,7 +1,7 @@
 """Verified copies: a manifest with sha256, resume after a break, atomic rename. Used by stage and export."""
 
 from manycpu.pipeline.spec.output import MANIFEST
-from manycpu.pipeline.transfer.claims import Claimant, ClaimedError, claim, release
+from manycpu.pipeline.transfer.claims import Claimant, ClaimedError, claim, has_claimed, release
 from manycpu.pipeline.transfer.destination import (
     earlier,
     for_people,
@@ -46,6 +46,7 @@ __all__ = [
     "earlier",
     "fetch",
     "for_people",
+    "has_claimed",
     "identity",
     "publish",
     "release",

@@ -240,6 +240,12 @@ def claim(output: Location, claimant: Claimant) -> None:
     _withdraw_if(files, key, _other_holder(files, key))
 
 
+def has_claimed(output: Location, key: str) -> bool:
+    """Whether a run holds an output, or did so until its lease was over."""
+    mine = _ClaimFiles.of(output).read(key)
+    return mine is not None and bool(mine.held)
+
+
 def _wait_for_decision(files: _ClaimFiles, key: str) -> Claim | None:
     """Wait until it is clear which of the asking runs gets the output, and return the claim of that run.
 

@@ -47,8 +47,8 @@ _LIKE = 0.8  # difflib ratio, at which `dta` and `ouput` are like a placeholder,
 _WORDS_LIKE_PLACEHOLDERS = frozenset({"date", "mode"})
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _OF_THE_HUB = ("datasets/", "spaces/", "buckets/")
-# "gpt2" and the like were moved to owners; the Hub's client refuses them.
-_REPOSITORY = re.compile(r"hf://((models|datasets|spaces|buckets)/)?+[^/]+/[^/]+")
+# The Hub's client refuses names without an owner, such as gpt2, and misunderstands models/.
+_REPOSITORY = re.compile(r"hf://(?!models/)((datasets|spaces|buckets)/)?+[^/]+/[^/]+")
 _DATA_OPTIONS = ("dataset_name", "train_file", "validation_file", "test_file", "data_dir")
 _WEB_TIMEOUT_S = 5.0  # for a web server; staging asks a slower one again
 _PARSER_TIMEOUT_S = 60.0  # for a recipe's parser
@@ -264,7 +264,7 @@ def _data(ctx: RunContext) -> Findings:
     """Check the sources run.data and run.model."""
     for url, field in ((ctx.run.data, "run.data"), (ctx.run.model, "run.model")):
         if url and url.startswith("hf://") and not _REPOSITORY.match(url):
-            yield Finding(field, f"{url} names no owner", f"Name {_on_the_hub(field, 'NAME')}")
+            yield Finding(field, f"{url} names nothing of the Hub", f"Name {_on_the_hub(field, 'NAME')}")
         else:
             yield from _source(url, field, ctx.base)
     protocol, _, name = (ctx.run.data or "").partition("://")
@@ -337,14 +337,21 @@ def _output(ctx: RunContext) -> Findings:
             for name in transfer.strangers(output, ctx.key)[:1]:
                 yield not_empty_finding(ctx, name, output.read_text(REPORT))
         elif output.exists():
-            manycpu_files = transfer.for_people(output)
-            names = [item.path for item in output.items() if item.path not in manycpu_files]
-            if finding := occupied_finding(ctx, names, output.read_text(REPORT)):
-                yield finding
+            yield from _behind_url(ctx)
     except BadInputError as error:
         yield Finding("run.output", error.message, error.fix or "")
     except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types
         yield _unreadable("run.output", error, ctx.destination)
+
+
+def _behind_url(ctx: RunContext) -> Findings:
+    """Check that an output behind a URL has no files of others."""
+    if ctx.ledger.exists() and transfer.has_claimed(ctx.output, ctx.key):
+        return  # an export of this run broke off there: the next one compares what it finds
+    manycpu_files = transfer.for_people(ctx.output)
+    names = [item.path for item in ctx.output.items() if item.path not in manycpu_files]
+    if finding := occupied_finding(ctx, names, ctx.output.read_text(REPORT)):
+        yield finding
 
 
 def _places(ctx: RunContext) -> Findings:

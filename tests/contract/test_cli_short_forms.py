@@ -74,7 +74,11 @@ def test_report_without_a_path_is_that_of_the_run_that_ended_last(
         ({"output": "s33://models/qa"}, "Protocol not known: s33. Did you mean s3?"),
         ({"data": "xyzzy://host/x"}, "Protocol not known: xyzzy. Install the package"),
         ({"model": "bert-base-uncased"}, "or a URL, or a model of the Hub as hf://OWNER/bert-base-uncased."),
-        ({"model": "hf://gpt2"}, "hf://gpt2 names no owner. Name a model of the Hub as hf://OWNER/NAME."),
+        (
+            {"model": "hf://gpt2"},
+            "hf://gpt2 names nothing of the Hub. Name a model of the Hub as hf://OWNER/NAME.",
+        ),
+        ({"model": "hf://models/me/one"}, "Name a model of the Hub as hf://OWNER/NAME."),
         ({"data": "hf://datasets/squad"}, "Name a data set of the Hub as hf://datasets/OWNER/NAME."),
         ({"model": "google-bert/bert"}, "or a URL, or a model of the Hub as hf://google-bert/bert."),
         ({"data": "rajpurkar/squad"}, "or a URL, or a data set of the Hub as hf://datasets/rajpurkar/squad."),

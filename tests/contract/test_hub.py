@@ -11,6 +11,8 @@ from support import hub_server
 from support.folder_contents import contents
 from support.hub_server import TOKEN, Hub
 
+from manycpu.pipeline.adapters.storage import Location
+
 pytest.importorskip("huggingface_hub")
 
 Train = Callable[..., str]
@@ -97,3 +99,15 @@ def test_what_is_staged_is_read_again_only_if_it_changed(train: Train, hub: Hub)
     hub.files["me/model"] = MODEL | {"config.json": b"{ }"}
     train()
     assert {path for path, _ in hub.reads} == set(MODEL)
+
+
+def test_a_single_file_is_seen_to_change(hub: Hub) -> None:
+    from huggingface_hub import HfFileSystem
+
+    client = HfFileSystem(endpoint=hub.url, skip_instance_cache=True)
+    source = Location("hf://me/model/config.json", client, "me/model/config.json")
+    (before,) = source.items()
+    hub.files["me/model"] = MODEL | {"config.json": b"[]"}
+    (after,) = source.items()
+    assert (before.path, before.size) == (after.path, after.size)
+    assert before.version != after.version

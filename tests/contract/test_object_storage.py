@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -41,6 +42,13 @@ import os, pathlib
 out = pathlib.Path(os.environ["MANYCPU_OUTPUT"])
 (out / "large.bin").write_bytes(os.urandom({5 * PART // 2}))
 (out.parent.parent / "trained.txt").open("a").write("once ")
+"""
+WRITES_TWO = """
+import os, pathlib
+out = pathlib.Path(os.environ["MANYCPU_OUTPUT"])
+(out / "first").write_text("1")
+(out / "second").write_text("2")
+open({trained!r}, "a").write("once ")
 """
 PIPELINE = """
 from airflow.sdk import dag
@@ -543,6 +551,33 @@ def test_what_a_killed_upload_leaves_the_next_one_deletes(
     transfer.publish(source, there(url), "key")
     assert [each["Key"] for each in uploads(proxy.server, name)] == [foreign["Key"]]
     assert objects(proxy.server, f"{name}/out")["large.bin"] == (source / "large.bin").read_bytes()
+
+
+def test_a_command_that_was_killed_between_two_uploads_exports_again(
+    proxy: Proxy, script: Script, tmp_path: Path
+) -> None:
+    name, trained = bucket(proxy.server), tmp_path / "trained"
+    program = script(WRITES_TWO.format(trained=str(trained)))
+    words = ["--program", program, "--output", f"s3://{name}/out", "--nproc-per-node=1", "--run-id=one"]
+    command = [sys.executable, "-m", "manycpu.pipeline.cli", "run", *words]
+    running: list[subprocess.Popen[bytes]] = []
+
+    def kill(request: str) -> s3_server.Fault | None:
+        if request != f"PUT /{name}/out/second":
+            return None
+        running[0].kill()
+        return "cut"
+
+    proxy.rule = kill
+    running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+    assert running[0].wait(300) == -signal.SIGKILL
+    assert "first" in objects(proxy.server, f"{name}/out")
+    proxy.rule = lambda _: None
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert trained.read_text() == "once "
+    found = objects(proxy.server, f"{name}/out")
+    assert (found["first"], found["second"]) == (b"1", b"2")
 
 
 def folder(path: Path, **files: bytes) -> Path:

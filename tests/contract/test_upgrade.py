@@ -290,16 +290,6 @@ def test_a_job_that_runs_is_attached_to_and_judged(server: ApiServer, tmp_path: 
     assert ctx.ledger.read().attempt == 1
 
 
-def test_a_run_that_was_kept_on_kubernetes_stays_kept(server: ApiServer, tmp_path: Path) -> None:
-    ctx = on_cluster(server, "pytorchjob_kept", tmp_path)
-    lease = ctx.ledger.lease()
-    assert (lease.until, lease.kept, lease.ended) == (4e9, True, True)
-    assert not lease.held(1.8e9)
-    assert lease.over(4e9)
-    ctx.ledger.take_up()
-    assert ctx.ledger.lease().held(ctx.ledger.now())
-
-
 @pytest.mark.parametrize("text", sample("run_files").values(), ids=sample("run_files"))
 def test_run_files_of_the_docs_stay_valid(text: str) -> None:
     fields = yaml.safe_load(text)
