@@ -10,7 +10,6 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
 import psutil
@@ -25,11 +24,12 @@ from manycpu.pipeline.adapters import process
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec import cpu_plan
 from manycpu.pipeline.spec.handle import read_handle
-from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.validation import read_run, read_target
 from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import Access, RunContext
 from manycpu.pipeline.targets.open_run import open_context
+from manycpu.pipeline.verbs import all_verbs
 from manycpu.pipeline.verbs.launch import attach
 from manycpu.pipeline.verbs.wait import wait
 
@@ -173,16 +173,18 @@ def test_a_training_that_runs_is_attached_to_and_exported_once(
         for words in (["--data"], [run.run, "--delete-model"]):
             assert "a process works on it" in run.type("clean", *words, "--yes")
 
-        def end() -> None:
+        def end_and_wait(*given: Any) -> Status:
             exits = [EXIT.format(rank=rank) for rank in (0, 1)]
             with (run.attempt / "log").open("a") as log:
                 log.writelines(exits)
             (run.attempt / "exit.json").write_text('{"code": 0, "reason": "", "started": 1.5, "ended": 2.5}')
+            return wait(*given)
+
+        monkeypatch.setattr(all_verbs, "wait", end_and_wait)
 
         # Version 0.1.0 counted a virtual machine's sockets in another way: it may have planned other numbers.
         plan = cpu_plan.plan
         monkeypatch.setattr(cpu_plan, "plan", lambda *known: replace(plan(*known), processes=1))
-        Timer(2, end).start()
         assert "attached to attempt 1" in run.type(*(set_apart(run.again, "--nproc-per-node")))
         run.is_green("sum 2")
 

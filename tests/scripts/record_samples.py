@@ -210,7 +210,7 @@ class OneNamespace:
         return found
 
 
-def on_kubernetes(launch_kind, *, kept=False):
+def on_kubernetes(launch_kind):
     cluster = OneNamespace()
     run = {"program": "/code/train.py", "output": "@ROOT@/out/cluster", "nnodes": 2, "nproc_per_node": 1}
     target = {
@@ -235,8 +235,6 @@ def on_kubernetes(launch_kind, *, kept=False):
         [Heap("uid/pytorch/0", [Line(line, 1795262460.0 + n, "pod") for n, line in enumerate(lines)], [])]
     )
     record.write(record.fields())
-    if kept:
-        ctx.ledger.keep_until(4e9)
     logs = {}
     for n, line in enumerate(lines):
         logs.setdefault(str(line.rank), []).append(f"2026-11-21T12:01:0{n}.0Z {events.join(*line)}")
@@ -267,7 +265,6 @@ def main(folder):
         "removing": on_this_machine("removing", removing, "succeeds"),
         "pytorchjob": on_kubernetes("pytorchjob"),
         "mpijob": on_kubernetes("mpijob"),
-        "pytorchjob_kept": on_kubernetes("pytorchjob", kept=True),
     }
     for name, sample in samples.items():
         (Path(folder) / f"{name}.json").write_text(json.dumps(sample, indent=1) + "\n")
