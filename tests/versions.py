@@ -23,7 +23,7 @@ class Version(NamedTuple):
     python: str
     torch: str
     day: str
-    """The day, before which packages were released."""
+    """Packages are those that were released before this day."""
     airflow: str = ""
     """Empty: only the tests of trainings."""
     without: tuple[str, ...] = ()

@@ -519,6 +519,22 @@ def test_an_upload_whose_answer_is_lost_is_no_file_of_another_run(proxy: Proxy, 
     assert objects(proxy.server, f"{name}/out")["model"] == b"ours"
 
 
+def killed_at(proxy: Proxy, part: str, command: list[str]) -> None:
+    """Run a command, and kill it at its first request that has a text in it."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def kill(request: str) -> s3_server.Fault | None:
+        if part not in request:
+            return None
+        running[0].kill()
+        return "cut"
+
+    proxy.rule = kill
+    running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+    assert running[0].wait(300) == -signal.SIGKILL
+    proxy.rule = lambda _: None
+
+
 def test_what_a_killed_upload_leaves_the_next_one_deletes(
     proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -534,20 +550,9 @@ def test_what_a_killed_upload_leaves_the_next_one_deletes(
         "transfer.publish(pathlib.Path(sys.argv[1]), Location.of(sys.argv[2], 'run.output'), 'key')"
     )
     url = f"s3://{name}/out"
-    publishing: list[subprocess.Popen[bytes]] = []
-
-    def kill(request: str) -> s3_server.Fault | None:
-        if "partNumber=2" not in request:
-            return None
-        publishing[0].kill()
-        return "cut"
-
-    proxy.rule = kill
-    publishing.append(subprocess.Popen([sys.executable, "-c", code, source, url]))
-    publishing[0].wait(300)
+    killed_at(proxy, "partNumber=2", [sys.executable, "-c", code, str(source), url])
     assert {each["Key"] for each in uploads(proxy.server, name)} == {"out/large.bin", foreign["Key"]}
     assert "large.bin" not in objects(proxy.server, f"{name}/out")
-    proxy.rule = lambda _: None
     transfer.publish(source, there(url), "key")
     assert [each["Key"] for each in uploads(proxy.server, name)] == [foreign["Key"]]
     assert objects(proxy.server, f"{name}/out")["large.bin"] == (source / "large.bin").read_bytes()
@@ -560,19 +565,8 @@ def test_a_command_that_was_killed_between_two_uploads_exports_again(
     program = script(WRITES_TWO.format(trained=str(trained)))
     words = ["--program", program, "--output", f"s3://{name}/out", "--nproc-per-node=1", "--run-id=one"]
     command = [sys.executable, "-m", "manycpu.pipeline.cli", "run", *words]
-    running: list[subprocess.Popen[bytes]] = []
-
-    def kill(request: str) -> s3_server.Fault | None:
-        if request != f"PUT /{name}/out/second":
-            return None
-        running[0].kill()
-        return "cut"
-
-    proxy.rule = kill
-    running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-    assert running[0].wait(300) == -signal.SIGKILL
+    killed_at(proxy, f"PUT /{name}/out/second", command)
     assert "first" in objects(proxy.server, f"{name}/out")
-    proxy.rule = lambda _: None
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stdout + again.stderr
     assert trained.read_text() == "once "

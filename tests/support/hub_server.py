@@ -17,7 +17,7 @@ TOKEN: Final = "hf_" + "stands" * 5
 _API: Final = re.compile(
     r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(/.*)?)?"
 )
-_FILE: Final = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+_FILE: Final = re.compile(r"/((?:datasets/)?[^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 _PAGE: Final = 5  # entries of a list
 
 
@@ -31,8 +31,8 @@ class Hub:
     private: set[str] = field(default_factory=set)
     cut: set[str] = field(default_factory=set)
     """Paths of files whose next answer breaks off in the middle."""
-    reads: list[tuple[str, str | None]] = field(default_factory=list)
-    """Path and range of each file that was asked for."""
+    reads: list[str] = field(default_factory=list)
+    """Path of each file that was asked for, once for each request."""
 
 
 @contextmanager
@@ -51,12 +51,6 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         """Print nothing."""
 
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_POST(self) -> None:
-        self.do_GET()
-
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         url = urlsplit(self.path)
@@ -73,10 +67,14 @@ class _Handler(BaseHTTPRequestHandler):
                     self._answer_page(url.path, entries, parse_qs(url.query))
                 else:
                     self._answer({"id": repository, "sha": "0" * 40, "siblings": [], "private": False})
-        elif (asked := _FILE.fullmatch(path)) and self._is_there(f"{asked[1] or ''}{asked[2]}", asked[3]):
-            self._send_file(asked[4], self.hub.files[f"{asked[1] or ''}{asked[2]}"].get(asked[4]))
-        elif not asked:
+        elif asked := _FILE.fullmatch(path):
+            name, revision, file = asked.groups()
+            if self._is_there(name, revision):
+                self._send_file(file, self.hub.files[name].get(file))
+        else:
             self._refuse(404, "EntryNotFound")
+
+    do_HEAD = do_POST = do_GET  # noqa: N815
 
     def _is_there(self, name: str, revision: str | None) -> bool:
         """Whether the repository and its revision are there for the caller; else it is answered."""
@@ -105,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         asked = self.headers["Range"]
         if self.command == "GET":
-            self.hub.reads.append((path, asked))
+            self.hub.reads.append(path)
         begin, end = 0, len(content)
         if asked:
             first, last = asked.removeprefix("bytes=").split("-")
@@ -114,12 +112,12 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"ETag": f'"{_oid(content)}"', "X-Repo-Commit": "0" * 40}
         if asked:
             headers["Content-Range"] = f"bytes {begin}-{begin + len(part) - 1}/{len(content)}"
+        sent = None
         if path in self.hub.cut and self.command == "GET":
             self.hub.cut.discard(path)
-            self._send(206 if asked else 200, part, headers, sent=len(part) // 2)
+            sent = len(part) // 2
             self.close_connection = True
-        else:
-            self._send(206 if asked else 200, part, headers)
+        self._send(206 if asked else 200, part, headers, sent)
 
     def _answer(self, content: Any, headers: dict[str, str] | None = None) -> None:
         self._send(200, json.dumps(content).encode(), {"Content-Type": "application/json"} | (headers or {}))
@@ -138,17 +136,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _entries(files: dict[str, bytes], below: str) -> list[dict[str, Any]]:
     """List the files and folders below a folder, each folder before what it has."""
-    paths = {
-        path: content
-        for path, content in files.items()
-        if f"{path}/".startswith(f"{below}/" if below else "")
-    }
-    folders = {
-        str(parent): None
-        for path in paths
-        for parent in PurePosixPath(path).parents
-        if str(parent) != "." and str(parent).startswith(f"{below}/" if below else "")
-    }
+    base = f"{below}/" if below else ""
+    paths = {path: content for path, content in files.items() if f"{path}/".startswith(base)}
+    parents = {str(parent) for path in paths for parent in PurePosixPath(path).parents} - {"."}
+    folders = [parent for parent in parents if parent.startswith(base)]
     found: list[dict[str, Any]] = [
         {"type": "directory", "oid": "1" * 40, "size": 0, "path": path} for path in folders
     ]
