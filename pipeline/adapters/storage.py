@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -35,6 +36,8 @@ from manycpu.pipeline.spec.output import claimed_by, partial_name
 
 _BLOCK_BYTES = 1 << 18
 _WEB_TIMEOUT_S: Final = 300.0  # for a web server to send the next bytes
+_BUSY: Final = frozenset({429, 500, 502, 503, 504})  # statuses of HTTP after which the Hub is asked again
+_PAUSES_S: Final = 1, 2, 4, 8, 8  # as its client pauses for all but the commit
 _S3: Final = frozenset({"s3", "s3a"})
 _BUCKETS: Final = frozenset({*_S3, "abfs", "abfss", "az", "gcs", "gs"})
 """Protocols whose storage has objects in buckets, and no folders."""
@@ -66,6 +69,8 @@ class Location:
     """Paths of the files below to use; None: all."""
     left_out: LeftOut | None = None
     """Called for what cannot be copied, such as a FIFO; None: that is an error."""
+    is_fixed: bool = False
+    """Whether it is a commit of the Hub, which never changes."""
 
     @classmethod
     def of(cls, url: str, field: str) -> "Location":
@@ -114,6 +119,39 @@ class Location:
         """Whether :meth:`read` gives the sha256 of each whole file: not here, it may read only a part."""
         return False
 
+    def at_commit(self) -> "Location":
+        """Return what a revision of the Hub, such as a branch, names now; of other storage, itself.
+
+        Raises:
+            FileNotFoundError: There is no such repository or revision, or not for this account.
+            OSError: The Hub refuses to say, or is still busy after half a minute.
+        """
+        if not self._is_hub:
+            return self
+        for pause_s in _PAUSES_S:
+            try:
+                return self._at_commit()
+            except OSError as error:
+                if getattr(getattr(error, "response", None), "status_code", None) not in _BUSY:
+                    raise
+                time.sleep(pause_s)
+        return self._at_commit()
+
+    def _at_commit(self) -> "Location":
+        from huggingface_hub import HfApi  # of() has found it
+
+        self.fs.invalidate_cache()  # the revision may name another commit by now
+        named = self.fs.resolve_path(self.root)
+        if not hasattr(named, "repo_id"):  # a bucket, which has no commits
+            return self
+        hub = HfApi(endpoint=self.fs.endpoint, token=self.fs.token)
+        commit = hub.repo_info(named.repo_id, revision=named.revision, repo_type=named.repo_type).sha
+        if commit is None:  # a mirror that does not say
+            return self
+        root = replace(named, revision=commit, _raw_revision=None).unresolve()
+        self.fs.resolve_path(root)  # here, as the client asks but once whether there is a revision
+        return replace(self, root=root, is_fixed=True)
+
     def only(self, paths: Iterable[str]) -> "Location":
         """Restrict to some of the files below."""
         return replace(self, chosen=tuple(paths))
@@ -134,9 +172,9 @@ class Location:
         """Whether this is one file.
 
         Raises:
-            OSError: It is in a bucket that cannot be read, or be reached.
+            OSError: It is in a bucket or on the Hub, which cannot be read, or be reached.
         """
-        if not self.in_bucket:
+        if not (self.in_bucket or self._is_hub):
             return bool(self.fs.isfile(self.root))
         try:  # isfile() answers no to every error, such as a broken connection
             return bool(self.fs.info(self.root)["type"] == "file")
@@ -174,7 +212,7 @@ class Location:
                 have its name.
             OSError: A folder cannot be read.
         """
-        if self.local is None:
+        if self.local is None and not self.is_fixed:
             self.fs.invalidate_cache()  # there may be new files, and new content
         if self.is_file():
             if self._is_s3 and self._is_folder_too():
@@ -241,13 +279,21 @@ class Location:
                     self.fs.call_s3("abort_multipart_upload", Bucket=bucket, **upload_id)
 
     def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
-        """Yield a Reading for each file, from its offset in ``starts`` on; its sha256 is unknown."""
+        """Yield a Reading for each file, from its offset in ``starts`` on.
+
+        Its sha256 is known only if the Hub tells it, which it does for large files (LFS).
+        """
         if self._is_s3:
             yield from self._read_ahead(items, starts)
             return
         for item, start in zip(items, starts, strict=True):
             on_disk = self._at(item.path) if self.local and not item.is_folder else None
-            yield Reading(self._from(item, start), str, on_disk)  # str() is an empty text
+            yield Reading(self._from(item, start), partial(self._told_sha256, item), on_disk)
+
+    def _told_sha256(self, item: Item) -> str:
+        """Return the sha256 by which the Hub lists a file; empty: it is not listed by that, or elsewhere."""
+        lfs = self.fs.info(self._at(item.path)).get("lfs") if self._is_hub else None
+        return str(lfs["sha256"]) if lfs else ""
 
     def _read_ahead(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
         """Read files of S3 as :meth:`read` does, with several requests at once, also for the next files.
@@ -415,6 +461,10 @@ class Location:
     @property
     def _is_http(self) -> bool:
         return protocols(self.url)[:1] in (["http"], ["https"])
+
+    @property
+    def _is_hub(self) -> bool:
+        return protocols(self.url)[:1] == ["hf"]
 
     @property
     def _is_s3(self) -> bool:

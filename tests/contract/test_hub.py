@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from support import hub_server
 from support.folder_contents import contents
+from support.helper_process import pod
 from support.hub_server import TOKEN, Hub
 
 from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.pod import client
 
 pytest.importorskip("huggingface_hub")
 
@@ -40,8 +42,8 @@ def server() -> Iterator[Hub]:
 def hub(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """Return a Hub with a data set and a model; commands have no token for it."""
     server.files = {"datasets/me/set": DATA, "me/model": MODEL}
-    server.private.clear()
-    server.reads.clear()
+    for kept in (server.private, server.reads, server.pushes, server.damaged, server.refusals):
+        kept.clear()
     monkeypatch.setenv("HF_ENDPOINT", server.url)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "none"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
@@ -52,8 +54,8 @@ def hub(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 def train(script: Callable[[str], str], tmp_path: Path) -> Train:
     """Return a function that types `manycpu run` with the data set and the model; it returns what is said."""
 
-    def type_(code: int = 0) -> str:
-        fields = {"program": script(COPIES), "data": "hf://datasets/me/set@v1", "model": "hf://me/model"}
+    def type_(code: int = 0, model: str = "hf://me/model") -> str:
+        fields = {"program": script(COPIES), "data": "hf://datasets/me/set@v1", "model": model}
         fields |= {"output": str(tmp_path / "out"), "nproc-per-node": "1", "run-id": "one"}
         words = [f"--{name}={value}" for name, value in fields.items()]
         command = [sys.executable, "-m", "manycpu.pipeline.cli", "run", *words]
@@ -62,6 +64,13 @@ def train(script: Callable[[str], str], tmp_path: Path) -> Train:
         return done.stdout + done.stderr
 
     return type_
+
+
+def one_file(hub: Hub) -> Location:
+    from huggingface_hub import HfFileSystem
+
+    client = HfFileSystem(endpoint=hub.url, skip_instance_cache=True)
+    return Location("hf://me/model/config.json", client, "me/model/config.json")
 
 
 def test_data_and_model_of_a_run_are_on_a_hub_and_survive_an_answer_that_breaks_off(
@@ -101,13 +110,51 @@ def test_what_is_staged_is_read_again_only_if_it_changed(train: Train, hub: Hub)
     assert set(hub.reads) == set(MODEL)
 
 
-def test_a_single_file_is_seen_to_change(hub: Hub) -> None:
-    from huggingface_hub import HfFileSystem
+def test_a_push_during_a_staging_leaves_the_commit_that_was_listed(
+    train: Train, hub: Hub, tmp_path: Path
+) -> None:
+    hub.pushes["config.json"] = {"me/model": {path: bytes(len(content)) for path, content in MODEL.items()}}
+    train()
+    assert contents(tmp_path / "out" / "MODEL") == MODEL
+    assert not hub.pushes
 
-    client = HfFileSystem(endpoint=hub.url, skip_instance_cache=True)
-    source = Location("hf://me/model/config.json", client, "me/model/config.json")
+
+def test_a_pod_reads_the_commit_that_was_listed(hub: Hub, tmp_path: Path) -> None:
+    hub.pushes["config.json"] = {"me/model": {path: bytes(len(content)) for path, content in MODEL.items()}}
+    with pod("fetch") as (channel, _):
+        done = client.ask(channel, url="hf://me/model", folder=str(tmp_path), field="run.model")
+    assert contents(Path(done["path"])) == MODEL
+    assert not hub.pushes
+
+
+def test_a_large_file_that_arrives_with_other_bytes_is_not_staged(train: Train, hub: Hub) -> None:
+    hub.damaged.add("model.safetensors")
+    assert "run.model: hf://me/model was not staged: model.safetensors had sha256" in train(code=1)
+
+
+def test_a_name_of_a_branch_may_have_a_slash(train: Train, hub: Hub) -> None:
+    hub.reads.clear()
+    train(model="hf://me/model@feature%2Fx")
+    assert set(MODEL) <= set(hub.reads)
+
+
+def test_a_single_file_is_seen_to_change(hub: Hub) -> None:
+    source = one_file(hub)
     (before,) = source.items()
     hub.files["me/model"] = MODEL | {"config.json": b"[]"}
     (after,) = source.items()
     assert (before.path, before.size) == (after.path, after.size)
     assert before.version != after.version
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_hub_does_not_make_a_folder_of_a_file(hub: Hub, status: int) -> None:
+    source = one_file(hub)
+    hub.refusals.append(status)
+    assert [item.path for item in source.items()] == ["config.json"]
+
+
+def test_a_busy_hub_is_asked_again_for_the_commit(hub: Hub) -> None:
+    source = one_file(hub)
+    hub.refusals.append(503)
+    assert source.at_commit().root == f"me/model@{hub.commit('me/model')}/config.json"

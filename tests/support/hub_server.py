@@ -19,6 +19,9 @@ _API: Final = re.compile(
 )
 _FILE: Final = re.compile(r"/((?:datasets/)?[^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 _PAGE: Final = 5  # entries of a list
+_LFS_BYTES: Final = 1 << 20  # a file of this size is in LFS
+BRANCHES: Final = (None, "main", "v1", "feature/x")
+"""Revisions that name a repository's present commit."""
 
 
 @dataclass
@@ -33,11 +36,26 @@ class Hub:
     """Paths of files whose next answer breaks off in the middle."""
     reads: list[str] = field(default_factory=list)
     """Path of each file that was asked for, once for each request."""
+    pushes: dict[str, dict[str, dict[str, bytes]]] = field(default_factory=dict)
+    """Path of a file -> repositories that get another content once a request has read that file."""
+    damaged: set[str] = field(default_factory=set)
+    """Paths of files that are sent with other bytes than the list describes."""
+    refusals: list[int] = field(default_factory=list)
+    """Statuses of the next answers, whatever is asked."""
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    """The sha of each commit that was asked for -> its files."""
+
+    def commit(self, name: str) -> str:
+        """Return the sha of a repository's present commit."""
+        content = repr([(path, _oid(content)) for path, content in sorted(self.files[name].items())])
+        sha = _oid(content.encode())
+        self.commits[sha] = self.files[name]
+        return sha
 
 
 @contextmanager
 def running() -> Iterator[Hub]:
-    """Serve a Hub, at first without a repository, whose revisions are ``main`` and ``v1``."""
+    """Serve a Hub, at first without a repository, whose branches are in ``BRANCHES``."""
     hub = Hub()
     with served(type("Handler", (_Handler,), {"hub": hub})) as host:
         hub.url = f"http://{host}"
@@ -54,38 +72,41 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         url = urlsplit(self.path)
-        path = unquote(url.path)
-        if asked := _API.fullmatch(path):
-            kind, repository, what, revision, below = asked.groups()
+        if self.hub.refusals:
+            self._refuse(self.hub.refusals.pop(0), "Busy")
+        elif asked := _API.fullmatch(url.path):
+            kind, repository, what, revision, below = (group and unquote(group) for group in asked.groups())
             name = repository if kind == "models" else f"datasets/{repository}"
-            if self._is_there(name, revision):
-                entries = _entries(self.hub.files[name], (below or "").strip("/"))
+            if sha := self._commit(name, revision):
+                entries = _entries(self.hub.commits[sha], (below or "").strip("/"))
                 if what == "paths-info":
                     wanted = json.loads(body)["paths"]
                     self._answer([entry for entry in entries if entry["path"] in wanted])
                 elif what == "tree":
                     self._answer_page(url.path, entries, parse_qs(url.query))
                 else:
-                    self._answer({"id": repository, "sha": "0" * 40, "siblings": [], "private": False})
-        elif asked := _FILE.fullmatch(path):
-            name, revision, file = asked.groups()
-            if self._is_there(name, revision):
-                self._send_file(file, self.hub.files[name].get(file))
+                    self._answer({"id": repository, "sha": sha, "siblings": [], "private": False})
+        elif asked := _FILE.fullmatch(url.path):
+            name, revision, file = map(unquote, asked.groups())
+            if sha := self._commit(name, revision):
+                self._send_file(file, self.hub.commits[sha].get(file), sha)
         else:
             self._refuse(404, "EntryNotFound")
 
     do_HEAD = do_POST = do_GET  # noqa: N815
 
-    def _is_there(self, name: str, revision: str | None) -> bool:
-        """Whether the repository and its revision are there for the caller; else it is answered."""
+    def _commit(self, name: str, revision: str | None) -> str | None:
+        """Return the sha of a revision; None: it is not there for the caller, and that is answered."""
         may = name not in self.hub.private or self.headers["Authorization"] == f"Bearer {TOKEN}"
         if name not in self.hub.files or not may:
             self._refuse(401, "RepoNotFound")  # as the Hub does: it does not tell which of both
-            return False
-        if revision not in (None, "main", "v1"):
+            return None
+        if revision in BRANCHES:
+            return self.hub.commit(name)
+        if revision not in self.hub.commits:
             self._refuse(404, "RevisionNotFound")
-            return False
-        return True
+            return None
+        return revision
 
     def _answer_page(self, path: str, entries: list[dict[str, Any]], query: dict[str, list[str]]) -> None:
         begin = int(query.get("cursor", ["0"])[0])
@@ -97,19 +118,20 @@ class _Handler(BaseHTTPRequestHandler):
         links = {"Link": following} if begin + _PAGE < len(entries) else {}
         self._answer(entries[begin : begin + _PAGE], links)
 
-    def _send_file(self, path: str, content: bytes | None) -> None:
+    def _send_file(self, path: str, content: bytes | None, sha: str) -> None:
         if content is None:
             self._refuse(404, "EntryNotFound")
             return
         asked = self.headers["Range"]
         if self.command == "GET":
             self.hub.reads.append(path)
+            self.hub.files |= self.hub.pushes.pop(path, {})
         begin, end = 0, len(content)
         if asked:
             first, last = asked.removeprefix("bytes=").split("-")
             begin, end = int(first), int(last) + 1 if last else len(content)
-        part = content[begin:end]
-        headers = {"ETag": f'"{_oid(content)}"', "X-Repo-Commit": "0" * 40}
+        part = (content[::-1] if path in self.hub.damaged else content)[begin:end]
+        headers = {"ETag": f'"{_oid(content)}"', "X-Repo-Commit": sha}
         if asked:
             headers["Content-Range"] = f"bytes {begin}-{begin + len(part) - 1}/{len(content)}"
         sent = None
@@ -144,10 +166,17 @@ def _entries(files: dict[str, bytes], below: str) -> list[dict[str, Any]]:
         {"type": "directory", "oid": "1" * 40, "size": 0, "path": path} for path in folders
     ]
     found += [
-        {"type": "file", "oid": _oid(content), "size": len(content), "path": path}
+        {"type": "file", "oid": _oid(content), "size": len(content), "path": path, **_lfs(content)}
         for path, content in paths.items()
     ]
     return sorted(found, key=lambda entry: str(entry["path"]))
+
+
+def _lfs(content: bytes) -> dict[str, Any]:
+    """Describe a large file as the Hub does."""
+    if len(content) < _LFS_BYTES:
+        return {}
+    return {"lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}}
 
 
 def _oid(content: bytes) -> str:
