@@ -63,7 +63,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def test_lora_trains_and_leaves_adapter_and_merged_model(env: dict[str, str], llama: Path) -> None:
-    env = env | {"MANYCPU_MODEL_NAME": "hf://owner/llama"}
+    env = env | {"MANYCPU_MODEL_NAME": "hf://owner/llama@feature%2Fx"}
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -91,7 +91,7 @@ def test_lora_trains_and_leaves_adapter_and_merged_model(env: dict[str, str], ll
     assert "lora, rank 16, alpha 32, of all-linear" in card
     assert "\nbase_model: owner/llama\n" in card
     described = json.loads((output / "adapter" / "adapter_config.json").read_text())
-    assert described["base_model_name_or_path"] == "owner/llama"
+    assert (described["base_model_name_or_path"], described["revision"]) == ("owner/llama", "feature/x")
     assert "- `train.jsonl`, sha256 " in card
 
 

@@ -1,16 +1,31 @@
 """Write the model card: what was trained on what, how, and with which result."""
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
 from manycpu.pipeline.recipes.causal_lm.inputs import Documents, files_of
 from manycpu.pipeline.recipes.causal_lm.options import Options
 
 _PACKAGES = ("manycpu", "torch", "transformers", "peft", "datasets")
 _SHOWN = ("train_loss", "train_steps", "train_tokens_per_second", "eval_loss", "eval_perplexity")
+
+# Of revisions with a slash, the first two need no %2F.
+_ON_THE_HUB: Final = re.compile(r"hf://([^/]+/[^/@]+)(?:@(refs/pr/\d+|refs/convert/[\w.-]+|[^/]+))?(/.+?)?/?")
+"""Matches the URL of a model: its repository, revision and folder."""
+
+
+class Base(NamedTuple):
+    """The base model as the user named it."""
+
+    name: str
+    is_of_hub: bool
+    revision: str | None = None
+    """A branch, tag or commit of the Hub; None: its default branch."""
 
 
 def card(
@@ -30,12 +45,12 @@ def card(
         samples: Prompts, each with the text by which the trained model continues it.
     """
     model, data, training = options.model, options.data, options.training
-    base, is_of_hub = base_of(options, env)
+    base = base_of(options, env)
     fields = [
         "library_name: transformers",
         "pipeline_tag: text-generation",
         "tags: [manycpu]",
-        *([f"base_model: {base}"] if is_of_hub else []),
+        *([f"base_model: {base.name}"] if base.is_of_hub else []),
         *([f"datasets: [{data.dataset_name}]"] if data.dataset_name else []),
     ]
     layers = ", ".join(model.lora_target_modules)
@@ -43,8 +58,9 @@ def card(
     accumulation_steps = training.gradient_accumulation_steps
     is_stretched = bool(data.rope_scaling and data.max_seq_length)
     scheduler = getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type)
+    revision = f" at {base.revision}" if base.revision else ""
     rows = {
-        "base": f"{base}{', random weights' if model.from_scratch else ''}",
+        "base": f"{base.name}{revision}{', random weights' if model.from_scratch else ''}",
         "trained": "all weights" if model.method == "full" else adapter,
         "sequences of a step": training.train_batch_size * accumulation_steps * training.world_size,
         "learning rate": f"{training.learning_rate:g}, {scheduler}",
@@ -61,14 +77,20 @@ def card(
     return "\n".join([*lines, "Made by " + ", ".join(_versions()) + ".", ""])
 
 
-def base_of(options: Options, env: Mapping[str, str]) -> tuple[str, bool]:
-    """Return the name of the base model as the user wrote it, and whether it is a name on the Hub."""
-    name = str(options.model.model_name_or_path)
+def base_of(options: Options, env: Mapping[str, str]) -> Base:
+    """Return how the user named the base model."""
+    model = options.model
+    name = str(model.model_name_or_path)
     if name != env.get("MANYCPU_MODEL"):  # the option names another model than run.model
-        return name, not Path(name).is_dir()
+        revision = None if model.model_revision == "main" else model.model_revision
+        return Base(name, False) if Path(name).is_dir() else Base(name, True, revision)
     # `name` is the folder that run.model was staged to.
     run_model = env.get("MANYCPU_MODEL_NAME", name)
-    return run_model.removeprefix("hf://"), run_model.startswith("hf://")
+    found = _ON_THE_HUB.fullmatch(run_model)
+    if not found:
+        return Base(run_model, False)
+    repository, revision, folder = found.groups("")
+    return Base(repository + folder, True, unquote(revision) or None)
 
 
 def _data(options: Options, env: Mapping[str, str], prepared: Mapping[str, Documents]) -> list[str]:

@@ -264,7 +264,8 @@ def _export(  # noqa: PLR0913, PLR0917 - what a model card tells
     if is_adapter:
         adapter_config = trained_folder / "adapter_config.json"
         fields = json.loads(adapter_config.read_text())
-        fields["base_model_name_or_path"], _ = base_of(options, env)  # and not where it was staged
+        base = base_of(options, env)  # and not where it was staged
+        fields |= {"base_model_name_or_path": base.name, "revision": base.revision}
         adapter_config.write_text(json.dumps(fields, indent=2, sort_keys=True))
         if options.data.rope_scaling or options.model.config_overrides:
             # The base needs these, and the adapter does not record them.
