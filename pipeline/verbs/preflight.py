@@ -57,6 +57,7 @@ _CACHES = ["blockcache", "cached", "filecache", "simplecache"]
 _NO_OUTPUT = {
     **dict.fromkeys([*_READ_ONLY, "tar", "zip"], "nothing can be written by {}"),
     **dict.fromkeys(_CACHES, "{} reads back a copy of its own, and not what arrived"),
+    "hf": "with an export to {}, each file would be a commit",
     "memory": "what is written to {} ends with its process",
 }
 """fsspec protocol -> why it cannot hold an output, according to its source."""

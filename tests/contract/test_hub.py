@@ -54,9 +54,9 @@ def hub(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 def train(script: Callable[[str], str], tmp_path: Path) -> Train:
     """Return a function that types `manycpu run` with the data set and the model; it returns what is said."""
 
-    def type_(code: int = 0, model: str = "hf://me/model") -> str:
-        fields = {"program": script(COPIES), "data": "hf://datasets/me/set@v1", "model": model}
-        fields |= {"output": str(tmp_path / "out"), "nproc-per-node": "1", "run-id": "one"}
+    def type_(code: int = 0, **changed: str) -> str:
+        fields = {"program": script(COPIES), "data": "hf://datasets/me/set@v1", "model": "hf://me/model"}
+        fields |= {"output": str(tmp_path / "out"), "nproc-per-node": "1", "run-id": "one", **changed}
         words = [f"--{name}={value}" for name, value in fields.items()]
         command = [sys.executable, "-m", "manycpu.pipeline.cli", "run", *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -136,6 +136,12 @@ def test_a_name_of_a_branch_may_have_a_slash(train: Train, hub: Hub) -> None:
     hub.reads.clear()
     train(model="hf://me/model@feature%2Fx")
     assert set(MODEL) <= set(hub.reads)
+
+
+def test_an_output_on_the_hub_is_refused_before_anything_is_staged(train: Train, hub: Hub) -> None:
+    said = train(code=2, output="hf://me/trained")
+    assert "run.output: with an export to hf, each file would be a commit" in said
+    assert hub.reads == []
 
 
 def test_a_single_file_is_seen_to_change(hub: Hub) -> None:
