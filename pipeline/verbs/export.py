@@ -152,7 +152,8 @@ def _why_not_visible(ctx: RunContext, digest: str) -> str | None:
         except ValueError:  # a file of the program, which has the same name
             continue
         if manifest.digest == digest:
-            folder = ctx.output.local  # None: a URL, whose files are not looked up one by one
+            # None: behind a URL, where files are not looked up one by one; perhaps only pods can open it.
+            folder = None if ctx.output_in_cluster else ctx.output.local
             missing = [file.path for file in manifest.files if folder and not (folder / file.path).exists()]
             return f"{missing[0]} is gone" if missing else None
     return f"its {MANIFEST} is of another model" if texts else f"there is no {MANIFEST}"

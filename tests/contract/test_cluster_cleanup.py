@@ -353,7 +353,7 @@ def test_credentials_of_the_output_are_no_variables_of_the_run(server: ApiServer
 def test_a_model_at_a_url_that_only_pods_reach_is_looked_for_before_only_the_clean_up_is_left(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digest: str
 ) -> None:
-    ctx = opened(server, tmp_path, {"output": "s3://bucket/out"})
+    ctx = opened(server, tmp_path, {"output": "gs://bucket/out"})  # gcsfs is not installed here
     handle = trains(server, ctx)
     manifest = Manifest(files=())
     known = manifest.digest if digest == "of this model" else "0" * 64
@@ -364,13 +364,13 @@ def test_a_model_at_a_url_that_only_pods_reach_is_looked_for_before_only_the_cle
         yield SimpleNamespace(ask=lambda _, name, **__: {"text": texts.get(name)})
 
     monkeypatch.setattr(output_report, "_report_pod", pod)
-    exported = {"path": "s3://bucket/out", "sha256": known}
+    exported = {"path": "gs://bucket/out", "sha256": known}
     assert is_model_visible(ctx, exported) is (digest == "of this model")
     with ctx.ledger.update() as entry:
         entry.export = exported
-    edited = opened(server, tmp_path, {"output": "s3://bucket/elsewhere"})
+    edited = opened(server, tmp_path, {"output": "gs://bucket/elsewhere"})
     assert why_model_invisible(ctx, ctx.ledger.read(), handle) is None
-    assert "that was s3://bucket/out" in (why_model_invisible(edited, ctx.ledger.read(), handle) or "")
+    assert "that was gs://bucket/out" in (why_model_invisible(edited, ctx.ledger.read(), handle) or "")
 
 
 def test_checkpoints_that_shall_outlive_the_run_need_a_claim_that_does(

@@ -12,9 +12,11 @@ from typing import Final
 
 import pytest
 from cluster.faults import Faults
+from cluster.fixtures import TestCluster
 from support import airflow_chart, s3_server
 from support.deployed_airflow import FOLDER, PROGRAM, Deployed, soon
 from support.s3_server import Server
+from support.s3fs_images import images_with_s3fs
 
 SEED: Final = "MANYCPU_TEST_SEED"
 """Environment variable: the seed of a failed test, which repeats its order."""
@@ -48,10 +50,11 @@ FOLDERS: Final = [
     {"name": "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_STORAGE_PATH", "value": "/tmp/$(POD)"},  # noqa: S108 - inside pods
 ]
 DAG_FILE: Final = """
+from datetime import datetime
 from airflow.sdk import dag
 from manycpu.operators import training_pipeline
 
-@dag(schedule=None)
+@dag(schedule="@once", start_date=datetime(2026, 1, 1))
 def from_git():
     training_pipeline(run={run!r}, target={target!r})
 
@@ -61,7 +64,8 @@ RUN: Final = {
     "program": "./train.py",
     "args": ["{data}"],
     "data": f"{FOLDER}/data",
-    "output": f"{FOLDER}/models/one",
+    "output": "s3://models/one",
+    "env_from": ["storage"],
     "nnodes": 2,
     "spread": "require",
     "resources": {"cpu": 0.5, "memory": "1Gi"},
@@ -138,34 +142,41 @@ def test_a_training_outlives_every_part_of_its_airflow(deployed: Deployed, fault
         raise
 
 
-def test_a_deferred_run_keeps_its_commit_and_its_logs_on_s3(deployed: Deployed, server: Server) -> None:
+def test_a_scheduled_run_keeps_its_commit_and_has_its_model_and_logs_on_s3(
+    deployed: Deployed, cluster: TestCluster, server: Server
+) -> None:
     values = airflow_chart.celery_values()
     values["logs"]["persistence"]["enabled"] = False
     values["env"] += [*FOLDERS, {"name": "AIRFLOW_CONN_LOGS", "value": connection(server)}]
     bundles = {"dag_bundle_config_list": json.dumps(BUNDLES), "refresh_interval": 5}
-    server.client().mkdir("logs")
+    client = server.client()
+    for bucket in ("logs", "models"):
+        client.mkdir(bucket)
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "storage"}}
+    deployed.trainings.create(secret | {"stringData": server.variables})
     deployed.start(values, WORKERS | {"dag_processor": bundles, "logging": ON_S3})
     target = {name: value for name, value in deployed.target.items() if name != "connection"}
+    target |= {"launch": "pytorchjob"} | images_with_s3fs(cluster)
     deployed.put("data/words", "many words")
-    target["launch"] = "pytorchjob"
     deployed.shell(f"git init --quiet --initial-branch=main {REPOSITORY}")
     first = commit(deployed, DAG_FILE.format(run=RUN, target=target), PROGRAM)
     deployed.unpause("from_git")
-    airflow, run = deployed.airflow, deployed.airflow.trigger("from_git")
+    airflow = deployed.airflow
+    (run,) = soon("the scheduled run", lambda: airflow.runs("from_git"))
     ranks = deployed.ranks(run)
     soon("the deferral", lambda: airflow.task(run)["state"] == "deferred")
     soon("the lines of the trigger", lambda: deployed.logged(run, "trigger .* starting", attempt=1))
 
-    other = DAG_FILE.format(run=RUN | {"output": f"{FOLDER}/models/other"}, target=target)
+    other = DAG_FILE.format(run=RUN | {"output": "s3://models/other"}, target=target)
     second = commit(deployed, other, PROGRAM.replace("{words}", "other {words}"))
     soon("the commit", lambda: airflow.api("GET", "dags/from_git")["bundle_version"] == second)
-    deployed.finish(run, ranks)
+    deployed.finish(run, ranks, read=lambda name: client.cat_file(f"models/one/{name}").decode())
     tasks = airflow.api("GET", f"{run}/taskInstances")["task_instances"]
     assert {task["dag_version"]["bundle_version"] for task in tasks} == {first}
+    assert (airflow.runs("from_git"), client.ls("models", detail=False)) == ([run], ["models/one"])
 
     for pod in deployed.pods("worker") + deployed.pods("triggerer"):
         deployed.kill(pod)
-    client = server.client()
     stored = {path: client.cat_file(path).decode() for path in client.find("logs")}
     for task, ending, line in LOGGED:
         assert len(deployed.logged(run, line, f"training.{task}", attempt=1)) == 1, line

@@ -1,8 +1,9 @@
 """DAG `champion` in a real Airflow: started by its data set's asset, approved and rejected over REST."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from support.approval import asked
 from support.standalone_airflow import Airflow
@@ -17,9 +18,9 @@ WAIT = 600  # seconds for a sweep, where others leave it some of the cores
 
 def _started_by_asset(airflow: Airflow, number: int) -> str:
     """Wait for the DAG run that an event of the data set starts; returns its path in the API."""
-    path = "dags/champion/dagRuns?run_type=asset_triggered&order_by=-run_after"
-    until(lambda: airflow.api("GET", path)["total_entries"] == number)
-    return f"dags/champion/dagRuns/{quote(airflow.api('GET', path)['dag_runs'][0]['dag_run_id'])}"
+    started = partial(airflow.runs, "champion", "run_type=asset_triggered&order_by=-run_after")
+    until(lambda: len(started()) == number)
+    return started()[0]
 
 
 def _answer(airflow: Airflow, run: str, option: str) -> None:

@@ -13,7 +13,7 @@ from cluster.space import Space
 from support import s3_server
 from support.cluster_runs import objects_of, succeeded_by, target_fields
 from support.s3_server import Server
-from support.s3fs_images import with_s3fs
+from support.s3fs_images import images_with_s3fs
 
 from manycpu.pipeline import train
 from manycpu.pipeline.listeners import Silent
@@ -87,9 +87,7 @@ def test_pods_read_and_write_all_of_a_run_on_s3(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     caplog.set_level(logging.INFO)
-    bases = {"image": "torch", "helper_image": "helper"}
-    images = {field: with_s3fs(cluster.image(base)) for field, base in bases.items()}
-    target = target_fields(cluster, namespace) | {"launch": "pytorchjob"} | images
+    target = target_fields(cluster, namespace) | {"launch": "pytorchjob"} | images_with_s3fs(cluster)
     watching = Watching(namespace)
     train(run, target, run_id="whole", listener=watching)
     client = server.client()

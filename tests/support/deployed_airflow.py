@@ -90,15 +90,19 @@ class Deployed:
             return []
         return [line for line in self.airflow.log(run, task, attempt) if re.match(pattern, line)]
 
-    def finish(self, run: str, ranks: dict[str, str]) -> None:
-        """End the ranks; check that they are the first ones, that all is right, and that nothing is left."""
+    def finish(self, run: str, ranks: dict[str, str], read: Callable[[str], str] | None = None) -> None:
+        """End the ranks; check that they are the first ones, that all is right, and that nothing is left.
+
+        ``read`` returns a file of the output, which else is on the volume of models.
+        """
         assert self.ranks(run) == ranks
         for rank in ranks:
             self.trainings.wait_pod(rank, "Running")
             self.trainings.run(rank, "touch", "/tmp/go")  # noqa: S108 - inside a pod
         assert self.airflow.end(run, 900) == "success", self._failed(run)
-        assert self.shell(f"cat {FOLDER}/models/one/model.txt") == "many words 2"
-        report = succeeded_by(self.shell(f"cat {FOLDER}/models/one/report.json"), self.trainings)
+        read = read or (lambda name: self.shell(f"cat {FOLDER}/models/one/{name}"))
+        assert read("model.txt") == "many words 2"
+        report = succeeded_by(read("report.json"), self.trainings)
         assert report.attempts == 1
 
     def put(self, path: str, text: str) -> None:

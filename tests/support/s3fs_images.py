@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cluster import layers
 from cluster.command import run
+from cluster.fixtures import TestCluster
 from cluster.go import uv
 from cluster.settings import PROJECT
 from support.registry_images import with_layer
@@ -13,10 +14,10 @@ from support.registry_images import with_layer
 from manycpu.pipeline.targets.kubernetes.image.layers import Tree, tree
 
 
-@cache
-def with_s3fs(image: str) -> str:
-    """Push the image with s3fs; return its reference by digest."""
-    return with_layer(image, _tree().layer, "s3fs")
+def images_with_s3fs(cluster: TestCluster) -> dict[str, str]:
+    """Push the images of ranks and helpers with s3fs; return fields of a target."""
+    bases = {"image": "torch", "helper_image": "helper"}
+    return {field: with_layer(cluster.image(base), _tree().layer, "s3fs") for field, base in bases.items()}
 
 
 @cache

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from support.rank_launches import free_port
@@ -51,6 +52,11 @@ class Airflow:
         run = self.api("POST", f"dags/{dag}/dagRuns", body)
         return f"dags/{dag}/dagRuns/{run['dag_run_id']}"
 
+    def runs(self, dag: str, query: str = "") -> list[str]:
+        """Return the runs of a DAG that a query of the API finds, as their paths in the API."""
+        runs = self.api("GET", f"dags/{dag}/dagRuns?{query}")["dag_runs"]
+        return [f"dags/{dag}/dagRuns/{quote(run['dag_run_id'])}" for run in runs]
+
     def state(self, run: str) -> str:
         """Return the state of a DAG run."""
         return str(self.api("GET", run)["state"])
@@ -78,7 +84,11 @@ class Airflow:
     def log(self, run: str, task: str = "training.train", attempt: int = 1) -> list[str]:
         """Return the lines of the log of one try of a task, as the web UI shows them."""
         content = self.api("GET", f"{run}/taskInstances/{task}/logs/{attempt}?full_content=true")["content"]
-        return [str(line["event"]) if isinstance(line, dict) else str(line) for line in content]
+        lines = [line if isinstance(line, dict) else {"event": line} for line in content]
+        raised = "{exc_type}: {exc_value}".format_map
+        return [
+            " ".join([str(line["event"]), *map(raised, line.get("error_detail") or [])]) for line in lines
+        ]
 
 
 @pytest.fixture(scope="session")
