@@ -362,6 +362,11 @@ class CpuTrainer(Trainer):
                 field="run.args",
                 fix="Resume it with --shard no, or begin again in another folder of checkpoints",
             )
+        if model is None and isinstance(self.model, PreTrainedModel):
+            # A checkpoint names weights as the base does; the Trainer skips names that the model has no more.
+            saved = type(self.model).from_pretrained(resume_from_checkpoint)
+            self.model.load_state_dict(saved.state_dict())
+            return
         super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -379,9 +384,11 @@ class CpuTrainer(Trainer):
 
     def _load_best_model(self) -> None:
         """Load the weights of the best checkpoint, which may be sharded."""
-        best = Path(str(self.state.best_model_checkpoint), SHARDED)
-        if best.is_dir():
-            sharding.load_weights(best, self.model)
+        best = Path(str(self.state.best_model_checkpoint))
+        if (best / SHARDED).is_dir():
+            sharding.load_weights(best / SHARDED, self.model)
+        elif not self.is_fsdp_enabled and any(best.glob("model*.safetensors")):
+            self._load_from_checkpoint(str(best))
         else:
             super()._load_best_model()
 

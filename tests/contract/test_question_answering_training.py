@@ -78,10 +78,26 @@ def test_with_max_steps_a_retry_with_smaller_steps_resumes_from_the_last_step(en
     assert run(env, "--max_steps", "8", *steps, "2")["resumed_from_step"] == 6
 
 
-def test_a_resumed_training_ends_where_an_unbroken_one_does(env: dict[str, str], tmp_path: Path) -> None:
+def with_old_names(env: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """Return the environment with a base that names its weights as google-bert/bert-base-uncased does."""
+    from safetensors.torch import load_file, save_file
+
+    model = shutil.copytree(env["MANYCPU_MODEL"], tmp_path / "old")
+    weights = load_file(model / "model.safetensors")
+    for new, old in (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")):
+        weights = {name.replace(new, old): values for name, values in weights.items()}
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    return env | {"MANYCPU_MODEL": str(model)}
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_resumed_training_ends_where_an_unbroken_one_does(
+    is_old: bool, env: dict[str, str], tmp_path: Path
+) -> None:
     from safetensors.torch import load_file
 
-    steps = ("--max_steps", "6", "--save_steps", "3", "--evaluate_before", "false")
+    env = with_old_names(env, tmp_path) if is_old else env
+    steps = ("--max_steps", "6", "--save_steps", "3", "--evaluate_before", "false", "--learning_rate", "1e-2")
     run(env, *steps)
     whole = load_file(Path(env["MANYCPU_OUTPUT"]) / "model.safetensors")
     broken = env | {
@@ -92,6 +108,20 @@ def test_a_resumed_training_ends_where_an_unbroken_one_does(env: dict[str, str],
     assert run(broken, *steps)["resumed_from_step"] == 3
     resumed = load_file(tmp_path / "again" / "model.safetensors")
     assert all((whole[name] == resumed[name]).all() for name in whole)
+
+
+def test_the_best_model_is_exported_whole_whatever_its_base_calls_the_weights(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file
+
+    # Each step makes the model worse: the first is the best.
+    steps = ("--max_steps", "3", "--evaluate_before", "false", "--learning_rate", "1")
+    best = ("--load_best_model_at_end", "--save_strategy", "steps", "--eval_strategy", "steps")
+    run(with_old_names(env, tmp_path), *steps, *best, "--save_steps", "1", "--eval_steps", "1")
+    first = load_file(Path(env["MANYCPU_CHECKPOINTS"]) / "checkpoint-1" / "model.safetensors")
+    output = load_file(Path(env["MANYCPU_OUTPUT"]) / "model.safetensors")
+    assert all((first[name] == output[name]).all() for name in first)
 
 
 def test_a_retry_goes_on_from_what_the_run_wrote_after_a_checkpoint_asked_for(
