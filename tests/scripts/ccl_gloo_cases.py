@@ -44,14 +44,22 @@ def several_at_once() -> dict[str, object]:
     return {"right": right, "error": error}
 
 
+def monitored_barrier(timeout: timedelta | None = None) -> None:
+    """Call the function of torch, which takes gloo alone before torch 2.14: there, the method of the group."""
+    if torch.__version__ < (2, 14):
+        dist.group.WORLD.monitored_barrier(timeout)
+    else:
+        dist.monitored_barrier(timeout=timeout)
+
+
 def monitored() -> dict[str, object]:
     """A barrier that names who is late; what comes after it works."""
     rank, _ = start()
-    dist.monitored_barrier()
+    monitored_barrier()
     store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - the ranks' own way to meet
     error = None
     if rank == 0:
-        error = first_line(lambda: dist.monitored_barrier(timeout=timedelta(seconds=1)))
+        error = first_line(lambda: monitored_barrier(timedelta(seconds=1)))
         store.set("gave up", "1")
     store.wait(["gave up"], timedelta(seconds=60))
     found = {"error": error, "sum": ones()}
@@ -76,7 +84,7 @@ def alone() -> dict[str, object]:
     start()
     tensor = torch.ones(3).to_sparse()
     dist.all_reduce(tensor)
-    dist.monitored_barrier()
+    monitored_barrier()
     found = {"sum": float(tensor.to_dense().sum())}
     dist.destroy_process_group()
     return found

@@ -18,7 +18,10 @@ class Group : public c10d::Backend {
       : Backend(rank, size), timeout_(timeout), line_(std::move(line)), gloo_(std::move(gloo)) {
     Engine::get().add(line_);
   }
-  ~Group() override { shutdown(); }
+  ~Group() override {
+    shutdown();
+    if (!is_here()) gloo_.release();  // a forked process has no threads of it, which its destructor would join
+  }
 
   const std::string getBackendName() const override { return "ccl"; }
   void setSequenceNumberForGroup() override {}
@@ -158,8 +161,10 @@ class Group : public c10d::Backend {
     return *gloo_;
   }
 
+  bool is_here() const { return getpid() == process_; }
+
   void only_here() const {
-    TORCH_CHECK(getpid() == process_, "ccl: a forked process cannot use the groups of its parent");
+    TORCH_CHECK(is_here(), "ccl: a forked process cannot use the groups of its parent");
   }
 
   template <typename Options>
@@ -190,6 +195,6 @@ class Group : public c10d::Backend {
   const pid_t process_ = getpid();
   std::atomic<Milliseconds> timeout_;
   const std::shared_ptr<Line> line_;
-  const BackendPtr gloo_;
+  BackendPtr gloo_;
 };
 }  // namespace manycpu
