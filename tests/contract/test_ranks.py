@@ -193,12 +193,17 @@ def test_torchrun_restarts_ranks_that_had_met(write: Callable[[str], Path]) -> N
 def test_in_an_allocation_of_slurm_the_ranks_of_this_machine_stay_here(
     family: str, write: Callable[[str], Path]
 ) -> None:
-    program = write("import os\nprint(f'local {os.environ[\"LOCAL_RANK\"]}')")
-    manifest = manifest_of(family, program, env=LIGHT)
+    script = """
+        import os, torch.distributed as dist
+        dist.init_process_group()  # else the first rank is refused, and mpirun ends the other
+        print("local", os.environ["LOCAL_RANK"])
+    """
+    manifest = manifest_of(family, write(script), env=LIGHT)
     allocation = {"JOB_ID": "1", "JOBID": "1", "NNODES": "2", "TASKS_PER_NODE": "1(x2)", "JOB_NUM_NODES": "2"}
     allocation |= dict.fromkeys(("NODELIST", "JOB_NODELIST"), "node[7-8]")
     env = {f"SLURM_{name}": value for name, value in allocation.items()} | manifest["env"]
     ended = execute(manifest["argv"], env, Path(manifest["cwd"]))
+    assert ended.code == 0, ended.out
     assert [event["host"] for event in ended.events("proof")] == [socket.gethostname()] * 2, ended.out
     assert {"local 0", "local 1"} <= set(ended.texts())
 
