@@ -31,19 +31,21 @@ from manycpu.pipeline.adapters.listing import (
 )
 from manycpu.pipeline.adapters.read_ahead import PART_BYTES, in_order
 from manycpu.pipeline.spec.credentials import redacted, without_secrets
-from manycpu.pipeline.spec.errors import BadInputError, require
+from manycpu.pipeline.spec.errors import BadInputError, Finding, as_error, require
 from manycpu.pipeline.spec.output import claimed_by, partial_name
 
 _BLOCK_BYTES = 1 << 18
 _WEB_TIMEOUT_S: Final = 300.0  # for a web server to send the next bytes
 _BUSY: Final = frozenset({429, 500, 502, 503, 504})  # statuses of HTTP after which the Hub is asked again
 _PAUSES_S: Final = 1, 2, 4, 8, 8  # as its client pauses for all but the commit
+_GONE: Final = frozenset({404, 410})
+"""Statuses of HTTP with which a web server says that there is no such file."""
 _S3: Final = frozenset({"s3", "s3a"})
 _BUCKETS: Final = frozenset({*_S3, "abfs", "abfss", "az", "gcs", "gs"})
 """Protocols whose storage has objects in buckets, and no folders."""
 _LOGIN: Final = re.compile(r"^(s3a?://)([\w.-]+)@")
 _BUCKET: Final = re.compile(r"[a-zA-Z0-9._-]+(/|$)|arn:aws[a-z-]*:s3")
-_VERSION: Final = "?versionId="
+VERSION: Final = "?versionId="
 """Separates a key of S3 from its version in s3fs, which takes it for that in every name."""
 Block = bytes | memoryview
 
@@ -82,8 +84,10 @@ class Location:
             field: The field it came from, for the error.
 
         Raises:
-            BadInputError: The protocol is unknown, or its package or its settings are missing.
+            BadInputError: :func:`fault_of` finds a fault, or this environment lacks what the protocol needs.
         """
+        if fault := fault_of(url, field):
+            raise as_error([fault])
         if url.startswith("hf://"):
             require("helper", field, "a URL of the Hub")
         login = login_of(url)
@@ -97,12 +101,8 @@ class Location:
             # Every protocol of fsspec has its own errors.
             fix = "Install the package that fsspec names, mend the URL, or use another protocol"
             text = without_secrets(f"{url!r} cannot be opened: {error}", url)
-            raise BadInputError(text, field=field, fix=_suggestion(url) or fix) from error
-        location = cls(url, fs, root)
-        if location._is_s3 and not _BUCKET.match(root):  # a client's error would quote parts of a secret
-            fix = "Write s3://BUCKET/FOLDER; credentials belong into the environment"
-            raise BadInputError(f"{redacted(url)!r} names no bucket", field=field, fix=fix)
-        return location
+            raise BadInputError(text, field=field, fix=fix) from error
+        return cls(url, fs, root)
 
     @property
     def local(self) -> Path | None:
@@ -112,7 +112,7 @@ class Location:
     @property
     def in_bucket(self) -> bool:
         """Whether it is in an object store: no folders, and a file appears there complete or not at all."""
-        return not _BUCKETS.isdisjoint(protocols(self.url)[:1])
+        return in_bucket(self.url)
 
     @property
     def tells_sha256(self) -> bool:
@@ -167,6 +167,24 @@ class Location:
             OSError: It is on a disk that cannot tell, such as a network volume that does not answer.
         """
         return self._is_there(self.root)
+
+    def missing(self, timeout_s: float) -> str | None:
+        """Say why there is nothing in a bucket, on the Hub or a web server; None: it does not clearly say so.
+
+        A server that does not answer, or refuses to, does not say so either.
+        """
+        if not (self.in_bucket or self._is_http or self._is_hub):
+            return None  # some protocols have no information about folders
+        self.fs.invalidate_cache()
+        try:
+            self.fs.info(self.root, timeout=timeout_s)
+        except FileNotFoundError as error:
+            # fsspec turns every error of a web server into this one.
+            is_clear = not self._is_http or getattr(error.__cause__, "status", None) in _GONE
+            return without_secrets(str(error), self.url) if is_clear else None
+        except Exception:  # noqa: BLE001 - each fsspec protocol raises its own error types
+            return None
+        return None
 
     def is_file(self) -> bool:
         """Whether this is one file.
@@ -552,7 +570,7 @@ def _refuse_odd_key(path: str, name: str, size: int) -> None:
 
 def _refuse_version(path: str) -> None:
     """Raise an error for a key that s3fs would take for a version of another key."""
-    if _VERSION in path:
+    if VERSION in path:
         raise OddFileError(f"{path!r} names a version, and no key")
 
 
@@ -615,17 +633,28 @@ def protocols(url: str) -> list[str]:
     return [fsspec.core.split_protocol(part)[0] or part for part in url.split("::")]
 
 
-def _suggestion(url: str) -> str | None:
-    """Suggest a known protocol that is like an unknown one of a URL; None: there is none.
+def in_bucket(url: str) -> bool:
+    """Whether a URL leads to an object store, without opening it."""
+    return not _BUCKETS.isdisjoint(protocols(url)[:1])
 
-    >>> _suggestion("htp://host/x"), _suggestion("s3://models/qa")
+
+def fault_of(url: str, field: str) -> Finding | None:
+    """Find a misspelt protocol, or S3 without a bucket, without opening the URL; None: neither.
+
+    >>> fault_of("htp://host/x", "run.data").fix, fault_of("s3://models/qa", "run.data")
     ('Did you mean http?', None)
     """
-    known = [*fsspec.available_protocols(), "hf"]
+    known = [*fsspec.available_protocols(), *fsspec.registry, "hf"]
     for protocol in protocols(url):
         similar = get_close_matches(protocol.lower(), known, 1)
         if protocol not in known and similar:
-            return f"Did you mean {similar[0]}?"
+            message = without_secrets(f"{url!r} cannot be opened: Protocol not known: {protocol}", url)
+            return Finding(field, message, f"Did you mean {similar[0]}?")
+    place = _LOGIN.sub(r"\1", url).split("::")[0].partition("://")[2]
+    # A client's error would quote parts of a secret.
+    if not _S3.isdisjoint(protocols(url)[:1]) and not _BUCKET.match(place):
+        fix = "Write s3://BUCKET/FOLDER; credentials belong into the environment"
+        return Finding(field, f"{redacted(url)!r} names no bucket", fix)
     return None
 
 

@@ -13,7 +13,15 @@ from pathlib import Path
 from manycpu.pipeline import recipes, transfer
 from manycpu.pipeline.adapters import commands, disk
 from manycpu.pipeline.adapters.listing import OddFileError
-from manycpu.pipeline.adapters.storage import Location, is_remote, login_of, protocols
+from manycpu.pipeline.adapters.storage import (
+    VERSION,
+    Location,
+    fault_of,
+    in_bucket,
+    is_remote,
+    login_of,
+    protocols,
+)
 from manycpu.pipeline.launchers import device_refusals, refusals
 from manycpu.pipeline.launchers.environment import PLACEHOLDERS
 from manycpu.pipeline.recipes import base_folder
@@ -50,7 +58,7 @@ _OF_THE_HUB = ("datasets/", "spaces/", "buckets/")
 # The Hub's client refuses names without an owner, such as gpt2, and misunderstands models/.
 _REPOSITORY = re.compile(r"hf://(?!models/)((datasets|spaces|buckets)/)?+[^/]+/[^/]+")
 _DATA_OPTIONS = ("dataset_name", "train_file", "validation_file", "test_file", "data_dir")
-_WEB_TIMEOUT_S = 5.0  # for a web server; staging asks a slower one again
+_WEB_TIMEOUT_S = 5.0  # for a server with a source; staging asks a slower one again
 _PARSER_TIMEOUT_S = 60.0  # for a recipe's parser
 _READ_ONLY = ["dask", "data", "dvc", "gist", "git", "github", "http", "https", "libarchive", "reference"]
 _CACHES = ["blockcache", "cached", "filecache", "simplecache"]
@@ -266,8 +274,10 @@ def _data(ctx: RunContext) -> Findings:
     for url, field in ((ctx.run.data, "run.data"), (ctx.run.model, "run.model")):
         if url and url.startswith("hf://") and not _REPOSITORY.match(url):
             yield Finding(field, f"{url} names nothing of the Hub", f"Name {_on_the_hub(field, 'NAME')}")
-        else:
-            yield from _source(url, field, ctx.base)
+        elif url and (fault := fault_of(url, field)):
+            yield fault
+        elif url:
+            yield from _source(ctx, url, field)
     protocol, _, name = (ctx.run.data or "").partition("://")
     if protocol == "hf" and not name.startswith(_OF_THE_HUB):
         message = f"{ctx.run.data} is a model on the Hub, not a data set"
@@ -279,28 +289,23 @@ def _on_the_hub(field: str, name: str) -> str:
     return f"a {kind} of the Hub as hf://{prefix}{name if '/' in name else f'OWNER/{name}'}"
 
 
-def _source(url: str | None, field: str, base: Path) -> Findings:
-    """Check that a source of data or of a model exists, is not empty, and can be copied.
-
-    Of a URL, check only that it is no web page.
-    """
-    if url is None:
-        return
+def _source(ctx: RunContext, url: str, field: str) -> Findings:
+    """Check that a source of data or of a model exists, is not empty, and can be copied."""
+    by_pods = ctx.target.has_image and is_remote(url)
     try:
         source = Location.of(url, field)
     except BadInputError as error:
-        yield Finding(field, error.message, error.fix or "")
+        if not by_pods:  # their image may have the packages and settings that this environment lacks
+            yield Finding(field, error.message, error.fix or "")
         return
-    if source.local is None:  # staging checks the rest of a remote source
-        with suppress(Exception):  # each fsspec protocol raises its own error types
-            if source.is_web_page(_WEB_TIMEOUT_S):
-                message = f"{url} is a web page, such as a list of files, and no data set"
-                yield Finding(field, message, "Name a file of it, or an archive")
+    if source.local is None:
+        yield from _remote(source, field, by_pods=by_pods)
         return
     try:
         if not source.exists():
             fix = "Give the path of a folder or file, or a URL"
-            name = Path(url).relative_to(base).as_posix() if Path(url).is_relative_to(base) else ""
+            is_below = Path(url).is_relative_to(ctx.base)
+            name = Path(url).relative_to(ctx.base).as_posix() if is_below else ""
             if _HUB_NAME.fullmatch(name):
                 fix += f", or {_on_the_hub(field, name)}"
             yield Finding(field, f"there is nothing at {url}", fix)
@@ -311,6 +316,23 @@ def _source(url: str | None, field: str, base: Path) -> Findings:
         yield Finding(field, f"in {url}, {error}", fix)
     except OSError as error:
         yield _unreadable(field, error)
+
+
+def _remote(source: Location, field: str, *, by_pods: bool) -> Findings:
+    """Check that a source behind a URL exists, and is no web page; staging checks the rest.
+
+    A source that pods read may exist for them alone: they have other credentials, and perhaps servers.
+    """
+    if (reason := source.missing(_WEB_TIMEOUT_S)) is not None:
+        where = "from here, " if by_pods else ""
+        fix = "Mend the URL, or give the token of a private one, HF_TOKEN"
+        fix = fix if source.url.startswith("hf://") else "Mend the URL"
+        yield Finding(field, f"{where}there is nothing at {source.url}: {reason}", fix, fatal=not by_pods)
+        return
+    with suppress(Exception):  # each fsspec protocol raises its own error types
+        if source.is_web_page(_WEB_TIMEOUT_S):
+            message = f"{source.url} is a web page, such as a list of files, and no data set"
+            yield Finding(field, message, "Name a file of it, or an archive")
 
 
 def _unreadable(field: str, error: Exception, url: str | None = None) -> Finding:
@@ -327,6 +349,9 @@ def _output(ctx: RunContext) -> Findings:
     if ctx.run.output is None and ctx.run.program in program.RECIPES and ctx.run.program != "hogwild":
         message = f"run.output is null, and {ctx.run.program} writes a model"
         yield Finding("run.output", message, "Give a folder or a URL for it")
+    if fault := fault_of(ctx.destination, "run.output") or _key_fault(ctx.destination):
+        yield fault
+        return
     if ctx.output_in_cluster:  # `stage` checks it from inside the cluster
         return
     try:
@@ -343,6 +368,18 @@ def _output(ctx: RunContext) -> Findings:
         yield Finding("run.output", error.message, error.fix or "")
     except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types
         yield _unreadable("run.output", error, ctx.destination)
+
+
+def _key_fault(url: str) -> Finding | None:
+    """Find a version, or a path that no folder has, in the URL of an output in a bucket."""
+    if not in_bucket(url):
+        return None
+    if VERSION in url:
+        fix = f"Leave {VERSION} and what follows it out"
+        return Finding("run.output", f"{url} names a version, and the model would be written beside it", fix)
+    if not {"", ".", ".."}.isdisjoint(url.partition("://")[2].rstrip("/").split("/")):
+        return Finding("run.output", f"{url} has '//', '.' or '..' in its path", "Name each folder once")
+    return None
 
 
 def _behind_url(ctx: RunContext) -> Findings:

@@ -56,6 +56,33 @@ def test_a_login_that_pods_do_not_have_is_refused(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"data": "s33://sets/texts"},
+            "run.data: 's33://sets/texts' cannot be opened: Protocol not known",
+        ),
+        ({"data": "s3:///texts"}, "run.data: 's3:///texts' names no bucket"),
+        ({"output": "s3://?x/out"}, "run.output: 's3://?x/out' names no bucket"),
+        ({"output": "s3://models//qa"}, "run.output: s3://models//qa has '//', '.' or '..' in its path"),
+        ({"output": "s3://models/./qa"}, "run.output: s3://models/./qa has '//', '.' or '..' in its path"),
+        (
+            {"output": "s3://models/qa?versionId=3"},
+            "run.output: s3://models/qa?versionId=*** names",
+        ),
+    ],
+)
+def test_the_form_of_urls_that_only_pods_open_is_checked(
+    tmp_path: Path, fields: dict[str, str], said: str
+) -> None:
+    run = {"program": str(tmp_path), "output": "s3://models/qa", **fields}
+    target = {"kind": "kubernetes", "connection": str(tmp_path / "none")}
+    found = check(open_context(run, target, "test", base=tmp_path))
+    urls = [str(one) for one in found if one.field in ("run.data", "run.output")]
+    assert urls[0].startswith(said)
+
+
+@pytest.mark.parametrize(
     ("program", "args", "said"),
     [
         ("question_answering", "--num_train_epoch 1", "did you mean --num_train_epochs?"),

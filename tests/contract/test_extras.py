@@ -58,6 +58,14 @@ def test_what_the_hub_needs_is_named_in_preflight(tmp_path: Path, field: str) ->
     assert "pip install 'manycpu[helper]'" in text
 
 
+def test_what_only_pods_read_needs_no_package_here(tmp_path: Path) -> None:
+    words = ["preflight", "cluster.yaml", "--data", "hf://datasets/a/b", "--model", "s3://sets/model"]
+    _, text = printed(tmp_path, WITHOUT, "huggingface_hub,s3fs", *words)
+    assert "target.connection: " in text
+    assert "run.data" not in text
+    assert "run.model" not in text
+
+
 def test_what_a_notebook_s_function_needs_is_named(tmp_path: Path) -> None:
     text = printed(tmp_path, NOTEBOOK)[1]
     assert "BadInputError: function: a function that travels needs cloudpickle" in text

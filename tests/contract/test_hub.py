@@ -87,9 +87,9 @@ def test_a_private_model_needs_the_token_which_is_shown_nowhere(
     train: Train, hub: Hub, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.private.add("me/model")
-    said = train(code=1)
-    assert "run.model: hf://me/model was not staged: me/model (repository not found)" in said
-    assert "If the repo is private" in said
+    said = train(code=2)
+    assert "run.model: there is nothing at hf://me/model: me/model (repository not found)" in said
+    assert "give the token of a private one, HF_TOKEN" in said
 
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     said += train()

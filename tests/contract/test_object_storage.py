@@ -321,11 +321,28 @@ def test_a_missing_bucket_is_named_and_not_made(
     with pytest.raises(FileNotFoundError, match="bucket does not exist"):
         transfer.identity(there("s3://mistyped/set"))
     words = ["--program", script(WRITES), "--output", "s3://mistyped/out", "--nproc-per-node", "1"]
+    code, printed = manycpu("preflight", *words, "--data", "s3://mistyped/set")
+    assert (code, "run.data: there is nothing at s3://mistyped/set: " in printed) == (2, True), printed
     code, printed = manycpu("run", *words)
     assert (code, "run.output: s3://mistyped/out cannot be written" in printed) == (2, True), printed
     assert "bucket does not exist" in printed
     assert not list(tmp_path.rglob("trained.txt"))
     assert not (plain.folder / "mistyped").exists()
+
+
+def test_a_key_that_is_missing_is_refused_by_preflight_and_one_that_is_hidden_is_not(
+    plain: Server, manycpu: Type, script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name = bucket(plain, {"set/a.txt": b"alpha"})
+    use(plain, monkeypatch)
+    words = ["--program", script(WRITES), "--output", str(tmp_path / "out"), "--nproc-per-node", "1"]
+    for key, expected in (("set", 0), ("set/a.txt", 0), ("se", 2), ("set/a.txt2", 2)):
+        code, printed = manycpu("preflight", *words, "--data", f"s3://{name}/{key}")
+        assert (code, f"there is nothing at s3://{name}/{key}: " in printed) == (expected, code > 0), printed
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "mistyped-secret")
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    code, printed = manycpu("preflight", *words, "--data", f"s3://{name}/se")
+    assert (code, "run.data" in printed) == (0, False), printed
 
 
 def test_a_wrong_secret_is_refused_before_the_training_and_not_shown(

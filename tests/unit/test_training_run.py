@@ -41,6 +41,13 @@ def test_an_empty_path_is_not_the_folder_that_paths_start_from(field: str, given
         read_run({**RUN, field: given})
 
 
+@pytest.mark.parametrize("field", ["data", "model", "output"])
+def test_a_url_that_lost_a_slash_is_no_folder_of_its_name(field: str) -> None:
+    with pytest.raises(BadInputError, match=rf"^run\.{field}: a URL has two slashes, as s3://, "):
+        read_run({**RUN, field: "s3:/models/qa"})
+    assert getattr(read_run({**RUN, field: "./s3:/models/qa"}), field) == "./s3:/models/qa"
+
+
 def test_args_may_be_written_as_a_shell_would_read_them() -> None:
     assert read_run({**RUN, "args": "--name 'a b' --n 2"}).args == ("--name", "a b", "--n", "2")
 
