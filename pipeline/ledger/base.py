@@ -27,6 +27,7 @@ from manycpu.pipeline.spec.errors import (
 )
 from manycpu.pipeline.spec.handle import Handle, ProcessHandle
 from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.spec.training_run import BUDGETS, LONGEST_S
 
 LEASE_S: Final = 86_400.0  # longer than a retry, a worker or a triggerer is away
 RENEW_INTERVAL_S: Final = 600.0  # give or take half: 1,000 waiting runs write twice a second
@@ -48,8 +49,15 @@ CLEANUP: Final = "cleanup"
 Result = Literal["done", "reused", "skipped", "failed"]
 
 
-RunFields = Annotated[dict[str, Any], AfterValidator(lambda run: {"backend": "gloo"} | run)]
-"""A run as ledgers keep it; older versions left its backend out where that was gloo."""
+def _readable(run: dict[str, Any]) -> dict[str, Any]:
+    """Complete a run of an older version: it left out the backend gloo, and its time budgets had no limit."""
+    given = {name: run.get(name) for name in BUDGETS}
+    too_long = [name for name, value in given.items() if isinstance(value, int) and value > LONGEST_S]
+    return {"backend": "gloo", **run, **dict.fromkeys(too_long, LONGEST_S)}
+
+
+RunFields = Annotated[dict[str, Any], AfterValidator(_readable)]
+"""A run as ledgers keep it."""
 
 
 class VerbRecord(BaseModel):

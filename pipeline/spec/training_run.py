@@ -22,7 +22,8 @@ from manycpu.pipeline.spec.tracking import TrackerName
 from manycpu.pipeline.spec.words import AMOUNT_PATTERN, parse_memory
 
 Backend = Literal["ccl", "gloo", "mpi"]
-Seconds = Annotated[int, Field(ge=1, le=10**11)]  # 3,000 years: what times can be computed with
+LONGEST_S: Final = 10**11  # 3,000 years: what times can be computed with
+Seconds = Annotated[int, Field(ge=1, le=LONGEST_S)]
 Cores = Annotated[float, Field(ge=0.001, le=10**6)]  # Kubernetes counts thousandths of a core
 LABEL_PATTERN: Final = r"^[a-z]([a-z0-9-]*[a-z0-9])?$"
 """The beginning of a run's name."""
@@ -368,3 +369,7 @@ class TrainingRun(BaseModel):
             return self.job_name
         name = self.program.removeprefix("-m").strip().rsplit("/", 1)[-1]
         return name.removesuffix(".py").rsplit(".", 1)[-1]
+
+
+BUDGETS: Final = [name for name in TrainingRun.model_fields if name.endswith(("_timeout", "keep_for"))]
+"""The fields that are ``Seconds``."""

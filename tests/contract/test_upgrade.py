@@ -164,6 +164,18 @@ def test_what_is_kept_can_be_deleted_by_name(left: Callable[..., Left]) -> None:
     assert list(run.runs.iterdir()) == []
 
 
+def test_a_time_budget_that_had_no_limit_hides_no_run(left: Callable[..., Left]) -> None:
+    run = left("failed")
+    path = run.runs / run.run / "ledger.json"
+    ledger = json.loads(path.read_text())
+    ledger["run"] |= {"run_timeout": 4_000 * 366 * 86_400}
+    path.write_text(json.dumps(ledger))
+    assert "failed" in run.type("status", run.run)
+    run.type("cancel", run.run)
+    run.type("clean", run.run, "--delete-model", "--yes")
+    assert list(run.runs.iterdir()) == []
+
+
 def test_a_training_that_runs_is_attached_to_and_exported_once(
     left: Callable[..., Left], monkeypatch: pytest.MonkeyPatch
 ) -> None:
