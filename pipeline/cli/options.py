@@ -148,9 +148,14 @@ def fields(command: Command) -> Command:
             metavar="CONFIG",
             help="A config that `accelerate config` has written; SCRIPT and its ARGS come last.",
         ),
-        # The two metavars together read as [FILE | SCRIPT [ARGS]...].
+        # The two metavars together read as [FILE | --accelerate-config CONFIG SCRIPT [ARGS]...].
         click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...]"),
-        click.argument("file", required=False, type=click.Path(path_type=Path), metavar="[FILE | SCRIPT"),
+        click.argument(
+            "file",
+            required=False,
+            type=click.Path(path_type=Path),
+            metavar=f"[FILE | {_CONFIG} CONFIG SCRIPT",
+        ),
     ):
         command = add_parameter(command)
     return command

@@ -52,9 +52,11 @@ def run(file: Path | None, run_id: str | None, **values: Any) -> None:
 
 @options.command(name="preflight")
 @options.fields
-def preflight_(file: Path | None, **values: Any) -> None:
+@options.run_id
+def preflight_(file: Path | None, run_id: str | None, **values: Any) -> None:
     """Check a run against its target, and start nothing."""
-    findings = preflight.preflight(options.open_run(file, values, "preflight"))
+    ctx = options.open_run(file, values, run_id or "preflight")
+    findings = preflight.preflight(find(ctx) if run_id else ctx)
     for finding in findings:
         click.echo(f"{'error' if finding.fatal else 'warning'}: {finding}")
     if any(finding.fatal for finding in findings):

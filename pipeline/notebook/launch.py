@@ -25,7 +25,7 @@ from manycpu.pipeline.spec.errors import (
 )
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.targets import KINDS, Target, TargetFields
-from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.spec.training_run import ONE_SLASH, TrainingRun
 from manycpu.pipeline.spec.words import is_true
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import absolute, find, open_context
@@ -88,6 +88,7 @@ def launch(
     An error after the training, also a KeyboardInterrupt, has what the function returned as ``returned``.
     """
     __tracebackhide__ = True
+    _refuse_unknown(fields, launch)
     working_folder = Path.cwd()
     run_fields, target_fields, base = _read_target(target)
     run = _run_fields(run_fields, fields, working_folder)
@@ -179,7 +180,7 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
     """
     __tracebackhide__ = True
     arguments = dict(locals())  # before any other local exists
-    _refuse_unknown(fields)
+    _refuse_unknown(fields, notebook_launcher)
     if not isinstance(timeouts or {}, Mapping):
         fix = "Write it as {'start': 600}: acknowledge, queue, start, run or stall, and seconds"
         raise BadInputError(f"given was {timeouts!r}", field="timeouts", fix=fix)
@@ -277,7 +278,8 @@ def _run_fields(of_file: Mapping[str, Any], of_call: Mapping[str, Any], here: Pa
     for name in _PATH_FIELDS:
         path = of_call.get(name)
         if isinstance(path, (str, os.PathLike)) and os.fspath(path).strip():
-            run[name] = absolute(os.fspath(path), here)
+            text = os.fspath(path)  # validation refuses a URL that lost a slash
+            run[name] = text if ONE_SLASH.match(text) else absolute(text, here)
     precision_env = {"ACCELERATE_MIXED_PRECISION": "bf16"} if run.get("dtype") == "bf16" else {}
     run["env"] = {**precision_env, **(of_file.get("env") or {}), **env}
     return run
@@ -321,13 +323,13 @@ def _run(ctx: RunContext, display: CellDisplay, read_returned: Callable[[Handle]
         raise TrainingFailedError(f"rank {rank} on {host} failed:\n\n{trace}", field=error.field) from None
 
 
-def _refuse_unknown(fields: Mapping[str, Any]) -> None:
-    """Refuse an argument of ``notebook_launcher`` that neither Accelerate nor a run has."""
-    own_arguments = [name for name in inspect.signature(notebook_launcher).parameters if name != "fields"]
+def _refuse_unknown(fields: Mapping[str, Any], called: Callable[..., Any]) -> None:
+    """Refuse an argument of ``launch`` or ``notebook_launcher`` that neither it nor a run has."""
+    own_arguments = [name for name in inspect.signature(called).parameters if name != "fields"]
     known = {*own_arguments, *TrainingRun.model_fields, "run_id"}
     for name in fields:
         if name not in known:
-            similar = difflib.get_close_matches(name, known, 1)
+            similar = difflib.get_close_matches(name, known, 1, cutoff=0.5)
             all_arguments = f"It takes {', '.join(own_arguments)}, and the fields of a run"
             fix = f"Did you mean {similar[0]!r}?" if similar else all_arguments
             raise BadInputError("there is no such argument", field=name, fix=fix)

@@ -27,7 +27,7 @@ Seconds = Annotated[int, Field(ge=1, le=LONGEST_S)]
 Cores = Annotated[float, Field(ge=0.001, le=10**6)]  # Kubernetes counts thousandths of a core
 LABEL_PATTERN: Final = r"^[a-z]([a-z0-9-]*[a-z0-9])?$"
 """The beginning of a run's name."""
-_ONE_SLASH: Final = re.compile(r"(abfss?|az|file|gcs|gs|hf|https?|s3a?):/(?!/)")
+ONE_SLASH: Final = re.compile(r"(abfss?|az|file|gcs|gs|hf|https?|s3a?):/(?!/)")
 """Matches a URL that lost a slash, as in pathlib: it would be the path of a folder."""
 _SPARE_S = 3600  # in which a waiting process ends the training itself, and records why
 _XLA_DEVICES: Final = 8  # of a node: the cores of a TPU host, and Accelerate's default there
@@ -284,7 +284,7 @@ class TrainingRun(BaseModel):
         """Return a path or URL unchanged; raises ValueError if it is blank, or a URL that lost a slash."""
         if value is not None and not value.strip():
             raise ValueError("it is empty, as of a template that gave nothing: give a path or a URL")
-        if value is not None and (match := _ONE_SLASH.match(value)):
+        if value is not None and (match := ONE_SLASH.match(value)):
             name = match[1]
             raise ValueError(f"a URL has two slashes, as {name}://, and a folder with this name ./{name}:/")
         return value

@@ -3,17 +3,18 @@
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from manycpu.pipeline.spec.credentials import HIDDEN, is_secret, redacted_options
-from manycpu.pipeline.spec.errors import BadInputError, Finding, as_error
+from manycpu.pipeline.spec.errors import Finding, as_error
 from manycpu.pipeline.spec.targets import FOLDER_PATTERN, KINDS, NAME_PATTERN, TargetFields
 from manycpu.pipeline.spec.training_run import LABEL_PATTERN, TrainingRun
 from manycpu.pipeline.spec.words import AMOUNT_PATTERN
 
+Model = TypeVar("Model", bound=BaseModel)
 PATTERN_HINTS: Final = {
     AMOUNT_PATTERN: "an amount is needed, such as 8Gi or 500M",
     FOLDER_PATTERN: "an absolute path is needed, with no slash at its end",
@@ -35,16 +36,7 @@ def read_run(fields: Mapping[str, Any] | TrainingRun) -> TrainingRun:
     Raises:
         BadInputError: A field is wrong; the message names each one, and what to do.
     """
-    if isinstance(fields, TrainingRun):
-        return fields
-    if not isinstance(fields, Mapping):
-        raise _no_mapping("run", fields)
-    try:
-        return TrainingRun.model_validate(dict(fields))
-    except ValidationError as error:
-        problems = error.errors(include_url=False)
-    # Not within `except`: a traceback would show pydantic's error too, with the user's credentials.
-    raise as_error([_finding(dict(problem), "run", TrainingRun) for problem in problems])
+    return _valid(_run_or_findings(fields))
 
 
 def read_target(fields: Mapping[str, Any] | TargetFields | None) -> TargetFields:
@@ -53,26 +45,64 @@ def read_target(fields: Mapping[str, Any] | TargetFields | None) -> TargetFields
     Raises:
         BadInputError: A field is wrong; the message names each one, and what to do.
     """
+    return _valid(_target_or_findings(fields))
+
+
+def read_both(
+    run: Mapping[str, Any] | TrainingRun, target: Mapping[str, Any] | TargetFields | None
+) -> tuple[TrainingRun, TargetFields]:
+    """Validate the fields of a run and of its target, as :func:`read_run` and :func:`read_target` do.
+
+    Raises:
+        BadInputError: A field is wrong; the message names each one of both, and what to do.
+    """
+    read = _run_or_findings(run), _target_or_findings(target)
+    if wrong := [finding for part in read if isinstance(part, list) for finding in part]:
+        raise as_error(wrong)
+    return _valid(read[0]), _valid(read[1])
+
+
+def _valid(read: Model | list[Finding]) -> Model:
+    if isinstance(read, list):
+        raise as_error(read)
+    return read
+
+
+def _run_or_findings(fields: Mapping[str, Any] | TrainingRun) -> TrainingRun | list[Finding]:
+    """Validate the fields of a run; return a finding for each wrong one."""
+    if isinstance(fields, TrainingRun):
+        return fields
+    if not isinstance(fields, Mapping):
+        return [_no_mapping("run", fields)]
+    return _model_or_findings(TrainingRun, fields, "run")
+
+
+def _target_or_findings(fields: Mapping[str, Any] | TargetFields | None) -> TargetFields | list[Finding]:
+    """Validate the fields of a target; return a finding for each wrong one."""
     if isinstance(fields, TargetFields):
         return fields
     if not isinstance(fields, Mapping | None):
-        raise _no_mapping("target", fields)
+        return [_no_mapping("target", fields)]
     fields = {"kind": "local", **(fields or {})}
     kind = fields["kind"]
     if not isinstance(kind, str) or kind not in KINDS:
-        fix = _suggest(KINDS, like=str(kind))
-        raise BadInputError(f"there is no target {kind!r}", field="target.kind", fix=fix)
+        return [Finding("target.kind", f"there is no target {kind!r}", _suggest(KINDS, like=str(kind)))]
+    return _model_or_findings(KINDS[kind], fields, "target")
+
+
+def _model_or_findings(model: type[Model], fields: Mapping[str, Any], prefix: str) -> Model | list[Finding]:
     try:
-        return KINDS[kind].model_validate(fields)
+        return model.model_validate(dict(fields))
     except ValidationError as error:
         problems = error.errors(include_url=False)
-    raise as_error([_finding(dict(problem), "target", KINDS[kind]) for problem in problems])
+    # A traceback of an error that is raised within `except` would show pydantic's, with credentials.
+    return [_finding(dict(problem), prefix, model) for problem in problems]
 
 
-def _no_mapping(name: str, given: object) -> BadInputError:
-    """Make the error for a run or a target (``name``) that is given as something else than a mapping."""
+def _no_mapping(name: str, given: object) -> Finding:
+    """Make the finding for a run or a target (``name``) that is given as something else than a mapping."""
     fix = f"Give the fields of `{name}` as a dictionary; `manycpu run FILE` reads them from a run file"
-    return BadInputError(f"a mapping is needed; given was a {type(given).__name__}", field=name, fix=fix)
+    return Finding(name, f"a mapping is needed; given was a {type(given).__name__}", fix)
 
 
 def _finding(problem: dict[str, Any], prefix: str, model: type[BaseModel]) -> Finding:

@@ -13,7 +13,7 @@ from manycpu.pipeline.spec.errors import BadInputError, LedgerError, ManycpuErro
 from manycpu.pipeline.spec.naming import run_key, run_name
 from manycpu.pipeline.spec.targets import TargetFields
 from manycpu.pipeline.spec.training_run import TrainingRun, passable
-from manycpu.pipeline.spec.validation import read_run, read_target
+from manycpu.pipeline.spec.validation import read_both, read_run, read_target
 from manycpu.pipeline.targets.context import WAY, Access, RunContext
 
 _LOG = logging.getLogger(__name__)
@@ -39,7 +39,8 @@ def open_context(
         BadInputError: A field is wrong.
     """
     # The target fills in what the fields leave open, such as the number of processes.
-    completed_run, completed_target = read_target(target).completed(read_run(run))
+    valid_run, valid_target = read_both(run, target)
+    completed_run, completed_target = valid_target.completed(valid_run)
     absolute_run = _with_absolute_paths(completed_run, completed_target, base)
     paths = {name: getattr(completed_target, name) for name in completed_target.paths}
     absolute_paths = {name: absolute(path, base) for name, path in paths.items() if path}

@@ -15,6 +15,8 @@ from manycpu.pipeline.verbs.cancel import end_if_cancelled, take_cancellation
 
 # Fields that take effect at once, also for an attempt that was started with other values.
 _NOT_OF_AN_ATTEMPT = frozenset({"run.output", "run.keep", "run.keep_for", "target.connection"})
+_SOURCES = {"digests.code": "run.program", "digests.data": "run.data", "digests.model": "run.model"}
+"""Digest of files that an attempt was started with -> the field that names them."""
 
 
 def launch(ctx: RunContext, staged: Staged, built: Built) -> tuple[Handle, bool]:
@@ -89,9 +91,11 @@ def edited(ctx: RunContext, handle: Handle) -> Finding | None:
     names = [name for name in sorted(before | now) if before.get(name) != now.get(name)]
     if not names:
         return None
+    changed = [f"the files of {_SOURCES[name]}" if name in _SOURCES else name for name in names]
     return Finding(
-        ", ".join(names),
-        f"attempt {handle.attempt} was started with something else, and is judged by that",
+        ", ".join(dict.fromkeys(_SOURCES.get(name, name) for name in names)),
+        f"since attempt {handle.attempt} was started, these have changed: {', '.join(changed)}; it is judged "
+        "by what it was started with",
         "What is given now counts from the next attempt on",
         fatal=False,
     )

@@ -338,7 +338,7 @@ def _remote(source: Location, field: str, *, by_pods: bool) -> Findings:
 def _unreadable(field: str, error: Exception, url: str | None = None) -> Finding:
     """Make a finding of an error of reading; the secrets of ``url`` are hidden in its message."""
     reason = without_secrets(str(error) or type(error).__name__, url)
-    return Finding(field, f"not all of it can be read: {reason}", "See that it can, from here")
+    return Finding(field, f"it cannot be read: {reason}", "Let this machine read all of it, or name another")
 
 
 def _output(ctx: RunContext) -> Findings:

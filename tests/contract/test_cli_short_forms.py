@@ -53,6 +53,17 @@ def test_logs_without_a_name_are_those_of_the_newest_run(
     assert manycpu("logs", name)[1] == printed.replace(f"run {name}\n", "")
 
 
+def test_preflight_takes_the_run_id_of_a_run_that_it_checks_again(
+    manycpu: Type, script: Script, tmp_path: Path
+) -> None:
+    given = {"program": script(), "output": str(tmp_path / "out"), "nproc_per_node": 1}
+    train(given, run_id="one")
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    assert manycpu("preflight", *words, "--run-id", "one")[0] == 0
+    code, printed = manycpu("preflight", *words, "--run-id", "two")
+    assert (code, "is not empty: another run" in printed) == (2, True), printed
+
+
 def test_report_without_a_path_is_that_of_the_run_that_ended_last(
     manycpu: Type, script: Script, tmp_path: Path
 ) -> None:

@@ -631,8 +631,9 @@ def test_a_model_that_could_not_be_exported_is_kept_and_goes_out_with_the_next_t
 
 def test_a_source_that_cannot_be_reached_is_named(script: Script, tmp_path: Path, home: Path) -> None:
     given = fields(tmp_path, script(), data="hf://datasets/nobody/nothing")
-    with pytest.raises(StageError, match=r"^run\.data: hf://datasets/nobody/nothing was not staged"):
+    with pytest.raises(StageError, match=r"^run\.data: hf://datasets/nobody/nothing was not staged") as said:
         train(given)
+    assert str(said.value).endswith("a private one of the Hub needs HF_TOKEN.")
     assert list((home / "runs").glob("*")) == []
     assert report(tmp_path).verbs["stage"].result == "failed"
 

@@ -100,7 +100,8 @@ def test_what_differs_from_the_attempt_is_named_and_the_output_is_not_of_it(tmp_
         entry.digests["code"] = "2"  # it was built again
     finding = edited(now, handle)
     assert finding is not None
-    assert (finding.field, finding.fatal) == ("digests.code, run.args", False)
+    assert (finding.field, finding.fatal) == ("run.program, run.args", False)
+    assert "these have changed: the files of run.program, run.args; " in finding.message
 
 
 class Handle:

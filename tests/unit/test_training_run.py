@@ -3,6 +3,7 @@
 import json
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local
 from manycpu.pipeline.spec.training_run import Resources, TrainingRun
 from manycpu.pipeline.spec.validation import PATTERN_HINTS, read_run, read_target
+from manycpu.pipeline.targets.open_run import open_context
 
 RUN = {"program": "./train.py", "output": "./out"}
 MODELS = (TrainingRun, Local, BareMetal, Kubernetes)
@@ -141,6 +143,13 @@ def test_several_wrong_fields_are_named_at_once() -> None:
         read_run({"output": "./out", "nnodes": 0})
     assert "run.program" in str(caught.value)
     assert "run.nnodes" in str(caught.value)
+
+
+def test_wrong_fields_of_run_and_target_are_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError) as refused:
+        open_context({**RUN, "nproc": 2}, {"lanch": "x"}, "test", base=tmp_path)
+    assert "- run.nproc: there is no such field. " in str(refused.value)
+    assert "- target.lanch: there is no such field. Did you mean 'launch'?" in str(refused.value)
 
 
 def test_no_target_is_this_machine() -> None:

@@ -9,7 +9,14 @@ from typing import Final
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.credentials import without_secrets
-from manycpu.pipeline.spec.errors import BadInputError, LaunchError, ManycpuError, RunGoneError, StageError
+from manycpu.pipeline.spec.errors import (
+    DISK_FULL,
+    BadInputError,
+    LaunchError,
+    ManycpuError,
+    RunGoneError,
+    StageError,
+)
 from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import Built, Copied, RunContext
 from manycpu.pipeline.targets.machines.context import MachineContext, home_of
@@ -43,9 +50,13 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
         raise
     except Exception as error:
         # Each fsspec protocol raises its own error types.
-        fix = f"See that it can be read and that {home} has room, or set target.directory; then run again"
+        fix = "See that its name is right, and that this machine may read it"
+        if source.url.startswith("hf://"):
+            fix += "; a private one of the Hub needs HF_TOKEN"
         if isinstance(error, transfer.TransferError):
             fix = "Stage again when nothing writes to it"
+        elif isinstance(error, OSError) and error.errno in DISK_FULL:
+            fix = f"Make room in {home}, or set target.directory to another disk; then run again"
         raise StageError(
             without_secrets(f"{url} was not staged: {error}", url), field=field, fix=fix
         ) from error
