@@ -1,12 +1,22 @@
 """The output of a run, as this machine sees it: its claim, its report, and files of others in it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from manycpu.pipeline import run_report, transfer
 from manycpu.pipeline.spec.credentials import without_secrets
-from manycpu.pipeline.spec.errors import BadInputError, Finding, OutputTakenError, raise_findings
+from manycpu.pipeline.spec.errors import (
+    BadInputError,
+    Finding,
+    ManycpuError,
+    OutputTakenError,
+    raise_findings,
+)
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.output import REPORT, replaceable
+from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import RunContext
 
 
@@ -26,7 +36,7 @@ def claim(ctx: RunContext, holder: ProcessHandle | None = None) -> None:
         return
     try:
         claimant = transfer.Claimant(ctx.key, ctx.name, seconds=ctx.waiting_lease, holder=holder)
-        transfer.claim(ctx.output, claimant)
+        transfer.claim(ctx.output, claimant, partial(_trains, ctx))
     except transfer.ClaimedError as error:
         raise_findings([claimed_finding(ctx, str(error), error.fix)])
     except BadInputError:  # of the URL: it has its field and fix already
@@ -38,6 +48,20 @@ def claim(ctx: RunContext, holder: ProcessHandle | None = None) -> None:
             field="run.output",
             fix="Give a folder, or a URL of storage, that can be written to from here",
         ) from error
+
+
+def _trains(ctx: RunContext, claim: transfer.Claim) -> bool:
+    """Whether the training of another run here is seen to continue, as when its command was killed."""
+    other = replace(ctx, name=claim.run, key=claim.key)
+    try:
+        entry = other.ledger.read()
+        handle = other.driver.present_handle(other, entry)
+        if handle is None or entry.key != claim.key:
+            return False
+        state = attempt_status(other, handle, entry).state
+    except (ManycpuError, OSError, ValueError):  # the claim alone counts
+        return False
+    return not state.terminal and state is not RunState.UNKNOWN
 
 
 def release(ctx: RunContext) -> None:

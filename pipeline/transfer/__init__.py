@@ -1,7 +1,7 @@
 """Verified copies: a manifest with sha256, resume after a break, atomic rename. Used by stage and export."""
 
 from manycpu.pipeline.spec.output import MANIFEST
-from manycpu.pipeline.transfer.claims import Claimant, ClaimedError, claim, has_claimed, release
+from manycpu.pipeline.transfer.claims import Claim, Claimant, ClaimedError, claim, has_claimed, release
 from manycpu.pipeline.transfer.destination import (
     earlier,
     for_people,
@@ -27,6 +27,7 @@ from manycpu.pipeline.transfer.publish import discard_exports, publish, save, wr
 __all__ = [
     "DIGITS",
     "MANIFEST",
+    "Claim",
     "Claimant",
     "ClaimedError",
     "File",

@@ -15,7 +15,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -92,7 +92,7 @@ class ClaimedError(TransferError):
         super().__init__(f"another run has {other.output}: {other}")
         expiry = f"ends by itself on {_date(other.until)}; " if math.isfinite(other.until) else ""
         self.fix = (
-            "Give another output; or wait until that run has ended, or end it: "
+            "Give another output; or wait until that run has ended (its --run-id attaches to it), or end it: "
             f"`manycpu cancel {other.run}`, then `manycpu clean {other.run}`. Its claim {expiry}where the "
             f"run is gone for good, delete {other.path}"
         )
@@ -103,20 +103,25 @@ def _date(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
+Trains = Callable[[Claim], bool]
+"""Whether the training of a run continues though its claim is over: such a claim counts."""
+
+
 class _ClaimFiles(NamedTuple):
     """The claim files of one output, one for each run."""
 
     folder: Location
     stem: str | None
     """Name of an output on disk, beside which its claims are; None: the output is behind a URL."""
+    trains: Trains = lambda _: False
 
     @classmethod
-    def of(cls, output: Location) -> "_ClaimFiles":
+    def of(cls, output: Location, trains: Trains = lambda _: False) -> "_ClaimFiles":
         """Find where the claims of an output are."""
         if output.local is None:
-            return cls(output, None)
+            return cls(output, None, trains)
         folder = output.local.resolve()  # the target of a link, as in the export
-        return cls(Location.of(str(folder.parent), "run.output"), folder.name)
+        return cls(Location.of(str(folder.parent), "run.output"), folder.name, trains)
 
     def name(self, key: str) -> str:
         """Return the name of a run's claim file."""
@@ -165,14 +170,14 @@ class _ClaimFiles(NamedTuple):
         """
         others = []
         for claim in self.read_others(key):
-            if claim.is_over():
+            if claim.is_over() and not self.trains(claim):
                 self.remove(claim.key)
             else:
                 others.append(claim)
         for files in self._overlapping():
             with suppress(OSError):  # the folder is another user's
                 for claim in files.read_others(key):
-                    if claim.held is not None and not claim.is_over():
+                    if claim.held is not None and not (claim.is_over() and not self.trains(claim)):
                         claim.output = str(Path(files.folder.root, files.stem or ""))
                         others.append(claim)
         return others
@@ -210,14 +215,14 @@ class _ClaimFiles(NamedTuple):
         return key if key and "." not in key and name == self.name(key) else None
 
 
-def claim(output: Location, claimant: Claimant) -> None:
+def claim(output: Location, claimant: Claimant, trains: Trains = lambda _: False) -> None:
     """Claim an output for a run, or renew its claim.
 
     Raises:
         ClaimedError: Another run holds it, or asks at the same time and has the lower key.
         OSError: The output cannot be written; other protocols have their own errors.
     """
-    files, now, key = _ClaimFiles.of(output), time.time(), claimant.key
+    files, now, key = _ClaimFiles.of(output, trains), time.time(), claimant.key
     mine = files.read(key)
     # If this run does not hold the output, it first asks, as the top of this file describes.
     if mine is None or not mine.held or mine.is_over():

@@ -194,6 +194,24 @@ def test_a_run_whose_command_was_killed_goes_on_with_its_output(run: Run, tmp_pa
     assert left_by_claims(tmp_path) == []
 
 
+def test_a_training_whose_command_was_killed_keeps_its_output_from_another(
+    run: Run, tmp_path: Path, home: Path
+) -> None:
+    killed = run.type("first")
+    until(lambda: trains(home))
+    (name,) = trains(home)
+    killed.kill()
+    killed.communicate()
+    second = run.type("second")
+    said, _ = second.communicate(timeout=300)
+    assert (second.returncode, f"another run has it: {name} (host " in said) == (2, True), said
+    assert "its --run-id attaches to it" in said
+    (tmp_path / "gate").touch()
+    said, _ = run.type("first").communicate(timeout=300)
+    assert (tmp_path / "out" / "model.txt").read_text() == "the model", said
+    assert left_by_claims(tmp_path) == []
+
+
 def test_pods_claim_an_output_and_see_no_claims_in_it(url: str, source: Path, tmp_path: Path) -> None:
     def ask(command: str, **request: object) -> dict[str, object]:
         with pod(command) as (channel, _):
