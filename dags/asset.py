@@ -1,4 +1,7 @@
-"""A model as an asset: one DAG trains it, another starts when there is a new one and reads its metrics."""
+"""A model as an asset: one DAG trains it, another starts when there is a new one and reads its metrics.
+
+The training runs on this machine and needs the extras `train` and `demo`.
+"""
 
 from typing import Any
 

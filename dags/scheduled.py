@@ -1,4 +1,7 @@
-"""Train every week once the DAG is unpaused. Airflow renders templates in the run for each DAG run."""
+"""Train every week once the DAG is unpaused. Airflow renders templates in the run for each DAG run.
+
+The training runs on this machine and needs the extras `train` and `demo`.
+"""
 
 from airflow.sdk import dag
 
