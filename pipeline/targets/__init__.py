@@ -30,8 +30,6 @@ class Watch(Protocol):
 
     ctx: Any
     handle: Any
-    spoken: bool
-    """Whether a rank has written a line."""
     behind: bool
     """Whether more lines can be read at once: a look reads only a part of a long log."""
 

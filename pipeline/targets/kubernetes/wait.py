@@ -60,7 +60,6 @@ class JobWatch:
 
     def __init__(self, ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None) -> None:
         self.ctx, self.handle = ctx, handle
-        self.spoken = False
         self._batches: deque[list[RankLine]] = deque()
         self._status = Status(state=RunState.PENDING)
         self._recorder = AttemptRecorder(ctx, handle, cursor, reader="")
@@ -90,7 +89,6 @@ class JobWatch:
         lines: list[RankLine] = []
         while self._batches:
             lines += self._batches.popleft()
-        self.spoken = self.spoken or any(line.rank is not None for line in lines)
         return lines, status
 
     def close(self) -> None:

@@ -119,7 +119,7 @@ class MachineWatch:
         self._log = process.LogFollower(Path(handle.directory) / process.LOG, cursor or 0)
         self._activity = ActivityLog(Path(handle.directory))
         self._deadline = time.monotonic() + ctx.run.run_timeout + _LATE_S
-        self.spoken = self.behind = False
+        self.behind = False
 
     @property
     def observed(self) -> Observed:
@@ -135,7 +135,6 @@ class MachineWatch:
         new_status = with_canceller(status(self.ctx, self.handle, entry, self._activity), self.handle, entry)
         offset_before = self._log.offset
         lines = [events.split(line) for line in self._log.read(_BLOCK_BYTES)]
-        self.spoken = self.spoken or any(line.rank is not None for line in lines)
         ended = new_status.state.terminal
         is_full_block = self._log.offset - offset_before > _BLOCK_BYTES // 2  # then there may be more
         self.behind = bool(lines) and (ended or is_full_block)

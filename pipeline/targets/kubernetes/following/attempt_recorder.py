@@ -280,8 +280,6 @@ class AttemptRecorder:
         self._observer = Observer(self.state.observed)
         self.tails: dict[str, list[str]] = {}
         """Pod -> its last lines."""
-        self.spoken = bool(self.state.spoke)
-        """Whether any rank has written a line."""
         self.last_placed_or_suspended = 0.0
         """When the follower last saw the job with its nodes, or suspended; seconds since the epoch."""
         self._introduced: dict[int, tuple[float, str]] = {}
@@ -341,7 +339,6 @@ class AttemptRecorder:
     def _record_line(self, line: Line, event: Event | None) -> None:
         """Record when a rank wrote a line or reported its end, and keep the last lines of its pod."""
         if line.line.rank is not None:
-            self.spoken = True
             self.state.spoke = max(self.state.spoke, line.time)
         tail = self.tails.setdefault(line.pod, [])
         if isinstance(event, ExitEvent):
