@@ -88,7 +88,7 @@ class HttpError(ManycpuError):
 
 
 class ClusterError(HttpError):
-    """The Kubernetes cluster refuses a call, or does not answer."""
+    """The target's service refuses a call or does not answer; the caller may retry."""
 
 
 class UnauthorizedError(ClusterError):

@@ -1,4 +1,7 @@
-"""Handles: JSON by which a trigger, a retry or another process finds a training that was started."""
+"""Handles: JSON by which a trigger, a retry or another process finds a training that was started.
+
+Each kind has ``kind``, ``run``, ``attempt``, ``began``, and a text for logs (``str``).
+"""
 
 from typing import Annotated, Literal
 

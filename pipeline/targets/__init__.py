@@ -49,7 +49,11 @@ class Watch(Protocol):
 
 
 class Driver(ABC, Generic[Ctx, H]):
-    """What one kind of target does for each verb. The verbs in ``verbs/`` document the errors."""
+    """What one kind of target does for each verb. The verbs in ``verbs/`` document the errors.
+
+    If the target's service cannot be reached for now, every method raises ClusterError: triggers try again
+    after that.
+    """
 
     @abstractmethod
     def ledger(self, ctx: Ctx) -> Ledger:
@@ -104,7 +108,12 @@ class Driver(ABC, Generic[Ctx, H]):
 
     @abstractmethod
     def launch(self, ctx: Ctx, staged: Staged, built: Built) -> tuple[H, bool]:
-        """Start the next attempt, or attach to the present one; return the handle; True: attached."""
+        """Start the next attempt, or attach to the present one; return the handle; True: attached.
+
+        In this order, in one change of the ledger: ``join`` refuses another task, ``should_attach`` judges
+        the present attempt, and ``begin_attempt`` records the next one (all in ``attempt.py``). Only after
+        that anything starts; the handle is recorded last.
+        """
 
     @abstractmethod
     def objects(self, ctx: Ctx) -> list[dict[str, Any]]:
@@ -119,7 +128,12 @@ class Driver(ABC, Generic[Ctx, H]):
 
     @abstractmethod
     def status(self, ctx: Ctx, handle: H, entry: Entry) -> Status:
-        """Read the status of an attempt, judged in the same way as by a watch."""
+        """Read the status of an attempt, judged in the same way as by a watch.
+
+        If it failed, ``by_itself`` decides what a clean-up deletes: without it, output and checkpoints stay.
+        ``budget`` is set by a watch that ends the attempt for a time budget; where something else does, such
+        as a supervisor, it stays None, and the reason names the budget.
+        """
 
     @abstractmethod
     def watch(self, ctx: Ctx, handle: H, cursor: Any) -> Watch:
@@ -134,7 +148,7 @@ class Driver(ABC, Generic[Ctx, H]):
 
     @abstractmethod
     def observed_of(self, ctx: Ctx, handle: H) -> Observed:
-        """Read what the ranks of an attempt have reported."""
+        """Read what the ranks of an attempt have reported: ``Observer`` makes it from their lines."""
 
     @abstractmethod
     def read_log(self, ctx: Ctx, handle: H) -> Iterable[str]:
@@ -189,12 +203,16 @@ class Driver(ABC, Generic[Ctx, H]):
 
     @abstractmethod
     def keep_results(self, ctx: Ctx, seconds: float | None, *, checkpoints: bool = True) -> list[str]:
-        """Keep output and checkpoints for some seconds, and delete the rest; name what is kept.
+        """Keep output and checkpoints, record in the lease for how long, and delete the rest.
 
         Args:
             ctx: The run.
             seconds: For how long; None: for ever.
             checkpoints: Whether the checkpoints are kept too.
+
+        Returns:
+            Names of what is kept; empty only if there are no results. Then the lease is as before, and the
+            caller removes the run.
         """
 
     @abstractmethod
@@ -203,14 +221,19 @@ class Driver(ABC, Generic[Ctx, H]):
 
     @abstractmethod
     def remove(self, ctx: Ctx) -> list[str]:
-        """Delete what the run owns, and check that it is gone; name what is left."""
+        """Delete what the run owns, and check that it is gone; name what is left.
+
+        Also if the ledger is gone already: a process was killed after it had deleted it.
+        """
 
     @abstractmethod
     def remove_expired(self, ctx: Ctx, now: float, may_delete: Callable[[RunContext], bool]) -> list[Finding]:
         """Delete other runs whose lease has expired; return warnings about failures.
 
-        ``may_delete`` returns whether a run may be deleted; if it must be kept, it records for how long.
-        ``now`` is in seconds since the epoch, by the clock of leases.
+        First finish removals that were begun. Then, for each run: read its lease, end what it still trains if
+        no supervisor does, ask ``may_delete``, and delete it only if the lease is still over: another process
+        may have resumed it. ``may_delete`` returns whether a run may be deleted; if it must be kept, it
+        records for how long. ``now`` is in seconds since the epoch, by the clock of leases.
         """
 
     def half_removed(self, target: Any) -> list[str]:  # noqa: ARG002 - overrides use it

@@ -62,6 +62,17 @@ def attempt_of(ctx: RunContext, staged: Staged, built: Built) -> Attempt:
     )
 
 
+def begin_attempt(entry: Entry, number: int, started_with: Attempt) -> None:
+    """Begin an attempt in a ledger's entry, and remove what the entry says of the attempt before it.
+
+    The entry must be saved before anything of the attempt starts: a retry then finds what a kill left.
+    """
+    entry.attempt = number
+    entry.attempts[number] = started_with
+    entry.handle = entry.export = None
+    entry.verbs.pop("wait", None)
+
+
 def checkpoints_of(ctx: RunContext, directory: object) -> str:
     """Return the run's folder of checkpoints on the nodes, which all its attempts share.
 

@@ -23,7 +23,14 @@ from manycpu.pipeline.spec.kube_object import KubeObject, epoch
 from manycpu.pipeline.spec.naming import label, labels
 from manycpu.pipeline.spec.placement import CODE, Placement
 from manycpu.pipeline.spec.state import RunState, Status
-from manycpu.pipeline.targets.attempt import attempt_of, attempt_status, checkpoints_of, join, should_attach
+from manycpu.pipeline.targets.attempt import (
+    attempt_of,
+    attempt_status,
+    begin_attempt,
+    checkpoints_of,
+    join,
+    should_attach,
+)
 from manycpu.pipeline.targets.context import Built, Staged
 from manycpu.pipeline.targets.kubernetes import run_secret
 from manycpu.pipeline.targets.kubernetes.context import (
@@ -325,12 +332,8 @@ def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle 
         # An attempt that is recorded and has no job: its launch was killed in between. Complete that attempt.
         has_no_job = entry.attempt > 0 and present is None and entry.cancelled_by is None
         # A changed description needs a new attempt: the earlier launch may still create its job.
-        if not has_no_job or entry.attempts.get(entry.attempt, described) != described:
-            entry.attempt += 1
-            entry.export = None  # this and `wait` described the previous attempt
-            entry.verbs.pop("wait", None)
-        entry.attempts[entry.attempt] = described
-        entry.handle = None
+        completes = has_no_job and entry.attempts.get(entry.attempt, described) == described
+        begin_attempt(entry, entry.attempt if completes else entry.attempt + 1, described)
         return None, entry.attempt
 
 

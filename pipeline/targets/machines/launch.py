@@ -15,7 +15,14 @@ from manycpu.pipeline.spec.output import RETURNED
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.targets import BareMetal
-from manycpu.pipeline.targets.attempt import attempt_of, attempt_status, checkpoints_of, join, should_attach
+from manycpu.pipeline.targets.attempt import (
+    attempt_of,
+    attempt_status,
+    begin_attempt,
+    checkpoints_of,
+    join,
+    should_attach,
+)
 from manycpu.pipeline.targets.context import Built, Staged
 from manycpu.pipeline.targets.machines import hosts
 from manycpu.pipeline.targets.machines.context import (
@@ -49,15 +56,11 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
             process.end_leftovers(present)
             hosts.end_ranks(ctx, entry, hosts.names(ctx))
         hosts.claim(ctx, entry)
-        entry.attempt += 1
-        description = attempt_of(ctx, staged, built)
         output = ctx.output.local if ctx.run.output is not None else None
         mount = output and str(disk.mount_point(output))
-        entry.attempts[entry.attempt] = description.model_copy(
-            update={"hosts": hosts.names(ctx), "output_mount": mount}
-        )
-        entry.handle = entry.export = None
-        entry.verbs.pop("wait", None)  # the record belongs to the attempt before
+        description = attempt_of(ctx, staged, built)
+        description = description.model_copy(update={"hosts": hosts.names(ctx), "output_mount": mount})
+        begin_attempt(entry, entry.attempt + 1, description)
         ctx.ledger.save(entry)
         placement = _place(ctx, staged, built, entry.attempt)
         returned = str(Path(placement.output).with_name(RETURNED))  # for the value of a notebook's function
