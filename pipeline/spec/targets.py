@@ -71,6 +71,8 @@ class TargetFields(BaseModel):
     """Whether each node is a host of its own, so that ranks of two nodes never share one."""
     paths: ClassVar[tuple[str, ...]] = ("directory",)
     """Fields that are paths: relative ones start from the folder of the run file or the DAG file."""
+    reached_by: ClassVar[tuple[str, ...]] = ("directory",)
+    """Fields that say how to reach a run; a change of them does not change what a run does."""
 
     @property
     def waits_in_queue(self) -> bool:
@@ -166,6 +168,7 @@ class Kubernetes(TargetFields):
 
     has_image = True
     paths = ("dockerfile", "context", "registry_ca")
+    reached_by = ("connection",)
     extra = ("kubernetes", "target.kind", "Kubernetes")
     has_host_per_node = True
     kind: Literal["kubernetes"] = "kubernetes"

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 OWN_FOLDERS = ("runs", "data", "model", "code", "functions")
 """Subfolders of a target's folder in which manycpu deletes what no run needs any more."""
-WAY = ("connection", "directory")
-"""Fields of a target that say how to reach a run; a change of them does not change what a run does."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +145,9 @@ class RunContext(Generic[Target_co, Ledger_co]):
 
     def origin(self, *fields: str) -> str:
         """Hash some fields of the run, and the target: results of the same hash are reused."""
-        target = {name: value for name, value in self.target_fields.items() if name not in WAY}
+        target = {
+            name: value for name, value in self.target_fields.items() if name not in self.target.reached_by
+        }
         return run_key(*(getattr(self.run, field) for field in fields), json.dumps(target, sort_keys=True))
 
 

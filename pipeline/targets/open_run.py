@@ -14,9 +14,11 @@ from manycpu.pipeline.spec.naming import run_key, run_name
 from manycpu.pipeline.spec.targets import TargetFields
 from manycpu.pipeline.spec.training_run import TrainingRun, passable
 from manycpu.pipeline.spec.validation import read_both, read_run, read_target
-from manycpu.pipeline.targets.context import WAY, Access, RunContext
+from manycpu.pipeline.targets.context import Access, RunContext
 
 _LOG = logging.getLogger(__name__)
+FIELDS_AT_ONCE = ("output", "keep", "keep_for")
+"""Fields of a run that take effect at once, also for an attempt that was started with other values."""
 
 
 def open_context(
@@ -116,11 +118,9 @@ def as_started(ctx: RunContext, entry: Entry, attempt: int) -> RunContext:
     started = entry.described(attempt)
     if (started.run, started.target) == (ctx.run_fields, ctx.target_fields):
         return ctx
-    # These fields keep their present values: how to reach the target, and what becomes of the model.
-    access_fields = {name: getattr(ctx.target, name) for name in WAY if hasattr(ctx.target, name)}
-    target = read_target(started.target).model_copy(update=access_fields)
-    output_fields = {name: getattr(ctx.run, name) for name in ("output", "keep", "keep_for")}
-    run = read_run(started.run).model_copy(update=output_fields)
+    present_fields = {name: getattr(ctx.target, name) for name in ctx.target.reached_by}
+    target = read_target(started.target).model_copy(update=present_fields)
+    run = read_run(started.run).model_copy(update={name: getattr(ctx.run, name) for name in FIELDS_AT_ONCE})
     return replace(ctx, run=run, target=target)
 
 

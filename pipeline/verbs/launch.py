@@ -10,11 +10,10 @@ from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets.attempt import attempt_status, join, should_attach
 from manycpu.pipeline.targets.context import Built, RunContext, Staged
+from manycpu.pipeline.targets.open_run import FIELDS_AT_ONCE
 from manycpu.pipeline.targets.output import claim
 from manycpu.pipeline.verbs.cancel import end_if_cancelled, take_cancellation
 
-# Fields that take effect at once, also for an attempt that was started with other values.
-_NOT_OF_AN_ATTEMPT = frozenset({"run.output", "run.keep", "run.keep_for", "target.connection"})
 _SOURCES = {"digests.code": "run.program", "digests.data": "run.data", "digests.model": "run.model"}
 """Digest of files that an attempt was started with -> the field that names them."""
 
@@ -87,8 +86,10 @@ def edited(ctx: RunContext, handle: Handle) -> Finding | None:
         return None
     digests = {name: entry.digests.get(name, digest) for name, digest in recorded.digests.items()}
     latest = Attempt(run=ctx.run_fields, target=ctx.target_fields, digests=digests)
-    before, now = _fields_that_bind(recorded), _fields_that_bind(latest)
-    names = [name for name in sorted(before | now) if before.get(name) != now.get(name)]
+    before, now = _dotted_fields(recorded), _dotted_fields(latest)
+    at_once = {f"run.{name}" for name in FIELDS_AT_ONCE}
+    at_once |= {f"target.{name}" for name in ctx.target.reached_by}
+    names = [name for name in sorted({*before, *now} - at_once) if before.get(name) != now.get(name)]
     if not names:
         return None
     changed = [f"the files of {_SOURCES[name]}" if name in _SOURCES else name for name in names]
@@ -101,13 +102,7 @@ def edited(ctx: RunContext, handle: Handle) -> Finding | None:
     )
 
 
-def _fields_that_bind(attempt: Attempt) -> dict[str, Any]:
-    """Return the fields that an attempt keeps to its end: dotted name -> value.
-
-    They include the digests of staged data, model and code.
-    """
-    flat: dict[str, Any] = {}
-    for part in ("run", "target", "digests"):
-        for name, value in getattr(attempt, part).items():
-            flat[f"{part}.{name}"] = value
-    return {name: value for name, value in flat.items() if name not in _NOT_OF_AN_ATTEMPT}
+def _dotted_fields(attempt: Attempt) -> dict[str, Any]:
+    """Return the fields of an attempt, and its digests: dotted name -> value."""
+    parts = {"run": attempt.run, "target": attempt.target, "digests": attempt.digests}
+    return {f"{part}.{name}": value for part, fields in parts.items() for name, value in fields.items()}

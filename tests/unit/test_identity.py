@@ -10,7 +10,7 @@ from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.ledger.configmap import _data, _entry
 from manycpu.pipeline.spec.errors import ForeignRunError
 from manycpu.pipeline.targets.attempt import attempt_of, join
-from manycpu.pipeline.targets.context import Built, RunContext, Staged
+from manycpu.pipeline.targets.context import Built, RunContext, Staged, home
 from manycpu.pipeline.targets.open_run import as_started, find, open_context, reopen
 from manycpu.pipeline.verbs.launch import edited, launch
 
@@ -98,7 +98,8 @@ def test_what_differs_from_the_attempt_is_named_and_the_output_is_not_of_it(tmp_
     assert edited(first, handle) is None
     with now.ledger.update() as entry:
         entry.digests["code"] = "2"  # it was built again
-    finding = edited(now, handle)
+    named = now.target.model_copy(update={"directory": str(home())})  # only reaches the run in another way
+    finding = edited(replace(now, target=named), handle)
     assert finding is not None
     assert (finding.field, finding.fatal) == ("run.program, run.args", False)
     assert "these have changed: the files of run.program, run.args; " in finding.message
