@@ -110,7 +110,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
     return [
         {
             "apiVersion": MPIJOB.resource.api_version,
-            "kind": MPIJOB.kind,
+            "kind": MPIJOB.resource.kind,
             "metadata": pods.metadata(target, placement),
             "spec": {
                 "mpiImplementation": IMPLEMENTATIONS[target.mpi or DEFAULT_MPI],

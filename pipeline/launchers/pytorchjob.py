@@ -57,7 +57,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
     return [
         {
             "apiVersion": PYTORCHJOB.resource.api_version,
-            "kind": PYTORCHJOB.kind,
+            "kind": PYTORCHJOB.resource.kind,
             "metadata": pods.metadata(target, placement),
             "spec": spec | {"pytorchReplicaSpecs": {"Worker": workers}},
         }

@@ -88,7 +88,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
         metadata["labels"] |= SPEAKER
     job = {
         "apiVersion": TRAINJOB.resource.api_version,
-        "kind": TRAINJOB.kind,
+        "kind": TRAINJOB.resource.kind,
         "metadata": metadata | {"annotations": {RANKS: rank_pod}},
         "spec": {
             "runtimeRef": runtime,

@@ -80,6 +80,17 @@ def test_its_manifest_keeps_the_name_that_another_group_has_too(
     assert launch(ctx, Staged(), BUILT) == (handle, True)
 
 
+@pytest.mark.parametrize(
+    ("restarts", "policies"), [(0, []), (2, [{"event": "PodFailed", "action": "RestartJob"}])]
+)
+def test_it_restarts_as_a_whole_if_the_run_allows_that(
+    server: ApiServer, tmp_path: Path, restarts: int, policies: list[dict[str, str]]
+) -> None:
+    ctx = open_run(server, tmp_path, max_restarts=restarts)
+    (job,) = ctx.driver.objects(ctx)
+    assert (job["spec"]["maxRetry"], job["spec"]["policies"]) == (restarts + 1, policies)
+
+
 def test_its_phase_tells_its_states(server: ApiServer, begun: tuple[ClusterContext, JobHandle]) -> None:
     ctx, handle = begun
     assert "no operator has acknowledged VolcanoJob" in story(ctx, handle).reason

@@ -1,6 +1,7 @@
-"""An example launch kind for tests: exactly the code that a new launch kind needs.
+"""A launch kind for tests: the shortest record and launcher with which every verb works.
 
-A FitJob refers to a FitRuntime, which has the template of its pods.
+It starts one rank on each node, and does not tell it its number, as the pods of a real kind must be told. A
+FitJob refers to a FitRuntime, which has the template of its pods.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,7 +67,7 @@ class FitLauncher:
             {"apiVersion": RUNTIME.api_version, "kind": RUNTIME.kind, "metadata": meta, "spec": runtime},
             {
                 "apiVersion": FITJOB.resource.api_version,
-                "kind": FITJOB.kind,
+                "kind": FITJOB.resource.kind,
                 "metadata": meta,
                 "spec": spec,
             },

@@ -57,7 +57,10 @@ class VolcanoLauncher:
             "minAvailable": nodes,
             "schedulerName": "volcano",
             "plugins": {"svc": [], "env": []},
-            "maxRetry": run.max_restarts,
+            # Volcano gives up at this number of restarts: one more than is allowed. It reads 0 as 3.
+            "maxRetry": run.max_restarts + 1,
+            # Without a policy nothing restarts: pods that failed stay, and tell why.
+            "policies": [{"event": "PodFailed", "action": "RestartJob"}] if run.max_restarts else [],
             "tasks": [
                 {
                     "name": "rank",
