@@ -82,14 +82,14 @@ class FunctionOperator(DecoratedOperator, WholeRunOperator):
             **kwargs,
         )
 
-    def staged_and_built(self, ctx: RunContext) -> tuple[Any, Any]:
+    def stage_and_build_if_needed(self, ctx: RunContext) -> tuple[Any, Any]:
         """Write the function's module, stage and build as for any run, and then delete the module."""
         # Not the module of the parse: lines of the DAG file below the task's call had not been executed then.
         module = function_module(self.python_callable, KNOWN_CONTEXT_KEYS)
         program = Path(ctx.run.program)
         module.write(program)
         try:
-            return super().staged_and_built(ctx)
+            return super().stage_and_build_if_needed(ctx)
         finally:
             shutil.rmtree(program.parent, ignore_errors=True)
 

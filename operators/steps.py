@@ -196,11 +196,12 @@ class ReportOperator(RunOperator):
 
         with failing_without_retry():
             ctx = self.open(context)
-        states = self._upstream_states(context)
+        upstream_states = self._upstream_states(context)
         try:
             report = conclude(Report.model_validate(self.written) if self.written else read_report(ctx))
         except NoReportError as error:
-            if any(state == "skipped" for kind, _, state in states if issubclass(kind, PrepareOperator)):
+            prepared = [state for kind, _, state in upstream_states if issubclass(kind, PrepareOperator)]
+            if "skipped" in prepared:
                 text = "the training was skipped: a branch before it chose another path"
                 raise AirflowSkipException(text) from error
             raise AirflowFailException(str(error)) from error
@@ -213,9 +214,9 @@ class ReportOperator(RunOperator):
         for name, place in report.trackers.items():
             self.log.info("%s", place_in_words(name, place))
         path = report_path(ctx)
-        # A step that Airflow ended has recorded nothing; and the report may be of an earlier try.
-        if others := [f"{task} is {state}" for _, task, state in states if state != "success"]:
-            raise AirflowFailException(f"{path} records no failure, but {', '.join(others)}")
+        # The report cannot show a step that Airflow itself ended, and it may be of an earlier try.
+        if failed := [f"{task} is {state}" for _, task, state in upstream_states if state != "success"]:
+            raise AirflowFailException(f"{path} records no failure, but {', '.join(failed)}")
         self.log.info("report: %s", path)
         return path
 

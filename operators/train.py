@@ -191,7 +191,7 @@ class TrainOperator(RunOperator):
                 if present := attach(ctx):
                     handle, attached = present, True
                 else:
-                    inputs = inputs or self.staged_and_built(ctx)
+                    inputs = inputs or self.stage_and_build_if_needed(ctx)
                     handle, attached = launch(ctx, *inputs)
                 attempt = handle.attempt
                 verb = "attached to" if attached else "launched"
@@ -208,8 +208,8 @@ class TrainOperator(RunOperator):
             raise
         return self._conclude(context, ctx, handle, status)
 
-    def staged_and_built(self, ctx: RunContext) -> tuple[Any, Any]:
-        """Return what was staged and built; if missing or made from other fields, stage or build it here."""
+    def stage_and_build_if_needed(self, ctx: RunContext) -> tuple[Any, Any]:
+        """Return what earlier tasks staged and built; what is missing, or of other fields, is made here."""
         from manycpu.pipeline.targets.context import Built, Staged
         from manycpu.pipeline.verbs.build import build, built_from
         from manycpu.pipeline.verbs.stage import stage, staged_from
@@ -449,9 +449,10 @@ class WholeRunOperator(TrainOperator):
 
 
 def _deferral_timeout(run: TrainingRun, target: TargetFields) -> timedelta | None:
-    """Return the timeout of the deferral: the longest time that the run's own deadlines allow.
+    """Return after how long Airflow ends a deferral without ``execution_timeout``: longer than all budgets.
 
-    None if a queue may preempt the run any number of times: each wait may last ``queue_timeout``.
+    Only a trigger that has stopped to work reaches it. None: a queue may preempt the run any number of times,
+    and each wait may last ``queue_timeout``.
     """
     if target.waits_in_queue:
         return None

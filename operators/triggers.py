@@ -240,7 +240,7 @@ class TrainingTrigger(FollowingTrigger):
             self._bookmark.write_text(str(cursor))
 
     def _watch(self) -> Watch:
-        """Start to follow where this try has stopped, or else where the worker has."""
+        """Watch the attempt from this try's bookmark on, or else from where the worker stopped reading."""
         try:
             cursor = int(self._bookmark.read_text())
         except (OSError, ValueError):

@@ -137,7 +137,7 @@ class Paced:
             self._show(event, line)
 
     def flush(self) -> None:
-        """Pass on the progress that is held back; the next progress counts as the first."""
+        """Pass on the progress that is held back, as the last one; the next is passed on at once."""
         held, self._held, self._shown = self._held, None, None
         if held is not None:
             self._show(*held)

@@ -116,28 +116,28 @@ def is_run_file(path: Path) -> bool:
     return not has_unknown and ("program" in run or "kind" in target)
 
 
-def read_mapping(path: Path, what: str, shape: str, mistaken: str | None = None) -> Mapping[str, Any]:
+def read_mapping(path: Path, what: str, shape_fix: str, script_fix: str | None = None) -> Mapping[str, Any]:
     """Read a YAML file whose content is a mapping.
 
-    ``what`` names the file that is expected. The advice is ``shape`` if the content is no mapping, but
-    ``mistaken`` if the path shows that it is another kind of file.
+    ``what`` names the file that is expected. The advice is ``shape_fix`` if the content is no mapping, but
+    ``script_fix`` if the path is that of a script, which is given in another way.
     """
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
-        fix = ". ".join(filter(None, [f"Give the path of {what}", mistaken]))
+        fix = ". ".join(filter(None, [f"Give the path of {what}", script_fix]))
         raise BadInputError(f"{path} cannot be read: {error.strerror}", fix=fix) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        if mistaken or isinstance(error, UnicodeDecodeError):  # no place in the file would help
-            raise _wrong_file(path, what, mistaken) from error
+        if script_fix or isinstance(error, UnicodeDecodeError):  # no place in the file would help
+            raise _wrong_file(path, what, script_fix) from error
         raise BadInputError(f"{path} is not YAML: {error}", fix="Mend it at the line above") from error
     if not isinstance(content, Mapping):
-        raise BadInputError(f"{path} holds no fields", fix=mistaken or shape)
+        raise BadInputError(f"{path} holds no fields", fix=script_fix or shape_fix)
     return content
 
 
-def _wrong_file(path: Path, what: str, mistaken: str | None) -> BadInputError:
-    return BadInputError(f"{path} is not {what}", fix=mistaken or f"Give the path of {what}")
+def _wrong_file(path: Path, what: str, script_fix: str | None) -> BadInputError:
+    return BadInputError(f"{path} is not {what}", fix=script_fix or f"Give the path of {what}")
 
 
 def _part(path: Path, content: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -212,18 +212,18 @@ class Backoff:
     """Exponential back-off with jitter, for retries without end; starts again after a time of success."""
 
     def __init__(self) -> None:
-        self._failed, self._began = 0, time.monotonic()
+        self._failures, self._next_try_at = 0, time.monotonic()
 
     def worked(self) -> None:
         """Record a success; after some seconds of success, pauses are short again."""
-        if time.monotonic() - self._began > _HEALTHY_AFTER_S:
-            self._failed = 0
+        if time.monotonic() - self._next_try_at > _HEALTHY_AFTER_S:
+            self._failures = 0
 
     def next(self) -> float:
-        """Return the seconds to wait before the next try."""
+        """Count a failure, and return the seconds to wait before the next try."""
         # 0.2 s, 0.4 s and so on, up to 5 s; each 20 % shorter or longer, at random.
-        seconds: float = min(0.2 * 2.0**self._failed, 5.0) * random.uniform(0.8, 1.2)  # noqa: S311 - spreads many
-        self._failed, self._began = min(self._failed + 1, 10), time.monotonic() + seconds
+        seconds: float = min(0.2 * 2.0**self._failures, 5.0) * random.uniform(0.8, 1.2)  # noqa: S311 - spreads many
+        self._failures, self._next_try_at = min(self._failures + 1, 10), time.monotonic() + seconds
         return seconds
 
 

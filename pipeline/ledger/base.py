@@ -195,7 +195,8 @@ class Lease(BaseModel):
     def held_by_another(self, now: float) -> bool | None:
         """Whether another process runs all verbs of the run; None: unknown, it is not visible from here.
 
-        ``now``: seconds since the epoch.
+        False also if the lease has no holder: several processes then work on the run in turn. ``now``:
+        seconds since the epoch.
         """
         if self.holder is None or not self.held(now) or process.is_this_process(self.holder):
             return False

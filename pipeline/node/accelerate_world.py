@@ -64,7 +64,10 @@ def own_state(kind: Any) -> Any:
 
 
 def set_backend(backend: str) -> None:
-    """Set the backend in Accelerate's state, which begins with a default of its own."""
+    """Set the backend in Accelerate's state, which begins with a default of its own.
+
+    Called when Accelerate makes the default process group.
+    """
     shared = _state()
     if shared.get("backend"):  # a state without a backend is a world of one process
         shared["backend"] = backend

@@ -45,7 +45,7 @@ def _mpi() -> None:
 
 
 def _ccl() -> None:
-    """Register ccl with torch, and build it first where that is needed."""
+    """Register ccl (Intel oneCCL) with torch, and build it first where that is needed."""
     # Late: it needs a compiler, or a library that a compiler has built.
     from manycpu.pipeline.node.ccl import register
 

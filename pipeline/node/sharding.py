@@ -354,7 +354,8 @@ def _part_in_checkpoint(
 def _without_frozen(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
     """Return a model's state without frozen parameters, under all of their names.
 
-    torch's ``ignore_frozen_params`` keeps one under its second name, such as a tied head.
+    They come with the base model, so a checkpoint has none. torch's ``ignore_frozen_params`` would keep one
+    under its second name, such as a tied head.
     """
     frozen = {
         name for name, tensor in model.named_parameters(remove_duplicate=False) if not tensor.requires_grad

@@ -151,13 +151,13 @@ def connect(host: str, port: int, identity: bytes) -> Streams:
     return Streams(reading, writing)
 
 
-def choose(running: _Exec, *, straight: bool) -> None:
-    """Send a pod that listens the worker's choice: the connections (``straight``), or the exec.
+def choose(running: _Exec, *, direct: bool) -> None:
+    """Tell the listening pod which way the worker uses: the direct connections, or the exec.
 
     Raises:
         OSError: The exec has ended.
     """
-    running.writelines((_DIRECT if straight else _EXEC,))
+    running.writelines((_DIRECT if direct else _EXEC,))
     running.flush()
 
 

@@ -18,7 +18,7 @@ DIGITS = 16
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
 Tick = Callable[[], None]
-"""Called during the work, also while no bytes are copied."""
+"""Called during the work, also while no bytes are copied: the caller shows others that it still works."""
 _BEGIN, _END = '{"files": [', "]"
 
 

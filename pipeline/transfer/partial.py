@@ -330,7 +330,7 @@ class _Copy:
         return True
 
     def read_back(self) -> int:
-        """Read back and hash what was written since the last call; returns the file's size in bytes."""
+        """Read back and hash what the digest does not cover yet; returns the file's size in bytes."""
         self._file.seek(self.hashed)
         # At least one byte: an empty buffer would look like the end of the file.
         buffer = memoryview(bytearray(min(_BLOCK_BYTES, self._size - self.hashed + 1)))

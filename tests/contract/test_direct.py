@@ -54,7 +54,7 @@ def started(command: str) -> Iterator[Pod]:
 
 def straight(exec_: "Pod | _Pipes", port: int, identity: bytes) -> direct.Streams:
     streams = direct.connect("127.0.0.1", port, identity)
-    direct.choose(exec_, straight=True)
+    direct.choose(exec_, direct=True)
     return streams
 
 
@@ -97,7 +97,7 @@ def test_what_broke_in_the_middle_goes_on_where_it_was(source: Path, tmp_path: P
 def test_where_the_pod_cannot_be_reached_its_exec_serves(source: Path, tmp_path: Path) -> None:
     with started("receive") as pod:
         direct.offer(pod, make_identity("test"))
-        direct.choose(pod, straight=False)
+        direct.choose(pod, direct=False)
         with Channel(pod, pod, pod.process.kill) as channel:
             done = client.push(channel, location(source), str(tmp_path / "volume"))
     assert contents(Path(done["path"])) == contents(source)

@@ -32,10 +32,10 @@ def test_what_was_staged_and_built_from_other_fields_is_made_anew(
     prepare(ctx)
     made: dict[str, Any] = {"staged": stage(ctx), "built": build(ctx)}
     task = TrainOperator(task_id="t", **{name: one.model_dump(mode="json") for name, one in made.items()})
-    assert task.staged_and_built(ctx) == (made["staged"], made["built"])
+    assert task.stage_and_build_if_needed(ctx) == (made["staged"], made["built"])
     now = described(str(other), "new.txt")
-    staged, built = task.staged_and_built(now)
+    staged, built = task.stage_and_build_if_needed(now)
     assert Path(staged.data).read_text() == "new"
     assert built.program == ("other.py",)
-    assert (task.staged_and_built(described(script(), "new.txt"))[1]) == made["built"]
+    assert (task.stage_and_build_if_needed(described(script(), "new.txt"))[1]) == made["built"]
     cleanup(now, keep=False)

@@ -72,4 +72,4 @@ def test_a_task_that_prepares_its_own_run_refuses_such_a_disk(script: Callable[.
     task = TrainOperator(task_id="train", executor=POD)
     ctx = open_context({"program": script(), "output": "/models"}, None, "test", base=Path("/"))
     with pytest.raises(BadInputError, match=r"run\.output: /models is on the disk of this worker"):
-        task.staged_and_built(ctx)
+        task.stage_and_build_if_needed(ctx)

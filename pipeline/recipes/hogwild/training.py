@@ -27,7 +27,11 @@ _SHARED: Final = Path("/dev/shm")  # noqa: S108 - where shared memory is
 
 
 def run(chosen: Options, env: Mapping[str, str]) -> dict[str, Any]:
-    """Train and test; write model and results to the run's output, and return the results by name."""
+    """Train and test; write model and results to the run's output, and return the results by name.
+
+    The processes of each rank train, each as one job. At the end they have the same model, or one each with
+    the same weights: rank 0 tests the first.
+    """
     say_notes(chosen.notes, env, bf16=False)
     torch_threads, ranks = torch.get_num_threads(), int(env.get("WORLD_SIZE") or 1)
     threads = options.threads(chosen, env, torch_threads)

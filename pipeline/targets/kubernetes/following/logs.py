@@ -272,8 +272,8 @@ class LogReaders:
 class LogReader:
     """Reads the log of one container of a pod.
 
-    Each restart begins another log. The starts of a container are numbered from 0, so that start ``number``
-    is the present one if the kubelet counts as many restarts.
+    Each restart begins another log. A ``start`` is the number of a start of the container, from 0: it is the
+    present one if the kubelet counts as many restarts.
     """
 
     def __init__(self, watch: ClusterWatch, cursor: Mapping[str, list[Any]], put: Put) -> None:
@@ -305,32 +305,32 @@ class LogReader:
     async def read(self, container: Container) -> None:
         """Read the logs of all starts of the container, one after another, until its pod is gone."""
         self.update(container)
-        number = max(0, self._present.restarts - 1)  # of earlier starts, the kubelet keeps the last log only
+        start = max(0, self._present.restarts - 1)  # of earlier starts, the kubelet keeps the last log only
         while True:
-            await self._read_start(number)
-            self._read_to_end = number
-            while self._present.restarts <= number:  # it was the present start: wait for the next one
+            await self._read_start(start)
+            self._read_to_end = start
+            while self._present.restarts <= start:  # it was the present start: wait for the next one
                 if self._gone:
                     return
                 await self._wait_for_change()
-            number = max(number + 1, self._present.restarts - 1)
+            start = max(start + 1, self._present.restarts - 1)
 
-    async def _read_start(self, number: int) -> None:
+    async def _read_start(self, start: int) -> None:
         """Read the log of one start of the container to its end, and mark it as done."""
-        key = self._key(number)
+        key = self._key(start)
         if _DONE in self._cursor.get(key, ()):
             return
-        previous_state = self._cursor.get(self._key(number - 1), ())[:_STATE_ITEMS]
+        previous_state = self._cursor.get(self._key(start - 1), ())[:_STATE_ITEMS]
         position = LogCursor(self._cursor.get(key, ()), before=previous_state)
         backoff, tries_without_log = Backoff(), 0
         while True:
             if self._gone:
                 return  # not marked as done: the snapshot may be stale
-            if self._present.restarts > number + 1:
+            if self._present.restarts > start + 1:
                 break  # the kubelet has deleted this log
-            ended = self._has_ended(number)  # known before the request: then its answer is the whole log
+            ended = self._has_ended(start)  # known before the request: then its answer is the whole log
             try:
-                if await self._request(number, position, follow=not ended) and ended:
+                if await self._request(start, position, follow=not ended) and ended:
                     break
                 backoff.worked()
             except NoLogError:  # also if the API server or the kubelet has just started
@@ -343,29 +343,29 @@ class LogReader:
             await self._wait_for_change(backoff.next())
         await self._put(LogBatch(key, [], [*position.state, _DONE]))
 
-    async def _request(self, number: int, position: LogCursor, *, follow: bool) -> bool:
+    async def _request(self, start: int, position: LogCursor, *, follow: bool) -> bool:
         """Read the log from the position on with one request; return false if it may be another start's log.
 
         Args:
-            number: The start of the container.
+            start: The start of the container.
             position: The position, which advances.
             follow: Whether to wait for further lines, because the container still runs.
         """
         position.reopen()
-        previous = self._present.restarts > number
+        previous = self._present.restarts > start
         pod, name = self._present.pod["metadata"]["name"], self._present.name
         log = self._watch.log(pod, name, LogPart(follow=follow, previous=previous, since=position.since))
         async with aclosing(log) as blocks:
             async for block in blocks:
                 self.answered = True
-                for start in range(0, len(block), _BATCH_LINES):
-                    parsed = map(parse, block[start : start + _BATCH_LINES])
+                for first in range(0, len(block), _BATCH_LINES):
+                    parsed = map(parse, block[first : first + _BATCH_LINES])
                     stamped = [line for line in parsed if line is not None]
                     if stamped and position.may_be_another_log(stamped[0].time):
                         # Perhaps the log of another start: wait until the kubelet has reported a restart.
                         restarts = self._present.restarts
                         await asyncio.sleep(_RESTART_REPORT_S)
-                        if self._present.restarts != restarts or restarts not in (number, number + 1):
+                        if self._present.restarts != restarts or restarts not in (start, start + 1):
                             return False
                     lines = [
                         Line(with_container_name(split(line.text), f"{pod}/{name}"), line.time / _NANO, pod)
@@ -373,12 +373,12 @@ class LogReader:
                         if position.take(line.time)
                     ]
                     if lines:
-                        await self._put(LogBatch(self._key(number), lines, position.state))
+                        await self._put(LogBatch(self._key(start), lines, position.state))
         return True
 
-    def _has_ended(self, number: int) -> bool:
+    def _has_ended(self, start: int) -> bool:
         """Whether this start of the container has ended, so that its log is complete."""
-        return self._gone or self._present.restarts > number or self._present.state("terminated") is not None
+        return self._gone or self._present.restarts > start or self._present.state("terminated") is not None
 
     async def _wait_for_change(self, seconds: float | None = None) -> None:
         """Wait until the container changes or its pod is gone, at most for some seconds (None: no limit)."""
@@ -388,9 +388,9 @@ class LogReader:
         except TimeoutError:
             return
 
-    def _key(self, number: int) -> str:
+    def _key(self, start: int) -> str:
         """Return the cursor's key of the log of one start."""
-        return f"{self._present.pod['metadata']['uid']}/{self._present.name}/{number}"
+        return f"{self._present.pod['metadata']['uid']}/{self._present.name}/{start}"
 
     @property
     def _present(self) -> Container:

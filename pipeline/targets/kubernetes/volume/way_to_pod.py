@@ -109,7 +109,7 @@ class WayToPod:
             port = direct.offer(running, identity)
             running.limit(None)
             streams = self._reach(address, port, identity)
-            direct.choose(running, straight=streams is not None)
+            direct.choose(running, direct=streams is not None)
         except OSError as error:
             raise LostError(str(error)) from error
         return streams
