@@ -143,7 +143,7 @@ def _fields_of_run() -> Iterator[tuple[tuple[str, ...], dict[str, Any], bool]]:
 
 def _param_arguments(field: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
     """Translate the JSON schema of a field to arguments of Airflow's Param, for the trigger form."""
-    # A field of type `X | None` has two variants; null is added below.
+    # A field of type `X | None` has two variants; `_nullable` adds null.
     variants = [variant for variant in field.get("anyOf", [field]) if variant.get("type") != "null"]
     types = [str(variant.get("type", "string")) for variant in variants]
     keywords = {
@@ -159,17 +159,24 @@ def _param_arguments(field: dict[str, Any], *, required: bool = False) -> dict[s
         types, default = ["string"], str(default)  # the form makes a text area of a field with several types
     if "array" in types and (items := variants[0].get("items", {})).get("type") != "string":
         keywords["items"] = items  # the form takes such lists as JSON, and lists of strings line by line
-    nullable = ["null"] if default in _EMPTY and not required else []  # the form may leave the field empty
-    if nullable and "enum" in keywords:  # an enum refuses null unless it lists it
-        keywords["enum"] = [*keywords["enum"], None]
     examples = [str(example) for example in field.get("examples", ()) if isinstance(example, (str, int))]
     description = str(field.get("description", ""))
     if examples:
         description += f" For example: {', '.join(examples)}"
     spec = {
-        "type": [*nullable, *types],
+        "type": types,
         "section": field.get("section"),
         "description": description.replace("`", ""),  # the lines of the form are too close for code
         **keywords,
     }
-    return spec if required else spec | {"default": default}
+    if required:
+        return spec
+    return (_nullable(spec) if default in _EMPTY else spec) | {"default": default}
+
+
+def _nullable(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments of a Param that may be null, which the form sends for a field that is left empty."""
+    enum = (
+        {"enum": [*spec["enum"], None]} if "enum" in spec else {}
+    )  # an enum refuses null unless it lists it
+    return spec | {"type": ["null", *spec["type"]]} | enum

@@ -165,11 +165,7 @@ def _recipe(ctx: RunContext) -> Findings:
     model = None if any(map(options.get, ("model_name_or_path", "model"))) else _here(run.model)
     try:
         if run.program == "question_answering":
-            version_2 = recipe_options.is_on(options, "version_2_with_negative")
-            chooses_other = bool({"do_eval", "do_predict"} & options.keys())
-            trains = recipe_options.is_on(options, "do_train", default=not chooses_other)
-            if data and (problems := squad.problems(data, version_2=version_2, trains=trains)):
-                yield Finding("run.data", problems[0], "Give files in SQuAD's format")
+            yield from _squad(data, options)
         elif run.program == "hogwild":
             yield from _hogwild(run, data, options)
         elif run.program == "causal_lm":
@@ -180,6 +176,15 @@ def _recipe(ctx: RunContext) -> Findings:
             _check_images(run, data, options)
     except BadInputError as error:
         yield Finding.of(error, "run.data")
+
+
+def _squad(data: Path | None, options: recipe_options.Options) -> Findings:
+    """Check that ``data`` has the files in SQuAD's format that the options need."""
+    version_2 = recipe_options.is_on(options, "version_2_with_negative")
+    chooses_other = bool({"do_eval", "do_predict"} & options.keys())
+    trains = recipe_options.is_on(options, "do_train", default=not chooses_other)
+    if data and (problems := squad.problems(data, version_2=version_2, trains=trains)):
+        yield Finding("run.data", problems[0], "Give files in SQuAD's format")
 
 
 def _hogwild(run: TrainingRun, data: Path | None, options: recipe_options.Options) -> Findings:

@@ -150,8 +150,8 @@ def _article(key: str, names: Names, rng: random.Random) -> dict[str, Any]:
     return {"title": title, "paragraphs": [{"context": context, "qas": qas}]}
 
 
-def _draw_things(names: Names, rng: random.Random) -> list[Thing]:
-    """Draw one or two things with their facts: first what kinds of facts, then names, years and amounts."""
+def _choose_facts(rng: random.Random) -> list[tuple[Subject, list[str]]]:
+    """Choose one or two subjects, and which of their facts the context states."""
     count, sizes = (2, _FACTS_OF_TWO) if rng.random() < _TWO_THINGS_CHANCE else (1, _FACTS_OF_ONE)
     fact_count = _pick(rng, sizes)
     # Drawn again until two facts are of the same kind, so that a model must read the question.
@@ -160,9 +160,13 @@ def _draw_things(names: Names, rng: random.Random) -> list[Thing]:
         plan = [(subject, _shuffle(rng, sorted(subject.facts))[:fact_count]) for subject in chosen_subjects]
         # Fewer kinds than facts: two facts share a kind.
         if len({subject.facts[fact] for subject, facts in plan for fact in facts}) < count * fact_count:
-            break
+            return plan
+
+
+def _draw_things(names: Names, rng: random.Random) -> list[Thing]:
+    """Draw one or two things with their facts: first which facts, then names, years and amounts."""
     things = []
-    for subject, fact_names in plan:
+    for subject, fact_names in _choose_facts(rng):
         facts = {fact: names.draw(subject.facts[fact]) for fact in fact_names}
         # Subjects list their years in the order in which things happen.
         dated = [fact for fact in subject.facts if fact in facts and subject.facts[fact] == "year"]
