@@ -256,7 +256,8 @@ class TrainingRun(BaseModel):
     )
     keep_for: Seconds = _failures(
         259_200,
-        description="Seconds after which the next run in the namespace or folder removes what was kept.",
+        description="Seconds to keep what is kept, from the clean-up on; the next run in the namespace or "
+        "folder removes it then.",
     )
     tracking: tuple[TrackerName, ...] = _tracking(
         (),
