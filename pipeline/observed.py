@@ -123,7 +123,7 @@ class Observer:
 
     @_reduce.register
     def _on_progress(self, event: ProgressEvent, _: int | None, time: float) -> bool:
-        self.observed.start = None
+        self.observed.start = None  # the program has begun: its start waits for nothing any more
         fields = {name: getattr(event, name) for name in Progress.model_fields}
         self.observed.progress = Progress.model_validate(fields | {"time": _time_of(event, time)})
         values = {name: getattr(event, name) for name in _PROGRESS_METRICS}

@@ -105,7 +105,7 @@ def from_secret(secret: Mapping[str, Any], image: Reference) -> Login | None:
             fix=f"Recreate it: kubectl create secret docker-registry {name} "
             f"--docker-server={image.registry} ...",
         ) from None
-    # Without helpers: a Secret must not choose programs of this machine.
+    # Without credential helpers: a Secret must not choose programs of this machine.
     keys = [key for key in auths if auths[key] and _fits(key, image)]
     # The longest path first, and an asterisk last, as kubelets do.
     keys.sort(key=lambda key: (len(_host_and_path(key)[1]), "*" not in key), reverse=True)

@@ -316,7 +316,10 @@ class _FolderCursor:
         self._next = next(self._rest, None)
 
     def advance_to(self, path: str | None) -> Item | None:
-        """Move past all files before ``path`` (None: to the end); return the file there, if there is one."""
+        """Move past the next path of the manifest (None: to the end); return its file, None if it is missing.
+
+        Files before it are deleted, or added to ``unlisted``.
+        """
         while self._next is not None and (path is None or self._next.path < path):
             self._delete_or_list(self._next.path)
             self._next = next(self._rest, None)

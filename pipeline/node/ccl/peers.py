@@ -83,7 +83,7 @@ def _serve(store: Store, size: int, deadline: float, address: str) -> Peers:
             try:
                 link, _ = server.accept()
             except TimeoutError:
-                continue
+                continue  # `_seconds_left` names the missing ranks
             try:
                 # A program that connects and is silent, such as a port scan, must not use up the time of all.
                 rank, name = _greeting(link, token, min(deadline, time.monotonic() + _GREETING_TIMEOUT_S))
