@@ -24,16 +24,20 @@ def start(recipe: str, argv: Sequence[str], extras: str = "train") -> int:
     """
     # Imported late: `--help` and spawned processes, which import the program too, need not wait for torch.
     try:
-        parsed = _part(recipe, "options", extras).parse(argv, os.environ)
-        _part(recipe, "training", extras).run(parsed, os.environ)
+        parsed = _recipe_module(recipe, "options", extras).parse(argv, os.environ)
+        _recipe_module(recipe, "training", extras).run(parsed, os.environ)
     except BadInputError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     return 0
 
 
-def _part(recipe: str, name: str, extras: str) -> Any:
-    """Import a module of a recipe; raise BadInputError if a package that it needs is not installed."""
+def _recipe_module(recipe: str, name: str, extras: str) -> Any:
+    """Import the module ``name`` of a recipe.
+
+    Raises:
+        BadInputError: A package that the module needs is not installed; ``extras`` bring it.
+    """
     try:
         return import_module(f"{__name__}.{recipe}.{name}")
     except ModuleNotFoundError as error:

@@ -85,7 +85,7 @@ def bf16_by_default(given: recipe_options.Options, env: Mapping[str, str]) -> tu
 
 
 def check_least(options: Any, least: float, *names: str) -> None:
-    """Raise BadInputError if one of the named options is below a value."""
+    """Raise BadInputError if one of the named options is below ``least``; one that is None passes."""
     for name in names:
         value = getattr(options, name)
         if value is not None and not value >= least:  # unlike `<`, this refuses NaN too
@@ -135,10 +135,14 @@ def translate(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], 
 
 
 def _replacement(option: str, values: list[str], *, known: bool) -> tuple[list[str], str]:
-    """Return the words to use for an option and its values, and a note; no note: they stay as they are."""
+    """Return the words that replace an option and its values, and a note; empty note: nothing changes.
+
+    ``known``: this version of the Trainer has an option of that name.
+    """
     name = option.removeprefix("--").replace("-", "_")
     if (name, *values) in _GONE_CHOICES:
         return [], f"{option} {values[0]} is left out: run.backend decides"
+    # With another value, it is an old name of --token.
     if name == "use_auth_token" and (not values or values[0].lower() in _FALSE or is_true(values[0])):
         return [], f"{option} is left out: the login of the Hub, or HF_TOKEN, is always used"
     if not known and name in _NEEDLESS:

@@ -22,7 +22,7 @@ def faults(folder: Path, options: Options) -> Iterator[str]:
     for part, patterns, alternative in _PARTS:
         if not first(options, alternative) and not any(any(folder.glob(pattern)) for pattern in patterns):
             yield f"{folder} has no {part}"
-    # transformers loads the base model of an adapter, which is elsewhere.
+    # The folder of an adapter needs no weights of a model: transformers loads them from the adapter's base.
     if is_on(options, "from_scratch") or (folder / "adapter_config.json").is_file():
         return
     if not (files := _weights(folder)):

@@ -40,6 +40,8 @@ def read_config(
 ) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
     """Read configuration and tokenizer of the base checkpoint.
 
+    ``config_name`` is a folder or a model of the Hub whose configuration is read instead.
+
     Raises:
         BadInputError: There is no such checkpoint, its tokenizer is not a fast one, or an override is wrong.
     """

@@ -40,7 +40,8 @@ def token_lengths(dataset: Any, column: str = "input_ids") -> Lengths | None:
 def longest_first(dataset: Any) -> Any:
     """Sort a table of ``datasets``, the row with most tokens first; equal rows keep their order.
 
-    A data set whose lengths are unknown is returned as it is.
+    So batches have little padding, and an evaluation that needs too much memory fails at once. A data set
+    whose lengths are unknown is returned as it is.
     """
     lengths = token_lengths(dataset)
     return dataset if lengths is None else dataset.select(np.argsort(-lengths, kind="stable"))
@@ -71,7 +72,8 @@ class LengthGroups(Sampler[int]):
         rows, size = torch.randperm(len(self), generator=generator).numpy(), self._group
         complete = len(rows) // size  # groups; the rows that fill no group come last
         longest = int(np.argmax(self._lengths[rows])) if complete else -1
-        if longest >= complete * size:  # in the incomplete group: move it to the first
+        # The longest row must be in a complete group: only such a group can come first.
+        if longest >= complete * size:
             rows[[0, longest]] = rows[[longest, 0]]
         # Sort within each random draw only, so that a group has like lengths but is not always the same.
         draws = max(math.ceil(complete / _GROUPS_TOGETHER), min(_LEAST_DRAWS, complete), 1)
@@ -81,6 +83,7 @@ class LengthGroups(Sampler[int]):
             for ordered in self._sorted(draw.reshape(-1)).reshape(-1, size)
         ]
         order = torch.randperm(complete, generator=generator).tolist()
+        # The first row of a group is its longest.
         longest_group = max(order, key=lambda index: int(self._lengths[groups[index][0]]), default=None)
         # Sorting is stable: only the longest group moves, to the front.
         ordered_groups = sorted(order, key=lambda index: index != longest_group)
