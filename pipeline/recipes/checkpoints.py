@@ -88,8 +88,9 @@ def newest(
 def latest_first(folder: Path, *, by_step: bool = False) -> list[Path]:
     """List the checkpoints of a folder, complete or not, the latest epoch first.
 
-    Steps compare only within an epoch: with other ranks, an epoch has other steps. Within one, without
-    epochs, and ``by_step``, the greatest step comes first. Checkpoints without a readable state come last.
+    Steps compare only within an epoch: its number of steps depends on the number of ranks. Within an epoch,
+    if some state has no epoch, and if ``by_step``, the greatest step comes first. Checkpoints without a
+    readable state come last.
     """
     matches = {path: _NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*")}
     steps = {path: int(match[1]) for path, match in matches.items() if match}
@@ -125,7 +126,7 @@ def fault(checkpoint: Path) -> str | None:
     # The state is written last.
     if step(checkpoint) is None:
         return "it has no readable trainer_state.json: it was not written to its end"
-    # Each rank writes its own, and rank 0 writes the state without waiting for them.
+    # Each rank writes a rng_state, and rank 0 writes the trainer_state without waiting for them.
     is_whole = {file: zipfile.is_zipfile(file) for file in checkpoint.glob("rng_state*.pth")}
     cut = next((file.name for file in is_whole if not is_whole[file]), None)
     if (checkpoint / SHARDED).is_dir():
@@ -161,9 +162,9 @@ def _state(checkpoint: Path) -> dict[str, Any]:
 
 
 def _choose(folder: Path, env: Mapping[str, str], requested: str | None, *, by_step: bool) -> str | None:
-    """Choose a checkpoint as :func:`resume_point` describes, and mark the first resume; None: there is none.
+    """Choose a checkpoint as :func:`resume_point` describes; None: there is none. Only rank 0 calls this.
 
-    Only rank 0 calls this.
+    An empty file notes when the run first resumed from ``requested``: checkpoints written since are its own.
     """
     run, since = env.get("MANYCPU_RUN", ""), None  # since: older checkpoints do not count
     latest: Path | None = None

@@ -84,7 +84,7 @@ class CpuTrainingOptions(TrainingArguments):
 
 
 def usable(options: CpuTrainingOptions) -> list[str]:
-    """Switch off ``--use_ipex`` where it cannot be used; returns a note that says why, or no note.
+    """Check the options, and switch off ``--use_ipex`` where it cannot be used; returns notes that say why.
 
     Raises:
         BadInputError: An option is a secret that would be saved, or a number cannot be used.
@@ -121,7 +121,7 @@ def why_no_ipex() -> str | None:
 
 
 def misfit(extension: str, torch: str) -> str | None:
-    """Explain why the versions do not fit; None: they fit, as their first two numbers are equal."""
+    """Explain why the extension's version does not fit torch's; None: they have equal first two numbers."""
     needed, present = (".".join(number.split(".")[:2]) for number in (extension, torch))
     if needed == present:
         return None
@@ -194,7 +194,7 @@ class CpuTrainer(Trainer):
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Make the optimizer; with ``--use_ipex``, Intel's extension replaces it and the model."""
         if self.is_sharded:
-            sharding.release(self.model)  # an evaluation before the training leaves it gathered
+            sharding.release(self.model)  # an evaluation before the training leaves weights gathered
         optimizer = super().create_optimizer(model)
         if self.args.use_ipex:
             import intel_extension_for_pytorch as ipex  # type: ignore[import-not-found,unused-ignore]
@@ -216,10 +216,10 @@ class CpuTrainer(Trainer):
     def _init_training_state(
         self, max_steps: int, per_epoch: int, epochs: int, checkpoint: str | None, trial: Any
     ) -> tuple[int, int]:
-        """Count the steps of a checkpoint as those of this training: other ranks or batches have other steps.
+        """Convert a checkpoint's step to one of this training, whose epoch may have another number of steps.
 
-        Where ``--max_steps`` names the end, steps are counted as they are. Evaluations of another training
-        do not count: the best model is one of this training.
+        That number depends on the number of ranks and on their batches. With ``--max_steps``, the step stays.
+        Evaluations of another training do not count: the best model is one of this training.
 
         Returns:
             Epochs that are done, and the batches to skip in the present epoch.
@@ -263,21 +263,21 @@ class CpuTrainer(Trainer):
                 fix="See --num_train_epochs, --max_steps, --per_device_train_batch_size and "
                 "--dataloader_drop_last",
             )
-        return trained._replace(metrics=self._of_own_steps(trained.metrics))
+        return trained._replace(metrics=self._drop_metrics_of_no_step(trained.metrics))
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         """Log values, as the Trainer does; metrics of steps are left out if this process has trained none."""
-        super().log(self._of_own_steps(logs), start_time)
+        super().log(self._drop_metrics_of_no_step(logs), start_time)
 
-    def _of_own_steps(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Leave out the loss and the speed of a training that was resumed after its last step: they are 0."""
-        is_trained = self.state.global_step > getattr(self, "_initial_global_step", -1)
-        return {name: value for name, value in values.items() if is_trained or name not in _OF_STEPS}
+    def _drop_metrics_of_no_step(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Drop loss and speed if this process resumed after the last step: having trained none, it has 0."""
+        has_trained = self.state.global_step > getattr(self, "_initial_global_step", -1)
+        return {name: value for name, value in values.items() if has_trained or name not in _OF_STEPS}
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Train an epoch, unless all steps are done, or a callback has stopped the training before it.
 
-        The Trainer would train one more.
+        The Trainer would train one more step: it looks at both after a step only.
         """
         if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
             super()._run_epoch(*args, **kwargs)  # type: ignore[no-untyped-call]
@@ -295,13 +295,17 @@ class CpuTrainer(Trainer):
             yield
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save a checkpoint, unless the best one has its name: with other ranks, that was another step."""
+        """Save a checkpoint, unless its folder already holds the best model, of another step.
+
+        A resume with another number of ranks gives steps other numbers, so that two can have the same folder.
+        """
         folder = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
         best, best_step = self.state.best_model_checkpoint, self.state.best_global_step
         if best and Path(best) == folder and best_step != self.state.global_step:
             say(f"{folder} is not written: it holds the best model, of an earlier epoch")
             return
-        if self.args.should_save:  # until the new one is complete, a mix of two steps must not look so
+        # The folder may have files of an earlier save: without a state, a mix of both is incomplete.
+        if self.args.should_save:
             (folder / "trainer_state.json").unlink(missing_ok=True)
         super()._save_checkpoint(model, trial)
 
@@ -315,7 +319,7 @@ class CpuTrainer(Trainer):
             _internal_call: Whether the model becomes part of a checkpoint.
         """
         if _internal_call and self.args.should_save and not self.is_sharded:
-            # A resume prefers shares: those of the same step, of an earlier sharded attempt, are stale.
+            # A resume prefers shares, and an earlier sharded attempt may have left stale ones in this folder.
             shutil.rmtree(Path(str(output_dir), SHARDED), ignore_errors=True)
         if self.is_sharded and isinstance(self.model, PreTrainedModel):
             self._save_sharded(Path(str(output_dir or self.args.output_dir)), is_checkpoint=_internal_call)
@@ -326,7 +330,7 @@ class CpuTrainer(Trainer):
             self.model.config.save_pretrained(str(output_dir or self.args.output_dir))
 
     def _save_sharded(self, folder: Path, *, is_checkpoint: bool) -> None:
-        """Save configuration and tokenizer, and the weights, which a checkpoint already has in its shares."""
+        """Save configuration, tokenizer and weights; a checkpoint has the weights in its shares instead."""
         if self.args.should_save:
             config = trained_config(self.model)
             config.architectures = [type(self.model).__name__.removeprefix("FSDP")]
@@ -363,7 +367,8 @@ class CpuTrainer(Trainer):
                 fix="Resume it with --shard no, or begin again in another folder of checkpoints",
             )
         if model is None and isinstance(self.model, PreTrainedModel):
-            # A checkpoint names weights as the base does; the Trainer skips names that the model has no more.
+            # A checkpoint names weights as the base does: from_pretrained translates the names; the Trainer
+            # skips those that the model does not have.
             saved = type(self.model).from_pretrained(resume_from_checkpoint)
             self.model.load_state_dict(saved.state_dict())
             return
@@ -387,6 +392,7 @@ class CpuTrainer(Trainer):
         best = Path(str(self.state.best_model_checkpoint))
         if (best / SHARDED).is_dir():
             sharding.load_weights(best / SHARDED, self.model)
+        # A whole model, and not an adapter alone: see _load_from_checkpoint for the names of its weights.
         elif not self.is_fsdp_enabled and any(best.glob("model*.safetensors")):
             self._load_from_checkpoint(str(best))
         else:
@@ -399,7 +405,7 @@ class CpuTrainer(Trainer):
 
 
 def steps_done(epoch: float, epoch_batches: int, accumulated: int) -> int:
-    """Return how many steps are done at an epoch, which counts batches; a part of a step does not count.
+    """Convert an epoch, such as 1.5, to the number of steps done; a part of a step does not count.
 
     Args:
         epoch: Epochs that are done, and the share of batches of the present one, as the Trainer writes it.
