@@ -49,7 +49,7 @@ def loader(
             checkpointing=bool(options.gradient_checkpointing),
             **more_fields,
         )
-        options.shard = _chosen(config, options, training)
+        options.shard = _choose_shard(config, options, training)
     if options.shard == "no" or ranks == 1:
         return load_whole
     with torch.device("meta"):  # without memory for weights
@@ -62,15 +62,7 @@ def loader(
             field="run.args",
             fix="Leave out --shard",
         ) from error
-    formats = [options.bf16] * ranks
-    if dist.is_initialized():
-        dist.all_gather_object(formats, options.bf16)
-    if len(set(formats)) > 1:
-        raise BadInputError(
-            "some ranks would compute in bf16 and others in fp32, since their processors differ",
-            field="run.dtype",
-            fix="Say fp32 or bf16",
-        )
+    _check_number_formats(options)
     # Late: transformers has it since 5.20, and what is not sharded needs none.
     from transformers.distributed.configuration_utils import DistributedConfig
 
@@ -84,7 +76,8 @@ def loader(
             return load_whole
         fix = "Set it to false (config.json, or --config_overrides), or leave out --shard"
         raise BadInputError(untied, field="run.args", fix=fix)
-    # Not the models' own plans: many name modules that do not exist, and the whole model would be gathered.
+    # Patterns such as layers.* name all blocks. The models' own plans do not serve: many name modules that do
+    # not exist, and the whole model would be gathered.
     names = sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in blocks})
     plan = dict.fromkeys(names, "free_full_weight")
     sizes = {"fsdp_size": ranks // replica_count, "dp_replicate_size": replica_count}
@@ -97,6 +90,19 @@ def loader(
         model = type(model.__name__, (_Tied, model), {})
     shares = DistributedConfig(fsdp_plan=plan, fsdp_mixed_precision=options.bf16, **sizes)
     return partial(model.from_pretrained, distributed_config=shares)
+
+
+def _check_number_formats(options: CpuTrainingOptions) -> None:
+    """Raise BadInputError unless all ranks compute in the same number format; every rank calls it."""
+    formats = [options.bf16] * options.world_size
+    if dist.is_initialized():
+        dist.all_gather_object(formats, options.bf16)
+    if len(set(formats)) > 1:
+        raise BadInputError(
+            "some ranks would compute in bf16 and others in fp32, since their processors differ",
+            field="run.dtype",
+            fix="Say fp32 or bf16",
+        )
 
 
 def check_shard(options: CpuTrainingOptions, *, has_adapters: bool = False) -> None:
@@ -129,7 +135,7 @@ def _tied_weights_differ(folder: Path, tied: Mapping[str, str]) -> bool:
 def _excluding_option(options: CpuTrainingOptions, *, has_adapters: bool) -> str | None:
     """Name the option that excludes sharding; None: there is none."""
     if has_adapters and options.shard == "hybrid":
-        # peft takes the sizes of a share there for those of the layer.
+        # With hybrid sharding, peft takes the sizes of a share for those of the layer.
         return "adapters: give --method full, or --shard full"
     values = options.to_dict()  # type: ignore[no-untyped-call]
     set_options = {name: [str(value)] for name, value in values.items() if value}
@@ -146,15 +152,15 @@ class _Tied:
     @classmethod
     def maybe_distribute_model(cls, model: Any, *given: Any) -> Any:
         """Tie the weights, then shard the model as transformers does."""
-        model._fsdp_plan = {}  # noqa: SLF001 - the plan in the configuration adds the blocks
+        model._fsdp_plan = {}  # noqa: SLF001 - only the plan in the configuration counts
         model.tie_weights(recompute_mapping=False)
         return super().maybe_distribute_model(model, *given)  # type: ignore[misc]
 
 
-def _chosen(
+def _choose_shard(
     config: PretrainedConfig, options: CpuTrainingOptions, training: Training
 ) -> Literal["no", "full"]:
-    """Choose what ``--shard auto`` means: "full" if some node's memory does not fit its replicas, else "no".
+    """Choose what ``--shard auto`` means: "full" if some node has too little memory for replicas, else "no".
 
     Every rank makes the same choice. It is "no" too where sharding is excluded, or too little is known.
     """
