@@ -29,7 +29,8 @@ def use_documents(
 ) -> str | None:
     """Have a model compute attention for each document by itself; returns why it cannot, or None.
 
-    If it cannot, the model gets its own attention back; a sharded one must be loaded again.
+    If it cannot, the model gets its own attention back. A sharded model must then be loaded again, as the
+    attempt may have ended in the middle of a forward pass.
 
     Args:
         model: The model.
@@ -73,11 +74,11 @@ def unpad(model: PreTrainedModel) -> str | None:
     ]
     if len(block_lists) != 1:
         return "its blocks are not one list"
-    rows = _Rows()
+    padding_hooks = _PaddingHooks()
     hooks = [
-        model.base_model.register_forward_pre_hook(rows.read, with_kwargs=True),
-        block_lists[0][0].register_forward_pre_hook(rows.join),
-        block_lists[0][-1].register_forward_hook(rows.part),
+        model.base_model.register_forward_pre_hook(padding_hooks.read_mask, with_kwargs=True),
+        block_lists[0][0].register_forward_pre_hook(padding_hooks.drop_padding),
+        block_lists[0][-1].register_forward_hook(padding_hooks.restore_shape),
     ]
     # With the hooks, the padded batch is computed as one row; rows without a mask are computed as they are.
     why = use_documents(model, lambda: _states_of_padded_batch(model), lambda: _states_of_single_rows(model))
@@ -87,15 +88,15 @@ def unpad(model: PreTrainedModel) -> str | None:
     return why
 
 
-class _Rows:
-    """The rows of the batch that a model computes."""
+class _PaddingHooks:
+    """Hooks that keep padding out of a model's blocks; each batch calls the methods in this order."""
 
     _real: torch.Tensor | None = None
     """Numbers of the real tokens among those of the batch, (real,); None: the batch is computed as it is."""
     _last: torch.Tensor
     """Number of the real token at each place of the batch, (rows, tokens); of padding, its row's last."""
 
-    def read(
+    def read_mask(
         self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Read the mask of a batch, and replace it by one without padding, before the model runs."""
@@ -114,20 +115,20 @@ class _Rows:
         full_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
         return args, kwargs | {"attention_mask": full_mask, "cu_seq_lens_q": starts.int()}
 
-    def join(self, _: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def drop_padding(self, _: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Turn hidden states of shape (rows, tokens, size) into (1, real, size)."""
         return None if self._real is None else (args[0].flatten(0, 1)[self._real][None], *args[1:])
 
-    def part(self, _: torch.nn.Module, args: tuple[Any, ...], hidden: torch.Tensor) -> torch.Tensor:
+    def restore_shape(self, _: torch.nn.Module, args: tuple[Any, ...], hidden: torch.Tensor) -> torch.Tensor:
         """Turn hidden states of shape (1, real, size) into (rows, tokens, size)."""
         del args
         return hidden if self._real is None else hidden[0][self._last]
 
 
 def _probe_rows(model: Any) -> list[list[int]]:
-    """Return two rows of tokens to test a model with, five and three, without the token that pads."""
+    """Return two rows to test a model with, of five and three tokens, none of which is the padding token."""
     pad = _padding(model)
-    # Tokens from that of padding on move up by one.
+    # The numbers from that of the padding token on move up by one, to leave it out.
     return [
         [token + (token >= pad) for token in range(first, first + length)]
         for first, length in ((1, 5), (11, 3))
@@ -162,7 +163,7 @@ def probing(model: Any) -> Iterator[None]:
             yield
     finally:
         model.train(was_training)
-        sharding.release(model)  # else adapters would freeze gathered weights, and train the shares
+        sharding.release(model)  # else adapters would freeze the gathered weights, and not the shares
 
 
 def rounding(logits: torch.Tensor) -> float:
