@@ -80,13 +80,14 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
 def threads(options: Options, env: Mapping[str, str], default: int) -> int:
     """Choose how many threads each process computes with: floor(the rank's cores / processes), at least 1.
 
-    ``--threads-per-process`` wins. If it is 0, or run.env sets OMP_NUM_THREADS: ``default``, torch's own.
+    ``--threads-per-process`` wins. If it is 0, or run.env, whose names are in MANYCPU_USER_ENV, sets
+    OMP_NUM_THREADS: ``default``, torch's own.
     """
     if options.threads_per_process:
         return options.threads_per_process
     if options.threads_per_process == 0 or "OMP_NUM_THREADS" in env.get("MANYCPU_USER_ENV", "").split(","):
         return default
-    if planned := env.get("MANYCPU_THREADS"):
+    if planned := env.get("MANYCPU_THREADS"):  # of each subprocess of the rank
         cores = int(planned) * int(env.get("MANYCPU_SUBPROCESSES") or 1)
     else:  # outside of a run
         cores = math.floor(Machine.observe().cores)

@@ -87,7 +87,7 @@ def _work(job: Job, queue: "connection.Connection[Any, Any]") -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the rank, which ends all
     kernel.end_with_parent(signal.SIGKILL)
     parent = multiprocessing.parent_process()
-    if parent is not None and not parent.is_alive():  # it died before the kernel was asked
+    if parent is not None and not parent.is_alive():  # it ended before end_with_parent was called
         os._exit(1)
     options = job.options
     torch.set_num_threads(job.threads)
@@ -96,7 +96,7 @@ def _work(job: Job, queue: "connection.Connection[Any, Any]") -> None:
     free = list(range(len(job.tensors)))  # numbers of the tensors that the rank does not own
 
     def report(kind: Literal["progress", "average", "done"], epoch: int) -> None:
-        """Send the last step's values in a free tensor; if none is free, wait until the rank returns one."""
+        """Send the last step's ``values`` in a free tensor; if none is free, wait for one from the rank."""
         if not free:
             free.append(queue.recv())
         job.tensors[free[-1]].copy_(values)
@@ -143,7 +143,7 @@ class _Worker(NamedTuple):
 
     def send(self, value: int) -> None:
         """Send the number of steps of an epoch, or that of a tensor that is free again."""
-        with suppress(OSError):  # it has ended, which Workers notices
+        with suppress(OSError):  # the process has ended, which Workers._reports notices
             self.queue.send(value)
 
 
@@ -228,7 +228,7 @@ class Workers:
                 if worker := by_sentinel.pop(ready_object, None):
                     worker.process.join()
                     if worker.process.exitcode:
-                        raise self._died(worker)
+                        raise self._died_error(worker)
                     continue
                 worker = by_queue[ready_object]
                 try:
@@ -237,13 +237,13 @@ class Workers:
                     del by_queue[ready_object]
                     if worker.number not in done_numbers:
                         worker.process.join()  # only its end closes its queue
-                        raise self._died(worker) from None
+                        raise self._died_error(worker) from None
                 else:
                     if report.kind == "done":
                         done_numbers.add(worker.number)
                     yield worker, report
 
-    def _died(self, worker: _Worker) -> DiedError:
+    def _died_error(self, worker: _Worker) -> DiedError:
         """Make the error for a process that has ended too early."""
         code = worker.process.exitcode
         how = f"ended with exit code {code}"
