@@ -1,6 +1,6 @@
 """Check a run's data and model before anything is staged, by the standard library alone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,18 +29,7 @@ def findings(data: Path | None, model: Path | None, options: Options) -> Iterato
     except BadInputError as error:
         yield Finding.of(error, "run.model")
     if data:
-        columns = records.Columns(
-            *(first(options, f"{name}_column") or name for name in records.Columns._fields)
-        )
-        try:
-            has_template = not settings or bool(settings.get("chat_template"))
-            render, limits = records.renderer(settings), _limits(options)
-            for note in records.check(data, columns, render, has_template=has_template, limits=limits):
-                yield Finding("run.data", note, "The recipe checks it when it starts", fatal=False)
-        except BadInputError as error:
-            yield Finding.of(error, "run.data")
-        except (OSError, UnicodeDecodeError) as error:
-            yield Finding("run.data", f"it cannot be read: {error}", "Give UTF-8 text")
+        yield from _data_findings(data, settings, options)
     packing = is_on(options, "packing", default=True)
     if settings and not packing and not settings.get("pad_token") and not first(options, "pad_token"):
         end = _text(settings.get("eos_token")) or "<pad>"
@@ -49,9 +38,29 @@ def findings(data: Path | None, model: Path | None, options: Options) -> Iterato
         is_fatal = settings.get("tokenizer_class") in _WITHOUT_TOKENS
         yield Finding("run.model", "the tokenizer has no pad token, and batches are padded", fix, is_fatal)
     targets = options.get("lora_target_modules", [])
-    layers = base_folder.layers_of(folder) if folder and targets else []
+    if folder and targets:
+        yield from _target_findings(folder, targets, options)
+
+
+def _data_findings(data: Path, settings: dict[str, Any], options: Options) -> Iterator[Finding]:
+    """Check the records of the data; ``settings`` are the tokenizer's, empty if they are not known."""
+    columns = records.Columns(*(first(options, f"{name}_column") or name for name in records.Columns._fields))
+    try:
+        has_template = not settings or bool(settings.get("chat_template"))
+        render, limits = records.renderer(settings), _limits(options)
+        for note in records.check(data, columns, render, has_template=has_template, limits=limits):
+            yield Finding("run.data", note, "The recipe checks it when it starts", fatal=False)
+    except BadInputError as error:
+        yield Finding.of(error, "run.data")
+    except (OSError, UnicodeDecodeError) as error:
+        yield Finding("run.data", f"it cannot be read: {error}", "Give UTF-8 text")
+
+
+def _target_findings(folder: Path, targets: Sequence[str], options: Options) -> Iterator[Finding]:
+    """Check that the layers which get adapters exist; nothing is found if the folder does not show layers."""
+    layers = base_folder.layers_of(folder)
     # The files hold weights that head and embeddings share only once, as the embeddings'.
-    if folder and layers and _HEAD not in layers and base_folder.has_tied_head(folder):
+    if layers and _HEAD not in layers and base_folder.has_tied_head(folder):
         layers.append(_HEAD)
         if _HEAD in targets and is_on(options, "merge_adapter", default=True):
             yield Finding("run.args", *records.tied_target(_HEAD))
