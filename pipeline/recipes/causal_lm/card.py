@@ -78,7 +78,7 @@ def card(
 
 
 def base_of(options: Options, env: Mapping[str, str]) -> Base:
-    """Return how the user named the base model."""
+    """Return the base model by the name that the user gave, and not by the folder of its staged copy."""
     model = options.model
     name = str(model.model_name_or_path)
     if name != env.get("MANYCPU_MODEL"):  # the option names another model than run.model

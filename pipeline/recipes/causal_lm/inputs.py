@@ -405,7 +405,7 @@ def _complete_sampling(model: PreTrainedModel) -> None:
     Else transformers refuses to save them once they have changed, as where the Trainer sets special tokens.
     """
     generation = getattr(model, "generation_config", None)
-    if generation is None:  # code of the model's own
+    if generation is None:  # a model with code of its own may have none
         return
     try:
         generation.validate(strict=True)

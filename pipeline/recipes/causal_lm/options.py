@@ -12,7 +12,7 @@ from manycpu.pipeline.spec import recipe_options
 
 _COUNTS = (
     *("max_seq_length", "max_train_samples", "max_eval_samples", "preprocessing_num_workers"),
-    *("lora_r", "lora_alpha", "early_stopping_patience"),
+    "early_stopping_patience",
 )
 
 
@@ -111,7 +111,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         parser.set_defaults(save_strategy=checkpoint_strategy, eval_strategy=checkpoint_strategy)
     model, data, training = parser.read(words)
     arguments.check_least(model, 1, "lora_r", "lora_alpha")
-    arguments.check_least(data, 1, *(name for name in _COUNTS if not name.startswith("lora")))
+    arguments.check_least(data, 1, *_COUNTS)
     if not 0 <= model.lora_dropout <= 1:
         parser.error(f"--lora_dropout {model.lora_dropout:g} is no probability: give 0 to 1")
     arguments.check_least(data, 0, "samples", "sample_tokens", "validation_split_percentage")

@@ -154,8 +154,8 @@ def use_packing(model: PreTrainedModel) -> str | None:
     """Have the model compute attention for each document by itself; returns why it cannot, or None.
 
     Two short documents are packed, and their logits compared with those of each alone: a model that mixes
-    tokens by other means (a convolution, a recurrent state) is found so. A sharded model that cannot must be
-    loaded again.
+    tokens by other means (a convolution, a recurrent state) is found so. If a sharded model cannot, it must
+    be loaded again.
     """
     if getattr(model.config, "attention_chunk_size", None):
         return "the model attends within chunks of a sequence"
@@ -175,7 +175,7 @@ def use_packing(model: PreTrainedModel) -> str | None:
 
 def is_causal(model: Any) -> bool:
     """Whether no token of a sequence changes the logits of those before it, as two sequences show."""
-    # One by one: equal shapes round alike, so that a difference is no rounding, in bf16 neither.
+    # Not in one batch: two passes of one shape round alike, in bf16 too, so rounding makes no difference.
     with probing(model):
         first, second = (model(torch.tensor([[1, last]]), use_cache=False).logits[0, 0] for last in (2, 3))
     # An expert computes all tokens that choose it at once: their number changes the rounding.

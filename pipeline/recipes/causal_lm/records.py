@@ -181,7 +181,7 @@ def check(
         for file in files:
             if file.suffix == ".parquet" and find_spec("pyarrow") is None:
                 notes.append(f"{file.name} is not checked: pyarrow is not installed here")
-                remaining = 0  # how many of them this file has is not known
+                remaining = 0  # this file may hold all records that are used: skip the next ones
             elif remaining:
                 first_records = list(islice(read(file), min(_CHECKED, remaining)))
                 _check_records(file, first_records, columns, render, has_template)

@@ -92,7 +92,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _check_adapter(checkpoint: Path, model: Any) -> None:
-    """Raise BadInputError if a checkpoint has adapters of another rank, or of layers of other names."""
+    """Raise BadInputError if a checkpoint's adapters have another ``lora_r`` or are of other layers."""
     saved = json.loads((checkpoint / "adapter_config.json").read_text(encoding="utf-8"))
     config = model.peft_config["default"]
     layer_names = [
@@ -168,7 +168,7 @@ class EarlyStopping(EarlyStoppingCallback):
     """Stops a training whose evaluations no longer improve; after a resume, it continues to count."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take the count of the checkpoint, and train no more if that had stopped."""
+        """Continue the checkpoint's count; train no step if the count says that the training had stopped."""
         super().on_train_begin(args, state, control, **kwargs)  # type: ignore[no-untyped-call]
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         self.early_stopping_patience_counter = saved["attributes"]["early_stopping_patience_counter"]
@@ -182,7 +182,7 @@ class LanguageTrainer(CpuTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.model_accepts_loss_kwargs = True  # the Trainer counts the tokens of a step of all ranks
+        self.model_accepts_loss_kwargs = True  # so the Trainer counts the tokens of a step of all ranks
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -264,7 +264,7 @@ def _export(  # noqa: PLR0913, PLR0917 - what a model card tells
     if is_adapter:
         adapter_config = trained_folder / "adapter_config.json"
         fields = json.loads(adapter_config.read_text())
-        base = base_of(options, env)  # and not where it was staged
+        base = base_of(options, env)  # as the user named it: the fields name the staged copy
         fields |= {"base_model_name_or_path": base.name, "revision": base.revision}
         adapter_config.write_text(json.dumps(fields, indent=2, sort_keys=True))
         if options.data.rope_scaling or options.model.config_overrides:
@@ -310,7 +310,7 @@ def _samples(
                     do_sample=False,
                     pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
                 )
-        except Exception as error:  # noqa: BLE001 - no sample is worth the model, not written yet
+        except Exception as error:  # noqa: BLE001 - else the merged model, written later, would be lost
             say(f"a sample of {len(ids)} tokens is left out: {error}")
             continue
         continuation = tokenizer.decode(generated[0, len(ids) :], skip_special_tokens=True)
