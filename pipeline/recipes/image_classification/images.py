@@ -121,7 +121,7 @@ def opened(file: str | Path) -> Iterator["OpenImage"]:
     """Open an image of 8 bits per channel.
 
     Raises:
-        OSError: It cannot be read as such, also where the caller decodes it.
+        OSError: It is no such image; or the caller cannot decode it inside the ``with`` block.
     """
     # Late: preflight needs no Pillow.
     from PIL import Image

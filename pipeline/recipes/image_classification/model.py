@@ -101,6 +101,8 @@ def write(model: Any, folder: Path, classes: tuple[str, ...], size: int) -> None
 def _source(name: str | None, staged: str | None) -> tuple[str, Path | None]:
     """Return the model's name as timm reads it, and the file with its weights; None: timm finds them itself.
 
+    With a name and a staged run.model, ``name`` is the architecture, and ``staged`` has only the weights.
+
     Args:
         name: The option ``--model``.
         staged: Where run.model was staged.

@@ -185,9 +185,10 @@ class _Epochs:
         if checkpoint:
             self._accelerator.load_state(checkpoint)
             state = json.loads(Path(checkpoint, "trainer_state.json").read_text(encoding="utf-8"))
-            # An epoch has other steps if the number of ranks is another one.
+            # The number of steps of an epoch depends on the number of ranks.
             self.step = round(float(state["epoch"]) * self._epoch_steps)
             # The checkpoint's cycle may be of other epochs, or of another rate or size of a batch.
+            # In each step, Accelerate steps the scheduler once per rank; `total_steps` counts so too.
             cycle = self._one_cycle()
             done = min(self.step * self._accelerator.num_processes, cycle.total_steps)
             cycle.load_state_dict(cycle.state_dict() | {"last_epoch": done - 1, "_step_count": done})
