@@ -68,7 +68,8 @@ def load_model(
 def exclude_padding(model: PreTrainedModel) -> None:
     """Make the model score tokens of padding so low that no answer and no loss contains them.
 
-    One hook notes the mask of each batch; another one sets the scores of padding.
+    One hook notes the mask of each batch; another one, of the head ``qa_outputs``, sets the scores of
+    padding. A model whose head has another name stays as it is.
     """
     mask_of_batch: list[torch.Tensor | None] = [None]  # one element, which `read` sets and `exclude` reads
 

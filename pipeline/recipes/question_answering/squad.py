@@ -140,26 +140,34 @@ def _scan(file: Path, *, unanswered: bool) -> tuple[list[Question], list[str]]:
 
 
 def _questions(document: Any) -> Iterator[Question]:
-    """Yield the questions of a document in one of the two layouts; raises _Malformed."""
+    """Yield the questions of a document in one of the two layouts, or of a bare list of its ``data``.
+
+    A flat record is an article and a question in one.
+
+    Raises:
+        _Malformed: A part of the document cannot be read.
+    """
     articles = _get(document, "data", list, "") if isinstance(document, dict) else document
     if not isinstance(articles, list):
         raise _Malformed(f"an object with 'data' is needed at the top, not {_kind(document)}")
     for i, article in enumerate(articles):
         location = f"data[{i}]"
         if isinstance(article, dict) and "context" in article:
-            yield _question(article, article, _get(article, "context", str, location), location, _columns)
+            yield _question(
+                article, article, _get(article, "context", str, location), location, _read_columns
+            )
             continue
         for j, paragraph in enumerate(_get(article, "paragraphs", list, location)):
             paragraph_location = f"{location}.paragraphs[{j}]"
             context = _get(paragraph, "context", str, paragraph_location)
             for k, record in enumerate(_get(paragraph, "qas", list, paragraph_location)):
-                yield _question(record, article, context, f"{paragraph_location}.qas[{k}]", _objects)
+                yield _question(record, article, context, f"{paragraph_location}.qas[{k}]", _read_objects)
 
 
-def _question(record: Any, article: Any, context: str, location: str, answers: Reader) -> Question:
+def _question(record: Any, article: Any, context: str, location: str, read_answers: Reader) -> Question:
     """Read a question; ``article`` has its title, ``location`` is its path in the document, for messages."""
     question_id, question = _get(record, "id", (str, int), location), _get(record, "question", str, location)
-    pairs = answers(record, location) if "answers" in record else []
+    pairs = read_answers(record, location) if "answers" in record else []
     texts, starts = tuple(text for text, _ in pairs), tuple(start for _, start in pairs)
     title = str(article.get("title", ""))
     try:
@@ -169,7 +177,7 @@ def _question(record: Any, article: Any, context: str, location: str, answers: R
     return Question(str(question_id), title, context, question, texts, starts)
 
 
-def _objects(record: Any, location: str) -> list[tuple[str, int]]:
+def _read_objects(record: Any, location: str) -> list[tuple[str, int]]:
     """Read answers as the official layout has them: a list of objects with text and answer_start."""
     listed = _get(record, "answers", list, location)
     places = [f"{location}.answers[{i}]" for i in range(len(listed))]
@@ -179,7 +187,7 @@ def _objects(record: Any, location: str) -> list[tuple[str, int]]:
     ]
 
 
-def _columns(record: Any, location: str) -> list[tuple[str, int]]:
+def _read_columns(record: Any, location: str) -> list[tuple[str, int]]:
     """Read answers as flat records have them: one object with a list of texts and a list of starts."""
     answers, at = _get(record, "answers", dict, location), f"{location}.answers"
     texts, starts = _get(answers, "text", list, at), _get(answers, "answer_start", list, at)

@@ -31,7 +31,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     training = options.training
     begin(training, options.notes, env)
     model, tokenizer = load_model(options.model, training, options.data.max_seq_length)
-    if not (training.torch_compile or training.use_ipex):  # their code is of one shape, and has no hooks
+    if not (training.torch_compile or training.use_ipex):  # their code serves one shape, and calls no hooks
         exclude_padding(model)
         # Not if it is sharded: a model that cannot compute without padding would stay half gathered.
         if options.data.unpad and training.shard == "no" and (why := unpad(model)):
@@ -52,7 +52,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
         # Some models return more than starts and ends, such as BART the states of its encoder.
         preprocess_logits_for_metrics=lambda scores, _: scores[:2],
     )
-    results = _results(options, env, trainer, prepared)
+    results = _train_and_evaluate(options, env, trainer, prepared)
     metrics(results)
     if trainer.is_world_process_zero():
         output = Path(options.output)
@@ -106,7 +106,8 @@ def _prepare(
     shape = Shape(length, options.doc_stride, options.pad_to_max_length)
     threshold = options.null_score_diff_threshold if options.version_2_with_negative else None
     limits = Limits(options.n_best_size, options.max_answer_length, threshold)
-    # Use the tokenizer once: it then keeps its truncation, which is part of the cache's key on every rank.
+    # The tokenizer's state is part of the cache's key, and its first use changes the state (the truncation):
+    # use it before, so that every rank has the same key.
     build(next(iter(splits.values()))[:1], [0], tokenizer, shape)
     prepared = {}
     for split, table in splits.items():
@@ -135,10 +136,10 @@ def _prepare(
     return prepared
 
 
-def _results(
+def _train_and_evaluate(
     options: Options, env: Mapping[str, str], trainer: CpuTrainer, prepared: dict[str, Scorer]
 ) -> dict[str, Any]:
-    """Train, evaluate and predict on the splits that are prepared; returns all results by their names.
+    """Train, evaluate and predict, each if its split is prepared; returns all results by their names.
 
     A name ends in ``_before`` for the evaluation before training, and begins with ``predict_`` for the split
     test.
