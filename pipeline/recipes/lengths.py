@@ -75,13 +75,7 @@ class LengthGroups(Sampler[int]):
         # The longest row must be in a complete group: only such a group can come first.
         if longest >= complete * size:
             rows[[0, longest]] = rows[[longest, 0]]
-        # Sort within each random draw only, so that a group has like lengths but is not always the same.
-        draws = max(math.ceil(complete / _GROUPS_TOGETHER), min(_LEAST_DRAWS, complete), 1)
-        groups = [
-            ordered
-            for draw in np.array_split(rows[: complete * size].reshape(complete, size), draws)
-            for ordered in self._sorted(draw.reshape(-1)).reshape(-1, size)
-        ]
+        groups = self._groups(rows[: complete * size].reshape(complete, size))
         order = torch.randperm(complete, generator=generator).tolist()
         # The first row of a group is its longest.
         longest_group = max(order, key=lambda index: int(self._lengths[groups[index][0]]), default=None)
@@ -92,6 +86,18 @@ class LengthGroups(Sampler[int]):
             for group in [*map(groups.__getitem__, ordered_groups), rows[complete * size :]]
             for row in group
         )
+
+    def _groups(self, rows: Lengths) -> list[Lengths]:
+        """Cut rows, of shape (groups, rows of a group), into groups of like length, the longest row first.
+
+        Rows are sorted within each of several random draws only, so that a group is not always the same.
+        """
+        draws = max(math.ceil(len(rows) / _GROUPS_TOGETHER), min(_LEAST_DRAWS, len(rows)), 1)
+        return [
+            group
+            for draw in np.array_split(rows, draws)
+            for group in self._sorted(draw.reshape(-1)).reshape(-1, self._group)
+        ]
 
     def _sorted(self, rows: Lengths) -> Lengths:
         """Sort rows by their tokens, the longest first."""

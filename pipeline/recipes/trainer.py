@@ -155,7 +155,7 @@ class CpuTrainer(Trainer):
         """Whether each rank holds a share of the model, whatever the options ask for."""
         if self.is_sharded:
             if sharding.spans_nodes():
-                sharding.overlap(model)
+                sharding.overlap(model)  # gather the next block while one computes
             if is_model_only:
                 say("--save_only_model is left out: a sharded checkpoint has model and optimizer in one")
                 args.save_only_model = False
