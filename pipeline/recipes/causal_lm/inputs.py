@@ -242,13 +242,17 @@ def prepare(
                 f"of {len(table)} {split} records, {cut} are cut to {length} tokens, and {dropped} are left "
                 "out: their answers begin after that"
             )
-        # Prompt and continuation fit the model, unless the continuation needs more than half of it.
-        room = max(length - data.sample_tokens, length // 2)
-        rows = range(min(len(table), data.samples + _SAMPLE_RECORDS))
-        prompts = (writer.prompt(table[row], room) for row in rows)
-        usable_prompts = list(islice((prompt for prompt in prompts if prompt[1]), data.samples))
-        prepared[split] = Documents(documents.remove_columns("cut"), usable_prompts)
+        prepared[split] = Documents(documents.remove_columns("cut"), _sample_prompts(table, data, writer))
     return prepared
+
+
+def _sample_prompts(table: Dataset, data: DataOptions, writer: "_Writer") -> list[tuple[str, list[int]]]:
+    """Return what the trained model continues as samples: prompts of the first records that have tokens."""
+    # Prompt and continuation fit the model, unless the continuation needs more than half of it.
+    room = max(writer.length - data.sample_tokens, writer.length // 2)
+    rows = range(min(len(table), data.samples + _SAMPLE_RECORDS))
+    prompts = (writer.prompt(table[row], room) for row in rows)
+    return list(islice((prompt for prompt in prompts if prompt[1]), data.samples))
 
 
 class _Writer(NamedTuple):

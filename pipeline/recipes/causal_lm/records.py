@@ -243,6 +243,7 @@ def answer_spans(
     Raises:
         BadInputError: The chat template refuses the messages, or leaves out an answer, or a part of it.
     """
+    # Its second argument: whether the text ends where an answer begins.
     write = _with_bad_input_errors(render, source)
     text, spans = write(messages, False), list[tuple[int, int]]()
     spans_by_number: dict[int, tuple[int, int]] | None = None
@@ -251,7 +252,7 @@ def answer_spans(
             continue
         text_before = write(messages[:number], True) if number else ""
         text_through = write(messages[: number + 1], False)
-        answer_text = message["content"].rpartition(_THOUGHT)[2].strip()
+        answer_text = message["content"].rpartition(_THOUGHT)[2].strip()  # templates may leave thoughts out
         # Most templates write a turn in the same way whatever follows: the answer is what the turn adds.
         is_prefix = number > 0 and text.startswith(text_before) and text.startswith(text_through)
         if is_prefix and _writes_whole_answer(answer_text, messages[: number + 1], write):

@@ -58,13 +58,10 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     set_seed(training.seed)  # random weights do not depend on whether the data was cached
     trainer = _trainer(options, config, tokenizer, prepared, length)
     resume = trainer.resume_point(env)
-    if resume and (checkpoint_method := _method_of(Path(resume))) != options.model.method:
-        fix = f"Give --method {checkpoint_method}, or another folder of checkpoints"
-        raise BadInputError(
-            f"{resume} is of a training by --method {checkpoint_method}", field="run.args", fix=fix
-        )
-    if resume and options.model.method != "full":
-        _check_adapter(Path(resume), trainer.model)
+    if resume:
+        _check_method(resume, options.model.method)
+        if options.model.method != "full":
+            _check_adapter(Path(resume), trainer.model)
     resumed_step = step(Path(resume)) if resume else None  # the training may delete that checkpoint
     trained = trainer.train(resume_from_checkpoint=resume)
     packs: Any = trainer.train_dataset
@@ -89,6 +86,16 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     if dist.is_initialized():
         dist.barrier()
     return results
+
+
+def _check_method(checkpoint: str, method: str) -> None:
+    """Raise BadInputError if another method than this training's wrote a checkpoint."""
+    checkpoint_method = _method_of(Path(checkpoint))
+    if checkpoint_method != method:
+        fix = f"Give --method {checkpoint_method}, or another folder of checkpoints"
+        raise BadInputError(
+            f"{checkpoint} is of a training by --method {checkpoint_method}", field="run.args", fix=fix
+        )
 
 
 def _check_adapter(checkpoint: Path, model: Any) -> None:
@@ -262,15 +269,7 @@ def _export(  # noqa: PLR0913, PLR0917 - what a model card tells
         # In place, in the dtype of the base: the sum with the adapter, which is fp32, is rounded once.
         model.merge_and_unload().save_pretrained(output)
     if is_adapter:
-        adapter_config = trained_folder / "adapter_config.json"
-        fields = json.loads(adapter_config.read_text())
-        base = base_of(options, env)  # as the user named it: the fields name the staged copy
-        fields |= {"base_model_name_or_path": base.name, "revision": base.revision}
-        adapter_config.write_text(json.dumps(fields, indent=2, sort_keys=True))
-        if options.data.rope_scaling or options.model.config_overrides:
-            # The base needs these, and the adapter does not record them.
-            trained_config(model).save_pretrained(trained_folder)
-        (trained_folder / "README.md").unlink(missing_ok=True)  # peft's form, with nothing filled in
+        _complete_adapter(trained_folder, options, env, model)
         tokenizer.save_pretrained(output)
     if samples:
         metrics(
@@ -286,6 +285,19 @@ def _export(  # noqa: PLR0913, PLR0917 - what a model card tells
         (output / "samples.jsonl").write_text(text, encoding="utf-8")
     (output / "README.md").write_text(card(options, env, prepared, results, samples), encoding="utf-8")
     write_results(output, results)
+
+
+def _complete_adapter(folder: Path, options: Options, env: Mapping[str, str], model: Any) -> None:
+    """Correct the name of the base in an adapter's folder, and add what the base needs besides."""
+    adapter_config = folder / "adapter_config.json"
+    fields = json.loads(adapter_config.read_text())
+    base = base_of(options, env)  # as the user named it: the fields name the staged copy
+    fields |= {"base_model_name_or_path": base.name, "revision": base.revision}
+    adapter_config.write_text(json.dumps(fields, indent=2, sort_keys=True))
+    if options.data.rope_scaling or options.model.config_overrides:
+        # The base needs these, and the adapter does not record them.
+        trained_config(model).save_pretrained(folder)
+    (folder / "README.md").unlink(missing_ok=True)  # peft's form, with nothing filled in
 
 
 def _samples(
