@@ -100,15 +100,19 @@ def answers(
             no_answer_lead = no_answer_score - texts[0][1] if texts else float("inf")
             text = "" if no_answer_lead > limits.null_threshold else text
             texts = sorted([*texts, ("", no_answer_score)], key=lambda pair: -pair[1])
-        # The softmax of the scores; the greatest one is subtracted so that exp cannot overflow.
-        logits = np.array([score for _, score in texts])
-        weights = np.exp(logits - logits.max()) if texts else logits
-        shares = weights / weights.sum()  # the probabilities
-        ranked = [
-            {"text": candidate_text, "score": score, "probability": float(share)}
-            for (candidate_text, score), share in zip(texts, shares, strict=True)
-        ]
-        yield Answer(text, ranked, no_answer_lead)
+        yield Answer(text, _with_probabilities(texts), no_answer_lead)
+
+
+def _with_probabilities(texts: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
+    """Return each text with its score and its probability: the softmax of the scores."""
+    logits = np.array([score for _, score in texts])
+    # The greatest score is subtracted so that exp cannot overflow.
+    weights = np.exp(logits - logits.max()) if texts else logits
+    probabilities = weights / weights.sum()
+    return [
+        {"text": text, "score": score, "probability": float(probability)}
+        for (text, score), probability in zip(texts, probabilities, strict=True)
+    ]
 
 
 def candidates(
