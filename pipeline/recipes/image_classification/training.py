@@ -192,7 +192,7 @@ class _Epochs:
             cycle = self._one_cycle()
             done = min(self.step * self._accelerator.num_processes, cycle.total_steps)
             cycle.load_state_dict(cycle.state_dict() | {"last_epoch": done - 1, "_step_count": done})
-            cycle.step()
+            cycle.step()  # computes the learning rate of this step
             self._schedule.scheduler = cycle
         return self.step
 
