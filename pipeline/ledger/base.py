@@ -49,14 +49,14 @@ CLEANUP: Final = "cleanup"
 Result = Literal["done", "reused", "skipped", "failed"]
 
 
-def _readable(run: dict[str, Any]) -> dict[str, Any]:
-    """Complete a run of an older version: it left out the backend gloo, and its time budgets had no limit."""
+def _complete_old_run(run: dict[str, Any]) -> dict[str, Any]:
+    """Complete a run of an older version, which left out the backend gloo and did not limit time budgets."""
     given = {name: run.get(name) for name in BUDGETS}
     too_long = [name for name, value in given.items() if isinstance(value, int) and value > LONGEST_S]
     return {"backend": "gloo", **run, **dict.fromkeys(too_long, LONGEST_S)}
 
 
-RunFields = Annotated[dict[str, Any], AfterValidator(_readable)]
+RunFields = Annotated[dict[str, Any], AfterValidator(_complete_old_run)]
 """A run as ledgers keep it."""
 
 
@@ -158,7 +158,7 @@ class Entry(BaseModel):
         return self.cancelled.get(attempt, CLEANUP) != CLEANUP
 
     def record_canceller(self, by: str) -> None:
-        """Record who cancels the present attempt: the first person or task, or else the clean-up."""
+        """Record who cancels the present attempt, unless a person or a task has cancelled it before."""
         if not self.cancelled_by_person(self.attempt):
             self.cancelled[self.attempt] = by
 
@@ -187,7 +187,10 @@ class Lease(BaseModel):
     """The process that does all of the run, whose death frees the lease; None: several work in turn."""
 
     def held(self, now: float) -> bool:
-        """Whether a process works on the run, or is about to; ``now`` in seconds since the epoch."""
+        """Whether a process works on the run, or is about to; ``now`` in seconds since the epoch.
+
+        A holder that is not visible from here counts as alive.
+        """
         if self.ended or self.until is None or self.until <= now:
             return False
         return self.holder is None or process.is_alive(self.holder) is not False
@@ -308,14 +311,14 @@ class Ledger(ABC):
         self.change_lease(until=self.now() + seconds, ended=False, kept=False)
 
     def renew(self, seconds: float = LEASE_S) -> None:
-        """Renew the lease: from now on it lasts ``seconds``. One that has ended stays, as of a kept run."""
+        """Renew the lease: from now on it lasts ``seconds``. A lease that has ended stays ended."""
         if not self.lease().ended:
             self.take_up(seconds)
 
     def refuse_second_holder(self, lease: Lease | None = None) -> None:
         """Raise if another process runs all verbs of this run, or may do so where it cannot be seen.
 
-        Both would clean up. ``lease``: the one of this run, if it was read already.
+        Two such processes would both clean up. ``lease``: the one of this run, if it was read already.
 
         Raises:
             ForeignRunError: Another process does, or may; nothing of the run was changed.
@@ -354,7 +357,7 @@ class Ledger(ABC):
 
     @contextmanager
     def held_by(self, holder: ProcessHandle, found: Lease) -> Iterator[None]:
-        """Hold the run in a ``with`` block, which removes it; then its lease is as it was ``found`` before.
+        """Hold the run while the ``with`` block removes it; then restore the lease that was ``found`` before.
 
         A lease that the block itself changed, such as by :meth:`keep`, stays.
 
@@ -379,7 +382,8 @@ class Ledger(ABC):
     def kept_alive(self, seconds: float = LEASE_S) -> Iterator[None]:
         """Renew the lease while the block works on the run; it then lasts ``seconds`` from each renewal.
 
-        A renewal that fails is skipped: the next one comes long before the end. RunGoneError is raised.
+        A renewal that fails is skipped: the next one comes long before the lease ends. If the run is
+        gone at the start, RunGoneError is raised.
         """
         ended = threading.Event()
         renew = self.renew

@@ -45,7 +45,7 @@ class FileLedger(Ledger):
         return self.read()
 
     def _begin(self, entry: Entry) -> None:
-        """Make the folder, its mark and the ledger; the caller holds the lock.
+        """Make the folder, its file ``owner`` and the ledger; the caller holds the lock.
 
         Without the lock, another process may remove the folder again.
         """
@@ -55,6 +55,7 @@ class FileLedger(Ledger):
                 fix="See what `manycpu clean` says of it; or give another run id",
             )
         mark = self.directory / OWNER
+        # Without a ledger here, these folders were made for a run whose ledger is on another machine.
         if mark.exists() and any((self.directory / name).exists() for name in _OF_ATTEMPTS):
             raise ForeignRunError(
                 f"{self.directory} belongs to a run of another machine: {mark.read_text()}",
@@ -118,7 +119,8 @@ class FileLedger(Ledger):
     def update(self) -> Iterator[Entry]:
         """Change the entry in a ``with`` block under the lock.
 
-        It is written if the block changes it and raises nothing: on a full disk, nothing can be written.
+        It is written only if the block changes it, so that a block that only reads works on a full disk. If
+        the block raises an error, nothing is written.
         """
         with self.hold() as (entry, _):
             yield entry
@@ -163,8 +165,8 @@ class FileLedger(Ledger):
                 return []
             try:
                 left = self._empty_trash(elsewhere)  # of a removal that was killed
-            except OSError:  # such as files of another user: they stay, and this run does not
-                if (self._trash / self._file.name).exists():  # the ledger: not all other places are empty
+            except OSError:  # such as files of another user: leave them, and remove this run all the same
+                if (self._trash / self._file.name).exists():  # only the ledger names the other places
                     raise
                 self._trash.rename(self._trash.with_name(f".{uuid.uuid4().hex}{_REMOVED}"))
                 left = []
@@ -176,18 +178,21 @@ class FileLedger(Ledger):
             return left
 
     def finish_removal(self, elsewhere: Elsewhere = lambda _: []) -> list[str]:
-        """Finish a removal, unless the run has begun again or a process works on it; as :meth:`remove`."""
+        """Finish a removal, unless the run has begun again or a process works on it.
+
+        ``elsewhere`` and the result are as those of :meth:`remove`.
+        """
         with suppress(BlockingIOError), locked(self._lock, wait=False):
             if self.is_half_removed:
                 if left := self._empty_trash(elsewhere):
                     return left
-                if not (self.directory / OWNER).exists():  # a rank that lived on has made it again
+                if not (self.directory / OWNER).exists():  # a rank that still ran has made the folder again
                     _delete(self.directory)
                 self._lock.unlink()
         return []
 
     def _empty_trash(self, elsewhere: Elsewhere) -> list[str]:
-        """Delete the renamed folder, if ``elsewhere`` has left nothing in other places."""
+        """Delete the renamed folder if ``elsewhere`` leaves nothing; returns what ``elsewhere`` leaves."""
         trash = FileLedger(self._trash)
         try:
             if left := elsewhere(trash.read()):
@@ -197,7 +202,7 @@ class FileLedger(Ledger):
         except LedgerError as error:  # such as a newer version's
             return [str(error)]
         if not self._trash.is_symlink():
-            trash._file.unlink(missing_ok=True)  # the rest may belong to another user, and stay
+            trash._file.unlink(missing_ok=True)  # first: the rest may belong to another user, and stay
         _delete(self._trash)
         return []
 
@@ -205,7 +210,7 @@ class FileLedger(Ledger):
     def is_half_removed(self) -> bool:
         """Whether a removal was begun and not finished: a part of the run is left, or only its lock."""
         may_be = self._trash.exists() or not self.directory.exists()
-        return may_be and not self._file.exists()  # last: the folder may be another user's
+        return may_be and not self._file.exists()  # last: may raise PermissionError, in another user's folder
 
     @property
     def _trash(self) -> Path:
