@@ -152,7 +152,10 @@ def _refuse_parallelism(config: Fields) -> None:
 
 
 def _scale(config: Fields, run: Fields) -> dict[str, Any]:
-    """Return ``nnodes`` and ``nproc_per_node``, as given, else from the config, which counts all ranks."""
+    """Return ``nnodes`` and ``nproc_per_node``, as given, else from the config.
+
+    The config's ``num_processes`` counts the ranks of all machines together.
+    """
     nnodes = run.get("nnodes", config.get("num_machines", 1))
     if "nproc_per_node" in run:
         return {"nnodes": nnodes, "nproc_per_node": run["nproc_per_node"]}
@@ -236,7 +239,7 @@ def _fsdp(config: Fields) -> dict[str, str]:
 
 
 def _notes(config: Fields, asked_precision: str, dtype: str) -> list[str]:
-    """List what of the config is read in another way than it is written, or is not used."""
+    """List notes for the user on what of the config is replaced by something else, or is not used."""
     kind = config.get("distributed_type") or "NO"  # YAML reads NO as false
     unused = [name for name in _UNUSED if config.get(name) not in _EMPTY_VALUES]
     notes = {

@@ -50,7 +50,7 @@ class _LossyFile(io.FileIO):
             while (written := super().write(data)) is None:  # a pipe that does not block, and is full
                 select.select([], [self], [])
         except OSError:
-            return len(data)
+            return len(data)  # as if it were written: the caller must not try again
         return written
 
 

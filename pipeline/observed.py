@@ -83,7 +83,10 @@ class Observer:
 
     @singledispatchmethod
     def _reduce(self, event: Event, *_: object) -> bool:  # noqa: ARG002 - dispatches on it
-        """Record an event of a rank, written at a time; return whether to save it at once."""
+        """Record an event of a rank, written at a time; return whether to save it at once.
+
+        Types of events that have no method below are not recorded here.
+        """
         return False
 
     @_reduce.register
@@ -100,7 +103,7 @@ class Observer:
         )
         existing = _find_meeting(self.observed, event, time)
         if existing is not None and rank.rank in existing["ranks"]:
-            return True  # the log is read again
+            return True  # the log is being read a second time
         self.observed.backend_reason = event.backend_reason or self.observed.backend_reason
         meeting = existing or _new_meeting(self.observed, event, time)
         meeting["ranks"].append(rank.rank)
@@ -208,7 +211,7 @@ class Observer:
 def _is_of_earlier_meeting(observed: Observed, event: ExitEvent, rank: Rank | None, time: float) -> bool:
     """Whether a rank ended before the ranks met for the last time, after a restart.
 
-    ``rank``: the rank as it joined that meeting; None: it has not joined it.
+    ``rank``: the rank as it joined the last meeting; None: it has not joined it.
     """
     if not observed.rounds:
         return False
@@ -231,7 +234,7 @@ def _is_same_host(rank: Rank, event: ExitEvent) -> bool:
 
 
 def _apply_finished_meeting(observed: Observed) -> None:
-    """Record exit code 0 for all ranks of the last meeting, if a rank found it finished."""
+    """Record exit code 0 for all ranks of the last meeting, if a restarted rank found that they succeeded."""
     # `or ""`: None would be equal to the name of a meeting that has none.
     if observed.rounds and observed.rounds[-1].get("meeting") == (observed.finished_meeting or ""):
         for rank in observed.ranks:
@@ -302,7 +305,7 @@ def _add_curve_points(observed: Observed, event: Event, rank: int | None, time: 
     step, values = values_of(event, rank, progress.step if progress else None)
     for name, value in values.items():
         series = observed.series.get(name) or Series()
-        is_exact = not isinstance(event, PaceEvent)
+        is_exact = not isinstance(event, PaceEvent)  # a pace gets the step of the progress before it
         # Ignores what is no finite number.
         series.add(step, _time_of(event, time), value, step_is_exact=is_exact)
         if series.values and (len(observed.series) < _MAX_CURVES or name in _ALWAYS_CURVES):

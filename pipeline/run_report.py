@@ -141,12 +141,12 @@ def compact(report: Report, limit: int = COMPACT) -> dict[str, Any]:
     everything |= {"schema_version": report.schema_version, "metrics": important | reported}
     everything["counts"] = {name: len(value) for name, value in everything.items() if isinstance(value, list)}
     for text_bytes, items in _FIELD_LIMITS:
-        everything["ranks"] = _spread(everything.get("ranks", []), items)
+        everything["ranks"] = _choose_ranks(everything.get("ranks", []), items)
         fields = {name: _cut(value, text_bytes, items) for name, value in everything.items()}
         if _size(fields) <= limit * _FIELDS_SHARE:
             break
         everything.pop("returned", None)  # a returned value is left out before it is cut
-    else:  # nested metrics, such as a confusion matrix, take the most
+    else:  # even the smallest limits are not enough: drop nested metrics, such as a confusion matrix
         metrics = fields["metrics"].items()
         fields["metrics"] = {name: value for name, value in metrics if not isinstance(value, dict | list)}
     return fields | {"series": _fitting_curves(report.series, limit - _size(fields) - _SERIES_KEY_BYTES)}
@@ -167,14 +167,14 @@ def _fitting_curves(series: Mapping[str, Series], room: int) -> dict[str, Any]:
     return {}
 
 
-def _spread(ranks: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """Choose ``count`` ranks, in the order of numbers.
+def _choose_ranks(ranks: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """Choose at most ``count`` ranks; return them in the order of their numbers.
 
-    Those that failed go first, then the others from the one that computes shortest to the longest, and last
-    those without a pace.
+    Ranks that failed are chosen first, then ranks with a pace, and last those without one. Where a group has
+    too many, they are chosen evenly from the rank that computes shortest in a step to the longest.
     """
 
-    def computes(rank: dict[str, Any]) -> float | None:
+    def computing_seconds(rank: dict[str, Any]) -> float | None:
         pace = rank.get("pace") or {}
         step = pace.get("step_seconds")
         return None if step is None else float(step - (pace.get("wait_seconds") or 0))
@@ -182,8 +182,9 @@ def _spread(ranks: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     failed: list[dict[str, Any]] = []
     timed: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
-    for rank in sorted(ranks, key=lambda rank: computes(rank) or 0):
-        (failed if rank.get("exit_code") else others if computes(rank) is None else timed).append(rank)
+    for rank in sorted(ranks, key=lambda rank: computing_seconds(rank) or 0):
+        is_timed = computing_seconds(rank) is not None
+        (failed if rank.get("exit_code") else timed if is_timed else others).append(rank)
     chosen: list[dict[str, Any]] = []
     for group in (failed, timed, others):
         room = min(count - len(chosen), len(group))

@@ -43,6 +43,7 @@ _Construct = Callable[[yaml.SafeLoader, yaml.ScalarNode], float]
 
 
 def _number(construct: _Construct, loader: _Loader, node: yaml.ScalarNode) -> object:
+    """Construct a number that keeps its written form; what cannot be a number, or is in base 60, is text."""
     with suppress(ValueError, OverflowError):
         number = construct(loader, node)
         if str(number) == node.value:
