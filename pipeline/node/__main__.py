@@ -18,15 +18,16 @@ _COUNT_OPTION: Final = "--nproc-per-node="  # with it, all ranks of this machine
 def main(argv: list[str]) -> int:
     """Fork this process: the child is the rank and runs its program, the parent forwards the rank's logs.
 
-    Only the child returns, with the rank's exit code; the parent ends as the rank did. Before the fork this
-    returns 2 for wrong usage, and 87 if the launcher's variables contradict each other.
+    Only the child returns, with the rank's exit code; the parent ends as the rank did. Before the fork,
+    main returns 2 for wrong usage, and 87 if the launcher's variables contradict each other.
     """
     count = argv.pop(0).removeprefix(_COUNT_OPTION) if argv and argv[0].startswith(_COUNT_OPTION) else None
     if not argv or argv == ["-m"] or (count is not None and (not count.isdecimal() or int(count) < 1)):
         sys.stderr.write(USAGE + "\n")
         return 2
+    # With a count this process is the launcher: it forks the ranks, waits for them in fork_ranks, and exits
+    # there. Only the ranks return.
     launcher = os.getpid() if count else os.getppid()
-    # With a count, only the forked ranks return from here; their parent waits for them and exits.
     listener = local_world.fork_ranks(int(count)) if count else None
     host = os.environ.setdefault("MANYCPU_HOST", socket.gethostname())
     try:

@@ -22,9 +22,9 @@ _USE_CPU: Final = "ACCELERATE_USE_CPU"
 def prepare(rank: Rank) -> None:
     """Set ACCELERATE_USE_CPU where there are several ranks, unless run.env sets it.
 
-    Without it Accelerate takes each rank on CPUs for a world of one process.
+    Without the variable Accelerate takes each rank on CPUs for a world of one process.
     """
-    if rank.world_size == 1:  # with it, Accelerate would wrap the model of a single rank for several
+    if rank.world_size == 1:  # with it set, Accelerate would wrap the model of a single rank for several
         return
     if _USE_CPU not in os.environ.get("MANYCPU_USER_ENV", "").split(","):
         os.environ[_USE_CPU] = "true"
@@ -57,7 +57,10 @@ def _state() -> dict[str, Any]:
 
 
 def own_state(kind: Any) -> Any:
-    """Make an object of a state of Accelerate, such as PartialState, which shares this process's state."""
+    """Make an object of a state class of Accelerate, such as PartialState, with this process's own state.
+
+    A pickle of such an object calls this function: the state of the process that wrote it is wrong here.
+    """
     state = kind.__new__(kind)
     state.__dict__ = kind._shared_state  # noqa: SLF001 - as its __init__ does
     return state

@@ -62,7 +62,10 @@ def require(backend: str) -> None:
 
 
 def awaited(backend: str | None) -> str:
-    """Describe what :func:`require` and :func:`lacking` wait for; empty: they take no time, or will fail."""
+    """Describe what :func:`require` and :func:`lacking` wait for; empty: they take no time, or will fail.
+
+    Only ccl takes time: it may have to be built.
+    """
     if backend not in ("ccl", AUTO):
         return ""
     try:

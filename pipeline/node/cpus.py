@@ -119,7 +119,7 @@ def reserve_cores(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str]
 def folder_of_user(environ: Mapping[str, str]) -> Path:
     """Name the folder of this user's records, on a disk of this machine."""
     # Not in the home folder: other machines may share that, whose locks are not seen here.
-    return Path(environ.get("TMPDIR") or "/tmp") / f"manycpu-{os.getuid()}" / "cores"  # noqa: S108 - see take
+    return Path(environ.get("TMPDIR") or "/tmp") / f"manycpu-{os.getuid()}" / "cores"  # noqa: S108 - reserve_cores checks the owner
 
 
 def _is_held(path: Path) -> bool:

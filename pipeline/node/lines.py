@@ -83,7 +83,7 @@ def _printed(text: bytes) -> Iterator[bytes]:
     """Yield what a program printed; an event stays one only if programs may report events of its kind."""
     before, mark, after = text.partition(_MARK)
     kind = None
-    with suppress(ValueError, RecursionError):  # unreadable here, but perhaps not for a reader: no event
+    with suppress(ValueError, RecursionError):  # without a kind, it is made ordinary output below
         event = json.loads(after.decode(errors="replace"))
         kind = event.get("event") if isinstance(event, dict) else None
     if not mark or not isinstance(kind, str) or kind in RESERVED:

@@ -96,7 +96,7 @@ def _wait(ranks: dict[int, int]) -> tuple[int, int | None]:
 
     Returns the exit code as a shell has it, and the rank that failed first; None: no rank did.
     """
-    # Exit code, and rank of the first failure or None for a signal to this process; None: neither has come.
+    # The exit code, and the rank that failed first, or None if a signal came first; None: neither has come.
     outcome: tuple[int, int | None] | None = None
     deadline = None  # the end of the grace period; None: it has not begun, or is over
     while ranks:

@@ -48,23 +48,23 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def forward_logs(child: int, launcher: int, stream: int, signature: str, of: Rank) -> NoReturn:
+def forward_logs(child: int, launcher: int, stream: int, signature: str, identity: Rank) -> NoReturn:
     """Forward a rank's lines and signals until it ends, then end as it did.
 
     Args:
-        child: Its process id; it leads a process group.
-        launcher: The process id of this process's parent, known before that can have ended.
-        stream: The read end of its stdout and stderr.
-        signature: Begins each of its own events, and nothing that its script prints.
-        of: The rank; its number and the host's name, MANYCPU_HOST, are the prefix of its lines.
+        child: The rank's process id; the rank leads a process group.
+        launcher: The process id of this process's parent, read before the parent could end.
+        stream: The read end of the rank's stdout and stderr.
+        signature: Begins each of the rank's own events, and nothing that its script prints.
+        identity: The rank; its number and the host's name, MANYCPU_HOST, are the prefix of its lines.
     """
-    rank, host = of.rank, os.environ["MANYCPU_HOST"]
+    rank, host = identity.rank, os.environ["MANYCPU_HOST"]
     killer = _start_orphan_killer(child)  # ends the rank's children even if this process is killed
     kernel.adopt_orphans()  # what the script leaves running becomes a child of this process, which ends it
     signals = list[int]()  # those that were forwarded
     wake = _wake_on_signals(child, signals)
     folder = os.environ.get("MANYCPU_LOGS")
-    log = RankLog(Path(folder), rank, of.world_size) if folder else None
+    log = RankLog(Path(folder), rank, identity.world_size) if folder else None
     writer = _Writer(events.join(rank, host, "").encode(), signature.encode(), log)
     warnings = list[str]()
     try:
@@ -144,9 +144,9 @@ class _Writer:
         self._out = PipeWriter()
         self._lines = Lines(signature)
         self._secrets = HiddenSecrets(os.environ, sys.argv[1:])
-        self._last = time.monotonic()
+        self._written_at = time.monotonic()
         stall_timeout = float(os.environ.get("MANYCPU_STALL_TIMEOUT") or "inf")
-        self.bar_interval_s = min(_MAX_BAR_INTERVAL_S, stall_timeout / 3)
+        self.bar_interval_s = min(_MAX_BAR_INTERVAL_S, stall_timeout / 3)  # see tick
 
     def read(self, stream: int) -> bool:
         """Forward what can be read without waiting; returns False at the stream's end."""
@@ -162,7 +162,7 @@ class _Writer:
 
     def tick(self) -> None:
         """Show a progress bar from time to time, so that a long epoch is not taken for a stall."""
-        if time.monotonic() - self._last > self.bar_interval_s and (bar := self._lines.bar()):
+        if time.monotonic() - self._written_at > self.bar_interval_s and (bar := self._lines.bar()):
             self._write([bar])
 
     def finish(self, *last: str) -> None:
@@ -182,7 +182,7 @@ class _Writer:
             for piece in pieces(prefix, line):
                 self._out.write(piece)
         if lines:
-            self._last = time.monotonic()
+            self._written_at = time.monotonic()
 
 
 def _serve(child: int, stream: int, writer: _Writer, wake: int, launcher: int) -> int:
@@ -301,7 +301,7 @@ def _kill_all(group: int) -> None:
         while True:  # until waitpid raises ChildProcessError, because no child is left
             children = [process.pid for process in _running() if process.parent == os.getpid()]
             killed = [kernel.send_signal(pid, signal.SIGKILL) for pid in children]
-            if killed and not any(killed):
+            if killed and not any(killed):  # only processes of other users are left, which may never end
                 return
             os.waitpid(-1, 0)
 
@@ -323,7 +323,7 @@ def _start_orphan_killer(group: int) -> int:
             if int(name) != watched:
                 with suppress(OSError):
                     os.close(int(name))
-        os.read(watched, 1)
+        os.read(watched, 1)  # returns when the kernel closes the other end, as the log forwarder is gone
         os.killpg(group, signal.SIGKILL)
     finally:
         os._exit(0)

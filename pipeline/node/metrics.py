@@ -170,7 +170,7 @@ def _say_metrics(values: dict[str, Any], fields: dict[str, Any]) -> None:
     """
     try:
         say("metrics", values=values, **fields)
-    except ValueError:
+    except ValueError:  # too long for one event: divide the values between two
         items = list(values.items())
         half = len(items) // 2
         if half == 0:

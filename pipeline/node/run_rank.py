@@ -25,7 +25,10 @@ class _Start:
         self._speaks, self._step, self._since = speaks, "", 0.0
 
     def waits_for(self, what: str) -> None:
-        """Report the next step of the start, and how long the step before it took; empty: there is none."""
+        """Report what the start waits for now, and how long the step before took.
+
+        ``what`` empty: the start is done, and the program begins.
+        """
         took = f"{self._step} took {time.monotonic() - self._since:.1f} s; " if self._step else ""
         if self._speaks:
             say("start", message=took + (f"waits for {what}" if what else "the program begins"))

@@ -310,7 +310,10 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
 
 
 def _make_room_for_extra_state(model: dict[str, Any], metadata: Metadata) -> None:
-    """Give modules' extra state in a model's state the form that it has in a checkpoint."""
+    """Replace modules' extra state in a model's state by empty values of the form that a checkpoint has.
+
+    torch reads a value only into one of the same form.
+    """
     stored = {  # name of a value in the checkpoint -> its place: "model", the name in its state, keys
         name: place
         for name, place in (metadata.planner_data or {}).items()

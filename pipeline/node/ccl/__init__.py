@@ -44,7 +44,7 @@ def register() -> None:
     if binding is not None:
         vendor.use(binding)
         return
-    build.find_library("libfabric.so.1")  # its groups need it: better to fail now
+    build.find_library("libfabric.so.1")  # the groups of the backend need it: better to fail now
     module = build.load()
     atexit.register(_end, module)
     dist.Backend.register_backend("ccl", functools.partial(_create_group, module), devices=["cpu"])

@@ -30,7 +30,7 @@ def apply() -> None:
     """Set the variables that are not set yet; those that the user has set stay."""
     rank = read_rank(os.environ)
     fabric, mpi = build.find_library("libfabric.so.1"), build.find_library("libmpi.so.12")
-    system_has_fabric = find_library("fabric") is not None  # not in impi-rt, where `build` looks
+    system_has_fabric = find_library("fabric") is not None  # not that of impi-rt, which `build` finds
     variables = settings(rank, os.environ, fabric, mpi, interface(), system_has_fabric=system_has_fabric)
     for name, value in variables.items():
         os.environ.setdefault(name, value)
@@ -65,7 +65,7 @@ def settings(  # noqa: PLR0913 - everything that they depend on
         "CCL_KVS_IFACE": interface,
         "FI_TCP_IFACE": interface,
     }
-    # Intel's mpirun has started the rank: that of MPICH is a hydra too, but sets no variable with I_MPI_.
+    # Intel's mpirun has started the rank: MPICH's is called hydra too, but sets no I_MPI_ variables.
     if rank.launcher == "hydra" and any(name.startswith("I_MPI_") for name in environ):
         # Intel MPI looks for libfabric among the system's libraries, but impi-rt has it beside MPI's library.
         beside = mpi_library.with_name(fabric.name)

@@ -200,7 +200,7 @@ def _accept(store: Store, rank: int, timeout: timedelta, part: int) -> int | Non
     if offer[0] == _host():
         try:
             fd_path = Path(offer[1])
-            if str(fd_path.readlink()) != offer[2]:  # no other memory has that name: open nothing else
+            if str(fd_path.readlink()) != offer[2]:  # a later process may have that id: leave its files alone
                 raise FileNotFoundError(f"{fd_path} is not {offer[2]}")
             memory, answer = os.open(fd_path, os.O_RDWR | os.O_CLOEXEC), _YES
             _reserve(memory, rank * part, part)
