@@ -51,7 +51,10 @@ class CpuRequest:
 
     @property
     def threads(self) -> int | None:
-        """The user's OMP_NUM_THREADS, of a list for nested regions the first; None: it is no count."""
+        """The count in the user's OMP_NUM_THREADS; None: it is not set, or no count.
+
+        Of a list, which has a count for each level of nested regions, the first.
+        """
         text = self.env.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
         return int(text) if text.isdecimal() and int(text) > 0 else None
 
@@ -222,7 +225,7 @@ def _rows_of_processes(
 ) -> Iterator[Row]:
     """Yield the plan's rows on processes, threads and pinning; ``unpinned``: why ranks are not pinned."""
     computing = f"{sizes}" if sizes.subprocesses == 1 else f"({sizes})"
-    share = f"floor({counted(sizes.cores, 'core')} / {computing}), at least 1"
+    formula = f"floor({counted(sizes.cores, 'core')} / {computing}), at least 1"
     yield Row(
         "processes",
         str(sizes.processes),
@@ -232,7 +235,7 @@ def _rows_of_processes(
     )
     if sizes.subprocesses > 1:
         yield Row("subprocesses", str(sizes.subprocesses), "run.subprocesses: of each process, on its cores")
-    yield Row("threads", str(sizes.threads), "run.env" if sizes.threads != sizes.fair else share)
+    yield Row("threads", str(sizes.threads), "run.env" if sizes.threads != sizes.fair else formula)
     if unpinned:
         yield Row("pinning", "none", unpinned)
         return
@@ -297,9 +300,9 @@ def processor_ranges(cpus: Iterable[Cpu]) -> str:
 
 def _warnings(machine: Machine, request: CpuRequest, sizes: Sizes, preload: Sequence[str]) -> Iterator[str]:
     """Yield a warning for each common mistake with the cores and the memory of a node, with what to do."""
-    yield from _excess(machine, request)
-    yield from _shape(machine, sizes)
-    yield from _threads(request, sizes)
+    yield from _warn_of_excess(machine, request)
+    yield from _warn_of_topology(machine, sizes)
+    yield from _warn_of_threads(request, sizes)
     for name in AFFINITY_VARIABLES:
         if name in request.env and sizes.processes > 1:
             yield (
@@ -309,12 +312,12 @@ def _warnings(machine: Machine, request: CpuRequest, sizes: Sizes, preload: Sequ
     preloaded = request.env.get("LD_PRELOAD")
     if missing := [path for path in preload if preloaded is not None and path not in preloaded]:
         yield f"run.env: LD_PRELOAD={preloaded} wins over the CPU plan's, without {', '.join(missing)}"
-    yield from _workers(request)
+    yield from _warn_of_workers(request)
     if request.dtype == "bf16" and (warning := bf16_warning(machine.flags)):
         yield warning
 
 
-def _excess(machine: Machine, request: CpuRequest) -> Iterator[str]:
+def _warn_of_excess(machine: Machine, request: CpuRequest) -> Iterator[str]:
     """Warn if the run asks for more than the node has, or its pod requests less than its limit."""
     if request.cpus and request.cpus > machine.processors:
         yield (
@@ -333,7 +336,7 @@ def _excess(machine: Machine, request: CpuRequest) -> Iterator[str]:
         )
 
 
-def _shape(machine: Machine, sizes: Sizes) -> Iterator[str]:
+def _warn_of_topology(machine: Machine, sizes: Sizes) -> Iterator[str]:
     """Warn of more processes than cores, of processes that span sockets, and of a small /dev/shm."""
     if sizes.computing > sizes.cores:
         share = "share" if sizes.computing > 1 else "shares"
@@ -352,7 +355,7 @@ def _shape(machine: Machine, sizes: Sizes) -> Iterator[str]:
         )
 
 
-def _threads(request: CpuRequest, sizes: Sizes) -> Iterator[str]:
+def _warn_of_threads(request: CpuRequest, sizes: Sizes) -> Iterator[str]:
     """Warn of variables in ``run.env`` that set another number of threads than the plan."""
     scale = f"{sizes} on {counted(sizes.cores, 'core')}"
     for name in THREAD_VARIABLES:
@@ -372,7 +375,7 @@ def _threads(request: CpuRequest, sizes: Sizes) -> Iterator[str]:
             )
 
 
-def _workers(request: CpuRequest) -> Iterator[str]:
+def _warn_of_workers(request: CpuRequest) -> Iterator[str]:
     """Warn of settings of oneCCL's worker threads, which the backend ccl does not start."""
     if request.backend in ("gloo", "mpi") or request.env.get("CCL_WORKER_OFFLOAD", "0") != "0":
         return

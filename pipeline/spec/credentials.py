@@ -60,7 +60,8 @@ def redacted(text: str) -> str:
     """Hide the credentials of every URL in a text."""
     if "://" not in text:
         return text
-    # Twice: a URL with an odd password is recognised as a whole only when that is hidden.
+    # Twice: a URL whose password has characters that URLs may not have is found whole only when that
+    # password is hidden.
     return _hide_in_urls(_hide_odd_passwords(_hide_in_urls(text)))
 
 
@@ -238,10 +239,10 @@ def _credentials(value: Any) -> set[str]:
             user = _user_part(url[1], url[2])
             if user is not None:
                 users.append(user[1])
-        # Odd passwords, in a text where the users of all other URLs are hidden.
+        # Odd passwords (with characters that URLs may not have), where the users of other URLs are hidden.
         for url in _ODD_PASSWORD.finditer(_hide_in_urls(text)):
             users += [url[2]] if _may_have_user(url[1]) else []
-        # A URL with an odd password is recognised as a whole only when that is hidden.
+        # A URL with an odd password is found whole only when that password is hidden.
         for url in _URL.finditer(_hide_odd_passwords(text)):
             query_values += [match[2] for match in _QUERY_VALUE.finditer(url[2])]
     passwords = [user.split(":", 1)[-1] for user in users]

@@ -86,7 +86,7 @@ class JobKind:
     def conditions(self, job: KubeObject | None) -> list[KubeObject]:
         """List the conditions of a job that are true; ``job`` None: there are none.
 
-        A kind with ``phases`` reports a phase instead: the list then has the condition that it stands for.
+        A kind with ``phases`` reports a phase instead: the list has the condition that the phase stands for.
 
         >>> MPIJOB.conditions({"status": {"conditions": [{"type": "Running", "status": "False"}]}})
         []

@@ -23,7 +23,10 @@ def adopt_orphans() -> None:
 
 
 def send_signal(pid: int, number: int) -> bool:
-    """Send a signal; returns False if the process is another user's, such as one that sudo started."""
+    """Send a signal; returns False if the process is another user's, such as one that sudo started.
+
+    True also if the process has ended.
+    """
     try:
         os.kill(pid, number)
     except ProcessLookupError:

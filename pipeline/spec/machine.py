@@ -92,7 +92,7 @@ class Machine:
 
     @property
     def threads_per_core(self) -> int:
-        """Hyper-threads that share a core, of those it may use."""
+        """The most hyper-threads of one core that this process may use."""
         return max(Counter(cpu.core for cpu in self.cpus).values())
 
     @classmethod
@@ -136,7 +136,7 @@ def numbers(text: str) -> tuple[int, ...]:
 def _read_lines(path: Path) -> list[str]:
     """Read a file's lines without empty ones; empty: it cannot be read."""
     try:
-        # Of what may end a line, the kernel escapes only the line feed in a name.
+        # Not splitlines: of the characters that it splits at, the kernel escapes only the line feed in names.
         return [*filter(None, path.read_bytes().decode(errors="replace").split("\n"))]
     except OSError:
         return []

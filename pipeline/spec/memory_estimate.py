@@ -83,7 +83,7 @@ class Estimate:
 
     @property
     def sharding(self) -> Shard:
-        """How the run is sharded, if it is."""
+        """The way in which the run is sharded, or would be if it were."""
         return "hybrid" if self.shard == "hybrid" else "full"
 
     @property

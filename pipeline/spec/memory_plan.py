@@ -122,7 +122,7 @@ class Parts:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """All memory of the rank."""
         return self.states + self.activations + self.copies + self.process
 
     @property
@@ -138,7 +138,7 @@ def replica(model: Model, training: Training) -> Parts:
     """
     parameters, gradients, optimizer = _states(model, training)
     # Autocast casts the weights of linear layers once in a step, and keeps them for the backward pass.
-    cast = _in_linear_layers(model, training) if training.bf16 else 0
+    cast = _cast_weights(model, training) if training.bf16 else 0
     return Parts(
         parameters=parameters,
         gradients=gradients,
@@ -163,15 +163,15 @@ def sharded(model: Model, training: Training, ranks: int) -> Parts:
     two_blocks = min(2 * model.block, model.parameters - model.outside)
     gathered = number_bytes * (model.outside + two_blocks + largest)
     reduced = (number_bytes + 2 * FLOAT) * largest if trains else 0  # gradients, and their two copies
-    # The bytes of a block over its matrices are the size of a tensor: only small ones leave holes.
-    holes = _HEAP if number_bytes * model.block / _MATRICES < _MAPPED else 1
+    # Only small tensors leave holes in the heap. The size of one: a block's bytes over its matrices.
+    heap_factor = _HEAP if number_bytes * model.block / _MATRICES < _MAPPED else 1
     parameters, gradients, optimizer = (math.ceil(part / ranks) for part in _states(model, training))
     return Parts(
         parameters=parameters,
         gradients=gradients,
         optimizer=optimizer,
         activations=activations(model, training),
-        copies=int(holes * (gathered + reduced)),
+        copies=int(heap_factor * (gathered + reduced)),
         process=PROCESS,
     )
 
@@ -184,7 +184,7 @@ def _states(model: Model, training: Training) -> tuple[int, int, int]:
     return frozen + FLOAT * trained, FLOAT * trained, training.optimizer * trained
 
 
-def _in_linear_layers(model: Model, training: Training) -> int:
+def _cast_weights(model: Model, training: Training) -> int:
     """Count the weights that autocast casts to bf16: not embeddings, nor frozen weights stored as bf16."""
     if training.frozen == HALF and training.trained is not None:
         return training.trained + training.adapters

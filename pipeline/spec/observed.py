@@ -39,7 +39,7 @@ class Series(BaseModel):
     _rereading: bool = False
 
     @model_validator(mode="after")
-    def _is_even(self) -> "Series":
+    def _columns_have_equal_length(self) -> "Series":
         if len({len(self.index), len(self.steps), len(self.times), len(self.values)}) > 1:
             raise ValueError("the columns of a curve have different lengths")
         return self
@@ -87,16 +87,19 @@ class Series(BaseModel):
         return Series(**{name: [column[at] for at in kept_places] for name, column in columns.items()})
 
     def _is_later(self, step: float | None) -> bool:
-        """Whether a step follows the last one, which is the greatest: steps may begin again."""
+        """Whether a step is greater than all before it.
+
+        False if steps began again: then the last one is not the greatest.
+        """
         known = [known for known in self.steps if known is not None]
         return step is not None and bool(known) and step > max(known) == self.steps[-1]
 
     def _is_reread(self, time: float, value: float) -> bool:
         """Whether a value was added before, because the log is being read a second time.
 
-        A value that is not later than the last one is either known, or lies where values were thinned out,
-        and then so are those that follow it up to the time of the last one; or it is new, and the rank's
-        clock was set back.
+        A value later than the last one is new. One that is not later was added before if it is known, or lies
+        where values were thinned out; then so were the values that follow it, up to the time of the last one.
+        Otherwise it is new too: the rank's clock was set back.
         """
         if not time or not self.times or time > self.times[-1]:
             self._rereading = False
@@ -261,7 +264,7 @@ class Observed(BaseModel):
     def forget_failure(self, until: float) -> None:
         """Forget the recorded failure of a rank if it happened at or before ``until``.
 
-        ``until``: seconds since the epoch. The ranks met again then, or had been ended by a suspension.
+        ``until``: seconds since the epoch. By then the ranks met again, or a suspension had ended them.
         """
         if self.failed_at <= until:
             self.failure, self.failed_at = None, 0.0

@@ -61,7 +61,7 @@ class RankLog:
                 self._append(b"".join(line for line in lines if line))
 
     def _append(self, block: bytes) -> None:
-        """Append lines to the log; if they do not fit, it first becomes ``RANK.log.1``."""
+        """Append lines to the log; if they do not fit, the log first becomes ``RANK.log.1``."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.exists() and self._path.stat().st_size + len(block) > self._limit:
             self._path.replace(f"{self._path}.1")

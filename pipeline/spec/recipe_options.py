@@ -86,6 +86,7 @@ def read(args: Sequence[str], base: Path = Path()) -> dict[str, list[str]]:
             values.append(word)
     for old, (new, switch_value) in RENAMED.items():
         old_words = options.pop(old, None)
+        # An old switch that is off gives no new option.
         if old_words is not None and (switch_value is None or is_true(old_words[0] if old_words else "true")):
             # An option that is given under its new name too keeps that value.
             options.setdefault(new.removeprefix("--"), old_words if switch_value is None else [switch_value])

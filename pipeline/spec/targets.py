@@ -117,7 +117,7 @@ class Local(TargetFields):
     mpi: str | None = _target(None, description=_MPI, examples=["mpirun.openmpi"])
 
     def completed(self, run: TrainingRun) -> tuple[TrainingRun, "Local"]:
-        """Fill in torchrun if ranks may be restarted, and the number of processes for this machine."""
+        """Fill in what the user left out: torchrun if ranks may be restarted, and the number of processes."""
         target = self
         if run.max_restarts and "launch" not in self.model_fields_set:
             target = self.model_copy(update={"launch": "torchrun"})

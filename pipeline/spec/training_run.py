@@ -275,7 +275,7 @@ class TrainingRun(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _devices_of_xla(cls, fields: Any) -> Any:
-        """Set another default of ``nproc_per_node`` if the device is xla."""
+        """On device xla, let ``nproc_per_node`` default to the devices of a TPU host."""
         of_xla = isinstance(fields, Mapping) and fields.get("device") == "xla"
         return {"nproc_per_node": _XLA_DEVICES, **fields} if of_xla else fields
 

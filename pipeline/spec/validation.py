@@ -63,6 +63,7 @@ def read_both(
 
 
 def _valid(read: Model | list[Finding]) -> Model:
+    """Return the model; if there are findings instead, raise them as one BadInputError."""
     if isinstance(read, list):
         raise as_error(read)
     return read
