@@ -228,12 +228,12 @@ def _fsdp(config: Fields) -> dict[str, str]:
     if is_true(str(section.get("fsdp_offload_params"))):
         message, field = "shares are in the memory of the CPUs already", "fsdp_config.fsdp_offload_params"
         raise BadInputError(message, field=field, fix="Set it to false")
-    named = {name.removeprefix("fsdp_"): value for name, value in section.items() if value is not None}
-    if "transformer_layer_cls_to_wrap" in named:
-        named["transformer_cls_to_wrap"] = named.pop("transformer_layer_cls_to_wrap")
+    options = {name.removeprefix("fsdp_"): value for name, value in section.items() if value is not None}
+    if "transformer_layer_cls_to_wrap" in options:
+        options["transformer_cls_to_wrap"] = options.pop("transformer_layer_cls_to_wrap")
     variables = {
         f"FSDP_{name.upper()}": str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in named.items()
+        for name, value in options.items()
     }
     return {"ACCELERATE_USE_FSDP": "true", **variables}
 

@@ -90,6 +90,7 @@ class Guarded:
         self._listener: RankListener = listener
 
     def _call(self, name: str, *args: Any) -> None:
+        """Call a method of the listener; after an error, replace the listener by one that does nothing."""
         try:
             getattr(self._listener, name)(*args)
         except Exception as error:  # noqa: BLE001 - an error of a listener is no failure of the training

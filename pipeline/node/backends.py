@@ -57,14 +57,14 @@ BACKENDS: Final[dict[str, Callable[[], None]]] = {"gloo": _gloo, "mpi": _mpi, "c
 
 def require(backend: str) -> None:
     """Make a backend available, or end the rank with exit code 88 and the reason."""
-    if why := lacking(backend):
+    if why := why_unavailable(backend):
         raise NodeExit(EXIT_BACKEND, f"run.backend: {backend!r} is not available: {why}.")
 
 
 def awaited(backend: str | None) -> str:
-    """Describe what :func:`require` and :func:`lacking` wait for; empty: they take no time, or will fail.
+    """Describe what :func:`require` and :func:`why_unavailable` wait for.
 
-    Only ccl takes time: it may have to be built.
+    Only ccl takes time: it may have to be built. Empty: they take no time, or will fail.
     """
     if backend not in ("ccl", AUTO):
         return ""
@@ -73,12 +73,12 @@ def awaited(backend: str | None) -> str:
         from manycpu.pipeline.node.ccl import describe_wait
 
         return describe_wait()
-    except Exception:  # noqa: BLE001 - lacking() has the reason
+    except Exception:  # noqa: BLE001 - why_unavailable() has the reason
         return ""
 
 
-def lacking(backend: str) -> str:
-    """Make a backend available; returns the reason where that is not possible, else an empty text."""
+def why_unavailable(backend: str) -> str:
+    """Make a backend available; returns why that is not possible, or an empty text if it is available."""
     if backend not in BACKENDS:
         return f"one of {', '.join(BACKENDS)} is known"
     try:

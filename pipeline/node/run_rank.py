@@ -68,7 +68,7 @@ def _run(rank: world.Rank, program: script.Program, listener: socket.socket | No
     if waited_for := backends.awaited(requested.backend):
         start.waits_for(waited_for)
     # AUTO: the ranks choose as they meet: ccl, if no rank has a reason against it. None: the script chooses.
-    no_ccl = backends.lacking("ccl") if requested.backend == world.AUTO else ""
+    no_ccl = backends.why_unavailable("ccl") if requested.backend == world.AUTO else ""
     if requested.backend and requested.backend != world.AUTO:
         backends.require(requested.backend)
     devices = _take_devices(requested, start)

@@ -28,7 +28,7 @@ from manycpu.pipeline.node.emit import NodeExit, say, warn
 _OWN_FOLDER: Final = str(Path(__file__).parent)
 _NO_SUCH_FILE: Final = 2  # as Python exits
 # The script's globals are kept until the process ends, as Python does: threads may still use them.
-_GLOBALS: Final[list[dict[str, Any]]] = []
+_KEPT_GLOBALS: Final[list[dict[str, Any]]] = []
 _OPTION: Final = re.compile(r"--(ddp[_-]backend|no[_-]cuda|use[_-]ipex)(=.*)?", re.DOTALL)
 _BOOLEANS: Final = {"true", "false", "yes", "no", "t", "f", "y", "n", "1", "0"}  # of HfArgumentParser
 _TRAINER: Final = re.compile(r"\b(HfArgumentParser|TrainingArguments)\b")
@@ -66,10 +66,10 @@ class Program(NamedTuple):
         sys.argv[:] = [self.name, *self.args]
         path = Path(self.name)
         if self.module:
-            _GLOBALS.append(runpy.run_module(self.name, run_name="__main__", alter_sys=True))
+            _KEPT_GLOBALS.append(runpy.run_module(self.name, run_name="__main__", alter_sys=True))
             return
         if path.is_dir():
-            _GLOBALS.append(runpy.run_path(self.name, run_name="__main__"))
+            _KEPT_GLOBALS.append(runpy.run_path(self.name, run_name="__main__"))
             return
         if not sys.flags.safe_path:
             sys.path[0] = os.path.dirname(os.path.realpath(self.name))  # noqa: PTH120 - "" stays ""
@@ -91,10 +91,10 @@ def translated(program: Program, backend: str | None) -> Program:
     if program.name.startswith(_RECIPES) or not any(_OPTION.fullmatch(word) for word in program.args):
         return program
     try:
-        dropped = int(version("transformers").partition(".")[0]) >= _DROPPED_IN
+        trainer_has_dropped_them = int(version("transformers").partition(".")[0]) >= _DROPPED_IN
     except (PackageNotFoundError, ValueError):
-        dropped = False
-    if not dropped or not _TRAINER.search(program.source()):
+        trainer_has_dropped_them = False
+    if not trainer_has_dropped_them or not _TRAINER.search(program.source()):
         return program
     words, notes = translate(program.args, backend)
     for note in notes:

@@ -182,7 +182,8 @@ def block_names(model: nn.Module, classes: Sequence[type[nn.Module]] = ()) -> li
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             owners[parameter].add(module)
-    # An outer module comes before its inner ones; torch shards the inner ones first.
+    # An outer module comes before its inner ones; torch shards the inner ones first. A block is named if all
+    # modules that have its parameters are inside of it.
     return [
         name
         for name, block in reversed(blocks.items())

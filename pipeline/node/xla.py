@@ -177,8 +177,8 @@ def _read_compiled() -> Compiled:
     return Compiled(int(count), nanoseconds / 1e9)
 
 
-class _Divided:
-    """Places a batch's tensors, as torch_xla asks for it: divided by their first dimension."""
+class _BatchDivision:
+    """Tells torch_xla how to divide a batch's tensors among the devices: by their first dimension."""
 
     minibatch: Final = False
 
@@ -202,7 +202,7 @@ def _wrap_loaders(devices: int, steps: Steps) -> None:
     from torch_xla.utils.utils import for_each_instance, for_each_instance_rewrite
 
     loader, device_loader = parallel_loader.ParallelLoader, parallel_loader.PerDeviceLoader
-    divided = _Divided(devices)
+    divided = _BatchDivision(devices)
     original_init, original_next = loader.__init__, device_loader.next
 
     @functools.wraps(original_init)

@@ -138,7 +138,7 @@ def replica(model: Model, training: Training) -> Parts:
     """
     parameters, gradients, optimizer = _states(model, training)
     # Autocast casts the weights of linear layers once in a step, and keeps them for the backward pass.
-    cast = _cast_weights(model, training) if training.bf16 else 0
+    cast = _count_cast_weights(model, training) if training.bf16 else 0
     return Parts(
         parameters=parameters,
         gradients=gradients,
@@ -184,7 +184,7 @@ def _states(model: Model, training: Training) -> tuple[int, int, int]:
     return frozen + FLOAT * trained, FLOAT * trained, training.optimizer * trained
 
 
-def _cast_weights(model: Model, training: Training) -> int:
+def _count_cast_weights(model: Model, training: Training) -> int:
     """Count the weights that autocast casts to bf16: not embeddings, nor frozen weights stored as bf16."""
     if training.frozen == HALF and training.trained is not None:
         return training.trained + training.adapters

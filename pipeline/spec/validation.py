@@ -119,7 +119,7 @@ def _finding(problem: dict[str, Any], prefix: str, model: type[BaseModel]) -> Fi
     if problem["type"] == "extra_forbidden":
         parent_model = model if len(path) == 1 else _model_of_field(model.model_fields[path[0]])
         names = list(parent_model.model_fields) if parent_model else []
-        fix = _other_kind(prefix, path) or _suggest(names, like=path[-1])
+        fix = _suggest_other_kind(prefix, path) or _suggest(names, like=path[-1])
         return Finding(field, "there is no such field", fix)
     if problem["type"] == "missing":
         return Finding(field, "this field is needed", _example(path, model))
@@ -132,20 +132,20 @@ def _finding(problem: dict[str, Any], prefix: str, model: type[BaseModel]) -> Fi
     message = f"{wanted}; given was {given}"
     if problem["type"] == "string_type" and isinstance(problem["input"], bool):
         return Finding(field, message, "YAML reads no, off, yes and on as truth values: put it in quotes")
-    return Finding(field, message, _choice(problem, prefix, path) or _example(path, model))
+    return Finding(field, message, _suggest_choice(problem, prefix, path) or _example(path, model))
 
 
-def _choice(problem: Mapping[str, Any], prefix: str, path: list[str]) -> str | None:
+def _suggest_choice(problem: Mapping[str, Any], prefix: str, path: list[str]) -> str | None:
     """Suggest a choice that is like the given value; None: the field has no choices, or none is like it."""
     given = problem["input"]
     if problem["type"] != "literal_error" or not isinstance(given, str):
         return None
-    if path == ["launch"] and (fix := _other_kind(prefix, path, given)):
+    if path == ["launch"] and (fix := _suggest_other_kind(prefix, path, given)):
         return fix
     return _did_you_mean(re.findall("'([^']+)'", problem["ctx"]["expected"]), given)
 
 
-def _other_kind(prefix: str, path: list[str], value: str | None = None) -> str | None:
+def _suggest_other_kind(prefix: str, path: list[str], value: str | None = None) -> str | None:
     """Write a fix that names the kinds of target that have a field, or accept its value; None: none does."""
     if prefix != "target" or len(path) > 1:
         return None

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from manycpu.pipeline.node.backends import BACKENDS, UnavailableError, awaited, lacking
+from manycpu.pipeline.node.backends import BACKENDS, UnavailableError, awaited, why_unavailable
 from manycpu.pipeline.node.ccl import build
 from manycpu.pipeline.node.ccl.build import Compiler, OneCcl
 
@@ -159,4 +159,4 @@ def test_whatever_keeps_a_backend_from_being_built_is_a_reason(monkeypatch: pyte
         raise OSError(28, "No space left on device")
 
     monkeypatch.setitem(BACKENDS, "ccl", fills_the_disk)
-    assert lacking("ccl") == "OSError: [Errno 28] No space left on device"
+    assert why_unavailable("ccl") == "OSError: [Errno 28] No space left on device"

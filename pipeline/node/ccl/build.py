@@ -86,7 +86,7 @@ def built() -> Path:
     if library.exists():
         return library
     if compiler is None:
-        return _built_elsewhere(folder)
+        return _find_built_by_other_compiler(folder)
     # The kernel releases the lock when its process ends, so that no stale lock stays.
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def is_to_be_built() -> bool:
     oneccl, compiler = find_oneccl(), find_compiler()
     folder = folder_of(cache(), oneccl, compiler)
     if compiler is None:
-        _built_elsewhere(folder)  # raises if there is no library
+        _find_built_by_other_compiler(folder)  # raises if there is no library
         return False
     if (folder / f"{NAME}.so").exists():
         return False
@@ -197,7 +197,7 @@ def _file_of(wheel: importlib.metadata.Distribution, end: str) -> Path | None:
     return None
 
 
-def _built_elsewhere(folder: Path) -> Path:
+def _find_built_by_other_compiler(folder: Path) -> Path:
     """Find a library that another compiler built for the same torch and oneCCL: there is no compiler here."""
     versions = folder.name.partition("-")[0]
     if libraries := sorted(folder.parent.glob(f"{versions}-*/{NAME}.so")):
