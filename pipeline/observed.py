@@ -251,7 +251,7 @@ def _find_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[st
         return next(named, None)
     # The image has an older manycpu: meetings have no name, but a restart has a number.
     number, world, rank = event.round or 0, event.world_size, event.rank
-    if time:
+    if time:  # 0: unknown
         if (introduction := f"{rank}@{time}") in observed.introduced:
             return {"ranks": [rank]}  # the line is read again: a meeting that the rank has joined
         observed.introduced.append(introduction)

@@ -193,7 +193,10 @@ def _choose_ranks(ranks: list[dict[str, Any]], count: int) -> list[dict[str, Any
 
 
 def _cut(value: Any, text_bytes: int, items: int) -> Any:
-    """Cut texts to ``text_bytes`` bytes of JSON, lists to ``items`` items, mappings to four times as many."""
+    """Cut texts to ``text_bytes`` bytes of JSON, lists to ``items`` items, mappings to four times as many.
+
+    A mapping also loses the members whose names are longer than ``text_bytes``.
+    """
     if isinstance(value, str):
         while _size(value) > text_bytes + 2:  # with the quotes
             value = value[: max(1, len(value) * text_bytes // _size(value)) - 1]

@@ -324,7 +324,7 @@ class Ledger(ABC):
             ForeignRunError: Another process does, or may; nothing of the run was changed.
         """
         lease, now = lease or self.lease(), self.now()
-        is_alive = lease.held_by_another(now)
+        is_alive = lease.held_by_another(now)  # None: it cannot be seen from here
         if lease.holder is None or is_alive is False:
             return
         run, location = lease.holder.run, "".join(f" {word}" for word in map(shlex.quote, self.location))

@@ -35,11 +35,14 @@ def prepare(rank: Rank) -> None:
 
 
 def prepare_devices(environ: MutableMapping[str, str], devices: int | None) -> None:
-    """Set variables for torch_xla, Accelerate and transformers; ``devices`` None: train on CPUs."""
+    """Have torch_xla, Accelerate and transformers train on ``devices`` XLA devices; None: on CPUs.
+
+    They read variables, of which those that are set already stay.
+    """
     if devices is not None:
         variables = {
             "CPU_NUM_DEVICES": str(devices),  # where there is no TPU, and where PJRT_DEVICE is CPU
-            "TF_CPP_MIN_LOG_LEVEL": "2",  # else the partitioner warns with every compilation
+            "TF_CPP_MIN_LOG_LEVEL": "2",  # else XLA's partitioner warns with every compilation
         }
         variables |= {"ACCELERATE_MIXED_PRECISION": "bf16"} if environ.get("MANYCPU_DTYPE") == "bf16" else {}
     elif "MANYCPU_RUN" in environ and find_spec("torch_xla") is not None:

@@ -68,6 +68,7 @@ def say(event: str, *, message: str | None = None, **fields: Any) -> None:
         except OSError:  # closed
             continue
         if leads_to_forwarder:
+            # Instead of the prefix, which a script may print too, the event begins with the signature.
             _write_whole(file, line.replace(events.PREFIX, _SIGNATURE[0], 1).encode())
             return
 

@@ -182,7 +182,7 @@ class PipeWriter:
         # The first newline ends a line of which only a part was written.
         note = f"\n{events.missing_lines(self._dropped)}\n".encode() if self._dropped else b""
         text = note + line
-        self.drain(LINE_LIMIT - len(text))  # until the line fits into the same block as what is unread
+        self.drain(LINE_LIMIT - len(text))  # until the line and what is unread fit into one block
         while text:
             try:
                 text = text[os.write(self._file, text) :]

@@ -51,7 +51,7 @@ class Program(NamedTuple):
         return cls(argv[0], module=False, args=tuple(argv[1:]))
 
     def source(self) -> str:
-        """Read the program's source, of a package that of all modules; empty where there is no source."""
+        """Read the program's source, or that of all modules of a package; empty: there is no source."""
         files = [Path(self.name)]
         if self.module:
             spec = importlib.util.find_spec(self.name)
@@ -86,7 +86,8 @@ class Program(NamedTuple):
 def translated(program: Program, backend: str | None) -> Program:
     """Return the program with its old options translated and warned of, or the program itself.
 
-    Options are translated only where the program passes them to a Trainer that no longer has them.
+    Options are translated only where the program passes them to a Trainer that no longer has them. Recipes
+    translate old options themselves.
     """
     if program.name.startswith(_RECIPES) or not any(_OPTION.fullmatch(word) for word in program.args):
         return program

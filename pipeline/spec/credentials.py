@@ -214,7 +214,8 @@ def secrets_in(value: Any) -> set[str]:
         return HIDDEN
 
     def search(node: Any) -> None:
-        if isinstance(node, Mapping):  # called only for what it passes to ``collect``
+        if isinstance(node, Mapping):
+            # Not for its result: it calls ``collect`` with each secret.
             _hide_values_named_secret(dict(node), collect)
         if isinstance(node, (Mapping, list, tuple)):
             for child in node.values() if isinstance(node, Mapping) else node:

@@ -108,11 +108,11 @@ class Machine:
         memory = [limit for folder in folders("memory") if (limit := _cgroup_memory(folder))]
         if total := _value_behind(root / "proc/meminfo", "MemTotal:"):
             memory.append(int(total.split()[0]) * 1024)
-        quota = min(quotas, default=None)
+        quota, own_cgroup = min(quotas, default=None), next(folders("cpu"), root)
         return cls(
             cpus=tuple(sorted(_cpus(root))),
             quota=quota,
-            guaranteed=_requests_its_limit(root, next(folders("cpu"), root), quota),
+            guaranteed=_requests_its_limit(root, own_cgroup, quota),
             memory=min(memory, default=None),
             shm=shm,
             flags=processor_flags(root),

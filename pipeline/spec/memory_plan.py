@@ -253,6 +253,7 @@ def adapter_parameters(layout: Layout | None, rank: int) -> int:
     """
     if layout is None:
         return 0
+    # The matrices of queries and of the output, and those of keys and of values: inputs + outputs of each.
     attention = 2 * (layout.hidden + layout.queries) + 2 * (layout.hidden + layout.keys)
     matrices = 3 if layout.family == "gated" else 2
     return layout.layers * rank * (attention + matrices * (layout.hidden + layout.intermediate))

@@ -76,10 +76,10 @@ def _create_group(module: ModuleType, store: Store, rank: int, size: int, timeou
     gloo = dist.ProcessGroupGloo(PrefixStore("gloo", meeting_store), rank, size, connect_timeout)
     memory = peers.share(meeting_store, rank, size, connect_timeout, module.PART)
     descriptors = [connection.detach() for connection in rank_links.connections]
-    leftovers.sweep()  # first: libfabric would reuse the region of a dead process with this process' id
+    leftovers.sweep()  # first: libfabric would reuse shared memory of a dead process that had this id
     try:
         return module.create(
             meeting_store, rank, size, timeout, connect_timeout, descriptors, rank_links.names, memory, gloo
         )
     finally:
-        leftovers.claim()  # libfabric has made the regions of this group, perhaps also where it failed
+        leftovers.claim()  # the shared memory that libfabric has made, perhaps also where it failed
