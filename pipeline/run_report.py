@@ -137,7 +137,7 @@ def compact(report: Report, limit: int = COMPACT) -> dict[str, Any]:
     everything: dict[str, Any] = json.loads(report.model_dump_json(exclude_defaults=True, exclude={"series"}))
     reported = everything.get("metrics", {})
     important = {name: reported[name] for name in FIRST_METRICS if name in reported}
-    # The last metrics are cut first.
+    # Important metrics come first, because the last ones are cut first.
     everything |= {"schema_version": report.schema_version, "metrics": important | reported}
     everything["counts"] = {name: len(value) for name, value in everything.items() if isinstance(value, list)}
     for text_bytes, items in _FIELD_LIMITS:

@@ -197,7 +197,7 @@ class FileLedger(Ledger):
         try:
             if left := elsewhere(trash.read()):
                 return left
-        except RunGoneError:  # there is no trash, or nothing is left elsewhere
+        except RunGoneError:  # no ledger: there is no trash, or its other places are empty
             pass
         except LedgerError as error:  # such as a newer version's
             return [str(error)]

@@ -198,7 +198,7 @@ class PipeWriter:
     def drain(self, limit: int = 0) -> None:
         """Wait, for a second at most, until at most ``limit`` bytes in the pipe are unread.
 
-        With 0 nothing is lost if the launcher is killed next.
+        With 0 the launcher has read all lines, so that none is lost if it is killed next.
         """
         if not self._has_fill_level:
             return

@@ -363,6 +363,7 @@ def _warn_of_threads(request: CpuRequest, sizes: Sizes) -> Iterator[str]:
         if not text or text == str(sizes.fair):
             continue
         count = int(text) if text.isdecimal() else 0
+        # One thread in each process is never too many: that is the least.
         if count * sizes.computing > max(sizes.cores, sizes.computing):
             yield (
                 f"run.env: {name}={text} makes {count * sizes.computing} threads of {scale}: oversubscribed; "
