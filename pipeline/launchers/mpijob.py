@@ -199,7 +199,8 @@ def worker(container: str, run: TrainingRun, target: Kubernetes, placement: Plac
         variables=pods.rank_variables(run, placement),
         limits=pods.rank_resources(run),
     )
-    # Not ready before sshd answers; unlike a readiness probe, this one ends when the training starts.
+    # The pod is not ready before sshd answers. Then this probe stops; a readiness probe would continue during
+    # the training.
     inner["startupProbe"] = {"tcpSocket": {"port": PORT}, "periodSeconds": 1, "failureThreshold": 120}
     template = pods.rank_template(inner, run, target, placement, SSHD_FILES | SSH_FILES)
     # For sshd's host key, and the container's variables, secrets included: in memory, not on a disk.

@@ -23,7 +23,7 @@ HOSTFILE: Final = "hostfile"
 _NO_ALLOCATION: Final = "^slurm,pbs,tm,lsf,gridengine"
 """The readers of allocations that Open MPI leaves out."""
 _HERE: Final = ["-hosts", "localhost"]
-"""Names the host for Hydra, as a scheduler's allocation (such as Slurm's) would name others."""
+"""Makes Hydra, which starts the ranks of Intel MPI and MPICH, ignore an allocation, such as Slurm's."""
 
 
 class _Dialect(NamedTuple):

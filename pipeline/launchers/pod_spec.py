@@ -86,8 +86,8 @@ def env_list(
     Args:
         values: Name -> value.
         secret: Name of the Secret with the secret variables; None: write all values.
-        optional: Whether the run may be opened from its ledger, where secrets are hidden: the container
-            starts without a variable that is not in the Secret.
+        optional: Whether the container may start without a variable that the Secret lacks. This is for a run
+            that was opened from its ledger, which has ``HIDDEN`` in place of secrets.
     """
     entries: list[KubeObject] = []
     for name, value in values.items():

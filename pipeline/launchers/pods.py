@@ -65,8 +65,9 @@ def deadline(run: TrainingRun) -> KubeObject:
 
     It matters only if no manycpu process follows the run: a follower applies the run's shorter time budgets.
 
-    The job and its pods have it: training-operator checks that of the job only at another event, and keeps
-    running pods then; mpi-operator starts its clock with the launcher, after all workers.
+    The pods have it too, since that of the job does not suffice: training-operator checks it only when the
+    job or a pod changes, and keeps running pods; mpi-operator starts its clock with the launcher, after all
+    workers.
     """
     return {"activeDeadlineSeconds": min(run.longest, _LONGEST_S)}
 
@@ -82,7 +83,10 @@ def restart_policy(run: TrainingRun, target: Kubernetes) -> str:
 
 
 def with_library(run: TrainingRun) -> TrainingRun:
-    """Return the run with the image's copy of manycpu before the user's PYTHONPATH, if there is one."""
+    """Return the run with the image's copy of manycpu first in the user's PYTHONPATH, if the user sets one.
+
+    Otherwise that variable would replace the image's own, and the pods could not import manycpu.
+    """
     path = run.env.get("PYTHONPATH")
     env = run.env | {"PYTHONPATH": f"{LIB}:{path}"} if path else run.env
     return run.model_copy(update={"env": env})

@@ -89,7 +89,7 @@ def template(  # noqa: PLR0913 - what makes up a pod
 
 
 def _needs_elastic_rendezvous(run: TrainingRun) -> bool:
-    """Whether ranks may meet again, after a restart or a change of nodes; a static rendezvous is for once."""
+    """Whether ranks may meet again (after a restart, on other nodes), which no static rendezvous allows."""
     return run.elastic or run.max_restarts > 0
 
 
@@ -160,7 +160,7 @@ def ranks(job: KubeObject) -> Ranks | None:
 
 
 def _has_working_ranks(pod: Mapping[str, Any], ended: str | None) -> bool:
-    """Whether a pod runs ranks that started before the job ended; later ones find no other ranks.
+    """Whether a pod runs ranks that started before the job ended; ranks that start later find no peers.
 
     ``ended`` is a time as Kubernetes writes it; None: unknown.
     """

@@ -102,10 +102,10 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
 
 
 def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
-    """Derive the run's state.
+    """Derive the run's state from the job; if the run allows no restarts, the first failed pod fails it.
 
-    Most runtimes of a cluster restart failed ranks, and Trainer restarts a failed job whose JobSet is gone:
-    if the run allows no restarts, its first failure is the end. Failed pods of a suspended job do not count.
+    Most runtimes of a cluster restart failed ranks all the same, and Trainer restarts a failed job whose
+    JobSet is gone. Failed pods of a suspended job do not count.
     """
     status = job_state(TRAINJOB, job)
     if job is None or status.state.terminal or TRAINJOB.suspended(job):
@@ -133,10 +133,11 @@ def ranks(job: KubeObject) -> Ranks | None:
 def _has_own_runtime(target: Kubernetes) -> bool:
     """Whether manycpu creates a runtime for the run: if the user asks for it, or with an MPI, or in a queue.
 
-    Kueue (as of 0.16) rewrites the whole job when it admits it, and drops its patches of a runtime.
+    In a queue, because Kueue (as of 0.16) rewrites the whole job when it admits it: the job loses its patches
+    of a runtime of the cluster.
 
     Raises:
-        BadInputError: Such a run names a runtime of the cluster.
+        BadInputError: A run with an MPI or in a queue names a runtime of the cluster.
     """
     why = ""
     if target.mpi:
