@@ -12,7 +12,7 @@ _POLL_INTERVAL_S = 15
 
 
 def main(command: str) -> int:
-    """Answer one request and end the process, or idle; returns the exit code where it returns."""
+    """Answer one request and end the process, or idle; returns only after ``idle`` or without a request."""
     if command == "idle":
         return idle(float(sys.argv[2]))
     # Here, and not above: a pod that idles needs none of it, and starts sooner with a third of the memory.

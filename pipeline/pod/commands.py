@@ -49,7 +49,7 @@ def answer(channel: Channel, command: str) -> int:
     except LostError:
         return os.EX_TEMPFAIL  # the other end is gone
     except transfer.TakenOverError:
-        return os.EX_TEMPFAIL  # the next try waits for the other copy
+        return os.EX_TEMPFAIL  # another process makes the copy now: the next try waits for that
     except Exception as error:  # noqa: BLE001 - every protocol of fsspec has errors of its own
         with suppress(LostError):
             channel.send_message("error", text=_error_text(error), reason=_error_reason(error))
@@ -168,6 +168,7 @@ def read(channel: Channel, url: str, name: str) -> None:
     The list is without a run's report.html and run.log. Two names are enough to judge whether it is in use.
     """
     location = Location.of(url, "run.output")
+    # A file that cannot be copied, such as a FIFO, does not count.
     items = location.without_odd(lambda *_: None).items() if location.exists() else ()
     own_files = transfer.for_people(location)
     files = (item.path for item in items if not item.is_folder and item.path not in own_files)
@@ -265,7 +266,7 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
 
 
 def _leases(channel: Channel) -> Lock:
-    """Return a lock that is a lease, renewed while this end works or waits for the other end."""
+    """Return the lock for copies: a lease that is renewed while this end works or waits for the other end."""
     return partial(leased, alive=lambda: channel.is_progressing, tick=channel.tick)
 
 

@@ -203,7 +203,7 @@ def accept(stdin: BinaryIO, stdout: BinaryIO) -> Streams | None:
 
 
 class _Server:
-    """Accepts connections, with the handshake of each in a thread, and keeps those of a peer with the key."""
+    """Accepts connections, with the handshake of each in a thread; keeps those whose peer has the key."""
 
     def __init__(self, listener: socket.socket, identity: bytes) -> None:
         self._listener, self._ended = listener, threading.Event()
@@ -266,7 +266,7 @@ def _context(side: "ssl._SSLMethod", identity: bytes) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if side == ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # a ticket is a message that the reading side would have to take
+        context.num_tickets = 0  # the peer would have to read them, also where it only writes
     _, mark, certificate = identity.partition(b"-----BEGIN CERTIFICATE-----")
     context.load_verify_locations(cadata=(mark + certificate).decode())
     with _readable_path(identity) as path:
@@ -297,7 +297,7 @@ def _set_up(connection: ssl.SSLSocket) -> None:
 def _wait_readable(stream: BinaryIO) -> None:
     """Wait for bytes, with a timeout: the worker may be gone although the stream is open.
 
-    The stream's buffer must be empty.
+    The stream's buffer must be empty: ``select`` does not see the bytes in it.
 
     Raises:
         ConnectionResetError: Nothing came in time.
