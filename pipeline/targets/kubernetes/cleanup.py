@@ -55,6 +55,7 @@ def cancel(ctx: ClusterContext, by: str, attempt: int | None, *, only_over: bool
         LaunchError: The pods do not end in time.
         ClusterError: The cluster does not answer.
     """
+    # claim() fails if another process changes the ledger meanwhile, such as one that resumes the run.
     with ctx.ledger.claim() if only_over else ctx.ledger.update() as entry:
         if attempt is not None and entry.attempt != attempt:
             return False
@@ -155,7 +156,8 @@ def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
     """
     undeleted = _remove_objects(ctx, uid)
     discard_exports(ctx.ledger.read().outputs, ctx.key)
-    # A claim that was made for the run is deleted with its ledger; the user's claim has a folder of the run.
+    # A claim that was made for the run is deleted with its ledger. On the user's claim, the run has a folder
+    # once an attempt has begun.
     volumes = with_each_volume(ctx) if ctx.ledger.read().attempt > 0 else []
     for each in volumes:
         claim = claim_of(each)
@@ -260,7 +262,7 @@ def _remove_all_expired(
         undeleted = []
         try:
             other = cast("ClusterContext", reopen(ledger.read(), access=ctx.access))
-            # A run before it may have taken minutes, and a person may have resumed this one since the list.
+            # The list may be minutes old: a person may have resumed this run since.
             if not other.ledger.lease().over(now):
                 continue
             cancel(other, CLEANUP, None, only_over=True)  # it has no follower: no time budget ends it

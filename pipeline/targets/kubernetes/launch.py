@@ -87,7 +87,7 @@ def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle
 
 
 def _create(ctx: ClusterContext, manifests: list[KubeObject]) -> KubeObject:
-    """Create the objects of an attempt; the last one is its job, which is returned."""
+    """Create the companions of an attempt's job, such as a runtime, and then the job; return the job."""
     *companions, job = manifests
     for companion in companions:
         _create_one(ctx, companion)
@@ -263,10 +263,10 @@ def _delete(ctx: ClusterContext, handle: JobHandle) -> None:
 
 
 def _judge_by_exit_records(ctx: ClusterContext) -> None:
-    """Judge an attempt that failed, unless by itself: the ranks' exit records may prove a success.
+    """Record the present attempt as a success if its job failed, but its ranks' exit records prove a success.
 
-    It had no follower, or its follower could not read them.
-    A success is recorded in the ledger, so that the launch attaches to this attempt and does not train again.
+    Then the launch attaches to this attempt, and does not train again. This is for an attempt without a
+    follower, or whose follower could not read the records; the failure of the training itself stands.
     """
     entry = ctx.ledger.read()
     handle = present_handle(ctx, entry)

@@ -109,7 +109,7 @@ def read_beside(ctx: ClusterContext, name: str) -> str | None:
 
 
 def _remove_secret_if_kept(ctx: ClusterContext) -> None:
-    """Delete the run's Secret, which a pod has needed once more: of a kept run, none stays."""
+    """Delete the run's Secret if the run is kept: a kept run has none, but the report pod needed it again."""
     if ctx.ledger.exists() and ctx.ledger.lease().kept:
         run_secret.remove(ctx)
 

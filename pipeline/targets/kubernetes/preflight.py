@@ -228,7 +228,7 @@ def _check_claim(ctx: ClusterContext) -> Findings:
 
 
 def _check_secrets(ctx: ClusterContext) -> Findings:
-    """Check that the secrets of ``run.env_from`` exist, and that storage needs none of ``run.env``."""
+    """Check that the secrets of ``run.env_from`` exist; warn of those of ``run.env`` that storage needs."""
     if ctx.output_in_cluster:
         for name in secret_variables(ctx.run.env):
             if name.startswith(_STORAGE_VARIABLES) or name.upper().endswith("_PROXY"):

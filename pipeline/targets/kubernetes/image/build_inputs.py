@@ -200,22 +200,23 @@ def _references(names: Iterable[str]) -> dict[str, Reference]:
 
 
 def _ccl_sources() -> dict[str, Path]:
-    """List the sources that an image with the backend ccl needs: path in the context -> file."""
+    """List the sources that an image with ccl (Intel oneCCL) needs: path in the context -> file."""
     parts = [PACKAGE / "__init__.py", *(PACKAGE / "node").rglob("*"), *(PACKAGE / "spec").rglob("*.py")]
     files = (path for path in parts if path.is_file() and path.suffix != ".pyc")
     return {f"lib/manycpu/pipeline/{path.relative_to(PACKAGE).as_posix()}": path for path in files}
 
 
 def _files_below(folder: Path, ignore_file: Path | None = None) -> dict[str, Path]:
-    """Find files, links and empty folders of a build's context, but for git's, caches and ignored ones.
+    """Find files, links and empty folders of a build's context, except git's, caches and ignored ones.
 
-    ``ignore_file`` names what is ignored; None: that of the context.
+    ``ignore_file`` lists what is ignored; None: the context's own such file does.
 
     Returns:
-        Path below it -> file; a path that ends with a slash is a folder of which nothing is part of it.
+        Path in the context -> file; a path that ends with a slash is a folder without any of these.
     """
     _existing_path(str(folder), "target.context")
     patterns = docker_patterns(ignore_file or folder / DOCKERIGNORE)
+    # With exceptions (``!``), an ignored folder may have files that are not ignored.
     has_exceptions = any(pattern.include is False for pattern in patterns.patterns)
     paths: list[str] = []
     for parent, folders, files in walk(folder, "target.context"):
@@ -228,7 +229,7 @@ def _files_below(folder: Path, ignore_file: Path | None = None) -> dict[str, Pat
         )
         paths += ((below / name).as_posix() for name in (*files, *folders))
     by_path = {path: folder / path for path in paths if not docker_ignores(patterns, path)}
-    # Builders would read it for the Dockerfile of this run, whatever that was called.
+    # The context has this run's Dockerfile as ``Dockerfile``, and builders would read this file with it.
     by_path.pop(f"Dockerfile{DOCKERIGNORE}", None)
     found = {path: file for path, file in by_path.items() if file.is_symlink() or file.is_file()}
     empty = by_path.keys() - found.keys() - _parents(found)

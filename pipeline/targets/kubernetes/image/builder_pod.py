@@ -90,7 +90,7 @@ def _metadata(ctx: "ClusterContext", image_build: Build, owners: list[KubeObject
     """Build the metadata of a builder pod and its Secret.
 
     The name has the ledger's uid: runs of other namespaces may have the same name and build in this one. In
-    another namespace than the run's, owner references do not work, and the label would be another run's.
+    another namespace than the run's, owner references do not work, and a run there may have the same label.
     """
     name = "-".join([ctx.name, "build", image_build.recipe.stage, *(owner["uid"][:8] for owner in owners)])
     if ctx.target.builds_in != ctx.target.namespace:

@@ -175,7 +175,9 @@ def _copy_base(image: Image, source: Repository, target: Repository) -> None:
     same_registry = source.connection is target.connection
     for layer in image.layers:
         digest = layer["digest"]
-        if target.has(digest) or (same_registry and target.mount(digest, source.name)):
+        if target.has(digest):
+            continue
+        if same_registry and target.mount(digest, source.name):  # the registry itself copies the layer
             continue
         target.push(of_blob(source, layer))
     _push(target, image, tag)

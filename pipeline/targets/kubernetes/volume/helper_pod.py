@@ -262,7 +262,7 @@ class Helper:
             time.sleep(_POLL_INTERVAL_S)
 
     def _get_or_recreate(self) -> KubeObject:
-        """Read the pod; create it if it is gone, and delete one that has ended, differs, or cannot go.
+        """Read the pod, or create it if it is gone; delete one that has ended, differs, or hangs in deletion.
 
         Raises:
             RemoteError: The pod ran out of memory.
