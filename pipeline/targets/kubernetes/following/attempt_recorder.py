@@ -213,15 +213,15 @@ class AttemptState(BaseModel):
     verdict: Status | None = None
     """The final status, as recorded by the follower that saw the end; None: there is none yet."""
 
-    def begin(self, capacity: float, admitted: float, now: float) -> None:
+    def begin(self, placed_at: float, admitted: float, now: float) -> None:
         """Record that the run has its nodes, for the first time or again.
 
         Args:
-            capacity: When the run got them.
+            placed_at: When the run got them.
             admitted: When the operator last suspended or resumed the job; 0: it never did.
             now: Seconds since the epoch.
         """
-        if self.began and capacity < self.paused - _CLOCK_TOLERANCE_S:
+        if self.began and placed_at < self.paused - _CLOCK_TOLERANCE_S:
             # The pods got these nodes before the suspension: the operator has yet to delete them.
             if now - max(self.paused, admitted) > _PODS_DELETED_S:  # it never will: the run kept its nodes
                 self.paused, self.admitted = 0.0, admitted
@@ -229,13 +229,13 @@ class AttemptState(BaseModel):
         was_suspended = self.paused or admitted > self.admitted
         if self.began and was_suspended:
             if self.paused:
-                self.began += max(0.0, capacity - self.paused)  # time without nodes does not count
+                self.began += max(0.0, placed_at - self.paused)  # time without nodes does not count
             else:  # no follower saw when the suspension began: run_timeout starts again
-                self.began = capacity
+                self.began = placed_at
             self.preempted = self.paused or admitted
-            self.observed.forget_failure(until=capacity)
+            self.observed.forget_failure(until=placed_at)
         # The first call only records the time. Later calls change nothing, unless a suspension has ended.
-        self.began, self.paused, self.admitted = self.began or capacity, 0.0, admitted
+        self.began, self.paused, self.admitted = self.began or placed_at, 0.0, admitted
 
     def pause(self, since: float) -> bool:
         """Record that the run is suspended since a time; return whether it had its nodes until now."""

@@ -79,7 +79,7 @@ def fatal_reasons(snapshot: JobSnapshot) -> str:
 def pending(snapshot: JobSnapshot) -> list[Reason]:
     """List the reasons why the job or its pods wait; pods with the same reason share an entry."""
     names_by_reason: dict[PodReason, list[str]] = {}
-    if not snapshot.suspended:  # else the operator deletes the pods
+    if not snapshot.suspended:  # else the operator deletes the pods: why they wait does not matter
         for pod, pod_reasons in zip(snapshot.pods, snapshot.derive_from_pods(reasons), strict=True):
             for reason in pod_reasons:
                 names_by_reason.setdefault(reason, []).append(pod["metadata"]["name"])

@@ -37,12 +37,12 @@ def are_needed(status: Status, snapshot: JobSnapshot, observed: Observed) -> boo
     a_rank_failed = any(rank.exit_code for rank in observed.ranks)
     if status.state is RunState.CANCELLED or observed.finished or a_rank_failed:
         return False  # the end is known
-    # Of a success, logs were lost: they have metrics and the value that rank 0 returned, not only the ends.
-    # Of lost pods, the exit codes of the containers are not those of the ranks.
+    # If the job succeeded, only logs were lost: the records also have the metrics and the returned value.
+    # If pods were lost, their containers' exit codes do not show how the ranks ended.
     if status.state is RunState.SUCCEEDED or _is_lost(snapshot):
         return True
     if not observed.met or status.budget not in _BUDGETS_OF_WORK:
-        return not status.by_itself  # else the ranks have not met, and the cause is known
+        return not status.by_itself  # by itself: it failed before its ranks worked, and the cause is known
     reported = {rank.rank: rank.exit_code for rank in observed.ranks}
     codes = reported | exit_codes_of_containers(snapshot, observed)  # rank -> exit code; None: unknown
     return not any(codes.values())  # no rank is known to have failed

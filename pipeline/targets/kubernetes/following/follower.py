@@ -332,8 +332,8 @@ class Follower:
             had_nodes = self._recorder.state.pause(self._snapshot.suspended_since or now)
             if had_nodes:
                 self._notes.make_reasons_due()
-        elif capacity := self._snapshot.capacity(self._ctx.run.nodes.least):
-            self._recorder.state.begin(capacity, self._snapshot.last_transition, now)
+        elif placed_at := self._snapshot.placed_at(self._ctx.run.nodes.least):
+            self._recorder.state.begin(placed_at, self._snapshot.last_transition, now)
             self._recorder.last_placed_or_suspended = now
 
     async def _put(self, log_batch: LogBatch) -> None:
@@ -365,14 +365,14 @@ class Follower:
         entry = await self._call_with_retries(self._ctx.ledger.read)
         if entry is not None:  # a cancellation or an earlier verdict in the ledger wins
             status = judgement.final_status(entry, self._handle, status)
-        if self._recorder.state.paused:  # the suspension ended the ranks, so that is not the cause
+        if self._recorder.state.paused:  # the suspension ended the ranks: their failures are not the cause
             self._recorder.state.observed.forget_failure(until=self._watch.now())
         status = await self._judge_by_exit_records(status)
         if status.state is RunState.FAILED:  # add what failed first, and its last lines
             await self._read_tail()
             status = judgement.with_first_failure(self._snapshot, self._recorder, status)
         state = self._recorder.state
-        if status.state is not RunState.FAILED or status.by_itself:  # else they are those of lost pods
+        if status.state is not RunState.FAILED or status.by_itself:  # else lost pods may have ended the ranks
             judgement.record_exit_codes(self._snapshot, state.observed)
         state.ended, state.verdict = judgement.end_time(self._snapshot) or self._watch.now(), status
         if self._saving is not None:  # a periodic save must not overwrite the final one

@@ -19,7 +19,10 @@ Value = TypeVar("Value")
 
 
 class Note(BaseModel):
-    """The annotation of a job that gave back its pods; times are seconds since the epoch."""
+    """The annotation of a job that gave back its pods: it was suspended, so that others can use its nodes.
+
+    Times are seconds since the epoch.
+    """
 
     at: float
     tries: int = 1
@@ -109,7 +112,7 @@ class JobSnapshot:
         Returns:
             Whether an object of this job has changed, or its kind is listed for the first time.
         """
-        if kind == "Event":  # the API need not give these
+        if kind == "Event":  # an event may lack these two fields
             objects = [{"reason": "", "message": "", **event} for event in objects]
         before = self._objects.get(kind, {})  # as `after`: uid -> object of this job
         received = {item["metadata"]["uid"]: item for item in objects if self.is_about_job(kind, item)}
@@ -277,7 +280,7 @@ class JobSnapshot:
         return all(scheduled_at(pod) is not None for pod in self.pods if role(pod) == "launcher")
 
     @cached_until_change
-    def capacity(self, nodes: int) -> float | None:
+    def placed_at(self, nodes: int) -> float | None:
         """Return when so many rank pods had nodes, in seconds since the epoch; None: fewer have nodes now.
 
         Pods that have failed or are being deleted do not count: another pod may replace each of them.

@@ -55,8 +55,8 @@ def _present_budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActi
         since = max(_creation_time(snapshot), activity.last_placed_or_suspended)
         yield Budget("acknowledge_timeout", since + run.acknowledge_timeout, message)
         return
-    # When the run got its nodes; the first is later if a suspension took them away for a time.
-    began = activity.began or snapshot.capacity(run.nodes.least)
+    # When the run got its nodes; ``activity.began`` is later if a suspension took them away for a time.
+    began = activity.began or snapshot.placed_at(run.nodes.least)
     if began and not activity.paused:
         message = f"not done {run.run_timeout} s after its nodes were there"
         yield Budget("run_timeout", began + run.run_timeout, message)
@@ -64,14 +64,14 @@ def _present_budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActi
         message = f"no capacity for it within {run.queue_timeout} s"
         yield Budget("queue_timeout", _queued_since(snapshot, activity) + run.queue_timeout, message)
         return
-    capacity = snapshot.capacity(run.nodes.least) or began or 0.0
+    placed_at = snapshot.placed_at(run.nodes.least) or began or 0.0
     # These two begin no earlier than the follower watches: it may have missed earlier lines.
     if present_phase == "starting":
         message = f"its ranks have not met within {run.start_timeout} s of its nodes being there"
-        yield Budget("start_timeout", max(capacity, activity.watched_since) + run.start_timeout, message)
+        yield Budget("start_timeout", max(placed_at, activity.watched_since) + run.start_timeout, message)
     if run.stall_timeout is not None:
         message = f"no line from any rank for {run.stall_timeout} s"
-        silent_since = max(capacity, activity.last, activity.watched_since)
+        silent_since = max(placed_at, activity.last, activity.watched_since)
         yield Budget("stall_timeout", silent_since + run.stall_timeout, message)
 
 
@@ -83,7 +83,7 @@ def phase(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> st
     """
     if not snapshot.acknowledged and not snapshot.suspended:
         return "unacknowledged"
-    if snapshot.suspended or snapshot.capacity(run.nodes.least) is None or not snapshot.launchers_have_nodes:
+    if snapshot.suspended or snapshot.placed_at(run.nodes.least) is None or not snapshot.launchers_have_nodes:
         return "queued"
     return "running" if activity.met else "starting"
 
@@ -202,7 +202,9 @@ def with_first_failure(snapshot: JobSnapshot, recorder: AttemptRecorder, status:
     A rank that was killed, for example, cannot report its failure. Its container shows the failure then, and
     the last lines of its pod are added; ``recorder`` records a failure that was found so.
     """
-    if status.failure is not None or (snapshot.job is None and status.budget):
+    if status.failure is not None:  # an earlier follower has added it
+        return status
+    if snapshot.job is None and status.budget:  # the deletion of the job has ended its pods
         return status
     observed = recorder.state.observed
     endings = diagnosis.endings(snapshot)

@@ -58,7 +58,8 @@ class LauncherRelease:
         if launcher is None or self._snapshot.uid not in [owner["uid"] for owner in owners]:
             return True  # there is none, or it belongs to another job of this name
         if not launcher["spec"].get("suspend"):
-            return not self._snapshot.suspended  # else the operator soon suspends the launcher
+            # If the job is suspended, its operator is about to suspend the launcher too: check again.
+            return not self._snapshot.suspended
         if launcher.get("status", {}).get("startTime"):
             self._cluster.patch("Job", f"{name}/status", {"status": {"startTime": None}})
         return True

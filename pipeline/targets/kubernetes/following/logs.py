@@ -110,7 +110,7 @@ class LogCursor:
     def may_be_another_log(self, time: int) -> bool:
         """Whether the first line of a request shows that this may be another log.
 
-        In the same log, that is again the first line of the first counted second.
+        In the same log, each request begins again with the first line of the first counted second.
         """
         return self._by_count is None and bool(self._seconds) and time != self._seconds[0].first
 
@@ -228,7 +228,7 @@ class LogReaders:
 
     @property
     def unanswered(self) -> bool:
-        """Whether such a log sends nothing at present, because its request waits or has failed."""
+        """Whether a log that keeps this behind sends nothing now, because its request waits or has failed."""
         return any(reader.behind and not reader.answered for reader, _ in self._readers.values())
 
     def follow(self, snapshot: JobSnapshot) -> None:

@@ -291,12 +291,13 @@ def _format_amount(resource: str, total: Decimal) -> str:
     return counted(float(total), "CPU") if resource == "cpu" else f"{total.normalize():f} {resource}"
 
 
-class _Others(SharedView):
+class _AllJobs(SharedView):
     """All jobs of manycpu in a namespace and their pods, watched while a follower needs them."""
 
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
         super().__init__(watch, cluster)
-        self._turns, self._read = Turns(), (-1, 0.0)  # read: changes and time, as of the last update
+        self._turns = Turns()
+        self._last_update = (-1, 0.0)  # number of changes, and time, at the last update of the turns
 
     def selections(self) -> Selections:
         """Select pods, and the kinds of job that the cluster serves and this account may list."""
@@ -309,9 +310,9 @@ class _Others(SharedView):
 
     def turns(self, now: float) -> Turns:
         """Return the turns, which all followers share; update them after a change, or after some seconds."""
-        update_key = (self.changes, now // RETRY_INTERVAL_S)
-        if self._read != update_key:
-            self._read = update_key
+        present = (self.changes, now // RETRY_INTERVAL_S)
+        if present != self._last_update:
+            self._last_update = present
             self._turns.update(self.objects(), now)
         return self._turns
 
@@ -344,7 +345,7 @@ class TurnTaking:
                 snapshot.job, snapshot.job_kind, snapshot.pods, now, snapshot.claim_mounted_elsewhere
             )
         self.waits = mine is not None and bool(mine.given_back or mine.refused or mine.claim)
-        shared_view = _Others.of(self._watch, self._cluster)
+        shared_view = _AllJobs.of(self._watch, self._cluster)
         if mine is None or not self.waits:
             shared_view.leave(self._wake)
             return ""
@@ -375,6 +376,6 @@ class TurnTaking:
 
     def close(self) -> None:
         """Stop watching. A request that was already sent may still take effect; the next follower sees it."""
-        _Others.of(self._watch, self._cluster).leave(self._wake)
+        _AllJobs.of(self._watch, self._cluster).leave(self._wake)
         if self._patching is not None:
             self._patching.cancel()
