@@ -48,7 +48,7 @@ def cancel(ctx: ClusterContext, by: str, attempt: int | None, *, only_over: bool
         only_over: Cancel only a run whose lease is over; a run whose lease was renewed trains on.
 
     Returns:
-        False: this attempt has ended, or is not the present one; or the lease is not over.
+        Whether it was cancelled; False: it has ended or is not the present one, or its lease is not over.
 
     Raises:
         ConflictError: With ``only_over``: another process has changed the ledger; nothing was cancelled.

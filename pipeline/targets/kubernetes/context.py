@@ -34,9 +34,9 @@ def cluster_of(ctx: ClusterContext) -> Cluster:
     return client
 
 
-def sharing(namespace: Cluster) -> Access:
-    """Make an access that gives several runs one open connection to their namespace."""
-    return Access(opened={namespace.namespace: namespace})
+def sharing(client: Cluster) -> Access:
+    """Make an access with which several runs share one client for their namespace."""
+    return Access(opened={client.namespace: client})
 
 
 def claim_of(ctx: ClusterContext) -> str:

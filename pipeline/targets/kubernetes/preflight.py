@@ -198,15 +198,20 @@ def _check_namespace(ctx: ClusterContext) -> Findings:
 
 
 def _check_claim(ctx: ClusterContext) -> Findings:
-    """Check that the user's claim exists, has its volume, and can be mounted by all nodes of the run."""
-    modes, field = [ctx.target.claim_access], "target.claim_access"
-    if ctx.target.makes_claim and ctx.run.checkpoints:
-        yield Finding(
-            "run.checkpoints",
-            "the checkpoints shall outlive the run, and the claim that is made for the run does not",
-            "Name a claim of your own in target.claim, or leave run.checkpoints out: retries resume anyway",
-        )
-    if not ctx.target.makes_claim:
+    """Check that all nodes can mount the claim, and that it outlives the run if ``run.checkpoints`` is set.
+
+    A claim of the user must also exist and have its volume.
+    """
+    if ctx.target.makes_claim:
+        modes, field = [ctx.target.claim_access], "target.claim_access"
+        if ctx.run.checkpoints:
+            yield Finding(
+                "run.checkpoints",
+                "the checkpoints shall outlive the run, and the claim that is made for the run does not",
+                "Name a claim of your own in target.claim, or leave run.checkpoints out: retries resume "
+                "anyway",
+            )
+    else:
         claim = cluster_of(ctx).get("PersistentVolumeClaim", claim_of(ctx))
         field = "target.claim"
         if claim is None:

@@ -1,6 +1,6 @@
 """Derive the status of an attempt from its job, its pods, its ranks and the time budgets. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
@@ -14,9 +14,11 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following import diagnosis
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
     AttemptRecorder,
+    AttemptState,
     RankActivity,
     attempt_state,
 )
+from manycpu.pipeline.targets.kubernetes.following.diagnosis import Ending
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
 from manycpu.pipeline.targets.kubernetes.pod_status import ended, scheduled_at
 
@@ -213,12 +215,8 @@ def with_first_failure(snapshot: JobSnapshot, recorder: AttemptRecorder, status:
     failed += [ending for ending in endings if ending.reason == "OOMKilled"]
     causes = [*map(str, failed), *diagnosis.losses(snapshot)]
     reason = "\n".join(dict.fromkeys([status.reason, *causes]))
-    # Containers from whose pod no rank reported an end since the container started.
-    report_times = recorder.state.parted
-    unreported = [ending for ending in endings if report_times.get(ending.pod, -1.0) < ending.began]
-    silent_end = unreported[0] if unreported else None
-    # There is no such container, or a rank reported an earlier failure. Containers have whole seconds.
-    if silent_end is None or (observed.failure is not None and silent_end.time > int(observed.failed_at)):
+    silent_end = _first_silent_end(endings, recorder.state)
+    if silent_end is None:
         return status.model_copy(update={"reason": reason, "failure": observed.failure})
     lines = tuple(recorder.tails.get(silent_end.pod, ()))
     rank = next((rank for rank in observed.ranks if rank.hostname == silent_end.hostname), None)
@@ -230,6 +228,17 @@ def with_first_failure(snapshot: JobSnapshot, recorder: AttemptRecorder, status:
     failure = RankFailure(rank=rank.rank, host=rank.host, exit_code=silent_end.code, last_lines=lines)
     recorder.record_failure(failure)
     return status.model_copy(update={"reason": reason, "failure": failure})
+
+
+def _first_silent_end(endings: Iterable[Ending], state: AttemptState) -> Ending | None:
+    """Return the first failed end that no rank reported; None: there is none, or a rank failed before it."""
+    for ending in endings:
+        # Since the container started, no rank of its pod has reported its end.
+        if state.parted.get(ending.pod, -1.0) < ending.began:
+            failed_at = int(state.observed.failed_at)  # in whole seconds, as the times of containers
+            a_rank_failed_before = state.observed.failure is not None and ending.time > failed_at
+            return None if a_rank_failed_before else ending
+    return None
 
 
 def record_exit_codes(snapshot: JobSnapshot, observed: Observed) -> None:

@@ -89,8 +89,8 @@ class Job(NamedTuple):
         return self.created, self.uid
 
     def covers(self, other: "Job") -> bool:
-        """Whether the other job cannot fit while this one cannot: it asks for the same, or for more."""
-        if self.claim:  # it waits for this claim, not for room
+        """Whether the other job cannot fit while this one cannot: the other asks for the same or more."""
+        if self.claim:  # this job waits for a claim, not for room
             return self.claim in other.claims
         asks_as_much = all(number <= other.ask.get(resource, 0) for resource, number in self.ask.items())
         return self.place == other.place and self.need <= other.need and asks_as_much

@@ -77,8 +77,8 @@ def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
     return build.reference
 
 
-def plan(ctx: "ClusterContext", stage: Stage, ours: Reference) -> Build:
-    """Return the image to build for a stage, in the repository ``ours``; its tag has a hash of all inputs."""
+def plan(ctx: "ClusterContext", stage: Stage, push_repository: Reference) -> Build:
+    """Return the image to build for a stage, in a repository; its tag has a hash of all inputs."""
     build_recipe = recipe(ctx, stage)
     digests: dict[str, str] = {}  # base image -> its present digest, part of the hash; empty: unknown
     with registries(ctx, _LOOK_TIMEOUT_S) as opened:
@@ -90,7 +90,7 @@ def plan(ctx: "ClusterContext", stage: Stage, ours: Reference) -> Build:
             except RegistryError as error:
                 log.warning("whether %s has changed cannot be seen from here: %s", base_image, error.message)
     from_registry = all(digests.get(base_image) for base_image in build_recipe.bases)
-    return Build(build_recipe, ours.at(build_recipe.tag(digests)), from_registry)
+    return Build(build_recipe, push_repository.at(build_recipe.tag(digests)), from_registry)
 
 
 def _build_here(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None:

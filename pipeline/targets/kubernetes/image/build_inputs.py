@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 from manycpu.pipeline.adapters.disk import walk
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
 from manycpu.pipeline.spec.image import Reference, base_images, copied_images
+from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.targets.program_code import DOCKERIGNORE, docker_ignores, docker_patterns
 
 if TYPE_CHECKING:
@@ -141,24 +142,32 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
         BadInputError: A file or folder does not exist, or manycpu's Dockerfile lacks a given argument.
         BuildError: A folder of the context cannot be listed.
     """
-    target = ctx.target
-    if stage == "train" and target.dockerfile:
-        file = _existing_path(target.dockerfile, "target.dockerfile")
-        context = Path(target.context) if target.context else file.parent
-        arguments = tuple(sorted(target.build_args.items()))
-        # As BuildKit does: a Dockerfile's own file wins over that of the context.
-        own_ignore_file = file.with_name(f"{file.name}{DOCKERIGNORE}")
-        ignore_file = own_ignore_file if own_ignore_file.is_file() else context / DOCKERIGNORE
-        files = {**_files_below(context, ignore_file), "Dockerfile": file.resolve()}
-        if ignore_file.is_file():
-            files[DOCKERIGNORE] = ignore_file.resolve()
-        return Recipe(
-            stage=stage,
-            target=None,
-            text=file.read_text(),
-            arguments=arguments,
-            files=tuple(sorted(files.items())),
-        )
+    if stage == "train" and ctx.target.dockerfile:
+        return _recipe_of_user(ctx.target, ctx.target.dockerfile)
+    return _own_recipe(ctx.target, stage)
+
+
+def _recipe_of_user(target: Kubernetes, dockerfile: str) -> Recipe:
+    """Collect the inputs of the training image that the user's Dockerfile describes."""
+    file = _existing_path(dockerfile, "target.dockerfile")
+    context = Path(target.context) if target.context else file.parent
+    # As BuildKit does: a Dockerfile's own file wins over that of the context.
+    own_ignore_file = file.with_name(f"{file.name}{DOCKERIGNORE}")
+    ignore_file = own_ignore_file if own_ignore_file.is_file() else context / DOCKERIGNORE
+    files = {**_files_below(context, ignore_file), "Dockerfile": file.resolve()}
+    if ignore_file.is_file():
+        files[DOCKERIGNORE] = ignore_file.resolve()
+    return Recipe(
+        stage="train",
+        target=None,
+        text=file.read_text(),
+        arguments=tuple(sorted(target.build_args.items())),
+        files=tuple(sorted(files.items())),
+    )
+
+
+def _own_recipe(target: Kubernetes, stage: Stage) -> Recipe:
+    """Collect the inputs of a stage of manycpu's own Dockerfile."""
     own_arguments = {name for names in _ARGUMENTS.values() for name in names}
     if not target.dockerfile and (unknown := set(target.build_args) - own_arguments):
         raise BadInputError(
@@ -179,7 +188,7 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
     if dict(arguments).get("CCL"):
         own |= _ccl_sources()
     own = {path: file.resolve() for path, file in own.items()}  # installers may make links
-    taken = own.keys() | _parents(own)
+    taken = own.keys() | _parents(own)  # no file of the user's context replaces one of manycpu's
     files = {path: file for path, file in given.items() if path.removesuffix("/") not in taken} | own
     return Recipe(
         stage=stage,

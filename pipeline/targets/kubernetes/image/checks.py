@@ -171,7 +171,7 @@ def _module(protocol: str) -> str:
     return str(known_implementations.get(protocol, {}).get("class", "fsspec")).partition(".")[0]
 
 
-def _check_builder_pod(ctx: "ClusterContext", ours: Reference) -> Iterator[Finding]:
+def _check_builder_pod(ctx: "ClusterContext", push_repository: Reference) -> Iterator[Finding]:
     """Check with a dry run that the namespace of builds accepts a builder pod."""
     namespace = ctx.target.builds_in
     cluster = cluster_of(ctx).in_namespace(namespace)
@@ -179,7 +179,8 @@ def _check_builder_pod(ctx: "ClusterContext", ours: Reference) -> Iterator[Findi
         yield from missing_rights
         return
     try:
-        cluster.create(manifest(ctx, Build(recipe(ctx, "train"), ours), "preflight", []), dry_run=True)
+        build = Build(recipe(ctx, "train"), push_repository)
+        cluster.create(manifest(ctx, build, "preflight", []), dry_run=True)
     except ClusterError as error:
         level = PODS[ctx.target.builder].level
         yield Finding(

@@ -128,7 +128,7 @@ def _with_owner(info: tarfile.TarInfo) -> tarfile.TarInfo:
 
 def append(
     base: Reference,
-    ours: Reference,
+    push_repository: Reference,
     trees: Sequence[Tree],
     change: Callable[[], Change],
     opened: Registries,
@@ -137,7 +137,7 @@ def append(
 
     Args:
         base: The image.
-        ours: The repository to push to.
+        push_repository: The repository to push to.
         trees: The files to append; their digests are part of the result's tag.
         change: Builds the layers and settings to append; called only if the registry lacks the result.
         opened: The run's registries.
@@ -148,17 +148,17 @@ def append(
     Raises:
         RegistryError: A registry refuses a call.
     """
-    source, target = opened.repository(base), opened.repository(ours)
+    source, target = opened.repository(base), opened.repository(push_repository)
     image = source.pull(base.version)
     tag = tag_of(image.digest, trees)
     if digest := target.digest_of_whole(tag):
-        return str(ours.at(digest)), True
-    if (base.registry, base.repository) != (ours.registry, ours.repository):
+        return str(push_repository.at(digest)), True
+    if (base.registry, base.repository) != (push_repository.registry, push_repository.repository):
         _copy_base(image, source, target)  # the layers of an image must be in its repository
     additions = change()
     for layer in additions.layers:
         target.push(of_bytes(layer.content, layer.digest))
-    return str(ours.at(_push(target, image.changed(additions), tag))), False
+    return str(push_repository.at(_push(target, image.changed(additions), tag))), False
 
 
 def tag_of(base: str, trees: Sequence[Tree]) -> str:
