@@ -128,7 +128,7 @@ def test_progress_is_not_dropped_for_the_sake_of_ordinary_lines() -> None:
 def test_what_was_dropped_last_is_said_at_the_end() -> None:
     limit = RateLimiter(2)
     limit.admit([RankLine(0, "a", f"line {n}") for n in range(5)], 10.0)
-    (notice,) = limit.dropped()
+    (notice,) = limit.take_dropped()
     assert "3 lines were dropped" in notice.text
-    assert limit.dropped() == []
+    assert limit.take_dropped() == []
     assert limit.admit([], 11.0) == []

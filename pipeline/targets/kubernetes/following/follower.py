@@ -357,7 +357,7 @@ class Follower:
                 deadline = min(self._watch.now() + _DRAIN_S, drain_start + _DRAIN_TIMEOUT_S)
             await self._deliver_read_lines(deliver)
         await self._deliver_read_lines(deliver)
-        if dropped := self._limit.dropped():
+        if dropped := self._limit.take_dropped():
             await deliver(dropped)
 
     async def _conclude(self, status: Status) -> Status:

@@ -140,7 +140,8 @@ class LogCursor:
 
     def _choose_how_to_skip(self, time: int) -> None:
         """Decide by the time of the first line: skip by count in the same log, by time in another file."""
-        # True if lines of this log were already delivered as those of the previous start (see `before`).
+        # True if lines of this log were already delivered as those of the previous start (see `before`, whose
+        # last item is the time of the first of those lines).
         is_log_of_previous_start = not self._seconds and self._before and self._before[-1] == time
         if is_log_of_previous_start:
             self._restore(self._before)
@@ -181,7 +182,7 @@ class RateLimiter:
         if int(now) != self._second:
             self._second = int(now)
             self._received.clear()
-            admitted += self.dropped()
+            admitted += self.take_dropped()
         for line in lines:
             event = decode(line.text)
             event_type = None if event is None else type(event)
@@ -192,7 +193,7 @@ class RateLimiter:
                 self._dropped += 1
         return admitted
 
-    def dropped(self) -> list[RankLine]:
+    def take_dropped(self) -> list[RankLine]:
         """Return a line that says how many lines were dropped since the last report; empty: none were."""
         dropped, self._dropped = self._dropped, 0
         if not dropped:

@@ -223,23 +223,7 @@ class Turns:
             # Pods that still exist are being deleted.
             may_try = not job.pods and now >= due and not any(blocked)
             return note.model_copy(update={"resumed": now}) if may_try else None
-        # Seeded, so that each call gets the same times.
-        jitter = random.Random(f"{job.uid}/{job.tries}").uniform(0.5, 1.5)  # noqa: S311 - no secret
-        factor = min(job.tries + 1, _MAX_FACTOR) * jitter
-        holds_in_vain = job.placed and job.short and now - job.since > _HOLD_S * factor
-        # A claim: if another run's pods mount it. Room: if an older job waits, or it holds nodes in vain.
-        gives_back = claim_is_held if job.claim else job.refused and (older_waits or holds_in_vain)
-        if not gives_back:
-            return None
-        return Note(
-            at=now,
-            tries=job.tries + 1,
-            short=job.short,
-            claim=job.claim,
-            # If no run here is known to need the room, leave it to other namespaces for a while.
-            rests=now if older_waits or claim_is_held else now + _REST_S * factor,
-            due=now + _PAUSE_S * factor,
-        )
+        return _note_to_give_back(job, now, older_waits=older_waits, claim_is_held=claim_is_held)
 
     def waits_for(self, mine: Job) -> str:
         """Describe the room or the claim that a job waits for; empty: it waits for something else.
@@ -259,6 +243,35 @@ class Turns:
         held_by = f"held by run {first_of(holders)}" if holders else "no run of this namespace holds any"
         older_runs = [job.run for job in self._ahead(mine)]
         return f"waits for {room}; {held_by}" + (f"; after run {first_of(older_runs)}" if older_runs else "")
+
+
+def _note_to_give_back(job: Job, now: float, *, older_waits: bool, claim_is_held: bool) -> Note | None:
+    """Return the note with which a job gives back its pods now; None: it keeps them.
+
+    Args:
+        job: The job.
+        now: Seconds since the epoch.
+        older_waits: Whether an older job waits for room, or for a claim that this job mounts.
+        claim_is_held: Whether pods of another run mount the claim that this job waits for.
+    """
+    # Seeded, so that each call gets the same times.
+    jitter = random.Random(f"{job.uid}/{job.tries}").uniform(0.5, 1.5)  # noqa: S311 - no secret
+    factor = min(job.tries + 1, _MAX_FACTOR) * jitter
+    holds_in_vain = job.placed and job.short and now - job.since > _HOLD_S * factor
+    # If it waits for a claim: when another run's pods mount that. If it waits for room: when an older job
+    # waits, or when it holds nodes in vain.
+    gives_back = claim_is_held if job.claim else job.refused and (older_waits or holds_in_vain)
+    if not gives_back:
+        return None
+    return Note(
+        at=now,
+        tries=job.tries + 1,
+        short=job.short,
+        claim=job.claim,
+        # If no run here is known to need the room, leave it to other namespaces for a while.
+        rests=now if older_waits or claim_is_held else now + _REST_S * factor,
+        due=now + _PAUSE_S * factor,
+    )
 
 
 def _read_jobs(objects: Mapping[str, Iterable[KubeObject]], now: float) -> Iterator[Job]:
