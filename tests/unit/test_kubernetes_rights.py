@@ -94,5 +94,5 @@ def test_each_right_to_build_that_is_missing_is_named() -> None:
     rights = [one for rule in rules for one in product(rule["verbs"], rule["resources"])]
     assert len(rights) > 5
     for verb, resource in rights:
-        (finding,) = checks._rights(cluster_without(verb, "", resource), "builds")  # noqa: SLF001 - the loop
+        (finding,) = checks._missing_rights(cluster_without(verb, "", resource), "builds")  # noqa: SLF001 - the loop
         assert finding.message == f"this account may not {verb} {resource} in namespace builds"

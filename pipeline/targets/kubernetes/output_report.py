@@ -21,7 +21,9 @@ _ENDED: Final = frozenset({"Succeeded", "Failed"})  # phases of a pod
 
 
 def write_report(ctx: ClusterContext, text: str) -> None:
-    """Write report.json; if a pod writes it and the run has ended, also release the claim of the output.
+    """Write report.json; if a pod does it and the run has ended, the pod also releases the output's claim.
+
+    The worker may be unable to release it later: only pods are sure to reach this output.
 
     Raises:
         OutputTakenError: Another run has claimed the output, or has left a model and its report there.

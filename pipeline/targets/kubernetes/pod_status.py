@@ -61,12 +61,12 @@ class Container(NamedTuple):
 
     @property
     def is_sidecar(self) -> bool:
-        """Whether a webhook injected it into the pod of a job: how it ends says nothing about the ranks."""
+        """Whether a webhook added this container to a job's pod: how it ends says nothing about the ranks."""
         return not self.init and all(self.name not in kind.containers for kind in JOB_KINDS.values())
 
     @property
     def restarts(self) -> int:
-        """How often the kubelet has restarted it."""
+        """How often the kubelet has restarted this container."""
         return int(self.status.get("restartCount", 0))
 
     def state(self, kind: Literal["waiting", "running", "terminated"]) -> KubeObject | None:

@@ -170,7 +170,7 @@ def restarts(snapshot: JobSnapshot) -> int:
 
 
 def _restarts_of_pod(pod: KubeObject, _warnings: list[KubeObject]) -> int:
-    """Return how often the container of a pod that restarted most often did so; 0: none did.
+    """Return the number of restarts of the container of a pod that was restarted most often; 0: none was.
 
     Init containers and sidecars do not count, and neither do containers of which no end is known.
     """

@@ -65,7 +65,7 @@ def read(ctx: ClusterContext, attempt: int) -> list[dict[str, Any]]:
 def judge(
     status: Status, snapshot: JobSnapshot, observed: Observed, records: Iterable[dict[str, Any]]
 ) -> Status:
-    """Return the status: no failure if reports and records show that all ranks ended with 0. Pure.
+    """Return the status; a failure becomes a success if all ranks are shown to have ended with 0. Pure.
 
     Args:
         status: How the job ended.

@@ -383,7 +383,7 @@ class Follower:
         return status
 
     async def _judge_by_exit_records(self, status: Status) -> Status:
-        """Return the status by exit records too, if cluster and logs do not show how all ranks ended."""
+        """Return the status; read the exit records if cluster and logs do not show how all ranks ended."""
         observed, records = self._recorder.state.observed, list[dict[str, Any]]()
         if exit_records.are_needed(status, self._snapshot, observed):
             loop, attempt = asyncio.get_running_loop(), self._handle.attempt

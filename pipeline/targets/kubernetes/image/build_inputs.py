@@ -52,7 +52,7 @@ class Recipe:
 
     @cached_property
     def bases(self) -> list[str]:
-        """The base images in its FROM lines."""
+        """The base images in the Dockerfile's FROM lines."""
         return base_images(self.text, dict(self.arguments))
 
     @cached_property
@@ -68,7 +68,7 @@ class Recipe:
 
     @cached_property
     def copied(self) -> list[Reference]:
-        """The images of which its steps take files."""
+        """The images from which steps of the Dockerfile copy files."""
         return list(_references(copied_images(self.text)).values())
 
     def tag(self, digests: Mapping[str, str]) -> str:

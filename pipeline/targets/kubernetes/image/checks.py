@@ -175,7 +175,7 @@ def _check_builder_pod(ctx: "ClusterContext", push_repository: Reference) -> Ite
     """Check with a dry run that the namespace of builds accepts a builder pod."""
     namespace = ctx.target.builds_in
     cluster = cluster_of(ctx).in_namespace(namespace)
-    if namespace != ctx.target.namespace and (missing_rights := list(_rights(cluster, namespace))):
+    if namespace != ctx.target.namespace and (missing_rights := list(_missing_rights(cluster, namespace))):
         yield from missing_rights
         return
     try:
@@ -191,7 +191,7 @@ def _check_builder_pod(ctx: "ClusterContext", push_repository: Reference) -> Ite
         )
 
 
-def _rights(cluster: Cluster, namespace: str) -> Iterator[Finding]:
+def _missing_rights(cluster: Cluster, namespace: str) -> Iterator[Finding]:
     """Yield a finding for each right that this account lacks in the separate namespace of builds."""
     for rule in yaml.safe_load(RIGHTS.read_text())["rules"]:
         for resource, verb in product(rule["resources"], rule["verbs"]):
