@@ -117,6 +117,7 @@ class _Call:
     ) -> None:
         signature = inspect.signature(function)
         self.function, self.args, self.kwargs, self.run = function, args, kwargs, run
+        # Parameters that are fields of the run, and so paths or URLs.
         self.places = [name for name in PLACES if name in signature.parameters]
         arguments_of_call = signature.bind_partial(*args, **kwargs).arguments
         # The call's value wins over the decorator's, and that one over the function's default.

@@ -110,7 +110,7 @@ class DeferralTimer:
     def flush(self) -> None: ...
 
     def event(self, event: Event, line: RankLine) -> None:  # noqa: ARG002 - the signature of RankListener
-        """In the first try, expire at once if the ranks report that the training needs much more time."""
+        """Expire at once if the ranks report much time left; in the first try only, see the class."""
         from manycpu.pipeline.spec.event_types import ProgressEvent
 
         is_long = isinstance(event, ProgressEvent) and (event.seconds_left or 0) > _LONG_REMAINING_S
@@ -139,14 +139,14 @@ class Live:
         self._interval_s = max(0.0, interval_s) if place else 0.0  # 0: nothing is written
         # A random delay: triggers that start together must not all write at the same time.
         delay_s = random.uniform(0, self._interval_s / 3) if wait else 0.0  # noqa: S311 - no secret
-        self._next = time.monotonic() + delay_s
+        self._next_write_at = time.monotonic() + delay_s
         self._entry: Entry | None = None
         self._shown: tuple[object, ...] = ()
         self._lock, self._closed = threading.Lock(), False
 
     def is_due(self, status: Status, observed: Observed) -> bool:
         """Whether the interval since the last write is over, and status or events have changed since then."""
-        interval_is_over = bool(self._interval_s) and time.monotonic() >= self._next
+        interval_is_over = bool(self._interval_s) and time.monotonic() >= self._next_write_at
         return interval_is_over and (status.state, status.reason, observed.events) != self._shown
 
     def show(self, status: Status, observed: Observed) -> None:
@@ -158,7 +158,7 @@ class Live:
                 return
             self._shown = status.state, status.reason, observed.events
             factor = random.uniform(1, _MAX_INTERVAL_FACTOR)  # noqa: S311 - no secret
-            self._next = time.monotonic() + self._interval_s * factor
+            self._next_write_at = time.monotonic() + self._interval_s * factor
             self._write(status, lambda: observed)
 
     def end(self, status: Status, observed: Callable[[], Observed]) -> None:

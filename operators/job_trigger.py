@@ -65,7 +65,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
     async def filter_shared_stream(
         self, shared_stream: AsyncIterator[list[Changes]]
     ) -> AsyncIterator[TriggerEvent]:
-        """Follow the job to its end; yield one event, its handle and status."""
+        """Follow the job to its end by the shared changes; yield one event, its handle and status."""
         from manycpu.pipeline.adapters.cluster_watch import shared
         from manycpu.pipeline.targets.kubernetes.context import cluster_of
         from manycpu.pipeline.targets.kubernetes.following.follower import Follower
@@ -145,6 +145,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
     ) -> AsyncGenerator[list[Changes]]:
         """Yield the objects that exist, then the changes of the shared stream.
 
+        A trigger may join the shared stream late, and Airflow does not repeat earlier changes.
         If the shared stream fails or ends, this trigger watches by itself.
         """
         store = _STORES.get(self.shared_stream_key())

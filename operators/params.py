@@ -99,7 +99,7 @@ def read_params(
 
 
 def _refuse_unknown(names: Collection[str], declared: Collection[str]) -> None:
-    """Raise BadInputError if parameters are not among the declared ones; it names similar ones."""
+    """Raise BadInputError for each parameter that is not declared, and suggest the most similar name."""
     findings = []
     for name in names:
         if name not in declared:

@@ -150,7 +150,7 @@ class CleanupOperator(RunOperator):
         with failing_without_retry():
             ctx = self.open(context)
             report = clean_up_and_log(ctx, self.log, place_of(context))
-        # The next try, perhaps on another machine, finds what is left by the report in the output.
+        # The next try, perhaps on another machine, reads in the report at the output what is left.
         may_try_again = ctx.run.output is not None and has_tries_left(context)
         if report and report.left_behind and may_try_again and only_cleanup_is_left(ctx):
             raise left_behind_error(report.left_behind)
@@ -225,7 +225,7 @@ class ReportOperator(RunOperator):
         own_tasks = dict[str, type]()
         relatives: Any = self.get_flat_relatives(upstream=True) if self.training is not None else ()
         for task in relatives:
-            fields = getattr(task, "partial_kwargs", None) or vars(task)  # the former of an expanded task
+            fields = getattr(task, "partial_kwargs", None) or vars(task)  # expanded: partial_kwargs
             kind = getattr(task, "operator_class", type(task))
             if issubclass(kind, RunOperator) and fields.get("training") == self.training:
                 own_tasks[task.task_id] = kind
@@ -296,7 +296,8 @@ def worker_disk_findings(
 
 def _is_empty_dir(folder: Path, mounts: Path) -> bool:
     """Whether a folder is on an emptyDir of its pod, which is deleted with the pod."""
-    # As in proc_pid_mountinfo(5): where, and which folder of its file system is mounted, of which type.
+    # A line, as in proc_pid_mountinfo(5): `id parent device mounted_folder point ... - type ...`; point is
+    # where the mounted folder of a file system appears.
     mounted = dict[str, bool]()
     for line in mounts.read_text(errors="replace").splitlines() if mounts.exists() else ():  # only on Linux
         mount, _, file_system = line.partition(" - ")

@@ -141,14 +141,15 @@ class TrainOperator(RunOperator):
                     "%s: this worker follows the training (docs/dag.md, Triggerers)", status.reason
                 )
                 self.deferrable = False
-                if (left := self._time_left(context)) is not None:  # Airflow's own timer began again
+                # When a task resumes, Airflow's own timer of execution_timeout starts from 0.
+                if (left := self._time_left(context)) is not None:
                     self._deadline = time.time() + left.total_seconds()
             if not status.state.terminal or _was_cancelled_by_earlier_try(ctx, handle, context):
                 return self._train(context, ctx)
             return self._conclude(context, ctx, handle, status)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Resume after the trigger; keep ``execution_timeout`` if no triggerer was there to keep it."""
+        """Resume after the trigger; if no triggerer ran and the deferral timed out, end the training here."""
         from manycpu.pipeline.verbs.cancel import cancel
         from manycpu.pipeline.verbs.wait import wait
 
@@ -187,7 +188,7 @@ class TrainOperator(RunOperator):
             # has begun. That try then attaches to the old attempt, sees it end, and launches another one in
             # the next turn of this loop. Turns are limited in number: each earlier try can end one attempt.
             for _ in range(context["ti"].try_number + 1):
-                attempt: int | None = None  # that a timeout ends; None: the present one
+                attempt: int | None = None  # the attempt that a timeout cancels; None: the present one
                 if present := attach(ctx):
                     handle, attached = present, True
                 else:
@@ -196,7 +197,7 @@ class TrainOperator(RunOperator):
                 attempt = handle.attempt
                 verb = "attached to" if attached else "launched"
                 self.log.info("%s attempt %d, %s", verb, attempt, handle)
-                if finding := edited(ctx, handle):  # fields that the running attempt has not
+                if finding := edited(ctx, handle):  # what has changed since the attempt began
                     self.log.warning("%s", finding)
                 with ctx.ledger.kept_alive(ctx.waiting_lease):
                     status = self._watch_in_worker(context, ctx, handle)
@@ -382,7 +383,8 @@ class WholeRunOperator(TrainOperator):
             return self._conclude_run(context, ctx)
         if ctx.ledger.exists():
             with ctx.ledger.update() as entry:
-                # A DAG run that is made again begins with try 1; a process that was frozen has an earlier try
+                # Never lower the number: a process that was frozen while a later try began would do so.
+                # Only try 1 may: the DAG run was then deleted and created again.
                 if instance.try_number == 1 or instance.try_number > entry.latest_try:
                     entry.latest_try = instance.try_number
         return super()._train(context, ctx)
@@ -478,7 +480,7 @@ def _was_cancelled_by_earlier_try(ctx: RunContext, handle: Handle, context: Cont
 
 
 def _has_later_try(ctx: RunContext, context: Context) -> bool:
-    """Whether a later try of the task works on the run: Airflow had presumed this process dead."""
+    """Whether a later try of the task works on the run, because Airflow presumed this process dead."""
     latest_try = ctx.ledger.read().latest_try if ctx.ledger.exists() else 0
     return latest_try > context["ti"].try_number
 

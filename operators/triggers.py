@@ -153,7 +153,7 @@ class FollowingTrigger(BaseTrigger):
         self.log.info("the training %s", "was ended" if ended else "had ended before")
         # A cleared task keeps its run: the next try resumes it.
         if self.cleans is not None and state_of(self.cleans) in ENDED_FOR_GOOD:
-            # Slow, and a person may clear the task meanwhile: its next attempt keeps the run.
+            # The number protects the next attempt, if a person clears the task during this slow call.
             clean_up_and_log(self._context(), self.log, self.cleans, self.handle["attempt"])
 
     def _cancel(self, by: str) -> bool:

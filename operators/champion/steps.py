@@ -78,7 +78,7 @@ def rates(params: Any = None) -> list[float]:
 def describe(rate: float, output: str, training: str, ti: Any = None) -> Fields:
     """Describe the result of one candidate's training, or why it failed: other candidates may succeed.
 
-    A candidate that was cleared and then failed may still have the report of its earlier try.
+    The state of its task counts too: after a person cleared the task, the report may be of an earlier try.
 
     Returns rate, training and map_index; and either ``error``, or ``path``, ``sha256``, ``key``, ``accuracy``
     and ``metrics``.
@@ -154,7 +154,7 @@ def compare(
     scores = [result["accuracy"] for result in judged]
     says = _comparison_as_text(contenders[0]["rate"], scores, tried, params["threshold"])
     _LOG.info(says)
-    lead = round(scores[0] - sum(scores[1:]), _LEAD_DIGITS)  # without a champion: over 0
+    lead = round(scores[0] - sum(scores[1:]), _LEAD_DIGITS)  # without a champion: the accuracy itself
     return {
         "better": lead > params["threshold"],
         "accuracy": scores[0],
@@ -269,8 +269,8 @@ def promote(
 def tidy(run: str, models: str, params: Any = None, ti: Any = None) -> list[str]:
     """Delete the models of this DAG run's candidates except the promoted one; returns the deleted names.
 
-    Then fail the DAG run if it has no conclusion. Airflow would take it for a success if a person marked it
-    failed, because it skips what has not begun, and counts skipped tasks as no failure.
+    Then fail the DAG run if ``conclude`` did not succeed. When a person marks the DAG run failed, Airflow
+    skips the tasks that have not begun, counts none of them as a failure, and would show a success.
 
     ``models`` is the folder with the outputs of the trainings. ``run`` is the DAG run's name, with which the
     names of the copies for a promotion begin.
