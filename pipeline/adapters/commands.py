@@ -112,7 +112,7 @@ def follow(
 def _lines_of(process: psutil.Popen, until: float) -> Iterator[bytes]:
     """Yield a process's lines as they come, to the end of its output or until a time of ``monotonic()``.
 
-    Its output may not end with it: a process that it started may still have its stdout open.
+    The output may continue after the process has ended, while a child still has its stdout open.
     """
     rest = b""
     with process.stdout as stream, selectors.DefaultSelector() as selector:

@@ -73,6 +73,7 @@ def try_out(folder: Path) -> None:
     existing_parent = next(parent for parent in folder.parents if os.path.lexists(parent))
     for trial in existing_parent.glob(f"{_TRIAL_PREFIX}*"):  # left by killed processes
         with suppress(OSError), _lock_of_trial(trial) as is_free:
+            # The age counts where the file system locks no folders.
             if is_free or time.time() - trial.lstat().st_mtime > _TRIAL_STALE_S:
                 for inner, _, _ in os.walk(trial, topdown=False):
                     Path(inner).rmdir()  # empty folders only

@@ -113,8 +113,8 @@ def observe(handle: ProcessHandle) -> dict[str, Any]:
     """Observe the supervisor of an attempt.
 
     Returns:
-        ``exit``: the exit record, None if there is none; it decides, if there is one. Without one ``alive``:
-        whether the supervisor lives (None: unknown), and ``unseen``: why that is unknown.
+        ``exit``: the exit record. Only if it is None, the others count: ``alive``, whether the supervisor
+        lives (None: unknown), and ``unseen``, why that is unknown.
 
     Raises:
         LedgerError: The exit record cannot be read.
@@ -303,7 +303,7 @@ def _liveness(handle: ProcessHandle) -> tuple[bool | None, str]:
     if handle.pid_namespace not in (None, namespace):
         return None, f"it was started in another container (PID namespace) of host {host}"
     if handle.boot_id != boot_id():
-        # In a container, the PID namespace is another than the machine's own; some systems have none.
+        # The number of the machine's own PID namespace; a container has another. Some systems have none.
         is_outside_containers = namespace in (None, "pid:[4026531836]")
         if is_outside_containers and handle.machine is not None and handle.machine == _machine():
             return False, ""  # the same machine has restarted since, so the process has ended

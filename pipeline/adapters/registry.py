@@ -139,7 +139,7 @@ class Connection:
         """Send a request; if the registry asks for a login, log in and send it once more."""
         url = self.url(path)
         response = self._send(method, url, scopes, options)
-        if response.status_code == _UNAUTHORIZED and self._answer(response, scopes):
+        if response.status_code == _UNAUTHORIZED and self._log_in(response, scopes):
             response = self._send(method, url, scopes, options)
         if response.ok or response.status_code in fine:
             return response
@@ -167,7 +167,7 @@ class Connection:
         except (requests.RequestException, ValueError) as error:  # a ValueError: an unknown kind of proxy
             raise self._no_call(error) from error
 
-    def _answer(self, response: requests.Response, scopes: Scopes) -> bool:
+    def _log_in(self, response: requests.Response, scopes: Scopes) -> bool:
         """Log in as a refusal (401) asks: fetch a token, or begin to send the login with each request.
 
         Returns:

@@ -121,9 +121,9 @@ def _config_keys(registry: str) -> tuple[str, ...]:
 
 
 def _fits(key: str, image: Reference) -> bool:
-    """Whether a key of a Secret is one for an image, as Kubernetes compares them.
+    """Whether a key of a Secret matches an image, by the rules of Kubernetes.
 
-    It may have a path of whole parts, and an asterisk in a part of the host.
+    The key may have a path of whole parts, and an asterisk in a part of the host.
     """
     key_host, path = _host_and_path(key)
     parts = key_host.split(".")
@@ -134,7 +134,7 @@ def _fits(key: str, image: Reference) -> bool:
 
 
 def _host_and_path(key: str) -> tuple[str, str]:
-    """Split a key of a Secret into its host and the beginning of repositories; empty: all of them."""
+    """Split a key of a Secret into host and prefix of repositories; an empty prefix: all of them."""
     host, _, path = key.rpartition("://")[2].partition("/")
     path = f"{path.strip('/')}/".lstrip("/")
     return host, path.removeprefix("v1/").removeprefix("v2/")
@@ -178,6 +178,7 @@ def _from_helper(helper: str, key: str) -> Login | None:
             field="target.registry_connection",
             fix=f"See what `{' '.join(command)}` answers, or give a login in target.registry_connection",
         ) from None
+    # docker's convention: with this user name, the secret is an identity token.
     return Login("", identity_token=secret) if username == "<token>" else Login(username, secret)
 
 

@@ -259,7 +259,7 @@ def _copy_missing(
         ssh.command(target, host, ["sh", "-c", pack]),
         ["tar", "-C", str(partial), "-xf", "-"],
         host.name,
-        behind=ssh.BEGIN.encode(),
+        begin=ssh.BEGIN.encode(),
     )
     if _local_listing(partial) != listing:
         raise StageError(f"what arrived of {folder} from host {host.name} is not what was sent")
@@ -309,8 +309,8 @@ def _parse_listing(printed: bytes) -> Listing:
     return listing
 
 
-def _stream(source: list[str], sink: list[str], host: str, behind: bytes = b"") -> None:
-    """Pipe the output of the command ``source``, after the marker ``behind``, into the command ``sink``.
+def _stream(source: list[str], sink: list[str], host: str, begin: bytes = b"") -> None:
+    """Pipe the output of the command ``source``, after the marker ``begin``, into the command ``sink``.
 
     Raises:
         StageError: A command failed, or nothing moved for an hour.
@@ -325,7 +325,7 @@ def _stream(source: list[str], sink: list[str], host: str, behind: bytes = b"") 
         assert sender.stdout is not None and receiver.stdin is not None  # noqa: S101, PT018 - for the type checker
         try:
             with sender.stdout, receiver.stdin, suppress(BrokenPipeError):  # the sink's exit code tells why
-                _pump(sender.stdout, receiver.stdin, behind)
+                _pump(sender.stdout, receiver.stdin, begin)
             codes = [receiver.wait(ssh.COPY_TIMEOUT), sender.wait(_END_TIMEOUT_S)]
         except subprocess.TimeoutExpired as error:
             codes = [receiver.poll() or 0]
@@ -342,19 +342,19 @@ def _stream(source: list[str], sink: list[str], host: str, behind: bytes = b"") 
         raise StageError(f"copying to or from host {host} failed: {text}")
 
 
-def _pump(source: IO[bytes], sink: IO[bytes], behind: bytes) -> None:
-    """Copy a pipe to another, from after the marker ``behind`` to the end.
+def _pump(source: IO[bytes], sink: IO[bytes], begin: bytes) -> None:
+    """Copy a pipe to another, from after the marker ``begin`` to the end.
 
     Raises:
         subprocess.TimeoutExpired: Nothing moved for ``ssh.COPY_TIMEOUT`` seconds.
         BrokenPipeError: Nothing reads the sink any more.
     """
     os.set_blocking(sink.fileno(), False)
-    before, found = b"", not behind
+    before, found = b"", not begin
     while block := _when(source, select.POLLIN, sink).read(_BLOCK_BYTES):
         if not found:
             before += block
-            _, marker, block = before.partition(behind)
+            _, marker, block = before.partition(begin)
             found = bool(marker)
         rest = memoryview(block)
         while rest:

@@ -169,8 +169,8 @@ class LogCopy:
 def main(directory: str) -> None:
     """Run the command of ``command.json`` to its end in a child, and write the exit record.
 
-    The parent exits as soon as other processes can find the child by its handle: the process that called this
-    one has no child to reap later.
+    The parent exits as soon as the child has written the handle by which other processes find it. So the
+    child is an orphan, which the process that called this one need not reap later.
     """
     ready, announce = os.pipe()
     # The child writes a byte when it can be found; if it ends before that, the parent reads nothing.
@@ -214,7 +214,7 @@ def _run(command: dict[str, Any]) -> tuple[int, str]:
             cwd=command["cwd"],
             stdout=printed,
             stderr=printed,
-            preexec_fn=_begin,  # noqa: PLW1509 - no thread runs yet
+            preexec_fn=_prepare_launcher,  # noqa: PLW1509 - no thread runs yet
         )
     except OSError as error:
         os.close(source)
@@ -328,7 +328,7 @@ def _reap(awaited: int | None) -> int | None:
             code = os.waitstatus_to_exitcode(status)
 
 
-def _begin() -> None:
+def _prepare_launcher() -> None:
     """Prepare the launcher: unblock its signals, and end it when this supervisor is killed."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     kernel.end_with_parent(signal.SIGTERM)

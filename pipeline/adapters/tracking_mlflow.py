@@ -35,7 +35,7 @@ _MODEL: Final = "model"  # folder among a run's artifacts
 def silence(address: str) -> str | None:
     """Return why a server does not answer; None: it does, or a TCP connection cannot tell.
 
-    MLflow's client would retry for minutes first.
+    Ask before a call of MLflow's client, which would retry for minutes.
     """
     parts = urlsplit(address)
     if parts.scheme not in _PORTS or parts.hostname is None:

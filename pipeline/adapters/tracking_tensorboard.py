@@ -94,7 +94,7 @@ class _File:
         # TensorBoard reads files in the order of their names; others may begin one in the same second.
         name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{secrets.token_hex(4)}"
         path = self._path or self._folder / name
-        self._path, self._to_read = None, True  # until it is written: else the next write begins another file
+        self._path, self._to_read = None, True  # if this fails, the next call reads and begins a new file
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             writer = RecordWriter(file)
