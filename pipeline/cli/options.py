@@ -278,13 +278,13 @@ def _with_options(parts: dict[str, dict[str, Any]], options: Options) -> dict[st
 
 
 def _parse_option(part: str, name: str, raw: str | tuple[str, ...], before: Any) -> Any:
-    """Parse the text of an option, or the texts if it may be repeated, as YAML where they look so.
+    """Parse the text of an option, or the texts if it may be repeated, as YAML where they look like it.
 
     All else is left to the validation of the field. A mapping is added to ``before``, the value of the file.
     """
     field = f"{part}.{name}"
     if isinstance(raw, str):
-        return _parse_yaml_text(field, raw, "[")  # not from a brace, which begins a placeholder
+        return _parse_yaml_text(field, raw, "[")  # a brace begins a placeholder, not YAML
     shape = _shape(_FIELDS[part, name][1])
     values: list[Any] = []
     if shape == "words":
@@ -333,6 +333,6 @@ def _parse_yaml_text(field: str, text: str, begins: tuple[str, ...] | str = ("{"
     try:
         return parse_yaml(text)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)  # without the text there, which may be a secret
+        mark = getattr(error, "problem_mark", None)  # the position only: the text there may be a secret
         where = f": see line {mark.line + 1}, column {mark.column + 1} of it" if mark else ""
         raise BadInputError(f"its value is not YAML{where}", field=field) from error

@@ -136,7 +136,7 @@ def cancel(name: str, *, gone: bool, **location: str | None) -> None:
     outcome = cancel_or_prevent(ctx, by=_CANCEL)
     with suppress(RunGoneError):  # its process has cleaned up meanwhile
         now = ctx.ledger.now()
-        # A live process cleans up itself.
+        # End the lease, so that `clean` may remove the run. A live holder cleans up by itself.
         ctx.ledger.change_lease(lambda lease: lease.holder is None or not lease.held(now), ended=True)
     click.echo(f"{ctx.name}: {outcome}")
 
@@ -187,7 +187,7 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
 
 
 def _to_clean(name: str | None, location: Location) -> tuple[list[RunContext], list[str]]:
-    """Return the runs at a location, and names of partly removed ones; with a name, only the run of it."""
+    """Return the runs at a location, and names of partly removed ones; ``name``: only the run so named."""
     target = _target_of(location)
     partly_removed = driver_of(target.kind).half_removed(target)
     if name is None:
@@ -208,11 +208,11 @@ def _remove(runs: Iterable[RunContext], *, delete_model: bool) -> list[str]:
     """Clean up runs; return what cannot be deleted and why, a line for each."""
     not_deleted: list[str] = []
     for ctx in runs:
-        found = _removable(ctx, delete_model=delete_model)  # it may have changed while the question waited
-        if found:
+        lease = _removable(ctx, delete_model=delete_model)  # it may have changed while the question waited
+        if lease:
             holder = process.handle_of_this_process(Path(), ctx.name, 0)
             try:
-                with ctx.ledger.held_by(holder, found):  # so that no other process resumes it meanwhile
+                with ctx.ledger.held_by(holder, lease):  # so that no other process resumes it meanwhile
                     report = cleanup(ctx, keep=False, delete_model=delete_model)
             except RunGoneError:  # another process has removed it
                 continue

@@ -267,7 +267,7 @@ def dumps(value: Any, travelling: list[Any] | None = None) -> bytes:
 
 
 def _own_of_each_process(obj: Any) -> tuple[Any, ...] | None:
-    """Return how to make a new object in place of one that each process has of its own, else None."""
+    """Return how a rank makes its own object in place of this one, like ``__reduce__``; None: not needed."""
     if obj is os.environ:
         return getattr, (os, "environ")
     if _is_partial_state(obj):  # of TrainingArguments, which ask it for the rank
@@ -325,8 +325,8 @@ def _reason_against(value: Any) -> str | None:
 
 
 def _reason_within(value: Any) -> str | None:
-    """Return why no object that travels may have a value in it; None if no reason is known."""
-    # It may: cloudpickle copies the text of an open file, and TrainingArguments always have a state.
+    """Return why a value must not be in an object that travels; None if no reason is known."""
+    # Two exceptions: cloudpickle copies the text of an open file, and TrainingArguments always have a state.
     return None if isinstance(value, io.IOBase) or _is_partial_state(value) else _reason_against(value)
 
 

@@ -42,7 +42,7 @@ def globals_of(code: CodeType) -> set[str]:
     """Return the global names that code reads, assigns or deletes, also in its functions and classes."""
     names: set[str] = set()
     for part in code_objects(code):
-        defined: set[str] = set()  # by then in this part, such as the attributes of a class body
+        defined: set[str] = set()  # assigned so far in this part, such as attributes in a class body
         for instruction in dis.get_instructions(part):
             if instruction.opname == "STORE_NAME":
                 defined.add(instruction.argval)
@@ -106,7 +106,7 @@ def _root_of(module: str, roots: Collection[Path]) -> Path | None:
                 return root
         return None
     if spec.submodule_search_locations:
-        location = [*spec.submodule_search_locations][0]  # noqa: RUF015 - of a namespace, it has no index
+        location = [*spec.submodule_search_locations][0]  # noqa: RUF015 - a namespace's has no index
     elif spec.has_location and spec.origin:
         location = spec.origin
     else:  # built into Python

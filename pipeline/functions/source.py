@@ -145,7 +145,7 @@ def _check_unchanged(
     again = ModuleType(name)
     again.__file__ = file
     executed_again = vars(again)
-    # As in the ranks, libraries that look up the names of annotations find in the module what travels.
+    # Libraries look up the names of annotations in the module: they must find only what ranks will have.
     present = {name: sys.modules[name]} if name in sys.modules else {}
     sys.modules[name] = again
     try:

@@ -39,7 +39,7 @@ Failure = tuple[int, str, str]
 
 
 def block_of_cell() -> Any | None:
-    """Open a block in the cell that runs, and return IPython's handle of it; None outside notebooks."""
+    """Open a block of output to redraw in the cell that runs; return its handle, None outside notebooks."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     if shell is None or not hasattr(shell, "kernel"):  # IPython in a terminal has no kernel
@@ -58,6 +58,7 @@ class Returned:
 
     def __init__(self, fix: str) -> None:
         self._fix, self._value = fix, None
+        # What `value` raises unless `read` finds the value or another error.
         self._error: ManycpuError | None = ManycpuError(
             f"{_SUBJECT} is gone: an earlier call has returned it, or was killed while it deleted the run",
             fix="The same call trains again now, or says what is kept of the run",
