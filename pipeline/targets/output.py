@@ -51,7 +51,7 @@ def claim(ctx: RunContext, holder: ProcessHandle | None = None) -> None:
 
 
 def _trains(ctx: RunContext, claim: transfer.Claim) -> bool:
-    """Whether the training of another run here is seen to continue, as when its command was killed."""
+    """Whether a training of the run that has a claim still runs, such as after its command was killed."""
     other = replace(ctx, name=claim.run, key=claim.key)
     try:
         entry = other.ledger.read()

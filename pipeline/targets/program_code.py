@@ -329,7 +329,7 @@ def _usable(patterns: Iterable[str]) -> Iterator[str]:
 
 def _is_output(folder: Path) -> bool:
     """Whether a folder is the output of a run: it has the report of a run, or the manifest of a model."""
-    if not os.access(folder, os.X_OK):  # the walk says so, if it is not ignored
+    if not os.access(folder, os.X_OK):  # if it is not ignored, the walk reports that
         return False
     report = folder / output.REPORT
     if report.is_file() and run_report.parse(report.read_text(errors="replace")):

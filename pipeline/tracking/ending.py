@@ -128,7 +128,7 @@ def _deliver(
 
 
 def _send(name: str, ctx: RunContext, attempt: Tracked, ending: Ending, places: dict[str, Place]) -> None:
-    """Send an end to a tracker; note its place in ``places`` before, as it may never answer, and after."""
+    """Send an end to a tracker; note its place before the call, which may never return, and after it."""
     tracker = open_tracker(name, ctx)
     places[name] = tracker.place_of(attempt)
     try:

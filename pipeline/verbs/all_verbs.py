@@ -82,7 +82,7 @@ def new_run_id() -> str:
 
 @contextmanager
 def letting_go_after_errors(ctx: RunContext) -> Iterator[None]:
-    """End this process's lease if the block raises, for a process that lives on, such as a notebook's."""
+    """End this process's lease if the block raises: a notebook's process lives on, and would keep it."""
     try:
         yield
     except BaseException:

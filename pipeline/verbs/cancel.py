@@ -73,9 +73,10 @@ def cancel_or_prevent(ctx: RunContext, by: str) -> str:
 
 
 def end_if_cancelled(ctx: RunContext, attempt: int) -> None:
-    """End an attempt that was cancelled when it could not be ended, because it was being launched.
+    """End an attempt that was cancelled during its launch, when it could not be ended yet.
 
-    The attempt may have been recorded already when it was cancelled, or not yet: then it was the next one.
+    The cancellation was recorded for the next attempt of that moment: this one, or the one after it if the
+    ledger had this one already.
     """
     cancelled = ctx.ledger.read().cancelled
     by = cancelled.get(attempt) or cancelled.get(attempt + 1)
@@ -84,8 +85,9 @@ def end_if_cancelled(ctx: RunContext, attempt: int) -> None:
 
 
 def take_cancellation(ctx: RunContext) -> str | None:
-    """Return how the next attempt was cancelled before its launch; None: it was not. It counts only once.
+    """Return how the next attempt was cancelled before its launch; None: it was not.
 
+    The record is deleted, so that it counts only once.
     If the present attempt still runs, its launch was under way then: it is ended.
     """
     entry = ctx.ledger.read()

@@ -191,26 +191,26 @@ def _finish_half_done_cleanup(ctx: RunContext, tell: Callable[[Report], object])
     return report
 
 
-def _remove(ctx: RunContext, written: Report) -> str:
+def _remove(ctx: RunContext, report: Report) -> str:
     """Delete what the run owns, and list in the report what could not be deleted.
 
     Returns the result of the verb cleanup: ``done``, or ``failed`` if something is left.
     """
-    written.kept = [item for item in written.kept if not ctx.driver.owns(ctx, item)]
-    written.left_behind = ctx.driver.remove(ctx)
-    return "failed" if written.left_behind else "done"
+    report.kept = [item for item in report.kept if not ctx.driver.owns(ctx, item)]
+    report.left_behind = ctx.driver.remove(ctx)
+    return "failed" if report.left_behind else "done"
 
 
-def _complete(ctx: RunContext, entry: Entry | None, written: Report, started: float, result: str) -> None:
+def _complete(ctx: RunContext, entry: Entry | None, report: Report, started: float, result: str) -> None:
     """Send the report to the run's trackers, and add their answers and the clean-up to it.
 
     This comes after the deletion, because a tracker may answer late; it needs nothing that was deleted.
     """
     if entry is not None:
-        delivered = tell_end(ctx, entry, written, report_path(ctx))
-        written.trackers, written.warnings = delivered.places, [*written.warnings, *delivered.warnings]
+        delivered = tell_end(ctx, entry, report, report_path(ctx))
+        report.trackers, report.warnings = delivered.places, [*report.warnings, *delivered.warnings]
     seconds = time.monotonic() - started
-    written.verbs[CLEANUP] = VerbRecord.model_validate({"seconds": seconds, "result": result})
+    report.verbs[CLEANUP] = VerbRecord.model_validate({"seconds": seconds, "result": result})
 
 
 def remains(ctx: RunContext) -> Remains:
@@ -277,7 +277,7 @@ def end_expired(ctx: RunContext) -> bool:
 
 
 def _is_kept_for_a_time(ctx: RunContext, left: Remains) -> bool:
-    """Whether a run that holds this is kept for ``run.keep_for``."""
+    """Whether a run that still holds ``left`` is kept for ``run.keep_for``."""
     has_results = left in (Remains.FAILED, Remains.FILES) and ctx.run.keep != "never"
     return has_results or left is Remains.UNREAD
 

@@ -58,7 +58,7 @@ def attach(ctx: RunContext) -> Handle | None:
 
 
 def attachable(ctx: RunContext, entry: Entry) -> Handle | None:
-    """Return the handle of the present attempt if it runs or has succeeded; None: the next one is due."""
+    """Return the handle of the present attempt if it runs or has succeeded; None: ``launch`` is to decide."""
     handle: Handle | None = ctx.driver.present_handle(ctx, entry)
     if handle is None or handle != entry.handle:  # the launch was killed: the next one records what it finds
         return None
@@ -69,7 +69,7 @@ def attachable(ctx: RunContext, entry: Entry) -> Handle | None:
 
 @contextmanager
 def _launching(ctx: RunContext) -> Iterator[VerbRecord]:
-    """Record the verb; raise if a person cancelled the next attempt, else renew the claim of the output."""
+    """Record the verb launch; raise if a person cancelled the next attempt, else renew the output's claim."""
     with ctx.ledger.timed("launch", ctx.waiting_lease) as record:
         if how := take_cancellation(ctx):
             raise CancelledError(how)

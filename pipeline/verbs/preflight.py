@@ -376,7 +376,7 @@ def _output(ctx: RunContext) -> Findings:
 
 
 def _key_fault(url: str) -> Finding | None:
-    """Find a version, or a path that no folder has, in the URL of an output in a bucket."""
+    """Return a finding if an output in a bucket has a version, or a path that no folder has, in its URL."""
     if not in_bucket(url):
         return None
     if VERSION in url:
@@ -456,7 +456,7 @@ def _checkpoints(ctx: RunContext) -> Findings:
 
 
 def _logins(ctx: RunContext) -> Findings:
-    """Find URLs with a login that pods do not have: its name on this machine, or credentials for S3."""
+    """Find URLs that name a login of this machine, or contain credentials for S3: pods have neither."""
     for field in ("data", "model", "output"):
         url = getattr(ctx.run, field)
         if not ctx.target.has_image or not url:

@@ -34,9 +34,10 @@ def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Findin
     """
     started = time.monotonic()
     findings = preflight(ctx)
+    # A training that runs already needs no sources: a finding about them must not refuse to attach to it.
     others = [finding for finding in findings if finding.field not in SOURCES]
-    begun = holder is not None and others != findings and ctx.ledger.exists()
-    raise_findings(others if begun and attachable(ctx, ctx.ledger.read()) else findings)
+    may_attach = holder is not None and others != findings and ctx.ledger.exists()
+    raise_findings(others if may_attach and attachable(ctx, ctx.ledger.read()) else findings)
     findings += ctx.driver.remove_expired(ctx, ctx.ledger.now(), end_expired)
     try:
         claim(ctx, holder)
@@ -46,7 +47,7 @@ def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Findin
     except BaseException as error:
         if not ctx.ledger.exists():  # otherwise the run has begun, and its claim must stay
             release(ctx)
-        elif isinstance(error, ForeignRunError):  # another process of this run works on it: the claim is its
+        elif isinstance(error, ForeignRunError):  # another process works on this run: it gets its claim back
             claim(ctx, ctx.ledger.lease().holder)
         raise
     take_cancellation(ctx)  # a person cancelled an earlier try, before its launch

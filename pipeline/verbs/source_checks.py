@@ -139,7 +139,7 @@ class _Program:
                 imported.append(node.module or "")
         imports_torch = any(name.split(".")[0] == "torch" for name in imported)
         sets_threads = any(self._name(call.func) == _SET_THREADS for call in calls)
-        # Then the processes are counted, or cannot compute with more threads than planned.
+        # In these cases the processes are counted, or cannot compute with more threads than planned.
         if subprocesses > 1 or threads == 1 or sets_threads or not imports_torch:
             return None
         for call in calls:

@@ -50,7 +50,7 @@ def lines_so_far(ctx: RunContext, handle: Handle) -> Iterable[RankLine]:
 def wait(ctx: RunContext, handle: Handle, *listeners: RankListener) -> Status:
     """Wait until a training has ended, deliver its output to the listeners, and return its final status.
 
-    Who works on the run renews its lease (``kept_alive``): others may only read its log.
+    A caller that works on the run renews its lease (``kept_alive``); one that only prints its log does not.
     """
     with closing(watch(ctx, handle)) as watching:
         while True:
@@ -78,7 +78,7 @@ def conclude(ctx: RunContext, handle: Handle, status: Status) -> None:
             result: Result = "failed" if error else "done"
             entry.ends[handle.attempt] = End(state=status.state, reason=status.in_short, seconds=seconds)
             entry.verbs["wait"] = VerbRecord(seconds=seconds, result=result, error=error and str(error))
-    except (ClusterError, OSError) as unrecorded:  # such as a full disk; the result stays
+    except (ClusterError, OSError) as unrecorded:  # such as a full disk: the result counts all the same
         _LOG.warning("how the training ended could not be recorded: %s", unrecorded)
     tell_state(ctx, handle, status)
     if error is not None:

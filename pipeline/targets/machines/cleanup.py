@@ -83,7 +83,7 @@ def _stray_results(ctx: MachineContext) -> list[Path]:
 
 
 def _strays_on_hosts(ctx: MachineContext) -> list[str]:
-    """List such files on hosts, as ``host:path``, where this machine lacks them."""
+    """List files in the ``work`` folders of hosts, as :func:`_stray_results` does here, as ``host:path``."""
     return [
         stray
         for folder, attempt in _without_output(ctx)
@@ -128,6 +128,7 @@ def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
         only_over: Delete only a run whose lease is over; a run whose lease was renewed stays.
     """
     folder = directory_of(ctx)
+    # With ``only_over``, another run waits for this removal.
     timeout = ssh.COMMAND_TIMEOUT_S if only_over else ssh.COPY_TIMEOUT
     if ctx.ledger.exists():  # before the rename: if its hosts are unknown, this raises
         hosts.recorded(ctx.ledger.read(), ctx.target)
@@ -143,7 +144,7 @@ def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
 def _remove_elsewhere(
     folder: Path, present: Local | BareMetal | None, timeout: float, entry: Entry
 ) -> list[str]:
-    """Delete what a run has on its hosts and, of broken exports, beside its outputs.
+    """Delete what a run has outside its folder here: on its hosts, and beside its outputs of broken exports.
 
     Returns:
         What is left on hosts.
@@ -163,7 +164,7 @@ def finish_removal(
         timeout: Seconds for the deletion on each host.
 
     Returns:
-        What is left, or why.
+        What is left, or the error that stopped the removal.
     """
     try:
         return ledger.finish_removal(partial(_remove_elsewhere, ledger.directory, present, timeout))

@@ -94,7 +94,8 @@ def end_ranks(ctx: MachineContext, entry: Entry, needed: Container[str] = ()) ->
     """End ranks of earlier attempts that outlived the machine that launched them.
 
     Raises:
-        LaunchError: On one of the hosts ``needed``, a rank does not end, or that cannot be seen.
+        LaunchError: On one of the hosts ``needed`` by the next attempt, a rank does not end, or that cannot
+            be seen. On other hosts this is only logged.
     """
     for target, members in recorded(entry, ctx.target):
         problems = ssh.end_ranks(target, members, _folder_of(directory_of(ctx), entry))

@@ -102,8 +102,8 @@ def _check_mpirun(ctx: MachineContext) -> Iterator[Finding]:
     try:
         found = [*_check_hosts(ctx, mpi.find(ctx.target.mpi))]
         yield from found
-        if not any(finding.fatal for finding in found):  # it asks the first host once more
-            objects(ctx)
+        if not any(finding.fatal for finding in found):
+            objects(ctx)  # builds the command, for which it asks the first host once more
     except (BadInputError, LaunchError) as error:
         yield Finding(error.field or "target.mpi", error.message, error.fix or "Install Intel MPI: impi-rt")
 
