@@ -257,7 +257,7 @@ def _remains_of_attempt(ctx: RunContext, entry: Entry, handle: Handle) -> Remain
     return Remains.FAILED if status.by_itself or by_a_person else Remains.UNKNOWN
 
 
-def end_expired(ctx: RunContext) -> bool:
+def may_delete_expired(ctx: RunContext) -> bool:
     """Whether a run with an expired lease may be deleted; if it must be kept, record for how long.
 
     The lease of a run that was resumed meanwhile stays as it is.

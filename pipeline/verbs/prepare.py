@@ -9,7 +9,7 @@ from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.output import claim, release
 from manycpu.pipeline.verbs.cancel import take_cancellation
-from manycpu.pipeline.verbs.cleanup import end_expired
+from manycpu.pipeline.verbs.cleanup import may_delete_expired
 from manycpu.pipeline.verbs.launch import attachable
 from manycpu.pipeline.verbs.preflight import preflight
 
@@ -38,7 +38,7 @@ def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Findin
     others = [finding for finding in findings if finding.field not in SOURCES]
     may_attach = holder is not None and others != findings and ctx.ledger.exists()
     raise_findings(others if may_attach and attachable(ctx, ctx.ledger.read()) else findings)
-    findings += ctx.driver.remove_expired(ctx, ctx.ledger.now(), end_expired)
+    findings += ctx.driver.remove_expired(ctx, ctx.ledger.now(), may_delete_expired)
     try:
         claim(ctx, holder)
         entry: Entry = ctx.ledger.open(ctx.new_entry(time.time()))

@@ -37,7 +37,7 @@ from manycpu.pipeline.verbs import launch as verb
 from manycpu.pipeline.verbs import prepare
 from manycpu.pipeline.verbs.cancel import cancel_or_prevent
 from manycpu.pipeline.verbs.cleanup import cleanup as clean_up
-from manycpu.pipeline.verbs.cleanup import end_expired
+from manycpu.pipeline.verbs.cleanup import may_delete_expired
 from manycpu.pipeline.verbs.export import is_model_visible, why_model_invisible
 from manycpu.pipeline.verbs.report import write_report
 
@@ -172,7 +172,7 @@ def test_a_run_that_is_resumed_while_the_clean_up_of_expired_ones_looks_at_it_tr
         return find(ctx, entry)
 
     monkeypatch.setattr(cleanup, "present_handle", resume)
-    assert cleanup.remove_expired(other, other.ledger.now(), end_expired) == []
+    assert cleanup.remove_expired(other, other.ledger.now(), may_delete_expired) == []
     assert resumed.ledger.lease().held(resumed.ledger.now())
     assert resumed.ledger.read().cancelled == {}
     assert len(server.objects["PyTorchJob"]) == 1

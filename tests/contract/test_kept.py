@@ -20,7 +20,7 @@ from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import CancelledError, ExportError, TrainingFailedError
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.transfer.claims import Holding
-from manycpu.pipeline.verbs.cleanup import cleanup, end_expired
+from manycpu.pipeline.verbs.cleanup import cleanup, may_delete_expired
 from manycpu.pipeline.verbs.prepare import prepare
 
 pytestmark = pytest.mark.usefixtures("home", "light_torch", "no_process_left")
@@ -274,7 +274,7 @@ def test_a_run_that_is_resumed_while_another_finds_that_its_time_is_over_keeps_i
     with ctx.ledger.update() as entry:  # a trained model that was not exported is kept
         entry.attempt, entry.verbs["wait"] = 1, VerbRecord(seconds=1, result="done")
     resumed = ctx.ledger.lease()
-    assert not end_expired(ctx)
+    assert not may_delete_expired(ctx)
     assert ctx.ledger.lease() == resumed
     cleanup(ctx, delete_model=True)
 

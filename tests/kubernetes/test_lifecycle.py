@@ -28,7 +28,7 @@ from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of
 from manycpu.pipeline.targets.kubernetes.volume import claims
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import helper
 from manycpu.pipeline.verbs.cancel import cancel
-from manycpu.pipeline.verbs.cleanup import cleanup, end_expired
+from manycpu.pipeline.verbs.cleanup import cleanup, may_delete_expired
 from manycpu.pipeline.verbs.launch import launch
 
 pytestmark = pytest.mark.pod_security("restricted")
@@ -82,7 +82,7 @@ def test_a_kept_run_that_goes_on_is_not_removed_when_its_time_as_a_kept_one_is_o
     again.ledger.open(again.new_entry(time.time()))
     lease = again.ledger.lease()
     assert (lease.held(time.time()), lease.ended) == (True, False)
-    assert remove_expired(another, time.time(), end_expired) == []
+    assert remove_expired(another, time.time(), may_delete_expired) == []
     assert present(kept) is not None
 
 
@@ -90,8 +90,8 @@ def test_a_run_has_an_end_from_its_birth_and_work_on_it_puts_that_off(a_context:
     left, worked_on, another = a_context("left"), a_context("worked-on"), a_context("another")
     tomorrow = time.time() + 25 * 3600
     with worked_on.ledger.kept_alive(30 * 3600):
-        assert remove_expired(another, time.time(), end_expired) == []
-        assert remove_expired(another, tomorrow, end_expired) == []
+        assert remove_expired(another, time.time(), may_delete_expired) == []
+        assert remove_expired(another, tomorrow, may_delete_expired) == []
     wait_for("the run that was left to be gone", lambda: present(left) is None, seconds=30)
     assert present(worked_on) is not None
     assert present(another) is not None  # a run that removes other runs keeps its own ledger
@@ -104,7 +104,7 @@ def test_a_model_that_was_not_exported_is_removed_by_a_word_for_its_run_alone(a_
     assert cleaned is not None
     assert f"ConfigMap {ctx.target.namespace}/{ctx.name}" in cleaned.kept
     ctx.ledger.change_lease(until=0)  # an earlier version of manycpu did this
-    assert remove_expired(another, time.time(), end_expired) == []
+    assert remove_expired(another, time.time(), may_delete_expired) == []
     assert ctx.ledger.lease().until is None
     cleaned = cleanup(ctx, delete_model=True)
     assert cleaned is not None
@@ -123,14 +123,14 @@ def test_the_troubles_of_others_are_warnings_and_nobody_waits_for_them(
     for run in (broken, stuck, fine):
         run.ledger.change_lease(until=0)
     cluster_of(ctx).patch("ConfigMap", broken.name, {"data": {"run": "{no json"}})
-    (trouble,) = remove_expired(ctx, time.time(), end_expired)
+    (trouble,) = remove_expired(ctx, time.time(), may_delete_expired)
     assert not trouble.fatal
     assert f"ledger {ctx.target.namespace}/{broken.name} cannot be read" in trouble.message
     wait_for("the run without trouble to be gone", lambda: present(fine) is None, seconds=30)
     meta = (present(stuck) or {})["metadata"]
     assert "deletionTimestamp" in meta
     # A run that is being deleted is not deleted again.
-    assert len(remove_expired(ctx, time.time(), end_expired)) == 1
+    assert len(remove_expired(ctx, time.time(), may_delete_expired)) == 1
     with pytest.raises(LedgerError, match="another version of manycpu"):
         broken.ledger.read()
 

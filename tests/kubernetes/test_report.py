@@ -23,7 +23,7 @@ from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of
 from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.verbs import report
-from manycpu.pipeline.verbs.cleanup import end_expired
+from manycpu.pipeline.verbs.cleanup import may_delete_expired
 
 pytestmark = pytest.mark.pod_security("restricted")
 Fields = dict[str, Any]
@@ -144,6 +144,6 @@ def test_a_pod_that_a_killed_worker_forgot_goes_with_a_later_run(
     namespace.wait_pod(name, "Succeeded")
     with helper_pod.helper(remote("at-work"), "report", None, quiet) as pod:
         pod.wait_ready()
-        cleanup.remove_expired(maker, 0, end_expired)
+        cleanup.remove_expired(maker, 0, may_delete_expired)
         wait_for("the pod to be gone", lambda: cluster_of(ctx).get("Pod", name) is None, seconds=30)
         assert cluster_of(ctx).get("Pod", pod.name) is not None
