@@ -126,6 +126,7 @@ class _Call:
             if name not in arguments_of_call and (run.get(name) is not None or name == "checkpoints"):
                 kwargs[name] = run.get(name)
         self._arguments = signature.bind_partial(*args, **kwargs).arguments
+        # The values of these parameters; of the defaults, those that name a path.
         self._paths: dict[str, Any] = {}
         for name in self.places:
             value = self._arguments.get(name, signature.parameters[name].default)

@@ -125,11 +125,11 @@ class Live:
         ctx: The run, as the attempt was started.
         place: The task, as :func:`place_of` names it; None: nothing is written.
         log: The task's logger.
-        wait: Whether to delay the first document, because another process has just written one.
+        delay_first: Whether to delay the first document, because another process has just written one.
     """
 
     def __init__(
-        self, ctx: RunContext, place: Mapping[str, Any] | None, log: Any, *, wait: bool = False
+        self, ctx: RunContext, place: Mapping[str, Any] | None, log: Any, *, delay_first: bool = False
     ) -> None:
         self._ctx, self._place, self._log = ctx, place, log
         try:
@@ -138,7 +138,7 @@ class Live:
             interval_s = _DEFAULT_LIVE_S
         self._interval_s = max(0.0, interval_s) if place else 0.0  # 0: nothing is written
         # A random delay: triggers that start together must not all write at the same time.
-        delay_s = random.uniform(0, self._interval_s / 3) if wait else 0.0  # noqa: S311 - no secret
+        delay_s = random.uniform(0, self._interval_s / 3) if delay_first else 0.0  # noqa: S311 - no secret
         self._next_write_at = time.monotonic() + delay_s
         self._entry: Entry | None = None
         self._shown: tuple[object, ...] = ()

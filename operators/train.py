@@ -438,7 +438,7 @@ class WholeRunOperator(TrainOperator):
         except TaskDeferred:  # the training still runs
             raise
         except BaseException as error:
-            # A run that another process works on is not touched: `failing_without_retry` wraps that error.
+            # Leave a run that another process works on; `failing_without_retry` wraps the ForeignRunError.
             if not isinstance(error.__cause__, ForeignRunError) and not _has_next_try(context, error):
                 try:
                     with suppress(BadInputError):  # the run never began

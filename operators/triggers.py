@@ -187,7 +187,7 @@ class FollowingTrigger(BaseTrigger):
     def _make_listeners(self, ctx: RunContext, handle: Handle, observed: Observed) -> None:
         """Make the listeners of the attempt, and the writer of its page."""
         self._listeners = [*map(Guarded, following.listeners(self.log, ctx, handle, observed.progress))]
-        self._live = Live(ctx, self.place, self.log, wait=True)
+        self._live = Live(ctx, self.place, self.log, delay_first=True)
 
     def _deliver(self, lines: Iterable[RankLine]) -> None:
         tell(lines, *self._listeners)
