@@ -46,24 +46,24 @@ Row = TypeVar("Row", bound=tuple[Any, ...])
 class Rows(Collection[Row], Generic[Row]):
     """A list of rows (path, size, text, flag) in little memory: about 40 bytes for each, beside its texts.
 
-    ``kind`` makes a row of its fields. Fields end with NUL, which no path has. Names of files that are not
-    UTF-8 are as in :func:`os.fsdecode`.
+    ``make_row`` makes a row of its fields. Fields end with NUL, which no path has. Names of files that are
+    not UTF-8 are as in :func:`os.fsdecode`.
     """
 
-    def __init__(self, kind: Callable[[str, int, str, bool], Row], rows: Iterable[Row] = ()) -> None:
-        self._kind, self._count = kind, 0
+    def __init__(self, make_row: Callable[[str, int, str, bool], Row], rows: Iterable[Row] = ()) -> None:
+        self._make_row, self._count = make_row, 0
         self.content = bytearray()
         for row in rows:
             self.append(row)
 
     @classmethod
-    def of(cls, kind: Callable[[str, int, str, bool], Row], content: bytearray) -> "Rows[Row]":
+    def of(cls, make_row: Callable[[str, int, str, bool], Row], content: bytearray) -> "Rows[Row]":
         """Wrap the bytes of encoded rows.
 
         Raises:
             ValueError: The bytes are cut off.
         """
-        rows = cls(kind)
+        rows = cls(make_row)
         rows.content = content
         rows._count, rest = divmod(content.count(b"\0"), _FIELDS)
         if rest or (content and content[-1]):  # a part of a row, or a last field without its NUL
@@ -83,7 +83,7 @@ class Rows(Collection[Row], Generic[Row]):
     def __iter__(self) -> Iterator[Row]:
         for match in _ROW.finditer(self.content):
             path, size, text, flag = (part.decode(errors="surrogateescape") for part in match.groups())
-            yield self._kind(path, int(size), text, bool(flag))
+            yield self._make_row(path, int(size), text, bool(flag))
 
     def __len__(self) -> int:
         return self._count

@@ -411,7 +411,7 @@ class Repository:
         No request is retried by itself (``patient``): :meth:`push` repeats the whole upload.
         """
         begun = self._ask("POST", "blobs/uploads/", self._push, patient=False)
-        place = self._place(begun)
+        place = self._upload_url(begun)
         with closing(content.open()) as stream:
             sent = 0
             body = _read(stream, min(CHUNK, content.size))
@@ -429,16 +429,17 @@ class Repository:
         if not body:
             raise TransientError("what was to be pushed ended too early", field="target.registry")
         headers = {**_BYTES, "Content-Range": f"{start}-{start + len(body) - 1}"}
-        return self._place(self._ask("PATCH", place, self._push, data=body, headers=headers, patient=False))
+        answer = self._ask("PATCH", place, self._push, data=body, headers=headers, patient=False)
+        return self._upload_url(answer)
 
     def _cancel(self, begun: requests.Response) -> None:
         """Cancel an upload, by the answer with which it began."""
-        place = self._place(begun)
+        place = self._upload_url(begun)
         # Registries may lack or refuse this call: they delete unfinished uploads in time.
         with suppress(RegistryError):
             self._ask("DELETE", place, self._push, patient=False)
 
-    def _place(self, answer: requests.Response) -> str:
+    def _upload_url(self, answer: requests.Response) -> str:
         """Return the URL at which an upload continues."""
         location = answer.headers.get("Location")
         if location is None:

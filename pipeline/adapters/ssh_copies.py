@@ -123,7 +123,7 @@ def deliver(
     """
     folder, expected = delivery.folder, _expected_listing(delivery.files)
 
-    def bring(host: Host) -> Delivered:
+    def deliver_to(host: Host) -> Delivered:
         """Deliver to one host; begin again if another run changes its folder meanwhile."""
         for _ in range(_TRIES):
             # _NOTE records the use first: from then on no other run replaces the folder.
@@ -146,7 +146,7 @@ def deliver(
                 return Delivered([host.name], [])
         raise StageError(f"others change {folder} on host {host.name} all the time", field="target.directory")
 
-    delivered = ssh.at_all(hosts, bring)
+    delivered = ssh.at_all(hosts, deliver_to)
     return Delivered(
         [name for result in delivered for name in result.copied],
         [entry for outcome in delivered for entry in outcome.in_use],

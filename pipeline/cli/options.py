@@ -61,6 +61,7 @@ class _PanelOption(click.Option):
         self.panel = panel
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the option and its help text; without --help-all, only the text's first clause."""
         record = super().get_help_record(ctx)
         if record is None or ctx.meta.get(_HELP_ALL):
             return record
@@ -89,7 +90,7 @@ class _RunCommand(click.Command):
         )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # Options may follow arguments, unless a config of Accelerate and a script are given.
+        # Options may follow arguments; but what follows the script of an Accelerate config is its own.
         ctx.allow_interspersed_args = all(word.partition("=")[0] != _CONFIG for word in args)
         return super().parse_args(ctx, args)
 

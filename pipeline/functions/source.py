@@ -276,7 +276,7 @@ class _UsedStatements:
             only_imports: Whether to leave out all that is no import.
         """
         tried: set[str] = set()
-        while True:
+        while True:  # each round may add statements with annotations of their own
             statements = [node, *itertools.chain(*self.by_name.values())]
             named = set().union(*map(_names_in_read_annotations, statements)) & self._defined_in_file.keys()
             if named <= tried:

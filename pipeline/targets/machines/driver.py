@@ -104,7 +104,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
                 error.add_note(f"The training of run {ctx.name} was ended; who did so could not be recorded.")
             raise
         finally:
-            if to_end is not None:  # also without the record
+            if to_end is not None:  # also if the record could not be written
                 process.cancel(to_end)
         return True
 
