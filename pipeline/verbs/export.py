@@ -141,7 +141,8 @@ def _why_not_visible(ctx: RunContext, digest: str) -> str | None:
     ``digest`` is that of the export's manifest, so a later model in the same place does not count.
     """
     try:
-        # In the cluster, a pod reads each file: a third name, of a program with two such files, is not tried.
+        # In the cluster, a pod reads each file: only the first two names are tried. A third exists only if
+        # the program wrote files of these names.
         names = manifests((lambda _: False) if ctx.output_in_cluster else ctx.output.has)
         texts = [text for name in names if (text := ctx.driver.read_beside(ctx, name)) is not None]
     except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types

@@ -256,7 +256,7 @@ def _recipe_arguments(ctx: RunContext) -> Findings:
             yield from (Finding(**fields) for fields in json.loads(process_result.out.splitlines()[-1]))
 
 
-def _sources(ctx: RunContext) -> Findings:
+def _recipe_sources(ctx: RunContext) -> Findings:
     """Check that a recipe on transformers has data and a base checkpoint, with all files of the latter."""
     run, options = ctx.run, _options(ctx)
     if run.program not in ("question_answering", "causal_lm") or options is None or run.env_from:
@@ -497,6 +497,6 @@ def _secret_arguments(ctx: RunContext) -> Findings:
 
 
 _CHECKS: tuple[Callable[[RunContext], Iterable[Finding]], ...] = (
-    *(_program, _main_file, _code, _recipe, _recipe_arguments, _sources, _data),
+    *(_program, _main_file, _code, _recipe, _recipe_arguments, _recipe_sources, _data),
     *(_output, _places, _writable, _checkpoints, _logins, _placeholders, _secret_arguments),
 )

@@ -132,15 +132,15 @@ def read_report(ctx: RunContext) -> Report:
             field="run.output",
             fix="See the first step that failed, and whether the output can be reached",
         ) from error
-    written = run_report.parse(text)
-    if written is None or written.key != ctx.key:
+    report = run_report.parse(text)
+    if report is None or report.key != ctx.key:
         raise NoReportError(
             "the run ended without a report: it never got past prepare", fix="See the first step that failed"
         )
-    return written
+    return report
 
 
-def conclude(written: Report) -> Report:
+def conclude(report: Report) -> Report:
     """Return a report if it records a success; else raise the error that it records.
 
     Raises:
@@ -148,14 +148,14 @@ def conclude(written: Report) -> Report:
         TrainingFailedError: A verb failed.
         LeftBehindError: The clean-up could not delete everything.
     """
-    if written.state is not RunState.SUCCEEDED:
-        text = written.error or f"the last word of the run is: {written.state}"
-        raise _ERRORS.get(written.state, TrainingFailedError)(
-            f"{text}\n{written.advice}" if written.advice else text
+    if report.state is not RunState.SUCCEEDED:
+        text = report.error or f"the last word of the run is: {report.state}"
+        raise _ERRORS.get(report.state, TrainingFailedError)(
+            f"{text}\n{report.advice}" if report.advice else text
         )
-    if written.left_behind:
-        raise left_behind_error(written.left_behind)
-    return written
+    if report.left_behind:
+        raise left_behind_error(report.left_behind)
+    return report
 
 
 def left_behind_error(left: Iterable[str]) -> LeftBehindError:
