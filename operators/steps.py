@@ -271,13 +271,14 @@ def worker_disk_findings(
     from manycpu.pipeline.adapters.storage import is_remote
 
     name = executor or str(conf.get("core", "executor", fallback="")).split(",", maxsplit=1)[0]
-    if _IN_POD in os.environ:  # the pod template of Airflow's Helm chart configures a LocalExecutor there
+    # In its own pod, a task sees a LocalExecutor: the pod template of Airflow's Helm chart configures that.
+    if _IN_POD in os.environ:
         name = _POD_PER_TASK
     if not any(kind in name for kind in (_POD_PER_TASK, *_MANY_MACHINES)):
         return
     danger = "is deleted with this task's pod" if _POD_PER_TASK in name else "the next worker may not see"
     folders = {"target.directory": ctx.driver.home(ctx)}
-    # With run.output null the report reaches the next task by itself.
+    # With run.output null, the next task gets the report as an XCom.
     if ctx.run.output is not None and not is_remote(ctx.run.output):
         folders["run.output"] = ctx.output.local
     for field, folder in folders.items():

@@ -87,14 +87,14 @@ class ClusterStream:
                 if not answer.content.at_eof() and answer.connection and answer.connection.transport:
                     answer.connection.transport.abort()
 
-    async def _raise_refusal(self, answer: aiohttp.ClientResponse, used: Any, path: str) -> None:
+    async def _raise_refusal(self, answer: aiohttp.ClientResponse, used_settings: Any, path: str) -> None:
         """Raise the ClusterError for an answer's status; renew the credentials first if they were refused."""
         body = (await answer.read()).decode(errors="replace")
         with suppress(ValueError, KeyError, TypeError):
             body = json.loads(body)["message"]
         refused = ClusterError.of_status(answer.status, f"GET {path}: {answer.status} {body}")
         if isinstance(refused, UnauthorizedError):
-            await self._renew(used)
+            await self._renew(used_settings)
         raise refused
 
     async def _renew(self, used: Any) -> Any:

@@ -52,7 +52,7 @@ def may_hold_files(path: Path) -> bool:
     for folder, folders, files in os.walk(path, onerror=unlisted.append):
         if files or any(os.path.islink(os.path.join(folder, name)) for name in folders):  # noqa: PTH114, PTH118
             return True
-    # No files: true if a folder cannot be listed, and for a path that is no folder, such as a broken link.
+    # No file was found. Still true if a folder cannot be listed, or for a broken link.
     unknown = any(not isinstance(error, FileNotFoundError | NotADirectoryError) for error in unlisted)
     return unknown or (os.path.lexists(path) and not path.is_dir())
 

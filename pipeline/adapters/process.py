@@ -347,7 +347,7 @@ def _start_ticks(pid: int | str) -> int | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError) as error:
-        # Ask the kernel whether it exists, which a refused signal proves too; psutil.pid_exists reads /proc.
+        # Signal 0 asks the kernel whether the process exists; a refusal proves it too. /proc may hide it.
         with suppress(ProcessLookupError):
             with suppress(PermissionError):
                 os.kill(int(pid), 0)

@@ -47,7 +47,7 @@ _CONFIG_LIMIT_BYTES: Final = 8 << 20
 _CREATED, _BEGUN = 201, 202
 _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND = 401, 403, 404
 # Errors that pass: the registry is just writing a pushed blob again, for another client; it lost an upload.
-_PASSING: Final = ("MANIFEST_BLOB_UNKNOWN", "BLOB_UPLOAD_UNKNOWN")
+_TRANSIENT_CODES: Final = ("MANIFEST_BLOB_UNKNOWN", "BLOB_UPLOAD_UNKNOWN")
 
 
 class Connection:
@@ -230,7 +230,7 @@ class Connection:
         if status in (_UNAUTHORIZED, _FORBIDDEN):
             need = "another login" if self._login else "a login"
             fix = f"Give {need} for {self.host} in target.registry_connection or target.pull_secret"
-        kind = TransientError if any(code in reason for code in _PASSING) else RegistryError
+        kind = TransientError if any(code in reason for code in _TRANSIENT_CODES) else RegistryError
         return kind.of_status(status, f"{summary}{reason}", field="target.registry", fix=fix)
 
     def no_registry(self, why: str) -> RegistryError:

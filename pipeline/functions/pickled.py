@@ -246,6 +246,7 @@ def dumps(value: Any, travelling: list[Any] | None = None) -> bytes:
             rebuild = super().reducer_override(obj)
             is_of_main = getattr(obj, "__module__", None) == "__main__"
             has_own_reducer = type(obj) in self.dispatch_table
+            # Here pickle would go on with __reduce_ex__, and accept a name, which it looks up in __main__.
             if rebuild is NotImplemented and is_of_main and not has_own_reducer and not isinstance(obj, type):
                 rebuild = obj.__reduce_ex__(self.proto)
                 if isinstance(rebuild, str):  # a name in __main__

@@ -307,7 +307,7 @@ def _run_and_return(ctx: RunContext, display: CellDisplay, run_id: str) -> Any:
 
 
 def _run(ctx: RunContext, display: CellDisplay, read_returned: Callable[[Handle], bool]) -> None:
-    """Do a whole run; raise its error as a cell shows it."""
+    """Do a whole run; raise errors as a cell is to show them: an interrupt, or a rank's whole traceback."""
     __tracebackhide__ = True
     try:
         with letting_go_after_errors(ctx):

@@ -76,7 +76,7 @@ def _address() -> str:
     return address
 
 
-def _tensorboard_is_away(ctx: RunContext) -> str | None:
+def _absence_of_tensorboard(ctx: RunContext) -> str | None:
     """Create TensorBoard's folder; return why it cannot be created or written, else None."""
     folder = _folder(ctx)
     try:
@@ -94,7 +94,7 @@ def _folder(ctx: RunContext) -> Path:
 
 TRACKERS: Final[Mapping[str, Kind]] = {
     "tensorboard": Kind(
-        "TensorBoard", "tensorboard", lambda ctx: TensorBoardTracker(_folder(ctx)), _tensorboard_is_away
+        "TensorBoard", "tensorboard", lambda ctx: TensorBoardTracker(_folder(ctx)), _absence_of_tensorboard
     ),
     "mlflow": Kind("MLflow", "mlflow", lambda _: MlflowTracker(_address()), lambda _: silence(_address())),
 }

@@ -130,7 +130,7 @@ def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
     folder = directory_of(ctx)
     # With ``only_over``, another run waits for this removal.
     timeout = ssh.COMMAND_TIMEOUT_S if only_over else ssh.COPY_TIMEOUT
-    if ctx.ledger.exists():  # before the rename: if its hosts are unknown, this raises
+    if ctx.ledger.exists():  # raises if the hosts are unknown, before anything is deleted or renamed
         hosts.recorded(ctx.ledger.read(), ctx.target)
     try:
         elsewhere = partial(_remove_elsewhere, folder, ctx.target, timeout)

@@ -89,7 +89,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
                 if observed["exit"] is not None:  # the supervisor ends right after it wrote this record
                     process.wait_until_gone(handle, END_TIMEOUT)
                     if observed["exit"]["reason"] == "cancelled" and by != CLEANUP:
-                        entry.record_canceller(by)  # an earlier cancellation could not write this, perhaps
+                        entry.record_canceller(by)  # an earlier cancellation may have failed to write this
                     return False
                 if observed["alive"] is None:
                     raise process.unseen_error(handle, observed["unseen"], ctx.typed("cancel", "--gone"))
@@ -163,16 +163,18 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         return what.startswith(f"{directory_of(ctx)}/")  # files that later runs reuse are outside it
 
 
-def _check_mount(ctx: MachineContext, source: Path, recorded: str | None) -> None:
+def _check_mount(ctx: MachineContext, source: Path, mount_at_launch: str | None) -> None:
     """Raise if the disk of the output is no longer mounted: the model would go to the disk below."""
     output, is_mounted = ctx.output.local, False
-    if recorded is None or output is None:
+    if mount_at_launch is None or output is None:
         return
     with suppress(OSError):  # such as a mount whose server is gone
-        is_mounted = Path(recorded).is_mount() or not output.resolve().is_relative_to(recorded)
+        is_mounted = Path(mount_at_launch).is_mount()
+        # Without the mount, an output that was edited to another disk is fine too.
+        is_mounted = is_mounted or not output.resolve().is_relative_to(mount_at_launch)
     if not is_mounted:
         raise ExportError(
-            f"nothing is mounted at {recorded} any more, as there was at the launch",
+            f"nothing is mounted at {mount_at_launch} any more, as there was at the launch",
             field="run.output",
             fix=f"The model is kept in {source}: mount it, or give another output, and run again with the "
             "same run id",
