@@ -328,7 +328,7 @@ async def _wait_until_ready(port: int) -> None:
 
 
 def _cancel_trainings(console: Console) -> None:
-    """Cancel the trainings of this Airflow, which outlive their workers; print why one could not be.
+    """Cancel the trainings of this Airflow, which outlive their workers; print why one was not cancelled.
 
     Their DAG runs notice when Airflow restarts.
     """

@@ -32,7 +32,7 @@ class _Files(StaticFiles):
     """Files of the types that a page needs; browsers check each time whether a file has changed."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        """Serve a file, or 404 if its type is not one of these."""
+        """Serve a file, or 404 if its type is not in the table."""
         kind = _TYPES.get(Path(path).suffix)
         if kind is None:
             raise HTTPException(404)

@@ -114,7 +114,7 @@ class Cluster:
         weakref.finalize(self, self.api.rest_client.pool_manager.clear)
 
     def path(self, kind: str, name: str = "") -> str:
-        """Build the API path of a kind's objects in this namespace, or of the one with a name.
+        """Build the API path of a kind's objects in this namespace, or of the object ``name``.
 
         Raises:
             NotFoundError: The cluster does not serve the group, so it prefers no version.
@@ -215,7 +215,7 @@ class Cluster:
         return answer
 
     def log(self, pod: str, container: str = "") -> str:
-        """Read the log of a container so far; by default that of the pod's only one.
+        """Read what a container has logged so far; by default the pod's only container.
 
         Raises:
             InvalidError: The container has not started.

@@ -33,7 +33,7 @@ def mount_point(path: Path) -> Path:
 def walk(
     folder: Path, field: str, *, follow_links: bool = False
 ) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk the folders that a field names, as ``os.walk`` does, which skips those that it cannot list.
+    """Walk the folders that a field names; ``os.walk`` alone would skip folders that it cannot list.
 
     Raises:
         BuildError: A folder cannot be listed.

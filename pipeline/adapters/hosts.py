@@ -226,7 +226,7 @@ def _probe(target: BareMetal, host: Host, files: Sequence[str]) -> dict[str, Any
 
 
 def _check_host(target: BareMetal, run: TrainingRun, inspected: _Inspected) -> Iterator[Finding]:
-    """Yield a finding for each problem that one host has by itself."""
+    """Yield a finding for each problem of one host that shows without the other hosts."""
     name, facts = inspected.host.name, inspected.facts
     for package in ("manycpu", "torch"):
         if facts[package] is None:

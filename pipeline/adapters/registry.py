@@ -369,7 +369,7 @@ class Repository:
         return cast("BinaryIO", answer.raw)
 
     def mount(self, digest: str, source: str) -> bool:
-        """Mount a blob of another repository of this registry, without a copy; False: it did not do so."""
+        """Mount a blob of another repository of this registry, without a copy; False: it is not mounted."""
         scopes = (*self._push, f"repository:{source}:pull")
         query = {"mount": digest, "from": source}
         try:

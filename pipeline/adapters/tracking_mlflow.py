@@ -209,7 +209,10 @@ class MlflowTracker:
         return str(self._client.get_experiment_by_name(name).experiment_id)  # type: ignore[union-attr]
 
     def _end_others(self, tracked: Tracked, own: str) -> None:
-        """End the MLflow runs of earlier attempts, as failed, and delete a second one of this attempt."""
+        """End the MLflow runs of earlier attempts, as failed, and delete a second one of this attempt.
+
+        Two processes may have created one each at the same time.
+        """
         for run in self._search(tracked, any_attempt=True):
             if run.info.run_id == own:
                 continue

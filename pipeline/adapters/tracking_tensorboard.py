@@ -28,7 +28,7 @@ class TensorBoardTracker:
         self._files: dict[Path, _File] = {}
 
     def send(self, tracked: Tracked, points: Sequence[Point]) -> None:
-        """Write the points of an attempt; those that a file of it has already are left out.
+        """Write the points of an attempt, except those that one of its files has already.
 
         Raises:
             OSError: They cannot be written.

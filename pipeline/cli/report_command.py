@@ -95,7 +95,7 @@ def _page_path(path: str) -> Path:
 
 
 def _write(file: Path, text: str) -> Path:
-    """Write a page and return its path; an existing file is replaced only if it is such a page."""
+    """Write a page and return its path; an existing file is replaced only if it is the page of a report."""
     try:
         if file.exists() and not (file.is_file() and is_page(file.read_text(errors="replace"))):
             raise BadInputError(f"{file} exists, and is no page of a report", fix="Give another FILE")

@@ -411,7 +411,7 @@ def _texts_of(call: Call) -> Iterator[tuple[str, str]]:
 
 
 def _is_path_of_this_machine(text: str, base: Path, data: str | None) -> bool:
-    """Whether a text is the path of a file or folder here that neither staging nor every node has."""
+    """Whether a text is a path of this machine that nodes may lack: not staged, and not of the system."""
     # Not "." and "/", which every node has, nor what can be no path.
     if not text.strip(". /") or len(text) > _MAX_CHARACTERS or "\n" in text:
         return False

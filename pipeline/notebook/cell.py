@@ -65,7 +65,7 @@ class Returned:
         )
 
     def read(self, result: ResultEvent | None, read: Callable[[str], bytes]) -> bool:
-        """Read the value, of which ``result`` is the event; :meth:`value` raises what fails here.
+        """Read the value that the event ``result`` announces; keep an error, for :meth:`value` to raise.
 
         Returns False if the value's file must be kept, because a later try may read it.
         """

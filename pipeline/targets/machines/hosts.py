@@ -138,7 +138,7 @@ def deliver(ctx: MachineContext, stored: transfer.Stored, in_use: Callable[[], b
 
 
 def hosts_without(ctx: MachineContext, path: Path, manifest: transfer.Manifest) -> list[str]:
-    """Name the hosts on which a path is missing, or its files differ from the manifest of those here."""
+    """Name the hosts on which a path is missing, or its files differ from ``manifest``, made here."""
     return [
         name
         for target, members in _next_hosts(ctx)
@@ -238,7 +238,7 @@ def keep_only(ctx: MachineContext, folder: Path, names: Iterable[str]) -> None:
 
 
 def remove_folder(path: Path, present: Local | BareMetal | None, timeout: float, entry: Entry) -> list[str]:
-    """End what still runs of a run on its hosts, and delete its folder there.
+    """End a run's remaining ranks on its hosts, and delete its folder there.
 
     Args:
         path: The run's folder.
