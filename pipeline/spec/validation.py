@@ -28,6 +28,8 @@ _IN_YAML: Final = {
     "string_type": "a text is needed",
 }
 """Type of pydantic's error, which uses Python's words -> a message in the words of a run file."""
+_OF_TEXTS: Final = {"string_pattern_mismatch", "string_too_short", "string_too_long", "value_error"}
+"""Types of pydantic's errors about the content of a text."""
 
 
 def read_run(fields: Mapping[str, Any] | TrainingRun) -> TrainingRun:
@@ -60,6 +62,33 @@ def read_both(
     if wrong := [finding for part in read if isinstance(part, list) for finding in part]:
         raise as_error(wrong)
     return _valid(read[0]), _valid(read[1])
+
+
+def read_recorded(run: Mapping[str, Any], target: Mapping[str, Any]) -> tuple[TrainingRun, TargetFields]:
+    """Read the fields of a run and of its target in a ledger, perhaps of a version that accepted more texts.
+
+    A text that is refused today stays as it is, so that the run can be followed, cancelled and deleted.
+
+    Raises:
+        BadInputError: A field is unknown, or its value has another form.
+    """
+    model = KINDS.get(str(target.get("kind", "local")))
+    valid_target = _recorded(model, target, "target") if model else read_target(target)
+    return _recorded(TrainingRun, run, "run"), valid_target
+
+
+def _recorded(model: type[Model], fields: Mapping[str, Any], prefix: str) -> Model:
+    """Validate recorded fields, except texts whose content is refused."""
+    refused = {}
+    try:
+        return model.model_validate(dict(fields))
+    except ValidationError as error:
+        for problem in error.errors(include_url=False):
+            text = problem["input"]
+            if problem["type"] in _OF_TEXTS and len(problem["loc"]) == 1 and isinstance(text, str):
+                refused[str(problem["loc"][0])] = text
+    others = {name: value for name, value in fields.items() if name not in refused}
+    return _valid(_model_or_findings(model, others, prefix)).model_copy(update=refused)
 
 
 def _valid(read: Model | list[Finding]) -> Model:

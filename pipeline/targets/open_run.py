@@ -13,7 +13,7 @@ from manycpu.pipeline.spec.errors import BadInputError, LedgerError, ManycpuErro
 from manycpu.pipeline.spec.naming import run_key, run_name
 from manycpu.pipeline.spec.targets import TargetFields
 from manycpu.pipeline.spec.training_run import TrainingRun, passable
-from manycpu.pipeline.spec.validation import read_both, read_run, read_target
+from manycpu.pipeline.spec.validation import read_both, read_recorded
 from manycpu.pipeline.targets.context import Access, RunContext
 
 _LOG = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def reopen(
     """
     described = entry.described(attempt)
     try:
-        run, target = read_run(described.run), read_target(described.target)
+        run, target = read_recorded(described.run, described.target)
     except BadInputError as error:
         message = f"the ledger of run {entry.name} describes none that this version reads: {error}"
         raise LedgerError(message, fix="Use the version of manycpu that began it") from error
@@ -119,9 +119,9 @@ def as_started(ctx: RunContext, entry: Entry, attempt: int) -> RunContext:
     if (started.run, started.target) == (ctx.run_fields, ctx.target_fields):
         return ctx
     present_fields = {name: getattr(ctx.target, name) for name in ctx.target.reached_by}
-    target = read_target(started.target).model_copy(update=present_fields)
-    run = read_run(started.run).model_copy(update={name: getattr(ctx.run, name) for name in FIELDS_AT_ONCE})
-    return replace(ctx, run=run, target=target)
+    run, target = read_recorded(started.run, started.target)
+    run = run.model_copy(update={name: getattr(ctx.run, name) for name in FIELDS_AT_ONCE})
+    return replace(ctx, run=run, target=target.model_copy(update=present_fields))
 
 
 def _context(run: TrainingRun, target: TargetFields, access: Access | None, **identity: Any) -> RunContext:

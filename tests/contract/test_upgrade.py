@@ -165,11 +165,11 @@ def test_what_is_kept_can_be_deleted_by_name(left: Callable[..., Left]) -> None:
     assert list(run.runs.iterdir()) == []
 
 
-def test_a_time_budget_that_had_no_limit_hides_no_run(left: Callable[..., Left]) -> None:
+def test_a_value_that_is_refused_by_now_hides_no_run(left: Callable[..., Left]) -> None:
     run = left("failed")
     path = run.runs / run.run / "ledger.json"
     ledger = json.loads(path.read_text())
-    ledger["run"] |= {"run_timeout": 4_000 * 366 * 86_400}
+    ledger["run"] |= {"run_timeout": 4_000 * 366 * 86_400, "data": "s3:/sets/squad"}
     path.write_text(json.dumps(ledger))
     assert "failed" in run.type("status", run.run)
     run.type("cancel", run.run)

@@ -1,5 +1,6 @@
 """Whose a run is, under which name it resumes, and what an attempt was started with."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.ledger.configmap import _data, _entry
-from manycpu.pipeline.spec.errors import ForeignRunError
+from manycpu.pipeline.spec.errors import ForeignRunError, LedgerError
 from manycpu.pipeline.targets.attempt import attempt_of, join
 from manycpu.pipeline.targets.context import Built, RunContext, Staged, home
 from manycpu.pipeline.targets.open_run import as_started, find, open_context, reopen
@@ -125,3 +126,20 @@ def test_a_configmap_holds_what_attempts_were_started_with(tmp_path: Path) -> No
     join(ctx, entry, "train")
     entry.attempt, entry.attempts[1] = 1, attempt_of(ctx, Staged(data="/d", digests={"data": "2"}), BUILT)
     assert _entry({"data": _data(entry)}) == entry
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "is_read"),
+    [
+        ("queue", "", True),
+        ("claim_size", "9" * 16 + "Gi", True),
+        ("launch", "other", False),
+        ("new", "x", False),
+    ],
+)
+def test_a_text_that_is_refused_by_now_hides_no_recorded_run(field: str, value: str, is_read: bool) -> None:
+    target = {"kind": "kubernetes", "namespace": "ml", field: value}
+    run = {"program": "/code/train.py", "output": "/out"}
+    entry = Entry(key="0123456789", name="train-0123456789", created=1.0, run=run, target=target)
+    with nullcontext() if is_read else pytest.raises(LedgerError, match=f"target.{field}"):
+        assert getattr(reopen(entry).target, field) == value
