@@ -86,7 +86,9 @@ def _state_and_reason(ctx: RunContext, entry: Entry) -> tuple[str, str]:
     if current.state is RunState.SUCCEEDED and export is not None and export.result == "failed":
         return str(RunState.FAILED), export.error or ""
     if current.state is RunState.SUCCEEDED and export is None and ctx.run.output is not None:
-        return str(current.state), "its model is not exported yet; the same run id exports it"
+        return str(
+            current.state
+        ), "its model is not exported yet; the same run id exports it, also to another --output"
     return str(current.state), current.reason
 
 
@@ -255,7 +257,8 @@ def _find(name: str, location: Location, *, whole: bool = False) -> RunContext:
     if len(matches) == 1:
         return matches[0]
     if not similar:
-        fix = f"Runs there: {', '.join(ctx.name for ctx in runs) or 'none'}"
+        fix = f"Name a run, and not its --run-id: {', '.join(ctx.name for ctx in runs) or 'there is none'}. "
+        fix += "A run that has ended leaves report.json and run.log beside its model"
         raise BadInputError(f"there is no run {name!r} in {place}", fix=fix)
     problem = f"there is no run {name!r}" if whole else f"{len(similar)} runs begin with {name!r}"
     fix = f"Give the whole name: {', '.join(ctx.name for ctx in similar)}"

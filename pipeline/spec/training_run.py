@@ -27,8 +27,8 @@ Seconds = Annotated[int, Field(ge=1, le=LONGEST_S)]
 Cores = Annotated[float, Field(ge=0.001, le=10**6)]  # Kubernetes counts thousandths of a core
 LABEL_PATTERN: Final = r"^[a-z]([a-z0-9-]*[a-z0-9])?$"
 """The beginning of a run's name."""
-ONE_SLASH: Final = re.compile(r"(abfss?|az|file|gcs|gs|hf|https?|s3a?):/(?!/)")
-"""Matches a URL that lost a slash, as in pathlib: it would be the path of a folder."""
+MISTYPED_URL: Final = re.compile(r"(abfss?|az|file|gcs|gs|hf|https?|s3a?)(:/(?!/)|//)")
+"""Matches a URL that lost its colon, or a slash, as in pathlib: it would be the path of a folder."""
 _SPARE_S = 3600  # in which a waiting process ends the training itself, and records why
 _XLA_DEVICES: Final = 8  # of a node: the cores of a TPU host, and Accelerate's default there
 
@@ -282,12 +282,11 @@ class TrainingRun(BaseModel):
     @field_validator("code", "data", "model", "output", "checkpoints", "resume_from")
     @classmethod
     def _paths_are_paths_or_urls(cls, value: str | None) -> str | None:
-        """Return a path or URL unchanged; raises ValueError if it is blank, or a URL that lost a slash."""
+        """Return a path or URL unchanged; raises ValueError if it is blank, or a mistyped URL."""
         if value is not None and not value.strip():
             raise ValueError("it is empty, as of a template that gave nothing: give a path or a URL")
-        if value is not None and (match := ONE_SLASH.match(value)):
-            name = match[1]
-            raise ValueError(f"a URL has two slashes, as {name}://, and a folder with this name ./{name}:/")
+        if value is not None and (match := MISTYPED_URL.match(value)):
+            raise ValueError(f"a URL begins with {match[1]}://, and a folder of this name with ./{match[0]}")
         return value
 
     @field_validator("nnodes")

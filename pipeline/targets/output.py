@@ -159,7 +159,8 @@ def not_empty_finding(ctx: RunContext, name: str, text: str | None) -> Finding:
         return Finding(
             "run.output",
             f"{ctx.destination} is not empty: another run, {report.name}, wrote its model and report there",
-            "Give another output, or move that one away; that run again, by its --run-id, replaces it",
+            "Give another output (a run that has trained exports its model there, without a training), or "
+            "move that one away. That run again, by its --run-id, replaces it",
         )
     return Finding(
         "run.output",

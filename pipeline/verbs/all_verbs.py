@@ -329,6 +329,8 @@ def _stage_to_wait(ctx: RunContext, listener: RunListener, findings: Sequence[Fi
         if attached and _may_still_train(ctx):
             words = "attached to attempt %d, whose training went on without the command that started it"
             _LOG.info(words, handle.attempt)
+        elif attached:
+            _LOG.info("attempt %d has trained already: its log is repeated", handle.attempt)
         if finding := edited(ctx, handle):
             listener.finding(finding)
     with _reporting(listener, "wait"):

@@ -95,7 +95,8 @@ def _record_no_model(ctx: RunContext, handle: Handle) -> ExportError:
     return ExportError(
         f"the training succeeded, but the program wrote nothing{detail}",
         field="run.output",
-        fix="Have it write its model to {output}, or $MANYCPU_OUTPUT, and run again: it trains again; "
+        fix="Have it write its model to {output}, or $MANYCPU_OUTPUT ({checkpoints} is not exported), and "
+        "run again: it trains again; "
         "or set run.output to null, where it is to write none",
     )
 

@@ -15,7 +15,7 @@ from manycpu.pipeline.spec.errors import BadInputError
     [
         ({"targett": "local"}, "targett: there is no such argument. Did you mean 'target'?"),
         ({"nproc": 2}, "nproc: there is no such argument. Did you mean 'nproc_per_node'?"),
-        ({"output": Path("s3://models/qa")}, "run.output: a URL has two slashes, as s3://"),
+        ({"output": Path("s3://models/qa")}, "run.output: a URL begins with s3://"),
     ],
 )
 def test_what_was_meant_by_an_argument_of_launch_is_suggested(fields: dict[str, Any], said: str) -> None:

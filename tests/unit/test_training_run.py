@@ -43,11 +43,12 @@ def test_an_empty_path_is_not_the_folder_that_paths_start_from(field: str, given
         read_run({**RUN, field: given})
 
 
+@pytest.mark.parametrize("given", ["s3:/models/qa", "s3//models/qa"])
 @pytest.mark.parametrize("field", ["data", "model", "output"])
-def test_a_url_that_lost_a_slash_is_no_folder_of_its_name(field: str) -> None:
-    with pytest.raises(BadInputError, match=rf"^run\.{field}: a URL has two slashes, as s3://, "):
-        read_run({**RUN, field: "s3:/models/qa"})
-    assert getattr(read_run({**RUN, field: "./s3:/models/qa"}), field) == "./s3:/models/qa"
+def test_a_mistyped_url_is_no_folder_of_its_name(field: str, given: str) -> None:
+    with pytest.raises(BadInputError, match=rf"^run\.{field}: a URL begins with s3://, "):
+        read_run({**RUN, field: given})
+    assert getattr(read_run({**RUN, field: f"./{given}"}), field) == f"./{given}"
 
 
 def test_args_may_be_written_as_a_shell_would_read_them() -> None:
