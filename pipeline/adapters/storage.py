@@ -13,7 +13,7 @@ from io import FileIO
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, cast
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -40,6 +40,8 @@ _BUSY: Final = frozenset({429, 500, 502, 503, 504})  # statuses of HTTP after wh
 _PAUSES_S: Final = 1, 2, 4, 8, 8  # as its client pauses for all but the commit
 _GONE: Final = frozenset({404, 410})
 """Statuses of HTTP with which a web server says that there is no such file."""
+_NAMELESS: Final = "download"
+"""Name of a file whose URL has none that a file on disk can have."""
 _S3: Final = frozenset({"s3", "s3a"})
 _BUCKETS: Final = frozenset({*_S3, "abfs", "abfss", "az", "gcs", "gs"})
 """Protocols whose storage has objects in buckets, and no folders."""
@@ -108,6 +110,14 @@ class Location:
     def local(self) -> Path | None:
         """The path on disk; None: it is behind a URL."""
         return Path(self.root) if isinstance(self.fs, LocalFileSystem) else None
+
+    @property
+    def name(self) -> str:
+        """The name of a copy, if this is one file; without the query of a web URL, which may be a secret."""
+        if not self.root.startswith(("http://", "https://")):  # as also behind simplecache::
+            return self.root.rsplit("/", 1)[-1]
+        name = unquote(urlsplit(self.root).path.rsplit("/", 1)[-1])
+        return _NAMELESS if name in ("", ".", "..") or "/" in name or "\0" in name else name
 
     @property
     def in_bucket(self) -> bool:
@@ -239,7 +249,7 @@ class Location:
                 raise OddFileError(
                     "it is a web page, such as a list of files, and no data set: name a file of it"
                 )
-            return Rows(Item, [self._item(self.root.rsplit("/", 1)[-1])])
+            return Rows(Item, [self._item(self.name)])
         if self.chosen is not None:
             return Rows(Item, map(self._item, self.chosen))
         if self.local:

@@ -115,7 +115,7 @@ def fetch(channel: Channel, url: str, folder: str, field: str) -> None:
         is_same=lambda copied: transfer.identity(source, channel.tick, copied) == identity,
     )
     # Of a single file, the answer names the file in the folder.
-    path = destination / source.root.rsplit("/", 1)[-1] if source.is_file() else destination
+    path = destination / source.name if source.is_file() else destination
     channel.send_message("done", sha256=stored.manifest.digest, path=str(path), reused=stored.reused)
 
 

@@ -9,12 +9,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from support.helper_process import pod
 from support.web_server import served
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.pod import client
 
 Type = Callable[..., tuple[int, str]]
+SAYS = """
+import os, pathlib
+print(os.environ["MANYCPU_DATA"])
+pathlib.Path(os.environ["MANYCPU_OUTPUT"], "model").write_bytes(open(os.environ["MANYCPU_DATA"], "rb").read())
+"""
 pytestmark = pytest.mark.usefixtures("home")
 
 
@@ -59,6 +66,7 @@ def host(tmp_path: Path) -> Iterator[str]:
     folder = tmp_path / "www" / "set"
     folder.mkdir(parents=True)
     (folder / "train.csv").write_text("1,2\n")
+    (folder / "a b.csv").write_text("1,2\n")
     (folder / "page.html").write_text("<p>text to train on</p>")
     (tmp_path / "www" / "set.zip").write_bytes(b"PK")
     handler = cast("type[BaseHTTPRequestHandler]", partial(Quiet, directory=str(tmp_path / "www")))
@@ -85,7 +93,9 @@ def test_a_list_of_files_is_no_data_set(
     ("url", "name"),
     [
         ("{}/set/train.csv", "train.csv"),
-        ("{}/set/train.csv?version=2", "train.csv?version=2"),
+        ("{}/set/train.csv?version=2", "train.csv"),
+        ("{}/set/a%20b.csv", "a b.csv"),
+        ("simplecache::{}/set.zip?sig=s3/cr3t", "set.zip"),
         ("{}/set/page.html", "page.html"),
         ("{}/set.zip", "set.zip"),
     ],
@@ -99,6 +109,32 @@ def test_a_file_is_data(
     words = ["--program", script(), "--data", url, "--output", str(tmp_path / "out"), "--nproc-per-node", "1"]
     code, printed = manycpu("preflight", *words)
     assert code == 0, printed
+
+
+@pytest.mark.parametrize("path", ["?file=train.csv", "..?x", "%2E", "a%2Fb", "..%2Fb", "a%00b"])
+def test_a_file_whose_url_has_no_name_that_fits_gets_one(path: str) -> None:
+    assert Location.of(f"https://host/{path}", "run.data").name == "download"
+
+
+@pytest.mark.usefixtures("light_torch")
+def test_a_signature_is_in_no_name_and_no_file_of_a_run(
+    manycpu: Type, script: Callable[..., str], tmp_path: Path, home: Path, host: str
+) -> None:
+    words = ["--program", script(SAYS), "--data", f"{host}/set/train.csv?sig=s3/cr3t"]
+    code, printed = manycpu("run", *words, "--output", str(tmp_path / "out"), "--nproc-per-node", "1")
+    assert (code, "train.csv\n" in printed, "cr3t" in printed) == (0, True, False), printed
+    assert (tmp_path / "out" / "model").read_text() == "1,2\n"
+    paths = [*home.rglob("*"), *(tmp_path / "out").rglob("*")]
+    assert not [path for path in paths if "cr3t" in path.name]
+    assert not [path for path in paths if path.is_file() and b"cr3t" in path.read_bytes()]
+
+
+def test_a_pod_names_a_file_without_its_signature(tmp_path: Path, host: str) -> None:
+    with pod("fetch") as (channel, _):
+        url = f"{host}/set/train.csv?sig=s3/cr3t"
+        done = client.ask(channel, url=url, folder=str(tmp_path / "data"), field="run.data")
+    assert Path(done["path"]).name == "train.csv"
+    assert Path(done["path"]).read_text() == "1,2\n"
 
 
 def test_a_file_that_a_server_does_not_have_is_refused_by_preflight(

@@ -71,7 +71,7 @@ def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
         answer = pod.run("receive", lambda channel: client.push(channel, source, folder))
         path = PurePosixPath(answer["path"])
         if source.is_file():  # the copy is a folder with this file
-            path /= source.root.rsplit("/", 1)[-1]
+            path /= source.name
         return Copied(str(path), answer["sha256"], answer["reused"])
     except RunGoneError:
         raise

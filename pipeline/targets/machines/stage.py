@@ -45,7 +45,7 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
         folder = home / name / identity[: transfer.DIGITS]
         folder, manifest, reused = _copy_everywhere(ctx, source, folder, identity, progress)
         # The copy of a single file is a folder with this file.
-        path = folder / source.root.rsplit("/", 1)[-1] if source.is_file() else folder
+        path = folder / source.name if source.is_file() else folder
     except (BadInputError, LaunchError, RunGoneError, StageError):  # these already say which host or field
         raise
     except Exception as error:
