@@ -300,8 +300,8 @@ class Location:
         bucket, key, _ = self.fs.split_path(self.root)
         prefix = f"{key}/" if key else ""
         with suppress(OSError):  # the right to list them may be missing
-            answer = self.fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
-            for upload in answer.get("Uploads", ()):
+            # Without UploadIdMarker, which some servers refuse: a page may end between two uploads of a key.
+            for upload in self._s3_list("list_multipart_uploads", "Uploads", "KeyMarker"):
                 if upload["Key"].removeprefix(prefix) in paths:
                     upload_id = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
                     self.fs.call_s3("abort_multipart_upload", Bucket=bucket, **upload_id)
@@ -554,19 +554,30 @@ class Location:
         return cast("dict[str, dict[str, Any]]", self.fs.find(self.root, detail=True)).items()
 
     def _s3_objects(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield path, size and ETag of each object below, page by page.
+        """Yield path, size and ETag of each object below.
 
         s3fs's own list would keep a kilobyte of memory for each object.
+        """
+        bucket, _, _ = self.fs.split_path(self.root)
+        for entry in self._s3_list("list_objects_v2", "Contents", "ContinuationToken"):
+            yield f"{bucket}/{entry['Key']}", {"size": entry["Size"], "ETag": entry["ETag"]}
+
+    def _s3_list(self, method: str, entries: str, marker: str) -> Iterator[dict[str, Any]]:
+        """Yield each entry of a list of S3 for the keys below, page by page.
+
+        Args:
+            method: The method of the client that returns a page.
+            entries: The field of a page that has its entries.
+            marker: The argument that asks for the next page; each page has its value for the next one.
         """
         bucket, key, _ = self.fs.split_path(self.root)
         request = {"Bucket": bucket, "Prefix": f"{key}/" if key else ""}
         while True:
-            page = self.fs.call_s3("list_objects_v2", self.fs.req_kw, **request)
-            for entry in page.get("Contents", ()):
-                yield f"{bucket}/{entry['Key']}", {"size": entry["Size"], "ETag": entry["ETag"]}
+            page = self.fs.call_s3(method, self.fs.req_kw, **request)
+            yield from page.get(entries, ())
             if not page.get("IsTruncated"):
                 return
-            request["ContinuationToken"] = page["NextContinuationToken"]
+            request[marker] = page[f"Next{marker}"]
 
 
 def _refuse_odd_key(path: str, name: str, size: int) -> None:

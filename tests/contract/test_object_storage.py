@@ -575,6 +575,19 @@ def test_what_a_killed_upload_leaves_the_next_one_deletes(
     assert objects(proxy.server, f"{name}/out")["large.bin"] == (source / "large.bin").read_bytes()
 
 
+def test_broken_uploads_are_deleted_on_every_page_of_their_list(
+    plain: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(plain, monkeypatch)
+    name = bucket(plain)
+    for key in ("a", "b", "c", "d"):
+        plain.client().call_s3("create_multipart_upload", Bucket=name, Key=key)
+    output = there(f"s3://{name}")
+    output.fs.req_kw = {"MaxUploads": 1}  # of a page, instead of 1000
+    output.delete_broken_uploads({"b", "d"})
+    assert [each["Key"] for each in uploads(plain, name)] == ["a", "c"]
+
+
 def test_a_command_that_was_killed_between_two_uploads_exports_again(
     proxy: Proxy, script: Script, tmp_path: Path
 ) -> None:
