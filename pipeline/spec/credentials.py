@@ -29,8 +29,6 @@ _ODD_PASSWORD: Final = re.compile(
 _QUERY_VALUE: Final = re.compile(r"(?<=[?&;#])([^=&;#]*=)((?:[^&;#)]|\)(?=\w))+)")
 _TOKEN_PROTOCOLS: Final = frozenset({"http", "https", "webdav", "webdavs"})
 """Protocols where a name alone before the @ may be a token; also behind a plus sign, as in git+https."""
-_REVISION_PROTOCOLS: Final = frozenset({"github", "hf"})
-"""Protocols where what follows the @ is a revision."""
 _SECRET_WORDS: Final = frozenset(
     {"key", "pass", "secrets", "credential", "credentials", "passphrase", "authorization", "jwt"}
 )
@@ -261,8 +259,8 @@ def _hide_odd_passwords(text: str) -> str:
 
 
 def _may_have_user(protocol: str) -> bool:
-    """Whether a URL of a protocol may have a user before an @, and not a revision behind it."""
-    return protocol.lower() not in _REVISION_PROTOCOLS
+    """Whether a URL of a protocol may have a user before an @: not ``github://OWNER:NAME@REVISION``."""
+    return protocol.lower() != "github"
 
 
 def _hide_in_url(protocol: str, rest: str) -> str:

@@ -38,6 +38,8 @@ from manycpu.pipeline.verbs.report import report_path
         ("https://u:pw secret@host", "https://***@host"),
         ("sftp://u:123456/abc@h/x", "sftp://***@h/x"),
         ("git+https://ghp_token@host/a", "git+https://***@host/a"),
+        ("hf://me:pw@owner/name", "hf://***@owner/name"),
+        ("no 'hf://me:pw/x@datasets/a/b'", "no 'hf://***@datasets/a/b'"),
         ("zip://x::https://u:12345@h/a#access_token=b", "zip://x::https://***@h/a#access_token=***"),
         ("(see https://h/a?x=b)c)", "(see https://h/a?x=***)"),
         ("URL('https://h/a?X-Amz-Signature=abc')", "URL('https://h/a?X-Amz-Signature=***')"),
@@ -45,6 +47,8 @@ from manycpu.pipeline.verbs.report import report_path
             (url, url)
             for url in (
                 "hf://datasets/squad@main",
+                "hf://gpt2@feature%2Fx/config.json",
+                "hf://gpt2: ask me@there",
                 "github://org:repo@v1/data",
                 "abfs://box@account.dfs.core.windows.net/a",
                 "sftp://me@host/a",
