@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
+from inspect import signature
 from io import FileIO
 from itertools import islice, pairwise
 from pathlib import Path
@@ -135,16 +136,23 @@ class Location:
         Raises:
             FileNotFoundError: There is no such repository or revision, or not for this account.
             OSError: The Hub refuses to say, or is still busy after half a minute.
+            Exception: The Hub's client cannot reach it, or each of its answers breaks off.
         """
         if not self._is_hub:
             return self
+        from huggingface_hub.utils import http_backoff  # type: ignore[attr-defined] # of() has found it
+
+        # Those after which the client asks again for all but the commit: of httpx, httpx2 or requests.
+        broken = signature(http_backoff).parameters["retry_on_exceptions"].default
         for pause_s in _PAUSES_S:
             try:
                 return self._at_commit()
+            except broken:
+                pass
             except OSError as error:
                 if getattr(getattr(error, "response", None), "status_code", None) not in _BUSY:
                     raise
-                time.sleep(pause_s)
+            time.sleep(pause_s)
         return self._at_commit()
 
     def _at_commit(self) -> "Location":

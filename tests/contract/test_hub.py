@@ -160,7 +160,10 @@ def test_a_busy_hub_does_not_make_a_folder_of_a_file(hub: Hub, status: int) -> N
     assert [item.path for item in source.items()] == ["config.json"]
 
 
-def test_a_busy_hub_is_asked_again_for_the_commit(hub: Hub) -> None:
+@pytest.mark.parametrize("refusals", [[503], [None], [None, None]])
+def test_a_hub_that_is_busy_or_breaks_off_is_asked_again_for_the_commit(
+    hub: Hub, refusals: list[int | None]
+) -> None:
     source = one_file(hub)
-    hub.refusals.append(503)
+    hub.refusals.extend(refusals)
     assert source.at_commit().root == f"me/model@{hub.commit('me/model')}/config.json"

@@ -223,7 +223,10 @@ def started(training: Training) -> Program[bytes]:
     return running
 
 
-def test_a_later_command_with_data_that_cannot_be_read_attaches_and_says_so(training: Training) -> None:
+def test_a_later_command_with_data_that_cannot_be_read_attaches_and_says_so(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # else the Hub is tried for 23 s
     started(training)
     fields = yaml.safe_load(training.file.read_text())["run"]
     fields |= {"data": "hf://datasets/nobody/nothing"}

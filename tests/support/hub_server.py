@@ -40,8 +40,8 @@ class Hub:
     """Path of a file -> repositories that get another content once a request has read that file."""
     damaged: set[str] = field(default_factory=set)
     """Paths of files that are sent with other bytes than the list describes."""
-    refusals: list[int] = field(default_factory=list)
-    """Statuses of the next answers, whatever is asked."""
+    refusals: list[int | None] = field(default_factory=list)
+    """Statuses of the next answers, whatever is asked; None: the connection breaks off instead."""
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     """The sha of each commit that was asked for -> its files."""
 
@@ -73,7 +73,10 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         url = urlsplit(self.path)
         if self.hub.refusals:
-            self._refuse(self.hub.refusals.pop(0), "Busy")
+            if (status := self.hub.refusals.pop(0)) is None:
+                self.close_connection = True
+            else:
+                self._refuse(status, "Busy")
         elif asked := _API.fullmatch(url.path):
             kind, repository, what, revision, below = (group and unquote(group) for group in asked.groups())
             name = repository if kind == "models" else f"datasets/{repository}"
