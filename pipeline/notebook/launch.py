@@ -279,7 +279,7 @@ def _run_fields(of_file: Mapping[str, Any], of_call: Mapping[str, Any], here: Pa
         path = of_call.get(name)
         if isinstance(path, (str, os.PathLike)) and os.fspath(path).strip():
             text = os.fspath(path)  # validation refuses a URL that lost a slash
-            run[name] = text if MISTYPED_URL.match(text) else absolute(text, here)
+            run[name] = text if MISTYPED_URL.match(text) else absolute(text, here, name)
     precision_env = {"ACCELERATE_MIXED_PRECISION": "bf16"} if run.get("dtype") == "bf16" else {}
     run["env"] = {**precision_env, **(of_file.get("env") or {}), **env}
     return run

@@ -15,6 +15,7 @@ from typing_extensions import TypeVar
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.ledger import Entry, Ledger
 from manycpu.pipeline.ledger.base import LEASE_S
+from manycpu.pipeline.spec.credentials import redacted
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.naming import run_key
 from manycpu.pipeline.spec.targets import TargetFields
@@ -155,9 +156,10 @@ def home(directory: str | None = None) -> Path:
     """Return the folder for runs, data and code: ``directory``, else $MANYCPU_HOME, else ~/.manycpu.
 
     Raises:
-        BadInputError: The home folder of the user is unknown, or the path is no UTF-8.
+        BadInputError: The home folder of the user is unknown, the path is no UTF-8, or a URL of another host.
     """
-    folder = Path(directory or os.environ.get("MANYCPU_HOME") or "~/.manycpu")
+    named = directory or os.environ.get("MANYCPU_HOME") or "~/.manycpu"
+    folder = Path(without_protocol(named, "target.directory"))
     try:
         return Path(passable(str(folder.expanduser().absolute())))
     except (RuntimeError, ValueError) as error:  # no $HOME, and no entry in /etc/passwd; or no UTF-8
@@ -166,6 +168,24 @@ def home(directory: str | None = None) -> Path:
             field="target.directory",
             fix="Set it, or $MANYCPU_HOME or $HOME, to a folder",
         ) from error
+
+
+def without_protocol(path: str, field: str) -> str:
+    """Return the path of a URL of this disk; other URLs and paths stay as they are.
+
+    Raises:
+        BadInputError: The URL names another host than ``localhost``, or no path.
+
+    >>> without_protocol("file://localhost/qa", "run.output"), without_protocol("s3://qa", "run.output")
+    ('/qa', 's3://qa')
+    """
+    if not path.startswith(("file://", "local://")):
+        return path
+    host, slash, rest = path.partition("://")[2].partition("/")
+    if not slash or host not in ("", "localhost"):
+        fix = "Give the path alone, or write it after three slashes, as in file:///models/qa"
+        raise BadInputError(f"{redacted(path)} names no path of this host", field=field, fix=fix)
+    return f"/{rest}"
 
 
 class Copied(NamedTuple):

@@ -14,7 +14,7 @@ from manycpu.pipeline.spec.naming import run_key, run_name
 from manycpu.pipeline.spec.targets import TargetFields
 from manycpu.pipeline.spec.training_run import TrainingRun, passable
 from manycpu.pipeline.spec.validation import read_both, read_recorded
-from manycpu.pipeline.targets.context import Access, RunContext
+from manycpu.pipeline.targets.context import Access, RunContext, without_protocol
 
 _LOG = logging.getLogger(__name__)
 FIELDS_AT_ONCE = ("output", "keep", "keep_for")
@@ -45,7 +45,7 @@ def open_context(
     completed_run, completed_target = valid_target.completed(valid_run)
     absolute_run = _with_absolute_paths(completed_run, completed_target, base)
     paths = {name: getattr(completed_target, name) for name in completed_target.paths}
-    absolute_paths = {name: absolute(path, base) for name, path in paths.items() if path}
+    absolute_paths = {name: absolute(path, base, f"target.{name}") for name, path in paths.items() if path}
     absolute_target = completed_target.model_copy(update=absolute_paths)
     key = run_key(*identity)
     name = run_name(absolute_run.label, key)
@@ -133,14 +133,18 @@ def _context(run: TrainingRun, target: TargetFields, access: Access | None, **id
 
 def _with_absolute_paths(run: TrainingRun, target: TargetFields, base: Path) -> TrainingRun:
     """Make the paths of a run absolute, starting from ``base``."""
-    paths = {field: absolute(getattr(run, field), base) for field in ("data", "model", "output")}
+
+    def absolute_from(folder: Path, *fields: str) -> dict[str, str | None]:
+        return {field: absolute(getattr(run, field), folder, f"run.{field}") for field in fields}
+
+    paths = absolute_from(base, "data", "model", "output")
     # These folders are on the nodes, where relative paths may start from the volume.
     nodes_base = target.node_folder(base)
-    paths |= {field: absolute(getattr(run, field), nodes_base) for field in ("checkpoints", "resume_from")}
+    paths |= absolute_from(nodes_base, "checkpoints", "resume_from")
     if run.code != program.AUTO:
-        paths["code"] = absolute(run.code, base)
+        paths |= absolute_from(base, "code")
     if program.parse(run.program).kind == "script":
-        paths["program"] = absolute(run.program, base)
+        paths |= absolute_from(base, "program")
     return run.model_copy(update={**paths, "args": _resolved_args(run, base)})
 
 
@@ -159,14 +163,20 @@ def _resolved_args(run: TrainingRun, base: Path) -> tuple[str, ...]:
         return run.args  # only the nodes may have the file
 
 
-def absolute(path: str | None, base: Path) -> str | None:
-    """Make a relative path absolute, starting from ``base``; URLs and None stay as they are."""
-    if path is None or "://" in path:
+def absolute(path: str | None, base: Path, field: str) -> str | None:
+    """Make a relative path absolute, starting from ``base``; a URL of this disk becomes its path.
+
+    Other URLs and None stay as they are.
+
+    Raises:
+        BadInputError: The path is of an unknown user or another host; ``field`` is where it came from.
+    """
+    if path is None or "://" in (path := without_protocol(path, field)):
         return path
     try:
         absolute_path: str = passable(os.path.normpath(base.absolute() / Path(path).expanduser()))
     except RuntimeError as error:  # ~name, and there is no such user
-        raise BadInputError(f"{path}: {error}", fix="Write the path without ~") from error
+        raise BadInputError(f"{path}: {error}", field=field, fix="Write the path without ~") from error
     except ValueError as error:
         raise BadInputError(f"{str(base)!r}: {error}", fix="Start from a folder with another name") from error
     return absolute_path

@@ -14,6 +14,7 @@ from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local
 from manycpu.pipeline.spec.training_run import Resources, TrainingRun
 from manycpu.pipeline.spec.validation import PATTERN_HINTS, read_run, read_target
+from manycpu.pipeline.targets.context import home
 from manycpu.pipeline.targets.open_run import open_context
 
 RUN = {"program": "./train.py", "output": "./out"}
@@ -264,3 +265,24 @@ def test_what_is_no_mapping_is_refused_by_name(read: Callable[[Any], object], gi
 def test_an_amount_that_no_number_holds_is_refused_with_its_field() -> None:
     with pytest.raises(BadInputError, match=r"run\.resources\.memory: an amount is needed, such as 8Gi"):
         read_run({"program": "a.py", "output": "o", "resources": {"memory": "9" * 400}})
+
+
+@pytest.mark.parametrize("prefix", ["file://", "file://localhost", "local://"])
+@pytest.mark.usefixtures("home")
+def test_urls_of_this_disk_are_its_paths(prefix: str, tmp_path: Path) -> None:
+    names = ("data", "model", "output", "checkpoints", "resume_from", "code", "program")
+    run = {name: f"{prefix}{tmp_path}/{name}.py" for name in names}
+    ctx = open_context(run, {"directory": f"{prefix}{tmp_path}/home"}, "test", base=tmp_path / "base")
+    assert {name: getattr(ctx.run, name) for name in names} == {
+        name: f"{tmp_path}/{name}.py" for name in names
+    }
+    assert ctx.target_fields["directory"] == f"{tmp_path}/home"
+    assert home(f"{prefix}{tmp_path}/home") == tmp_path / "home"
+
+
+@pytest.mark.parametrize("url", ["file://models/qa", "local://models/qa", "file://"])
+@pytest.mark.parametrize("field", ["output", "checkpoints"])
+def test_urls_of_disks_of_other_hosts_are_refused(field: str, url: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=f"{url} names no path of this host") as refused:
+        open_context({**RUN, field: url}, None, "test", base=tmp_path)
+    assert refused.value.field == f"run.{field}"
