@@ -377,8 +377,8 @@ def test_checkpoints_that_shall_outlive_the_run_need_a_claim_that_does(
     server: ApiServer, tmp_path: Path
 ) -> None:
     ctx = opened(server, tmp_path, {"checkpoints": "./checkpoints"})
-    fields = [finding.field for finding in preflight._check_claim(ctx)]  # noqa: SLF001 - one of many checks
-    assert "run.checkpoints" in fields
+    (found,) = preflight._check_checkpoints(ctx)  # noqa: SLF001 - one of many checks
+    assert (found.field, found.fatal) == ("run.checkpoints", True)
 
 
 def ask_here(command: str, **request: Any) -> dict[str, Any]:

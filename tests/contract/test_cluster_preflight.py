@@ -45,6 +45,34 @@ def test_a_model_that_its_pods_cannot_hold_is_refused_with_the_pods_that_would(t
     assert "run.nnodes" not in found["256Gi", 1]
 
 
+@pytest.mark.parametrize(
+    ("checkpoints", "target", "fatal"),
+    [
+        ("./qa", {}, []),
+        ("/volume", {}, []),
+        ("/volume/qa", {"mount_path": "/shared/../volume"}, []),
+        ("/checkpoints/qa", {}, [True]),
+        ("../qa", {}, [True]),
+        ("/volumes/qa", {}, [True]),
+        ("/checkpoints/qa", {"launch": "trainjob", "runtime": "own"}, [True]),
+        ("/checkpoints/qa", {"launch": "trainjob", "runtime": "of-the-cluster"}, [False]),
+    ],
+)
+def test_checkpoints_on_the_own_disk_of_a_pod_are_refused(
+    tmp_path: Path, checkpoints: str, target: dict[str, str], fatal: list[bool]
+) -> None:
+    (tmp_path / "train.py").touch()
+    run = {"program": "train.py", "output": str(tmp_path / "out"), "checkpoints": checkpoints}
+    cluster = {
+        "kind": "kubernetes",
+        "connection": str(tmp_path / "none"),
+        "image": "registry.example/train:1",
+    }
+    fields = {**cluster, "claim": "data", "mount_path": "/volume", **target}
+    found = check(open_context(run, fields, "test", base=tmp_path))
+    assert [each.fatal for each in found if each.field == "run.checkpoints"] == fatal
+
+
 def test_a_login_that_pods_do_not_have_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "login_options", lambda *_: {})
     run = {"program": "hogwild", "data": "s3://storage@sets/digits", "output": "s3://models/digits"}

@@ -1,5 +1,6 @@
 """Preflight checks of a run against its cluster, and the rights that an account needs there."""
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
@@ -48,14 +49,13 @@ _STORAGE_VARIABLES: Final = ("AWS_", "AZURE_", "FSSPEC_", "GCS_", "GOOGLE_")
 
 def findings(ctx: ClusterContext) -> Findings:
     """Yield the findings of all checks; if the cluster does not answer, only of those that do not need it."""
+    checks = _CHECKS
     try:
         cluster_of(ctx).call("GET", "/version", deadline=_DEADLINE_S)
     except ClusterError as error:
         yield Finding("target.connection", error.message, error.fix or "See target.connection")
-        yield from _run_check(_check_manifests, ctx)
-        yield from _check_memory(ctx)
-        return
-    all_findings = (finding for check in _CHECKS for finding in _run_check(check, ctx))
+        checks = _CHECKS_WITHOUT_CLUSTER
+    all_findings = (finding for check in checks for finding in _run_check(check, ctx))
     yield from without_repetitions(dict.fromkeys(all_findings))  # report each finding once
 
 
@@ -198,19 +198,9 @@ def _check_namespace(ctx: ClusterContext) -> Findings:
 
 
 def _check_claim(ctx: ClusterContext) -> Findings:
-    """Check that all nodes can mount the claim, and that it outlives the run if ``run.checkpoints`` is set.
-
-    A claim of the user must also exist and have its volume.
-    """
+    """Check that all nodes can mount the claim; a claim of the user must also exist and have its volume."""
     if ctx.target.makes_claim:
         modes, field = [ctx.target.claim_access], "target.claim_access"
-        if ctx.run.checkpoints:
-            yield Finding(
-                "run.checkpoints",
-                "the checkpoints shall outlive the run, and the claim that is made for the run does not",
-                "Name a claim of your own in target.claim, or leave run.checkpoints out: retries resume "
-                "anyway",
-            )
     else:
         claim = cluster_of(ctx).get("PersistentVolumeClaim", claim_of(ctx))
         field = "target.claim"
@@ -229,6 +219,29 @@ def _check_claim(ctx: ClusterContext) -> Findings:
             field,
             f"{ctx.run.nodes.most} nodes write to the claim, which one can mount ({', '.join(modes)})",
             "Take a claim that is ReadWriteMany, or set run.nnodes to 1",
+        )
+
+
+def _check_checkpoints(ctx: ClusterContext) -> Findings:
+    """Check that ``run.checkpoints`` is a folder of a claim that outlives the run."""
+    folder, mount_path = ctx.run.checkpoints, ctx.target.mount_path
+    if folder is None or not folder.startswith("/"):  # a URL is refused for every target
+        return
+    if ctx.target.makes_claim:
+        yield Finding(
+            "run.checkpoints",
+            "the checkpoints shall outlive the run, and the claim that is made for the run does not",
+            "Name a claim of your own in target.claim, or leave run.checkpoints out: retries resume anyway",
+        )
+    elif not Path(folder).is_relative_to(os.path.normpath(mount_path)):
+        # A runtime of the cluster may have volumes of its own.
+        is_alone = [described["kind"] for described in objects(ctx)] == [TRAINJOB.kind]
+        unless = f", unless runtime {ctx.target.runtime!r} mounts a volume there" if is_alone else ""
+        yield Finding(
+            "run.checkpoints",
+            f"{folder} is not on the claim, which is mounted at {mount_path}: it ends with its pod{unless}",
+            "Give a folder below that, or a relative one, which starts there",
+            fatal=not is_alone,
         )
 
 
@@ -405,10 +418,16 @@ _CHECKS: tuple[Callable[[ClusterContext], Findings], ...] = (
     check_queue,
     _check_runtime,
     _check_claim,
+    _check_checkpoints,
     _check_secrets,
     _check_resources,
     _check_memory,
     _check_quota,
     _check_admission,
     check_images,
+)
+_CHECKS_WITHOUT_CLUSTER: tuple[Callable[[ClusterContext], Findings], ...] = (
+    _check_manifests,
+    _check_checkpoints,
+    _check_memory,
 )
