@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from manycpu.pipeline import recipes, transfer
 from manycpu.pipeline.adapters import commands, disk
@@ -328,16 +328,16 @@ def _remote(source: Location, field: str, *, by_pods: bool) -> Findings:
 
     A source that pods read may exist for them alone: they have other credentials, and perhaps servers.
     """
+    where = "from here, " if by_pods else ""
     if (reason := source.missing(_WEB_TIMEOUT_S)) is not None:
-        where = "from here, " if by_pods else ""
         fix = "Mend the URL, or give the token of a private one, HF_TOKEN"
         fix = fix if source.url.startswith("hf://") else "Mend the URL"
         yield Finding(field, f"{where}there is nothing at {source.url}: {reason}", fix, fatal=not by_pods)
         return
     with suppress(Exception):  # each fsspec protocol raises its own error types
         if source.is_web_page(_WEB_TIMEOUT_S):
-            message = f"{source.url} is a web page, such as a list of files, and no data set"
-            yield Finding(field, message, "Name a file of it, or an archive")
+            message = f"{where}{source.url} is a web page, such as a list of files, and no data set"
+            yield Finding(field, message, "Name a file of it, or an archive", fatal=not by_pods)
 
 
 def _unreadable(field: str, error: Exception, url: str | None = None) -> Finding:
@@ -413,13 +413,27 @@ def _places(ctx: RunContext) -> Findings:
             if place and (is_home or any(map(place.is_relative_to, own_folders))):
                 message = f"{path} is where manycpu keeps its own, and deletes it"
                 yield Finding(f"run.{field}", message, "Give a folder elsewhere")
-        for field in ("data", "model"):
-            source = getattr(ctx.run, field)
-            if source is None or output is None or not Path(source).is_dir():
-                continue
-            if output.resolve().is_relative_to(Path(source).resolve()):
-                message = f"{output} is in run.{field}, {source}: the next run would stage its files"
-                yield Finding("run.output", message, f"Give a folder outside of run.{field}")
+    for field in ("data", "model"):
+        source = getattr(ctx.run, field)
+        if source is not None and _is_in(source, ctx.destination):
+            message = f"{ctx.destination} is in run.{field}, {source}: the next run would stage its files"
+            yield Finding("run.output", message, f"Give a folder outside of run.{field}")
+
+
+def _is_in(source: str, output: str) -> bool:
+    """Whether an output is in a source, or is the source itself; both are paths or URLs."""
+    if is_remote(source) or is_remote(output):
+        (storage, folder), (storage_of_output, folder_of_output) = map(_storage_and_folder, (source, output))
+        return storage_of_output == storage and folder_of_output.is_relative_to(folder)
+    return Path(source).is_dir() and Path(output).resolve().is_relative_to(Path(source).resolve())
+
+
+def _storage_and_folder(url: str) -> tuple[tuple[str, str], PurePosixPath]:
+    """Split a URL into what names its storage, whatever the login, and the folder there."""
+    first, _, chained = url.partition("::")
+    protocol, _, path = first.rpartition("://")
+    storage = ("s3" if protocol == "s3a" else protocol, chained)
+    return storage, PurePosixPath(path.removeprefix(f"{login_of(url)}@"))
 
 
 def _writable(ctx: RunContext) -> Findings:

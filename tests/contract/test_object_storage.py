@@ -314,6 +314,36 @@ def test_a_list_of_many_objects_takes_little_memory(monkeypatch: pytest.MonkeyPa
     assert kept < 400 * len(keys), kept
 
 
+@pytest.mark.parametrize(
+    ("source", "output", "is_refused"),
+    [
+        ("s3://{}/set", "s3://{}/set/models/1", True),
+        ("s3://{}/set/", "s3://mine@{}/set", True),
+        ("s3a://{}", "s3://{}/models", True),
+        ("s3://{}/set", "s3://{}/set-models", False),
+        ("s3://{}/set/train.txt", "s3://{}/set/models", False),
+    ],
+)
+@pytest.mark.parametrize("field", ["--data", "--model"])
+def test_an_output_in_a_source_on_s3_is_refused(
+    manycpu: Type,
+    script: Script,
+    plain: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    field: str,
+    source: str,
+    output: str,
+    is_refused: bool,
+) -> None:
+    name = bucket(plain, {"set/train.txt": b"data"})
+    use(plain, monkeypatch)
+    monkeypatch.setattr(storage, "login_options", lambda *_: {})
+    words = ["--program", script(), field, source.format(name), "--output", output.format(name)]
+    code, printed = manycpu("preflight", *words, "--nproc-per-node", "1")
+    is_named = f"{output.format(name)} is in run.{field[2:]}" in " ".join(printed.split())
+    assert (code, is_named) == ((2, True) if is_refused else (0, False)), printed
+
+
 def test_a_missing_bucket_is_named_and_not_made(
     plain: Server, manycpu: Type, script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

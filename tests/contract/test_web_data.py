@@ -15,6 +15,8 @@ from support.web_server import served
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.pod import client
+from manycpu.pipeline.targets.open_run import open_context
+from manycpu.pipeline.verbs.preflight import preflight
 
 Type = Callable[..., tuple[int, str]]
 SAYS = """
@@ -87,6 +89,16 @@ def test_a_list_of_files_is_no_data_set(
     words = ["--program", script(), "--data", url, "--output", str(tmp_path / "out"), "--nproc-per-node", "1"]
     code, printed = manycpu("preflight", *words)
     assert (code, f"run.data: {url} is a web page" in printed) == (2, True), printed
+
+
+def test_a_page_that_this_machine_gets_for_data_of_pods_is_a_warning(tmp_path: Path, host: str) -> None:
+    (tmp_path / "train.py").touch()
+    run = {"program": "train.py", "data": f"{host}/set/", "output": None}
+    target = {"kind": "kubernetes", "connection": str(tmp_path / "none"), "image": "registry.example/train:1"}
+    found = preflight(open_context(run, target, "test", base=tmp_path))
+    (page,) = [each for each in found if each.field == "run.data"]
+    assert page.message.startswith(f"from here, {host}/set/ is a web page")
+    assert not page.fatal
 
 
 @pytest.mark.parametrize(
