@@ -391,9 +391,14 @@ def _behind_url(ctx: RunContext) -> Findings:
     """Check that an output behind a URL has no files of others."""
     if ctx.ledger.exists() and transfer.has_claimed(ctx.output, ctx.key):
         return  # an export of this run broke off there: the next one compares what it finds
+    report = ctx.output.read_text(REPORT)
+    if transfer.earlier(ctx.output, ctx.key):  # this export is complete, so all other files are strangers
+        for name in transfer.strangers(ctx.output, ctx.key)[:1]:
+            yield not_empty_finding(ctx, name, report)
+        return
     manycpu_files = transfer.for_people(ctx.output)
     names = [item.path for item in ctx.output.items() if item.path not in manycpu_files]
-    if finding := occupied_finding(ctx, names, ctx.output.read_text(REPORT)):
+    if finding := occupied_finding(ctx, names, report):
         yield finding
 
 

@@ -677,6 +677,23 @@ def test_an_object_that_took_the_name_of_the_output_is_left_alone(
     assert plain.client().cat_file(f"{name}/out") == b"theirs"
 
 
+def test_an_object_beside_a_model_is_found_before_the_run_trains_again(
+    plain: Server, manycpu: Type, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, trained = bucket(plain), tmp_path / "trained.txt"
+    use(plain, monkeypatch)
+    program = script(WRITES_TWO.format(trained=str(trained)))
+    words = ["run", "--program", program, "--output", f"s3://{name}/out", "--nproc-per-node", "1"]
+    for _ in range(2):  # its own model is no stranger
+        code, printed = manycpu(*words, "--run-id", "weekly")
+        assert code == 0, printed
+    plain.client().pipe_file(f"{name}/out/README.md", b"card")
+    code, printed = manycpu(*words, "--run-id", "weekly")
+    assert (code, "out is not empty: README.md is in it" in printed) == (2, True), printed
+    assert trained.read_text() == "once once "
+    assert plain.client().cat_file(f"{name}/out/README.md") == b"card"
+
+
 def test_an_object_that_begins_like_a_file_of_the_model_is_left_alone(
     plain: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
