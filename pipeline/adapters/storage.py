@@ -126,6 +126,11 @@ class Location:
         return in_bucket(self.url)
 
     @property
+    def bucket(self) -> "Location":
+        """The whole bucket, if it is in one."""
+        return replace(self, root=self.root.partition("/")[0])
+
+    @property
     def tells_sha256(self) -> bool:
         """Whether :meth:`read` gives the sha256 of each whole file: not here, it may read only a part."""
         return False

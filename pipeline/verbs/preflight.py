@@ -367,7 +367,7 @@ def _output(ctx: RunContext) -> Findings:
             # An export to disk is complete or absent, so all other files are strangers.
             for name in transfer.strangers(output, ctx.key)[:1]:
                 yield not_empty_finding(ctx, name, output.read_text(REPORT))
-        elif output.exists():
+        else:
             yield from _behind_url(ctx)
     except BadInputError as error:
         yield Finding("run.output", error.message, error.fix or "")
@@ -388,7 +388,12 @@ def _key_fault(url: str) -> Finding | None:
 
 
 def _behind_url(ctx: RunContext) -> Findings:
-    """Check that an output behind a URL has no files of others."""
+    """Check that an output behind a URL has its bucket, and no files of others."""
+    if not ctx.output.exists():
+        if ctx.output.in_bucket and (reason := ctx.output.bucket.missing(_WEB_TIMEOUT_S)):
+            fix = "Mend the URL, or make the bucket: manycpu makes none"
+            yield Finding("run.output", f"the bucket of {ctx.destination} does not exist: {reason}", fix)
+        return
     if ctx.ledger.exists() and transfer.has_claimed(ctx.output, ctx.key):
         return  # an export of this run broke off there: the next one compares what it finds
     report = ctx.output.read_text(REPORT)
