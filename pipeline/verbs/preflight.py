@@ -283,9 +283,10 @@ def _data(ctx: RunContext) -> Findings:
             yield fault
         elif url:
             yield from _source(ctx, url, field)
-    protocol, _, name = (ctx.run.data or "").partition("://")
+    shown_data = redacted(ctx.run.data or "")
+    protocol, _, name = shown_data.partition("://")
     if protocol == "hf" and not name.startswith(_OF_THE_HUB):
-        message = f"{ctx.run.data} is a model on the Hub, not a data set"
+        message = f"{shown_data} is a model on the Hub, not a data set"
         yield Finding("run.data", message, f"Write a data set as hf://datasets/{name}", fatal=False)
 
 
