@@ -47,6 +47,8 @@ _S3: Final = frozenset({"s3", "s3a"})
 _BUCKETS: Final = frozenset({*_S3, "abfs", "abfss", "az", "gcs", "gs"})
 """Protocols whose storage has objects in buckets, and no folders."""
 _LOGIN: Final = re.compile(r"^(s3a?://)([\w.-]+)@")
+_BARE_PROTOCOL: Final = re.compile("[a-z]+")
+"""Matches a part of a chained URL that fsspec takes for a protocol alone, and not for a path."""
 _BUCKET: Final = re.compile(r"[a-zA-Z0-9._-]+(/|$)|arn:aws[a-z-]*:s3")
 VERSION: Final = "?versionId="
 """Separates a key of S3 from its version in s3fs, which takes it for that in every name."""
@@ -657,14 +659,17 @@ def is_remote(url: str) -> bool:
 
 
 def protocols(url: str) -> list[str]:
-    """List the protocols of a URL in the order of their use; ``::`` chains them.
+    """List the protocols of a URL in the order of their use; ``::`` chains them, and may end with a path.
 
     >>> protocols("simplecache::s3://models/qa"), protocols("data:,x"), protocols("/models::qa")
     (['simplecache', 's3'], ['data'], [])
+    >>> protocols("zip://train.csv::data.zip")
+    ['zip']
     """
     if not is_remote(url):
         return []
-    return [fsspec.core.split_protocol(part)[0] or part for part in url.split("::")]
+    parts = ((fsspec.core.split_protocol(part)[0], part) for part in url.split("::"))
+    return [protocol or part for protocol, part in parts if protocol or _BARE_PROTOCOL.fullmatch(part)]
 
 
 def in_bucket(url: str) -> bool:
@@ -677,6 +682,7 @@ def fault_of(url: str, field: str) -> Finding | None:
 
     >>> fault_of("htp://host/x", "run.data").fix, fault_of("s3://models/qa", "run.data")
     ('Did you mean http?', None)
+    >>> fault_of("zip://train.csv::data.zip", "run.data")
     """
     known = [*fsspec.available_protocols(), *fsspec.registry, "hf"]
     for protocol in protocols(url):
