@@ -86,9 +86,8 @@ def _state_and_reason(ctx: RunContext, entry: Entry) -> tuple[str, str]:
     if current.state is RunState.SUCCEEDED and export is not None and export.result == "failed":
         return str(RunState.FAILED), export.error or ""
     if current.state is RunState.SUCCEEDED and export is None and ctx.run.output is not None:
-        return str(
-            current.state
-        ), "its model is not exported yet; the same run id exports it, also to another --output"
+        hint = "its model is not exported yet; the same run id exports it, also to another --output"
+        return str(current.state), hint
     return str(current.state), current.reason
 
 

@@ -170,17 +170,20 @@ class _ClaimFiles(NamedTuple):
         """
         others = []
         for claim in self.read_others(key):
-            if claim.is_over() and not self.trains(claim):
+            if self._is_over(claim):
                 self.remove(claim.key)
             else:
                 others.append(claim)
         for files in self._overlapping():
             with suppress(OSError):  # the folder is another user's
                 for claim in files.read_others(key):
-                    if claim.held is not None and not (claim.is_over() and not self.trains(claim)):
+                    if claim.held is not None and not self._is_over(claim):
                         claim.output = str(Path(files.folder.root, files.stem or ""))
                         others.append(claim)
         return others
+
+    def _is_over(self, claim: Claim) -> bool:
+        return claim.is_over() and not self.trains(claim)
 
     def read_others(self, key: str) -> Iterator[Claim]:
         """Read the claims of other runs."""
