@@ -11,6 +11,7 @@ DAYS = [f"2026-03-0{day}" for day in range(1, 8)]
 
 def test_a_backfill_of_seven_partitions_makes_seven_models(airflow: Airflow, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
+    until(lambda: "tiny_days" in [dag["dag_id"] for dag in airflow.api("GET", "dags")["dags"]])
     airflow.api("PATCH", "dags/tiny_days", {"is_paused": False})
     days = {"from_date": f"{DAYS[0]}T00:00:00Z", "to_date": f"{DAYS[-1]}T00:00:00Z", "max_active_runs": 2}
     conf = {"folder": str(tmp_path)}

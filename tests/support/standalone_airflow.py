@@ -201,7 +201,11 @@ def _wait_for(server: "subprocess.Popen[bytes]", url: str, home: Path) -> Airflo
     found = Airflow(url, home, login, password)
     wanted = {"train", "tiny", "tiny_function", "tiny_sync", "tiny_hurried", "tiny_consumer", "form"}
     wanted |= {"shown", "hidden", "foreign", "growing", "waiting"}
-    _until_up(lambda: wanted <= {dag["dag_id"] for dag in found.api("GET", "dags")["dags"]}, server, said)
+    _until_up(
+        lambda: wanted <= {dag["dag_id"] for dag in found.api("GET", "dags")["dags"]},
+        server,
+        lambda: f"{found.api('GET', 'importErrors')['import_errors']}\n{said()}",
+    )
     return found
 
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import Asset, CronPartitionTimetable, Param, dag, task
+from airflow.sdk import Asset, Param, dag, task
 
 from manycpu.operators import training_pipeline
 
@@ -37,12 +37,6 @@ def tiny_sync() -> None:
 @dag(schedule=None, params=PARAMS)
 def tiny_hurried() -> None:
     training_pipeline(run=RUN, retries=0, execution_timeout=timedelta(seconds=30))
-
-
-# A DAG with a schedule needs a value for each of its parameters.
-@dag(schedule=CronPartitionTimetable("0 0 * * *", timezone="UTC"), params={"folder": ""}, catchup=False)
-def tiny_days() -> None:
-    training_pipeline(run=RUN | {"output": "{{ params.folder }}/{{ partition_key }}"}, **FAST)
 
 
 @dag(schedule=MODEL)
@@ -78,5 +72,4 @@ tiny()
 tiny_function()
 tiny_sync()
 tiny_hurried()
-tiny_days()
 tiny_consumer()
