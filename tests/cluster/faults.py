@@ -189,7 +189,8 @@ class Faults:
         """Stop an operator (see operators.PLACES): its jobs are created, but no controller reacts."""
         place = operators.PLACES[name]
         self._scale(place, 0)
-        wait_for(f"{name} to be gone", lambda: not self._replicas(place), seconds=READY_SECONDS)
+        gone = lambda: not operators.pods(self.cluster.kubectl, place)  # noqa: E731
+        wait_for(f"{name} to be gone", gone, seconds=READY_SECONDS)
         try:
             yield
         finally:
@@ -199,11 +200,6 @@ class Faults:
     def _scale(self, place: Place, replicas: int) -> None:
         words = ("scale", f"deployment/{place.deployment}", f"--replicas={replicas}")
         self.cluster.kubectl("--namespace", place.namespace, *words)
-
-    def _replicas(self, place: Place) -> int:
-        words = ("--namespace", place.namespace, "get", "pods", "--output", "json")
-        pods = json.loads(self.cluster.kubectl(*words))["items"]
-        return sum(pod["metadata"]["name"].startswith(f"{place.deployment}-") for pod in pods)
 
     @_of_all
     @contextmanager

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import yaml
-from cluster import images
+from cluster import cgroups, images
 from cluster.command import ClusterError, tail, wait_for
 from cluster.modules import Module
 from cluster.programs import MANIFESTS
@@ -80,6 +80,7 @@ def wait_ready(kubectl: Kubectl, name: str) -> None:
     except ClusterError as error:
         events = kubectl("--namespace", place.namespace, "get", "events")
         raise ClusterError(f"{error}\n{tail(events)}\n{_last_words(kubectl, place)}") from None
+    _favor(kubectl, place)
 
 
 def wait_ready_again(kubectl: Kubectl) -> None:
@@ -90,16 +91,33 @@ def wait_ready_again(kubectl: Kubectl) -> None:
     for name, place in PLACES.items():
         ready = partial(_is_ready, kubectl, place)
         wait_for(f"{name} to be ready again", ready, seconds=READY_SECONDS, every=1)
+        _favor(kubectl, place)
+
+
+def pods(kubectl: Kubectl, place: Place) -> list[dict[str, Any]]:
+    """Return the pods of an operator, also those that are being deleted."""
+    found = json.loads(kubectl("--namespace", place.namespace, "get", "pods", "--output", "json"))["items"]
+    return [pod for pod in found if pod["metadata"]["name"].startswith(f"{place.deployment}-")]
+
+
+def _favor(kubectl: Kubectl, place: Place) -> None:
+    """Give an operator processor time beside pods that compute.
+
+    Its request is small, as the tests' runs need the nodes. Beside pods that request a hundred times as much
+    it would answer after the ten seconds that the API server waits for a webhook.
+    """
+    for pod in pods(kubectl, place):
+        if node := pod["spec"].get("nodeName"):
+            cgroups.favor(node, pod["metadata"]["uid"])
 
 
 def _is_ready(kubectl: Kubectl, place: Place) -> bool:
-    inside = ("--namespace", place.namespace)
-    pods = json.loads(kubectl(*inside, "get", "pods", "--output", "json"))["items"]
-    own = [pod for pod in pods if pod["metadata"]["name"].startswith(f"{place.deployment}-")]
+    own = pods(kubectl, place)
     for pod in own:
         states = [one["state"] for one in pod["status"].get("containerStatuses", ())]
         if any(state.get("waiting", {}).get("reason") == "CrashLoopBackOff" for state in states):
-            kubectl(*inside, "delete", "pod", pod["metadata"]["name"], "--wait=false")
+            name = pod["metadata"]["name"]
+            kubectl("--namespace", place.namespace, "delete", "pod", name, "--wait=false")
     present = [pod for pod in own if "deletionTimestamp" not in pod["metadata"]]
     conditions = [one for pod in present for one in pod["status"].get("conditions", ())]
     return any((one["type"], one["status"]) == ("Ready", "True") for one in conditions)

@@ -78,3 +78,20 @@ def test_version_1_without_a_controller(files: Path) -> None:
     for name in ("cpu", "memory", "pids"):
         (files / name).mkdir()
     assert "have no cpuset" in (cgroups.missing() or "")
+
+
+def test_a_favored_pod_has_the_weight_of_a_core_with_both_versions(files: Path) -> None:
+    inside = Path(cgroups.CGROUP, "node-a", "kubepods", "burstable", "pod1")
+    shares, weight = files / "cpu" / inside / "cpu.shares", files / inside / "cpu.weight"
+    shares.parent.mkdir(parents=True)
+    cgroups.favor("node-a", "1")
+    assert shares.read_text() == "1024"
+    (files / "cgroup.controllers").write_text("cpu")
+    weight.parent.mkdir(parents=True)
+    cgroups.favor("node-a", "1")
+    assert weight.read_text() == "39"
+
+
+def test_a_pod_that_has_ended_is_not_favored(files: Path) -> None:
+    cgroups.favor("node-a", "1")
+    assert list(files.iterdir()) == []
