@@ -1,4 +1,7 @@
-"""A store that rank 0 serves: a line of JSON for each call, and one for what it returns."""
+"""A store that rank 0 serves: a line of JSON for each call, and one for what it returns.
+
+As in torch, a call of set is not answered: rank 0 may end as soon as it has the last value.
+"""
 
 import json
 import socket
@@ -42,7 +45,9 @@ class _Handler(socketserver.StreamRequestHandler):
     def handle(self):
         for line in self.rfile:
             name, *args = json.loads(line)
-            self.wfile.write(json.dumps(getattr(self.values, name)(*args)).encode() + b"\n")
+            returned = getattr(self.values, name)(*args)
+            if name != "set":
+                self.wfile.write(json.dumps(returned).encode() + b"\n")
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -111,7 +116,7 @@ class _Connection:
         try:
             self._stream.write(json.dumps(words) + "\n")
             self._stream.flush()
-            return json.loads(self._stream.readline())
+            return None if words[0] == "set" else json.loads(self._stream.readline())
         except (OSError, ValueError) as error:  # ValueError: there is no line
             raise DistError(f"the server of the store has left: {error}") from error
 
