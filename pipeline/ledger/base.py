@@ -155,7 +155,8 @@ class Entry(BaseModel):
 
     def cancelled_by_person(self, attempt: int) -> bool:
         """Whether a person or a task cancelled an attempt, not the clean-up, which ends what still runs."""
-        return self.cancelled.get(attempt, CLEANUP) != CLEANUP
+        by = self.cancelled.get(attempt)
+        return by is not None and by != CLEANUP
 
     def record_canceller(self, by: str) -> None:
         """Record who cancels the present attempt, unless a person or a task has cancelled it before."""
@@ -211,6 +212,7 @@ class Lease(BaseModel):
 
     def no_longer_kept(self, now: float) -> bool:
         """Whether the run was kept for a time that is over, also while a process removes it."""
+        # Kept and not ended: a process removes it, or did so until it was killed (`held_by`).
         return self.kept and (self.over(now) or not self.ended)
 
 
@@ -323,17 +325,20 @@ class Ledger(ABC):
         Raises:
             ForeignRunError: Another process does, or may; nothing of the run was changed.
         """
-        lease, now = lease or self.lease(), self.now()
-        is_alive = lease.held_by_another(now)  # None: it cannot be seen from here
-        if lease.holder is None or is_alive is False:
+        lease = lease or self.lease()
+        now = self.now()
+        is_held = lease.held_by_another(now)
+        if lease.holder is None or is_held is False:
             return
-        run, location = lease.holder.run, "".join(f" {word}" for word in map(shlex.quote, self.location))
-        if is_alive:
+        run = lease.holder.run
+        location = "".join(f" {shlex.quote(word)}" for word in self.location)
+        if is_held:
             raise ForeignRunError(
                 f"process {lease.holder.pid} of this machine works on run {run}",
                 fix=f"`manycpu logs --follow {run}{location}` follows it, "
                 f"`manycpu cancel {run}{location}` ends it; or give another run id",
             )
+        # None: the holder cannot be seen from here. It is presumed dead once it has not renewed for long.
         timeout = self._unseen_timeout_s
         if now - (lease.renewed or 0) >= timeout:
             return
@@ -359,7 +364,8 @@ class Ledger(ABC):
     def held_by(self, holder: ProcessHandle, found: Lease) -> Iterator[None]:
         """Hold the run while the ``with`` block removes it; then restore the lease that was ``found`` before.
 
-        A lease that the block itself changed, such as by :meth:`keep`, stays.
+        A lease that the block itself changed, such as by :meth:`keep`, stays. On a full disk, where no
+        process can change the lease, the block runs without holding the run.
 
         Raises:
             ForeignRunError: The lease is not as it was ``found``: another process has taken up the run.
@@ -367,29 +373,33 @@ class Ledger(ABC):
         now = self.now()
         held = {"until": now + LEASE_S, "renewed": now, "ended": False, "holder": holder}
         try:
+            # `kept` without `ended` records that its time is over, for after a kill of this process.
             if not self.change_lease(lambda lease: lease == found, kept=found.no_longer_kept(now), **held):
                 raise ForeignRunError("another process has taken up the run", fix="See `manycpu status`")
         except OSError as error:
-            if error.errno not in DISK_FULL:  # there, no other process can take it up either
+            if error.errno not in DISK_FULL:
                 raise
         try:
             yield
         finally:
-            with suppress(OSError, ManycpuError):  # if the run is still there
+            with suppress(OSError, ManycpuError):  # RunGoneError: the block has removed the run
                 self.change_lease(lambda lease: lease.holder == holder, **dict(found))
 
     @contextmanager
     def kept_alive(self, seconds: float = LEASE_S) -> Iterator[None]:
         """Renew the lease while the block works on the run; it then lasts ``seconds`` from each renewal.
 
-        A renewal that fails is skipped: the next one comes long before the lease ends. If the run is
-        gone at the start, RunGoneError is raised.
+        A renewal that fails is skipped: the next one comes long before the lease ends. If the lease cannot be
+        taken up at the start, the next renewal does so.
+
+        Raises:
+            RunGoneError: The run is gone at the start.
         """
         ended = threading.Event()
         renew = self.renew
 
         def renew_until_ended() -> None:
-            """Renew at intervals, on a thread."""
+            """Renew at intervals, on a thread; after the first success, by :meth:`renew`."""
             nonlocal renew
             while not ended.wait(renewal_pause()):
                 with suppress(OSError, ManycpuError):  # if the run is gone, the block's own calls fail too
@@ -401,7 +411,7 @@ class Ledger(ABC):
         except RunGoneError:
             raise
         except (OSError, ManycpuError):
-            renew = self.take_up  # the lease may have ended: a renewal would leave it so
+            renew = self.take_up  # the lease may have ended before, and `renew` leaves an ended one as it is
         renewal = threading.Thread(target=renew_until_ended, daemon=True)
         renewal.start()
         try:

@@ -81,16 +81,20 @@ class ConfigMapLedger(base.Ledger):
         return _entry(configmap)
 
     def _create_or_continue(self, manifest: KubeObject) -> KubeObject | None:
-        """Create the ConfigMap, or renew the lease of the existing one; return it.
+        """Create the ConfigMap, or renew the lease of the existing one without its former holder; return it.
 
         None: the existing one is being removed, or was changed in between: try again.
+
+        Raises:
+            ForeignRunError: The holder of the existing one is alive, or may be (``refuse_second_holder``).
         """
         try:
             configmap = self._cluster.create(manifest)  # returns the existing one if there is one
             removed = base.REMOVED_ANNOTATION in (configmap["metadata"].get("annotations") or {})
             if removed or is_being_deleted(configmap):
                 return None
-            if configmap.get("data") == manifest["data"]:  # it was just created, with its lease
+            # An older one has another time in `created`: this one was just created, with its lease.
+            if configmap.get("data") == manifest["data"]:
                 return configmap
             self.refuse_second_holder(from_annotations(configmap["metadata"]))
             # With both in a patch, it is refused if the ConfigMap was replaced or changed since it was read.
@@ -135,7 +139,7 @@ class ConfigMapLedger(base.Ledger):
                 self.refuse_second_holder(lease)
             if only_if is not None and not only_if(lease):
                 return False
-            # Refused if another process has changed the lease since: then ask again.
+            # Refused if another process has changed the lease since: then all of this is repeated.
             version = {"resourceVersion": meta["resourceVersion"]}
             self._change({"metadata": version | {"annotations": annotations}})
             return True
@@ -221,6 +225,7 @@ class ConfigMapLedger(base.Ledger):
 
         Raises:
             ConflictError: A resourceVersion in the body is not current. Without one, the patch is repeated.
+            RunGoneError: The ledger that was read is gone.
         """
         meta = {"uid": self._meta["uid"]} if self._meta else {}
         body = body | {"metadata": meta | body["metadata"]}
@@ -245,8 +250,9 @@ class ConfigMapLedger(base.Ledger):
         """Return ``configmap`` if it is this run's; None: it is gone, being deleted, or of a later run."""
         if configmap is None or is_being_deleted(configmap):
             return None
-        uid = configmap["metadata"]["uid"]
-        return configmap if self._meta.get("uid", uid) == uid else None
+        known_uid = self._meta.get("uid")  # None: no ConfigMap was read before, so this one counts
+        is_ours = known_uid is None or known_uid == configmap["metadata"]["uid"]
+        return configmap if is_ours else None
 
     def _remember(self, configmap: KubeObject | None) -> KubeObject:
         """Store the metadata of ``configmap``, and return it; raises RunGoneError if it is not this run's."""

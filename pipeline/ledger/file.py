@@ -105,7 +105,7 @@ class FileLedger(Ledger):
         try:
             process.write_json(self._lease, changed.model_dump(mode="json"))
         except FileNotFoundError as error:
-            self._lock.unlink(missing_ok=True)  # of a folder that is gone
+            self._lock.unlink(missing_ok=True)  # the folder is gone: leave no lock beside it
             raise self._gone_error() from error
 
     def _gone_error(self) -> RunGoneError:
@@ -168,6 +168,7 @@ class FileLedger(Ledger):
             except OSError:  # such as files of another user: leave them, and remove this run all the same
                 if (self._trash / self._file.name).exists():  # only the ledger names the other places
                     raise
+                # Its name is needed for this run's folder.
                 self._trash.rename(self._trash.with_name(f".{uuid.uuid4().hex}{_REMOVED}"))
                 left = []
             if not left and self.directory.exists():
@@ -178,7 +179,7 @@ class FileLedger(Ledger):
             return left
 
     def finish_removal(self, elsewhere: Elsewhere = lambda _: []) -> list[str]:
-        """Finish a removal, unless the run has begun again or a process works on it.
+        """Finish a removal, unless the run has begun again or another process holds its lock.
 
         ``elsewhere`` and the result are as those of :meth:`remove`.
         """
@@ -201,7 +202,7 @@ class FileLedger(Ledger):
             pass
         except LedgerError as error:  # such as a newer version's
             return [str(error)]
-        if not self._trash.is_symlink():
+        if not self._trash.is_symlink():  # behind a link, the file is that of another folder
             trash._file.unlink(missing_ok=True)  # first: the rest may belong to another user, and stay
         _delete(self._trash)
         return []
@@ -238,8 +239,9 @@ def ledgers(runs: Path) -> list[FileLedger]:
 
 def half_removed(runs: Path) -> list[FileLedger]:
     """List the runs whose removal was killed: a part of the folder is left, or only the lock."""
-    paths_left = {suffix: runs.glob(f".*{suffix}") for suffix in (_REMOVED, _LOCK)}
-    run_names = {path.name[1:].removesuffix(suffix) for suffix, paths in paths_left.items() for path in paths}
+    run_names: set[str] = set()
+    for suffix in (_REMOVED, _LOCK):
+        run_names |= {path.name[1:].removesuffix(suffix) for path in runs.glob(f".*{suffix}")}
     found = []
     for name in sorted(run_names):
         with suppress(PermissionError):  # another user's run
