@@ -67,7 +67,7 @@ def manifest_name(taken: Collection[str]) -> str:
     return next(name for name in _manifest_names() if name not in taken)
 
 
-def programs_report(taken: Collection[str]) -> str:
+def program_report_name(taken: Collection[str]) -> str:
     """Choose a new name for the program's own report.json, whose name the run's report needs.
 
     ``taken``: the names at the top of the program's output.

@@ -159,7 +159,7 @@ def store(  # noqa: PLR0913 - the last two are seldom given
     stem = folder / items.digest[:DIGITS]
 
     def lock_unless_held(path: Path) -> AbstractContextManager[int | None]:
-        # Of no files, stem and destination are the digest of nothing, whose lock is held already.
+        # Without any file, stem and destination are both the digest of nothing: its lock is held already.
         return lock(_lock_path(path)) if path != stem else nullcontext()
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -173,7 +173,7 @@ def store(  # noqa: PLR0913 - the last two are seldom given
             recorded = staged(candidate)
             if recorded is None or recorded.digest != expected:
                 continue
-            with lock_unless_held(candidate):  # also to take over the lock of a process that was killed
+            with lock_unless_held(candidate):  # and so release a lock that a killed process left
                 existing = _verified(candidate, tick)
             if existing:
                 return Stored(candidate, existing, reused=True)
@@ -221,7 +221,7 @@ def _delete_abandoned(own: Path, tick: Tick) -> None:
         with suppress(OSError):  # such as one that another process adopts
             last_work = max(path.stat().st_mtime for path in (broken, lock) if path.exists())
             before = _lock_path(own).stat().st_mtime - _ABANDONED_S
-            # A large file changes its own time alone.
+            # Writing a large file changes the time of that file, and not of its folder.
             if last_work < before and all(path.lstat().st_mtime < before for path in broken.rglob("*")):
                 disk.remove(str(broken), tick)
 
@@ -253,6 +253,7 @@ def _verified(destination: Path, tick: Tick, in_use: Callable[[], bool] = lambda
         mtimes_ns: array[int] | None = array("q", recorded)
     except TypeError:  # the marker of an earlier version has no times
         mtimes_ns = None
+    # At first without deleting anything, as a training may use the folder.
     verdict = verify(destination, manifest, mtimes_ns, tick, keep_unlisted=True)
     if verdict.fault and in_use():
         log.warning("%s is in use, and not what was staged: %s", destination, verdict.fault)
@@ -265,18 +266,25 @@ def _verified(destination: Path, tick: Tick, in_use: Callable[[], bool] = lambda
         return None
     if verdict.files_read:
         log.info("%s: %d files were written to, and are what was staged", destination, verdict.files_read)
-        _write_marker(destination, manifest, tick)
+        _write_marker(destination, manifest, tick)  # with the new times: they are not hashed again next time
     return manifest
 
 
 def _complete(
     partial: Path, destination: Path, manifest: Manifest, tick: Tick, *, read_only: bool = False
 ) -> None:
-    """Rename a finished copy to its destination, and write the marker that makes it complete."""
+    """Rename a finished copy to its destination, and write the marker that makes it complete.
+
+    A folder that is at the destination without a valid marker is deleted.
+
+    Raises:
+        TakenOverError: Another process has adopted the partial copy.
+    """
     disk.sync(partial)
     # A folder without its marker cannot be trusted: move it aside. Processes that read it find the new one.
     # The name is that of a broken copy, which the next copy deletes if this process is killed.
-    aside = destination.with_name(f"{destination.name}.{'0' * DIGITS}{partial.suffixes[-2]}.partial")
+    token = partial.suffixes[-2]
+    aside = destination.with_name(f"{destination.name}.{'0' * DIGITS}{token}.partial")
     if destination.exists():
         destination.rename(aside)
     try:

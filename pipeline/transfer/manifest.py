@@ -70,10 +70,12 @@ class Manifest:
         """The sha256 of the paths and digests: equal if and only if the contents are equal."""
         digest = hashlib.sha256()
         for file in self.files:
-            # The format of sha256sum; its mark for binary files marks executable ones.
+            # The format of sha256sum: a backslash before a line whose path is escaped, and its mark for
+            # binary files, which stands for executable ones here.
             path = file.path.replace("\\", r"\\").replace("\n", r"\n")
-            mark = "" if path == file.path else "\\"
-            line = f"{mark}{file.sha256} {'*' if file.executable else ' '}{path}\n"
+            backslash = "" if path == file.path else "\\"
+            mark = "*" if file.executable else " "
+            line = f"{backslash}{file.sha256} {mark}{path}\n"
             digest.update(line.encode(errors="surrogateescape"))
         return digest.hexdigest()
 
@@ -186,18 +188,18 @@ def identity(source: Location, tick: Tick = lambda: None, copied: Manifest | Non
     if source.local is not None:
         return (copied or scan(source, tick)).digest
     items = source.items()
-    copied_files = None if copied is None else iter(copied.files)
     if not any(item.size for item in items):
         raise FileNotFoundError(f"there is nothing at {redacted(source.url)}, or it cannot be reached")
     digest = hashlib.sha256(f"{source.url}\n[".encode())
+    copied_files = iter(() if copied is None else copied.files)
     for number, item in enumerate(items):
-        version = item.version
-        if copied_files is not None:
-            copied_file = next(copied_files, None)
-            # A copy with fewer files than the source has another digest.
-            version = version or (copied_file.sha256 if copied_file else "none")
-        if not version:
+        copied_file = next(copied_files, None)
+        if item.version:
+            version = item.version
+        elif copied is None:
             version = source.sha256(item, tick)
+        else:  # none: the source has got more files since, so that its digest changes
+            version = copied_file.sha256 if copied_file else "none"
         comma = ", " if number else ""  # what is hashed is the text of a JSON list
         digest.update(f"{comma}{json.dumps([item.path, item.size, version])}".encode())
     digest.update(b"]")
@@ -271,7 +273,8 @@ def verify(
 ) -> Verdict:
     """Compare the files in a folder with its manifest: all sizes, and the content if the mtime differs.
 
-    Files and links that the manifest does not list are deleted, unless they are to be kept.
+    Files and links that the manifest does not list are deleted, unless ``keep_unlisted``; after a file that
+    differs, those that follow it are left as they are.
 
     Args:
         folder: The folder, which has no links of its own.
@@ -280,21 +283,23 @@ def verify(
         tick: Called during the work.
         keep_unlisted: Keep files that the manifest does not list, and report them as a fault.
     """
-    files_on_disk, files_read = _FolderCursor(folder, keep_unlisted=keep_unlisted), 0
+    files_on_disk = _FolderCursor(folder, keep_unlisted=keep_unlisted)
+    files_read = 0
     for number, file in enumerate(manifest.files):
         tick()
-        item = files_on_disk.advance_to(file.path)
+        item = files_on_disk.advance_to(file.path)  # deletes or notes the unlisted files before it
         if item is None:
             return Verdict(f"{file.path!r} is missing", files_read)
         if item.size != file.size:
             return Verdict(f"{file.path!r} has {item.size} bytes, and had {file.size}", files_read)
+        # The version of a file on disk is its modification time.
         is_untouched = mtimes_ns is not None and item.version == str(mtimes_ns[number])
         if item.is_folder or is_untouched:
             continue
         files_read += 1
-        if Location.of(f"file://{folder}", "run.data").sha256(item, tick) != file.sha256:
+        if Location.of(f"file://{folder}", field="run.data").sha256(item, tick) != file.sha256:
             return Verdict(f"{file.path!r} has other content", files_read)
-    files_on_disk.advance_to(None)  # past the files that come after the last of the manifest
+    files_on_disk.advance_to(None)  # the unlisted files after the last one of the manifest
     if files_on_disk.unlisted:
         return Verdict(f"{files_on_disk.unlisted[0]!r} is none of it", files_read)
     return Verdict(None, files_read)
@@ -330,8 +335,12 @@ class _FolderCursor:
         return item
 
     def _delete_or_list(self, path: str) -> None:
+        """Delete an unlisted file, link or empty folder; or only add it to ``unlisted``."""
         if self._keep_unlisted:
             self.unlisted.append(path)
             return
         full_path = f"{self._folder}/{path}"
-        os.rmdir(full_path) if path.endswith("/") else os.unlink(full_path)  # noqa: PTH106, PTH108 - as listed
+        if path.endswith("/"):
+            os.rmdir(full_path)  # noqa: PTH106 - as listed
+        else:
+            os.unlink(full_path)  # noqa: PTH108 - as listed

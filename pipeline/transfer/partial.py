@@ -68,7 +68,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path, items: Iterable[Item]) -> None:
-        self._copy = Location.of(f"file://{folder}", "run.data")
+        self._copy = Location.of(f"file://{folder}", field="run.data")
         self._path = folder / _journal_name(items)
         self._copied = _read_journal(self._path)
         self._file = self._path.open("a", buffering=1)
@@ -130,6 +130,7 @@ def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:
     Raises:
         TransferError: A file differs from its source, or its size from the list of files.
         TakenOverError: Another process took the folder over.
+        OSError: The disk has no room for all of it, or the source cannot be read.
     """
     items = source.items()
     partial = stem.with_name(
@@ -155,7 +156,10 @@ def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:
 
 
 def delete_broken_copies(stem: Path, *, except_prefix: str | None = None, tick: Tick = lambda: None) -> None:
-    """Delete the partial folders of a destination, except those whose names begin with ``except_prefix``."""
+    """Delete the partial folders of a destination, except those whose names begin with ``except_prefix``.
+
+    A folder that cannot be deleted is left.
+    """
     for broken in broken_copies(stem):
         if except_prefix is None or not broken.name.startswith(except_prefix):
             with suppress(OSError):
@@ -176,6 +180,7 @@ def _adopt_or_make(stem: Path, partial: Path, tick: Tick) -> bool:
     All other broken copies of this destination are deleted.
     """
     name_without_token = partial.name.removesuffix(partial.suffixes[-2] + ".partial")
+    # The rest of the name says which list of files was copied: no other list can be resumed.
     delete_broken_copies(stem, except_prefix=f"{name_without_token}.", tick=tick)
     for broken in broken_copies(stem):
         with suppress(FileNotFoundError):  # another process was faster
@@ -201,10 +206,11 @@ def _fill(
     free = disk.free(partial)
     if needed > free:
         raise OSError(errno.ENOSPC, f"{needed} bytes are needed, {free} are free", str(partial))
-    files, last_folder = Rows(File), ""
+    files = Rows(File)
+    last_folder = ""
     for item, start, reading in zip(items, starts, source.read(items, starts), strict=True):
         folder = item.path.rpartition("/")[0]
-        if folder != last_folder:
+        if folder != last_folder:  # not once more for each file of a folder
             _make_folders(partial, folder)
             last_folder = folder
         files.append(_copy_file(partial, item, start, reading, journal, tally))
@@ -226,7 +232,8 @@ def _make_folders(partial: Path, folder: str) -> None:
 def _keep_good_parts(partial: Path, items: Rows[Item], journal: Journal | None, tick: Tick) -> "array[int]":
     """Truncate each file of a broken copy to the part that can be kept; return how many bytes each part has.
 
-    Without a journal all bytes are kept: the source's sha256 shows at the end whether they are right.
+    Without a journal all bytes are kept: the source's sha256 shows at the end whether they are right. A file
+    that is longer than its source is deleted.
     """
     starts = array("q", bytes(8 * len(items)))  # a zero for each file
     if not any(partial.iterdir()):
@@ -273,17 +280,19 @@ def _copy_file(  # noqa: PLR0913, PLR0917 - each is of another type
     else:
         mode = _EXECUTABLE_MODE if item.executable else _MODE
         with FileIO(path, "r+", opener=lambda name, flags: os.open(name, flags | os.O_CREAT, mode)) as file:
-            copy = _Copy(file, start, tally.tick)
+            target = _Copy(file, start, tally.tick)
             may_clone = not start and item.size >= _LARGE_BYTES
-            if may_clone and reading.path is not None and copy.clone(reading.path):
+            if may_clone and reading.path is not None and target.clone(reading.path):
                 tally.add(item.size)
             else:
                 for block in reading.blocks:
-                    if copy.write(block) and journal:
-                        journal.record(item.path, copy.hashed, copy.digest.hexdigest())
+                    has_hashed = target.write(block)
+                    if has_hashed and journal:
+                        journal.record(item.path, target.hashed, target.digest.hexdigest())
                     tally.add(len(block))
-            copied = File(item.path, copy.read_back(), copy.digest.hexdigest(), item.executable)
-    if journal and start < copied.size:
+            # read_back() completes the digest, and so comes before it.
+            copied = File(item.path, target.read_back(), target.digest.hexdigest(), item.executable)
+    if journal and start < copied.size:  # else nothing was added to what the journal has
         journal.record(item.path, copied.size, copied.sha256)
     sha256 = reading.sha256()  # empty: the source does not know it
     fault = ""
@@ -293,8 +302,8 @@ def _copy_file(  # noqa: PLR0913, PLR0917 - each is of another type
         fault = f"had sha256 {sha256} where it was read, and the copy has {copied.sha256}"
     if fault:
         Path(path).unlink()
-        error = _DamagedError if start else TransferError
-        raise error(f"{item.path} {fault}")
+        kind = _DamagedError if start else TransferError
+        raise kind(f"{item.path} {fault}")
     return copied
 
 

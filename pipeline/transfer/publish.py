@@ -10,7 +10,7 @@ from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import Item
 from manycpu.pipeline.adapters.storage import Location, is_remote
 from manycpu.pipeline.spec.credentials import redacted
-from manycpu.pipeline.spec.output import OUTDATED, REPORT, manifest_name, programs_report
+from manycpu.pipeline.spec.output import OUTDATED, REPORT, manifest_name, program_report_name
 from manycpu.pipeline.transfer.claims import claimed
 from manycpu.pipeline.transfer.destination import changed, earlier, put, refuse_if_any, signed, strangers
 from manycpu.pipeline.transfer.manifest import File, Hashing, Manifest, Progress, Tick, TransferError, scan
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 def written(folder: str) -> Location:
     """Open a program's output; files that cannot be copied, such as a FIFO, are skipped and logged."""
-    return Location.of(folder, "run.output").without_odd(
+    return Location.of(folder, field="run.output").without_odd(
         lambda path, why: log.warning("%r in the output %s: it is left out of the model", path, why)
     )
 
@@ -57,8 +57,8 @@ def publish(
         manifest = scan(origin, tick)
         files = [file for file in manifest.files if not file.path.endswith("/")]  # no empty folders in URLs
         escaped = Manifest(file._replace(path=_utf8_path(file.path)) for file in files)
-        programs_names = _top_names(escaped)
-        published = _with_report_renamed(escaped, programs_report(programs_names))
+        top_names = _top_names(escaped)
+        published = _with_report_renamed(escaped, program_report_name(top_names))
         _delete_outdated(destination, published, key, tick)
         destination.delete_broken_uploads({file.path for file in published.files})
         bytes_done = 0
@@ -68,7 +68,7 @@ def publish(
             bytes_done += file.size
             progress(bytes_done, published.size)
         holding.check_others()
-        destination.write_text(manifest_name(programs_names), signed(published, key))
+        destination.write_text(manifest_name(top_names), signed(published, key))
     return published
 
 
@@ -95,10 +95,11 @@ def save(
         ClaimedError: Another run has the destination.
     """
     destination = destination.resolve()  # the target of a link: the link itself is the user's
-    with claimed(Location.of(str(destination), "run.output"), key) as holding:
+    with claimed(Location.of(str(destination), field="run.output"), key) as holding:
         stem = _stem(destination, key)
         stem.parent.mkdir(parents=True, exist_ok=True)
-        refuse_if_any(strangers(Location.of(str(destination), "run.output"), key))  # before the long copy
+        # Before the long copy, and again after it (`put`).
+        refuse_if_any(strangers(Location.of(str(destination), field="run.output"), key))
         partial, manifest = copy(source, stem, progress, tick)
         manifest = _complete(partial, manifest, key)
         try:
@@ -115,11 +116,13 @@ def discard_exports(outputs: Iterable[str], key: str) -> None:
     """Delete what broken exports of a run left beside outputs on this disk; log what cannot be deleted."""
     for output in outputs:
         with suppress(OSError):  # there is no such folder, or this user may not read it
-            if not is_remote(output) and (folder := Location.of(output, "run.output").local):
-                stem = _stem(folder.resolve(), key)
-                delete_broken_copies(stem)
-                for broken in broken_copies(stem):
-                    log.warning("%s, of an export that broke off, cannot be deleted", broken)
+            folder = None if is_remote(output) else Location.of(output, field="run.output").local
+            if folder is None:
+                continue
+            stem = _stem(folder.resolve(), key)
+            delete_broken_copies(stem)
+            for broken in broken_copies(stem):
+                log.warning("%s, of an export that broke off, cannot be deleted", broken)
 
 
 def _stem(destination: Path, key: str) -> Path:
@@ -133,13 +136,18 @@ def _utf8_path(path: str) -> str:
 
 
 def _complete(partial: Path, manifest: Manifest, key: str) -> Manifest:
-    """Write the manifest into a copy, and rename a report.json of the program; return the manifest."""
-    programs_names = _top_names(manifest)
+    """Write the manifest into a copy, and rename a report.json of the program; return the manifest.
+
+    Raises:
+        TakenOverError: Another export of this run has adopted the copy.
+    """
+    top_names = _top_names(manifest)
     try:
-        if REPORT in programs_names:
-            (partial / REPORT).rename(partial / programs_report(programs_names))
-            manifest = _with_report_renamed(manifest, programs_report(programs_names))
-        with (partial / manifest_name(programs_names)).open("w") as file:
+        if REPORT in top_names:
+            name = program_report_name(top_names)
+            (partial / REPORT).rename(partial / name)
+            manifest = _with_report_renamed(manifest, name)
+        with (partial / manifest_name(top_names)).open("w") as file:
             file.writelines(manifest.lines(run=key))
         disk.sync(partial)
     except FileNotFoundError as error:
@@ -153,7 +161,10 @@ def _top_names(manifest: Manifest) -> set[str]:
 
 
 def _with_report_renamed(manifest: Manifest, name: str) -> Manifest:
-    """Return the manifest with the program's report.json renamed to ``name``: the run needs the old name."""
+    """Return the manifest with the program's report.json renamed to ``name``: the run needs the old name.
+
+    The user is warned of it. A manifest without report.json is returned unchanged.
+    """
     if REPORT not in _top_names(manifest):
         return manifest
     log.warning("the program wrote a %s of its own: it is kept as %s", REPORT, name)
@@ -169,6 +180,9 @@ def _delete_outdated(destination: Location, manifest: Manifest, key: str, tick: 
     """Delete files of an earlier export that this one does not contain.
 
     Before the first file is deleted, the earlier manifest gets another name: only a complete folder has one.
+
+    Raises:
+        TransferError: The destination holds files of others, or files that changed after the earlier export.
     """
     new_files = {(file.path, file.sha256) for file in manifest.files}
     # A file of this export may be there from a broken upload: _upload compares its content.
@@ -212,7 +226,7 @@ def _upload(origin: Location, destination: Location, file: File, target: File, t
             # Written meanwhile: by this upload, whose answer was lost, or by the same run on another machine.
             if _is_uploaded(origin, destination, file, target, tick):
                 return
-            # There is a deleted version, which some servers count: versitygw 1.8
+            # Else only a deleted version exists, which some servers count (versitygw 1.8): replace it.
     sha256 = destination.sha256(_item(target), tick)
     if sha256 != file.sha256:
         raise TransferError(f"{file.path} reads back as sha256 {sha256}, written was {file.sha256}")
@@ -224,7 +238,7 @@ def _is_uploaded(origin: Location, destination: Location, file: File, target: Fi
     Raises:
         TransferError: Another file exists there: neither this file nor a first part of it.
     """
-    destination.fs.invalidate_cache()
+    destination.fs.invalidate_cache()  # a cached list would lack new files
     if not destination.has(target.path):
         return False
     size, sha256 = destination.hashed(_item(target), tick=tick)

@@ -223,7 +223,7 @@ def _check_images(run: TrainingRun, data: Path | None, options: recipe_options.O
 def _here(url: str | None) -> Path | None:
     """Return the path of data or a model on this machine; None: ``url`` is None, elsewhere, or missing."""
     with suppress(BadInputError):  # `_data` reports it
-        path = Location.of(url, "run.data").local if url else None
+        path = Location.of(url, field="run.data").local if url else None
         return path if path and path.exists() else None
     return None
 
