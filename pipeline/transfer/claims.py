@@ -121,7 +121,7 @@ class _ClaimFiles(NamedTuple):
         if output.local is None:
             return cls(output, None, trains)
         folder = output.local.resolve()  # the target of a link, as in the export
-        return cls(Location.of(str(folder.parent), "run.output"), folder.name, trains)
+        return cls(Location.of(str(folder.parent), field="run.output"), folder.name, trains)
 
     def name(self, key: str) -> str:
         """Return the name of a run's claim file."""
@@ -197,13 +197,13 @@ class _ClaimFiles(NamedTuple):
         if self.stem is None:
             return
         folder = Path(self.folder.root, self.stem)
-        for outer in folder.parents[:-1]:
-            yield _ClaimFiles(Location.of(str(outer.parent), "run.output"), outer.name)
+        for outer in folder.parents[:-1]:  # the last one is /, which has no folder for a claim beside it
+            yield _ClaimFiles(Location.of(str(outer.parent), field="run.output"), outer.name)
         for inner, _, names in os.walk(folder):
             # A claim is called .STEM.KEY.claim, and a key has no dot.
             claims = [name for name in names if name.startswith(".") and name.endswith(".claim")]
             for stem in {name[1:].removesuffix(".claim").rpartition(".")[0] for name in claims}:
-                yield _ClaimFiles(Location.of(inner, "run.output"), stem)
+                yield _ClaimFiles(Location.of(inner, field="run.output"), stem)
 
     def _key_in(self, name: str) -> str | None:
         """Return the key of the run to which a claim file of this output belongs; None: it is another file.
@@ -225,7 +225,9 @@ def claim(output: Location, claimant: Claimant, trains: Trains = lambda _: False
         ClaimedError: Another run holds it, or asks at the same time and has the lower key.
         OSError: The output cannot be written; other protocols have their own errors.
     """
-    files, now, key = _ClaimFiles.of(output, trains), time.time(), claimant.key
+    files = _ClaimFiles.of(output, trains)
+    now = time.time()
+    key = claimant.key
     mine = files.read(key)
     # If this run does not hold the output, it first asks, as the top of this file describes.
     if mine is None or not mine.held or mine.is_over():
@@ -242,7 +244,9 @@ def claim(output: Location, claimant: Claimant, trains: Trains = lambda _: False
         _withdraw_if(files, key, _other_holder(files, key))
         files.write(mine)
         _withdraw_if(files, key, _wait_for_decision(files, key))
-    mine.until, mine.held, mine.holder = now + claimant.seconds, True, claimant.holder or mine.holder
+    mine.held = True
+    mine.until = now + claimant.seconds
+    mine.holder = claimant.holder or mine.holder  # an export renews the claim without naming a holder
     files.write(mine)
     # Another run may have claimed the output while this process was suspended until its own claim was over.
     _withdraw_if(files, key, _other_holder(files, key))
@@ -346,7 +350,8 @@ def claimed(output: Location, key: str) -> Iterator[Holding]:
     After an error that a retry may solve, such as a broken connection, the output stays claimed.
 
     Raises:
-        ClaimedError: Another run holds it.
+        ClaimedError: Another run holds it, before or after the block.
+        TransferError: This run's claim is gone after the block.
     """
     holding = Holding(output, key)
     try:

@@ -56,7 +56,8 @@ def strangers(destination: Location, key: str) -> list[str]:
         return []
     odd: list[str] = []  # what no export writes, such as a FIFO
     items = destination.without_odd(lambda path, _: odd.append(path)).items()
-    exported, own_names = set(), [*output.PARTIALS]  # files of the model; files of manycpu beside them
+    exported: set[tuple[str, int]] = set()  # path and size of each file of the model
+    own_names = [*output.PARTIALS]  # files of manycpu beside them
     export = earlier(destination, key)
     if export:
         exported = {(file.path, file.size) for file in export.manifest.files}
@@ -130,20 +131,20 @@ def put(partial: Path, destination: Path, key: str) -> None:
     Raises:
         TransferError: The destination holds anything else.
     """
-    before = destination.with_name(f".{destination.name}.{key}.before")  # where the earlier export goes
-    _finish_earlier_try(before, destination, key)
+    aside = destination.with_name(f".{destination.name}.{key}.before")  # where the earlier export goes
+    _finish_earlier_try(aside, destination, key)
     if _rename(partial, destination):
         return
-    location = Location.of(str(destination), "run.output")
+    location = Location.of(str(destination), field="run.output")
     refuse_if_any(strangers(location, key))
     refuse_if_any(changed(location, earlier(location, key)))
-    destination.rename(before)
+    destination.rename(aside)
     # Another process may have written to the folder until it was renamed: check it once more.
-    if not strangers(Location.of(str(before), "run.output"), key) and _rename(partial, destination):
-        _delete_export(before, key)
+    if not strangers(Location.of(str(aside), field="run.output"), key) and _rename(partial, destination):
+        _delete_export(aside, key)
         return
-    if not _rename(before, destination):  # a new file has appeared there: both stay
-        raise _both_kept_error(before, destination)
+    if not _rename(aside, destination):  # a new file has appeared there: both stay
+        raise _both_kept_error(aside, destination)
     refuse_if_any(strangers(location, key))
     raise TransferError(f"something came to {destination} and went, and nothing was changed there; try again")
 
@@ -159,34 +160,38 @@ def _rename(partial: Path, destination: Path) -> bool:
     return True
 
 
-def _finish_earlier_try(before: Path, destination: Path, key: str) -> None:
+def _finish_earlier_try(aside: Path, destination: Path, key: str) -> None:
     """Finish or undo a replacement that an earlier, killed try began.
 
-    ``before`` holds the old export. If the destination is free, the old export returns there, and :func:`put`
-    begins once more. If the new export has come there, the old one is deleted.
+    ``aside`` holds the old export. If the destination is free, the old export returns there, and :func:`put`
+    begins once more. If the new export has come there, the old one is deleted. If only a report has come
+    there, the old export replaces it.
+
+    Raises:
+        TransferError: The destination has what this run did not write: both are kept.
     """
-    if not before.exists():
+    if not aside.exists():
         return
     if destination.is_file():
-        raise _both_kept_error(before, destination)
-    if _rename(before, destination):
+        raise _both_kept_error(aside, destination)
+    if _rename(aside, destination):
         return
     # The destination is in use: by the new export, or by what this run did not write.
-    location = Location.of(str(destination), "run.output")
+    location = Location.of(str(destination), field="run.output")
     export = earlier(location, key)
     if any(strangers(location, key)) or any(changed(location, export)):
-        raise _both_kept_error(before, destination)
+        raise _both_kept_error(aside, destination)
     if export:
-        _delete_export(before, key)
+        _delete_export(aside, key)
     else:  # only the report of a run that left no model
         _delete_export(destination, key)
-        before.rename(destination)
+        aside.rename(destination)
 
 
-def _both_kept_error(before: Path, destination: Path) -> TransferError:
+def _both_kept_error(aside: Path, destination: Path) -> TransferError:
     """Make the error for two folders that cannot be merged without deleting a file of the user."""
     return TransferError(
-        f"{destination} holds what this run did not write, and {before} holds an earlier export of this run; "
+        f"{destination} holds what this run did not write, and {aside} holds an earlier export of this run; "
         "both are kept: move one of them away, and run again with the same run id"
     )
 
@@ -197,7 +202,7 @@ def _delete_export(folder: Path, key: str) -> None:
     Raises:
         TransferError: Another process has added a file, which stays.
     """
-    location = Location.of(str(folder), "run.output")
+    location = Location.of(str(folder), field="run.output")
     paths = [output.REPORT, *output.PARTIALS, *for_people(location)]
     export = earlier(location, key)
     if export:
