@@ -86,6 +86,7 @@ def cleanup(
     if _is_superseded(ctx, attempt):
         return None
     left = Remains.NOTHING if delete_model else remains(ctx)
+    # Written before anything is deleted: without the ledger, the same run id finds in it what is unfinished.
     report = _draft_report(ctx)
     with suppress(ExportError):  # raised at the end, by the last write
         write_report(ctx, report)
@@ -93,8 +94,9 @@ def cleanup(
     entry = ctx.ledger.read()
     handle = ctx.driver.present_handle(ctx, entry)
     log = log_of(ctx, handle) if handle else ""
-    if log_failed := write_log(ctx, log):
-        _LOG.info("%s", log_failed)
+    log_fault = write_log(ctx, log)
+    if log_fault:
+        _LOG.info("%s", log_fault)
     if _is_superseded(ctx, attempt):  # asked again: the log may have taken minutes
         return None
     has_failed = report.state is not RunState.SUCCEEDED
@@ -108,8 +110,10 @@ def cleanup(
         result = _remove(ctx, report)
     _complete(ctx, entry, report, started, result)
     tell(report)
-    if log_failed and (failed_again := write_log(ctx, log)):  # a full disk may have room by now
-        _LOG.warning("%s", failed_again)
+    if log_fault:
+        log_fault = write_log(ctx, log)  # a full disk may have room by now
+    if log_fault:
+        _LOG.warning("%s", log_fault)
     try:
         write_report(ctx, report)
     except OutputTakenError as error:
@@ -135,7 +139,7 @@ def only_cleanup_is_left(ctx: RunContext, *, or_nothing: bool = False) -> bool:
     """
     if ctx.ledger.exists():
         return _is_exported(ctx, ctx.ledger.read())
-    return _report_without_ledger(ctx, finished=or_nothing) is not None
+    return _report_without_ledger(ctx, or_finished=or_nothing) is not None
 
 
 def _is_exported(ctx: RunContext, entry: Entry) -> bool:
@@ -148,12 +152,12 @@ def _is_exported(ctx: RunContext, entry: Entry) -> bool:
     return done and is_model_visible(ctx, entry.export)
 
 
-def _report_without_ledger(ctx: RunContext, *, finished: bool = False) -> Report | None:
+def _report_without_ledger(ctx: RunContext, *, or_finished: bool = False) -> Report | None:
     """Read the report of a run whose ledger is deleted, if it was exported and its clean-up is unfinished.
 
     Args:
         ctx: The run.
-        finished: Whether a run whose clean-up is finished counts as well.
+        or_finished: Whether a run whose clean-up is finished counts as well.
 
     Returns:
         The report; None: the run is in another state, or its report or its model cannot be seen.
@@ -163,10 +167,12 @@ def _report_without_ledger(ctx: RunContext, *, finished: bool = False) -> Report
     except ManycpuError:
         return None
     cleanup_record = report.verbs.get(CLEANUP)
-    is_unfinished = finished or cleanup_record is None or cleanup_record.result == "failed"
+    is_finished = cleanup_record is not None and cleanup_record.result != "failed"
+    if is_finished and not or_finished:
+        return None
     # The name becomes part of a path that is deleted: an edited report must not choose another path.
     is_name_valid = report.name == run_name(report.name.removesuffix(ctx.key), ctx.key)
-    if not is_name_valid or not is_unfinished or report.state is not RunState.SUCCEEDED:
+    if not is_name_valid or report.state is not RunState.SUCCEEDED:
         return None
     return report if is_model_visible(ctx, report.export) else None
 
@@ -176,13 +182,14 @@ def _finish_half_done_cleanup(ctx: RunContext, tell: Callable[[Report], object])
 
     Returns the report; None: the run has no clean-up to finish.
     """
-    started, report = time.monotonic(), _report_without_ledger(ctx)
+    started = time.monotonic()
+    report = _report_without_ledger(ctx)
     if report is None:
         return None
     ctx = replace(ctx, name=report.name)  # the run may have begun under another name
     result = _remove(ctx, report)
-    entry = None  # what trackers need of the deleted ledger; None: an older version wrote the report
-    if report.began is not None:
+    entry = None  # what trackers need of the deleted ledger
+    if report.began is not None:  # else an older version wrote the report: trackers receive nothing
         update = {"attempt": report.attempts, "digests": report.digests, "image": report.image}
         entry = ctx.new_entry(report.began).model_copy(update=update)
     _complete(ctx, entry, report, started, result)
@@ -192,8 +199,9 @@ def _finish_half_done_cleanup(ctx: RunContext, tell: Callable[[Report], object])
 
 
 def _remove(ctx: RunContext, report: Report) -> str:
-    """Delete what the run owns, and list in the report what could not be deleted.
+    """Delete what the run owns, and record that in the report.
 
+    What the run owns leaves the report's list ``kept``; what could not be deleted is its ``left_behind``.
     Returns the result of the verb cleanup: ``done``, or ``failed`` if something is left.
     """
     report.kept = [item for item in report.kept if not ctx.driver.owns(ctx, item)]
@@ -243,7 +251,9 @@ def _remains_after_export(ctx: RunContext, entry: Entry, handle: Handle | None) 
         return Remains.MODEL
     if entry.returned == "unread":
         return Remains.UNREAD
-    return Remains.FILES if handle and _wrote_without_output(ctx, entry, handle) else Remains.NOTHING
+    if handle is not None and _wrote_without_output(ctx, entry, handle):
+        return Remains.FILES
+    return Remains.NOTHING
 
 
 def _remains_of_attempt(ctx: RunContext, entry: Entry, handle: Handle) -> Remains:
@@ -374,12 +384,16 @@ def _state_and_error(ctx: RunContext, entry: Entry, handle: Handle | None) -> tu
     # Except `wait`: if its record is missing, the attempt is judged below.
     missing = [verb for verb in _VERBS if verb not in entry.verbs and verb != "wait"]
     error_of_verbs = error or (f"{missing[0]} was not done" if missing else None)
-    if handle is None or (failed and failed.cancelled):  # no attempt, or a person prevented the next one
-        return RunState.CANCELLED if failed and failed.cancelled else RunState.FAILED, error_of_verbs
+    if failed and failed.cancelled:  # a person prevented the launch of the next attempt
+        return RunState.CANCELLED, error_of_verbs
+    if handle is None:
+        return RunState.FAILED, error_of_verbs
     try:
         status = attempt_status(ctx, handle, entry)
         wait_record = entry.verbs.get("wait")
-        if status.state is not RunState.SUCCEEDED or wait_record is None or wait_record.result != "done":
+        wait_saw_success = wait_record is not None and wait_record.result == "done"
+        # If `wait` saw no success, the proof of scale was not checked yet; a failure gets its first rank.
+        if status.state is not RunState.SUCCEEDED or not wait_saw_success:
             started_with = as_started(ctx, entry, handle.attempt)
             status = outcome(started_with, status, ctx.driver.observed_of(ctx, handle))
     except ManycpuError as unreadable:
@@ -387,4 +401,4 @@ def _state_and_error(ctx: RunContext, entry: Entry, handle: Handle | None) -> tu
     if status.state is not RunState.SUCCEEDED:
         parts = [str(part) for part in (status.reason, status.failure) if part]
         return status.state, error or "\n".join(parts)
-    return (RunState.FAILED, error_of_verbs) if error_of_verbs else (RunState.SUCCEEDED, None)
+    return RunState.FAILED if error_of_verbs else RunState.SUCCEEDED, error_of_verbs

@@ -46,7 +46,8 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
     """
     with ctx.ledger.timed("export") as record:
         if ctx.run.output is None:
-            record.result, manifest = "skipped", Manifest(files=())
+            record.result = "skipped"
+            manifest = Manifest(files=())
         else:
             entry = ctx.ledger.read()
             earlier_export = entry.export if entry.attempt == handle.attempt else None
@@ -76,7 +77,9 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
 
 def _warn_of_strays(ctx: RunContext, handle: Handle) -> None:
     """Warn about files that the program wrote outside its output, and that no export keeps."""
-    strays = ctx.driver.strays(ctx, ctx.ledger.read(), handle) if ctx.run.output is not None else []
+    if ctx.run.output is None:  # then the clean-up keeps what the program wrote, for a time
+        return
+    strays = ctx.driver.strays(ctx, ctx.ledger.read(), handle)
     if strays:
         message = (
             "the program wrote outside its output %s, which is not kept: have it write to $MANYCPU_OUTPUT"
@@ -144,10 +147,11 @@ def _why_not_visible(ctx: RunContext, digest: str) -> str | None:
     try:
         # In the cluster, a pod reads each file: only the first two names are tried. A third exists only if
         # the program wrote files of these names.
-        names = manifests((lambda _: False) if ctx.output_in_cluster else ctx.output.has)
-        texts = [text for name in names if (text := ctx.driver.read_beside(ctx, name)) is not None]
+        names = manifests(lambda _: False) if ctx.output_in_cluster else manifests(ctx.output.has)
+        found = [ctx.driver.read_beside(ctx, name) for name in names]
     except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types
         return str(error) or type(error).__name__
+    texts = [text for text in found if text is not None]
     for text in texts:
         try:
             manifest, _ = Manifest.parse(text)
