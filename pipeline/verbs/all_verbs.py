@@ -116,8 +116,9 @@ def run_all(ctx: RunContext, listener: RunListener, trained: Trained | None = No
         ctx.ledger.refuse_second_holder()
     if only_cleanup_is_left(ctx):
         return _only_clean_up(ctx, listener, trained)
-    # This process is the holder of the run: if it is killed, its death frees the lease at once.
-    holder = process.handle_of_this_process(Path(), ctx.name, 0)
+    # This process is the holder of the run: if it is killed, its death frees the lease at once. A holder
+    # needs no folder and no attempt.
+    holder = process.handle_of_this_process(Path(), ctx.name, attempt=0)
     try:
         with _reporting(listener, "prepare"):
             findings = prepare(ctx, holder)
@@ -127,11 +128,12 @@ def run_all(ctx: RunContext, listener: RunListener, trained: Trained | None = No
             if not begun_before:
                 _warn_of_second_training(ctx, listener)
     except KeyboardInterrupt as interrupt:
-        # Another process may have begun this run in the meantime: then that process cleans it up.
-        if not begun_before and (
-            not ctx.ledger.exists() or ctx.ledger.lease().held_by_another(ctx.ledger.now()) is False
-        ):
-            _clean_up(ctx)
+        # A run that began earlier stays, for the next try.
+        if not begun_before:
+            # Another process may have begun this run in the meantime: then that process cleans it up.
+            exists = ctx.ledger.exists()
+            if not exists or ctx.ledger.lease().held_by_another(ctx.ledger.now()) is False:
+                _clean_up(ctx)
         raise CancelledError("interrupted; nothing was launched") from interrupt
     with _naming_what_stays(ctx):
         return _after_prepare(ctx, listener, findings, trained)
@@ -298,14 +300,14 @@ def _tell_trained(ctx: RunContext, handle: Handle, trained: Trained | None) -> N
     with ctx.ledger.update() as entry:
         entry.returned = "read" if is_read else "unread"
     if not is_read:
-        ctx.ledger.take_up()  # of a run that was kept already: its time begins again
+        ctx.ledger.take_up()  # so that the clean-up keeps a run once more that was kept already
 
 
 def _stage_to_wait(ctx: RunContext, listener: RunListener, findings: Sequence[Finding]) -> Handle:
     """Run the verbs stage, build, launch and wait; return the handle of the attempt, which succeeded.
 
     If a source cannot be read any more, attach to the attempt that was started with it, if that runs or has
-    succeeded.
+    succeeded; a failed verb stage or build is then recorded as skipped.
     """
     present: Handle | None = None
     try:
@@ -320,15 +322,19 @@ def _stage_to_wait(ctx: RunContext, listener: RunListener, findings: Sequence[Fi
         if present is None:
             raise
         _LOG.warning("%s", error)
-        with ctx.ledger.update() as entry:  # the run has not failed by what it did without
+        with ctx.ledger.update() as entry:
             for verb in {"stage", "build"} & entry.verbs.keys():
-                if entry.verbs[verb].result == "failed":
-                    entry.verbs[verb].result, entry.verbs[verb].error = "skipped", None
+                record = entry.verbs[verb]
+                if record.result == "failed":  # its error would become that of the run, in the report
+                    record.result, record.error = "skipped", None
     with _reporting(listener, "launch"):
-        handle, attached = (present, True) if present else launch(ctx, staged, built)
+        if present is not None:
+            handle, attached = present, True
+        else:
+            handle, attached = launch(ctx, staged, built)
         if attached and _may_still_train(ctx):
-            words = "attached to attempt %d, whose training went on without the command that started it"
-            _LOG.info(words, handle.attempt)
+            message = "attached to attempt %d, whose training went on without the command that started it"
+            _LOG.info(message, handle.attempt)
         elif attached:
             _LOG.info("attempt %d has trained already: its log is repeated", handle.attempt)
         if finding := edited(ctx, handle):

@@ -87,8 +87,8 @@ def end_if_cancelled(ctx: RunContext, attempt: int) -> None:
 def take_cancellation(ctx: RunContext) -> str | None:
     """Return how the next attempt was cancelled before its launch; None: it was not.
 
-    The record is deleted, so that it counts only once.
-    If the present attempt still runs, its launch was under way then: it is ended.
+    The record is deleted, so that it counts only once. If the present attempt still runs, its launch was
+    under way at the time of the cancellation: it is ended.
     """
     entry = ctx.ledger.read()
     by = entry.cancelled.get(entry.attempt + 1)

@@ -47,7 +47,7 @@ def attach(ctx: RunContext) -> Handle | None:
     if not ctx.ledger.exists():
         return None
     with ctx.ledger.update() as entry:
-        join(ctx, entry, "train")
+        join(ctx, entry, "train")  # records which task trains
     handle = attachable(ctx, entry)
     if handle is None:
         return None
@@ -63,8 +63,9 @@ def attachable(ctx: RunContext, entry: Entry) -> Handle | None:
     if handle is None or handle != entry.handle:  # the launch was killed: the next one records what it finds
         return None
     status = attempt_status(ctx, handle, entry)
-    is_known = status.state is not RunState.UNKNOWN
-    return handle if is_known and should_attach(status, entry) else None
+    if status.state is RunState.UNKNOWN:  # `launch` refuses it, and says why
+        return None
+    return handle if should_attach(status, entry) else None
 
 
 @contextmanager
@@ -84,17 +85,19 @@ def edited(ctx: RunContext, handle: Handle) -> Finding | None:
     recorded = entry.attempts.get(handle.attempt)
     if recorded is None:  # an older version of manycpu started it
         return None
+    # What was not staged or built again counts as unchanged.
     digests = {name: entry.digests.get(name, digest) for name, digest in recorded.digests.items()}
-    latest = Attempt(run=ctx.run_fields, target=ctx.target_fields, digests=digests)
-    before, now = _dotted_fields(recorded), _dotted_fields(latest)
-    at_once = {f"run.{name}" for name in FIELDS_AT_ONCE}
+    before = _dotted_fields(recorded)
+    now = _dotted_fields(Attempt(run=ctx.run_fields, target=ctx.target_fields, digests=digests))
+    at_once = {f"run.{name}" for name in FIELDS_AT_ONCE}  # these count for the attempt, too
     at_once |= {f"target.{name}" for name in ctx.target.reached_by}
     names = [name for name in sorted({*before, *now} - at_once) if before.get(name) != now.get(name)]
     if not names:
         return None
     changed = [f"the files of {_SOURCES[name]}" if name in _SOURCES else name for name in names]
+    fields = dict.fromkeys(_SOURCES.get(name, name) for name in names)  # each one once
     return Finding(
-        ", ".join(dict.fromkeys(_SOURCES.get(name, name) for name in names)),
+        ", ".join(fields),
         f"since attempt {handle.attempt} was started, these have changed: {', '.join(changed)}; it is judged "
         "by what it was started with",
         "What is given now counts from the next attempt on",

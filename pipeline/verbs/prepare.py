@@ -36,8 +36,12 @@ def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Findin
     findings = preflight(ctx)
     # A training that runs already needs no sources: a finding about them must not refuse to attach to it.
     others = [finding for finding in findings if finding.field not in SOURCES]
-    may_attach = holder is not None and others != findings and ctx.ledger.exists()
-    raise_findings(others if may_attach and attachable(ctx, ctx.ledger.read()) else findings)
+    has_source_findings = len(others) < len(findings)
+    may_attach = holder is not None and has_source_findings and ctx.ledger.exists()
+    if may_attach and attachable(ctx, ctx.ledger.read()):
+        raise_findings(others)
+    else:
+        raise_findings(findings)
     findings += ctx.driver.remove_expired(ctx, ctx.ledger.now(), may_delete_expired)
     try:
         claim(ctx, holder)
@@ -50,10 +54,10 @@ def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Findin
         elif isinstance(error, ForeignRunError):  # another process works on this run: it gets its claim back
             claim(ctx, ctx.ledger.lease().holder)
         raise
-    take_cancellation(ctx)  # a person cancelled an earlier try, before its launch
+    take_cancellation(ctx)  # one of an earlier try, before its launch: it does not count for this try
     if "prepare" not in entry.verbs:
         with ctx.ledger.timed("prepare") as record:
             record.seconds = 0
-        with ctx.ledger.update() as entry:  # with the seconds before the ledger existed
+        with ctx.ledger.update() as entry:  # `timed` lacks the seconds before the ledger existed
             entry.verbs["prepare"].seconds = time.monotonic() - started
     return findings

@@ -64,7 +64,7 @@ def wait(ctx: RunContext, handle: Handle, *listeners: RankListener) -> Status:
 
 
 def conclude(ctx: RunContext, handle: Handle, status: Status) -> None:
-    """Record the end of a training, and raise an error unless it succeeded.
+    """Record the end of a training, send it to the trackers, and raise an error unless it succeeded.
 
     Raises:
         CancelledError: The training was cancelled.
