@@ -87,13 +87,10 @@ def _program(ctx: RunContext) -> Findings:
         yield Finding("run.program", f"{name} is a folder", "Give the script in it that trains")
     elif kind == "script" and not Path(name).is_file():
         near = difflib.get_close_matches(name.replace("-", "_"), program.RECIPES, 1)
-        yield Finding(
-            "run.program",
-            f"there is no script {name}, and no recipe of that name",
-            f"Did you mean {near[0]}?"
-            if near
-            else f"Give a script's path, `-m module`, or a recipe: {', '.join(program.RECIPES)}",
-        )
+        fix = f"Give a script's path, `-m module`, or a recipe: {', '.join(program.RECIPES)}"
+        if near:
+            fix = f"Did you mean {near[0]}?"
+        yield Finding("run.program", f"there is no script {name}, and no recipe of that name", fix)
     # An image may have modules that this environment lacks; `_code` looks for a module in run.code.
     missing = kind == "module" and not has_module(ctx.base, name) and not installed(name)
     if missing and ctx.run.code is None and not ctx.target.has_image:
@@ -128,11 +125,17 @@ def _main_file(ctx: RunContext) -> Findings:
     yield from process_findings(text, path.name, ctx.run.subprocesses, threads)
     with suppress(BadInputError, BuildError, OSError):  # `_code` reports them
         yield from import_findings(ctx)
-    write = next(relative_writes(text, ctx.run.args), None) if ctx.run.output is None else None
+    if ctx.run.output is None:
+        yield from _lost_write(ctx, text, path.name)
+
+
+def _lost_write(ctx: RunContext, source: str, name: str) -> Findings:
+    """Warn if a program (``name``) without an output writes to its working folder; only the first path."""
+    write = next(relative_writes(source, ctx.run.args), None)
     if write is not None:
         yield Finding(
             "run.output",
-            f"{path.name} writes to {write.path!r} ({write.where}), in its working folder, which goes "
+            f"{name} writes to {write.path!r} ({write.where}), in its working folder, which goes "
             "with the run: run.output is null, and nothing is exported",
             "Give run.output, and have the program write to {output}, or $MANYCPU_OUTPUT",
             fatal=False,
@@ -180,11 +183,14 @@ def _recipe(ctx: RunContext) -> Findings:
 
 def _squad(data: Path | None, options: recipe_options.Options) -> Findings:
     """Check that ``data`` has the files in SQuAD's format that the options need."""
+    if data is None:
+        return
     version_2 = recipe_options.is_on(options, "version_2_with_negative")
+    # As the recipe decides: without any of these options, it trains.
     chooses_other = bool({"do_eval", "do_predict"} & options.keys())
     trains = recipe_options.is_on(options, "do_train", default=not chooses_other)
-    if data and (problems := squad.problems(data, version_2=version_2, trains=trains)):
-        yield Finding("run.data", problems[0], "Give files in SQuAD's format")
+    for problem in squad.problems(data, version_2=version_2, trains=trains)[:1]:
+        yield Finding("run.data", problem, "Give files in SQuAD's format")
 
 
 def _hogwild(run: TrainingRun, data: Path | None, options: recipe_options.Options) -> Findings:
@@ -211,11 +217,10 @@ def _check_images(run: TrainingRun, data: Path | None, options: recipe_options.O
     """
     is_named = run.data or run.env_from or "MANYCPU_DATA" in run.env or any(map(options.get, _DATA_OPTIONS))
     if data or not is_named:
-        images_found = images.read(
-            data, recipe_options.first(options, "label_pattern") or images.LABEL_PATTERN
-        )
+        pattern = recipe_options.first(options, "label_pattern") or images.LABEL_PATTERN
+        images_found = images.read(data, pattern)
         batch = recipe_options.first(options, "batch_size") or str(images.BATCH_SIZE)
-        if batch.isdecimal():
+        if batch.isdecimal():  # else the recipe itself refuses it
             count = images.train_count(len(images_found.files))
             images.check_sizes(count, int(batch), run.nodes.least * run.processes)
 
@@ -331,8 +336,9 @@ def _remote(source: Location, field: str, *, by_pods: bool) -> Findings:
     """
     where = "from here, " if by_pods else ""
     if (reason := source.missing(_WEB_TIMEOUT_S)) is not None:
-        fix = "Mend the URL, or give the token of a private one, HF_TOKEN"
-        fix = fix if source.url.startswith("hf://") else "Mend the URL"
+        fix = "Mend the URL"
+        if source.url.startswith("hf://"):
+            fix += ", or give the token of a private one, HF_TOKEN"
         yield Finding(field, f"{where}there is nothing at {source.url}: {reason}", fix, fatal=not by_pods)
         return
     with suppress(Exception):  # each fsspec protocol raises its own error types
@@ -383,13 +389,14 @@ def _key_fault(url: str) -> Finding | None:
     if VERSION in url:
         fix = f"Leave {VERSION} and what follows it out"
         return Finding("run.output", f"{url} names a version, and the model would be written beside it", fix)
-    if not {"", ".", ".."}.isdisjoint(url.partition("://")[2].rstrip("/").split("/")):
+    folders = url.partition("://")[2].rstrip("/").split("/")
+    if any(folder in ("", ".", "..") for folder in folders):
         return Finding("run.output", f"{url} has '//', '.' or '..' in its path", "Name each folder once")
     return None
 
 
 def _behind_url(ctx: RunContext) -> Findings:
-    """Check that an output behind a URL has its bucket, and no files of others."""
+    """Check that an output behind a URL has its bucket, and no files that this run did not write."""
     if not ctx.output.exists():
         if ctx.output.in_bucket and (reason := ctx.output.bucket.missing(_WEB_TIMEOUT_S)):
             fix = "Mend the URL, or make the bucket: manycpu makes none"
@@ -418,10 +425,12 @@ def _places(ctx: RunContext) -> Findings:
     with suppress(BadInputError):  # `_output` reports it
         output = ctx.output.local
         for field, path in (("output", output), ("checkpoints", ctx.run.checkpoints)):
-            place = path and Path(path).resolve()
+            if not path:
+                continue
+            folder = Path(path).resolve()
             # The folder that contains manycpu's own folders is refused too.
-            is_home = place in {folder.parent for folder in own_folders}
-            if place and (is_home or any(map(place.is_relative_to, own_folders))):
+            is_home = folder in {own_folder.parent for own_folder in own_folders}
+            if is_home or any(map(folder.is_relative_to, own_folders)):
                 message = f"{path} is where manycpu keeps its own, and deletes it"
                 yield Finding(f"run.{field}", message, "Give a folder elsewhere")
     for field in ("data", "model"):
@@ -434,13 +443,17 @@ def _places(ctx: RunContext) -> Findings:
 def _is_in(source: str, output: str) -> bool:
     """Whether an output is in a source, or is the source itself; both are paths or URLs."""
     if is_remote(source) or is_remote(output):
-        (storage, folder), (storage_of_output, folder_of_output) = map(_storage_and_folder, (source, output))
+        storage, folder = _storage_and_folder(source)
+        storage_of_output, folder_of_output = _storage_and_folder(output)
         return storage_of_output == storage and folder_of_output.is_relative_to(folder)
     return Path(source).is_dir() and Path(output).resolve().is_relative_to(Path(source).resolve())
 
 
 def _storage_and_folder(url: str) -> tuple[tuple[str, str], PurePosixPath]:
-    """Split a URL into what names its storage, whatever the login, and the folder there."""
+    """Split a URL into what names its storage, without its login, and the folder there.
+
+    Of a chained URL (``zip://folder::s3://bucket/file``), all that follows ``::`` names the storage too.
+    """
     first, _, chained = url.partition("::")
     protocol, _, path = first.rpartition("://")
     storage = ("s3" if protocol == "s3a" else protocol, chained)
@@ -463,8 +476,9 @@ def _writable(ctx: RunContext) -> Findings:
             yield Finding("run.output", f"{folder} is a mount point, which cannot be replaced", fix)
         elif folder is not None and folder.name and not folder.is_file():
             # A partial export is a folder beside the output; its name is the longest of all.
-            token, folder = "0" * (transfer.DIGITS + 9), folder.resolve()
-            disk.try_out(folder.with_name(f".{folder.name}.{ctx.key}.{token}.partial"))
+            digest_and_token = "0" * (transfer.DIGITS + 9)
+            folder = folder.resolve()
+            disk.try_out(folder.with_name(f".{folder.name}.{ctx.key}.{digest_and_token}.partial"))
     except BadInputError:
         return  # `_output` reports it
     except OSError as error:
@@ -510,8 +524,8 @@ def _placeholders(ctx: RunContext) -> Findings:
 
 
 def _secret_arguments(ctx: RunContext) -> Findings:
-    """Warn of a secret among the arguments of the program."""
-    shown = redacted_options(ctx.run.args)
+    """Warn of the first secret among the arguments of the program."""
+    shown = redacted_options(ctx.run.args)  # word by word, so that the two have the same length
     changed = next((index for index, word in enumerate(shown) if word != ctx.run.args[index]), None)
     if changed is not None:
         # The hidden word with the word before it, which may be the option.

@@ -74,7 +74,8 @@ class _Program:
         self.functions = {node.name: node for node in self.tree.body if isinstance(node, _Functions)}
         self.names: dict[str, str] = {}
         """Name in the file -> its full dotted name; torch.multiprocessing counts as multiprocessing."""
-        for node in ast.walk(self.tree):  # breadth first: imports at the top come before their uses
+        # Breadth first: imports at the top come before the assignments and classes that use their names.
+        for node in ast.walk(self.tree):
             self.names.update(self._names_bound_by(node))
 
     def unguarded_start(self) -> _Mistake | None:
@@ -122,7 +123,7 @@ class _Program:
                 target = node.targets[0]
                 key = target.slice if isinstance(target, ast.Subscript) else None
                 value = node.value if _constant(key) == "OMP_NUM_THREADS" else None
-            text = str(_constant(value))
+            text = str(_constant(value))  # a number, or a text in os.environ
             if threads and text.isdecimal() and int(text) > threads:
                 message = f"{ast.unparse(node)} wins over the CPU plan's {threads}: oversubscribed"
                 return _Mistake(getattr(node, "lineno", 1), message, "Leave it out to have the plan's")
@@ -153,7 +154,10 @@ class _Program:
         return None
 
     def _names_bound_by(self, node: ast.AST) -> dict[str, str]:
-        """Map each name that a statement binds to the full dotted name of its value."""
+        """Map each name that a statement binds to the full dotted name of its value.
+
+        Only what the checks look for counts. ``import a.b`` binds a name that is its own full name.
+        """
         if isinstance(node, ast.Import):
             return {alias.asname: _without_torch(alias.name) for alias in node.names if alias.asname}
         if isinstance(node, ast.ImportFrom):
@@ -201,7 +205,7 @@ class _Program:
         """
         if self._name(start.func) == _ALWAYS_SPAWN:
             return "spawn"
-        methods = set()  # all that the file sets, anywhere
+        methods = set()
         for call in _calls(ast.walk(self.tree)):
             by_name = {keyword.arg: keyword.value for keyword in call.keywords}
             method = by_name.get("method") or by_name.get("start_method")
@@ -230,7 +234,8 @@ def _calls(nodes: Iterable[ast.AST]) -> list[ast.Call]:
 def _executed_nodes(body: Iterable[ast.AST], *, guarded: bool) -> Iterator[ast.AST]:
     """Yield the nodes of the source that run when a block runs.
 
-    Bodies of functions are left out; blocks of ``if __name__ == "__main__"`` are too, unless ``guarded``.
+    Bodies of functions are left out; blocks of ``if __name__ == "__main__"`` are too, unless ``guarded``:
+    they run in the program itself, and not when the file is imported.
     """
     for node in body:
         if isinstance(node, _Functions | ast.Lambda):
