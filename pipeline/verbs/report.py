@@ -44,6 +44,8 @@ def write_report(ctx: RunContext, report: Report) -> None:
 
     If the output has an earlier report of this run, report.html is written before report.json. So if this
     process is killed in between, report.json still shows an unfinished run, and the next try writes both.
+    Otherwise report.html comes last: it is not written beside the report of another run. If the run has
+    ended, the claim of its output is released, except in a cluster, where the target does so.
 
     Raises:
         OutputTakenError: Another run has the output.
@@ -60,9 +62,9 @@ def write_report(ctx: RunContext, report: Report) -> None:
         raise
     except Exception as error:
         # Each fsspec protocol raises its own error types.
-        text = f"report.json cannot be written to {ctx.destination}: {error}; {report.error or report.state}"
+        message = f"report.json cannot be written to {ctx.destination}: {error}"
         raise ExportError(
-            without_secrets(text, ctx.destination),
+            without_secrets(f"{message}; {report.error or report.state}", ctx.destination),
             field="run.output",
             fix="Mend the output, and run again with the same run id",
         ) from error
@@ -83,7 +85,7 @@ def _write_page(ctx: RunContext, report: Report) -> None:
 def log_of(ctx: RunContext, handle: Handle) -> str:
     """Return the content of run.log: the last few MiB of the ranks' lines, as a terminal shows them.
 
-    Empty if there are none, or if they cannot be read, which is logged.
+    Empty if there are none. If they cannot be read, that is logged, and those that were read are returned.
     """
     lines = list[str]()
     log = ReadableLog(lines.append)
