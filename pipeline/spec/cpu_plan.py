@@ -193,26 +193,23 @@ def _rows_of_machine(machine: Machine, request: CpuRequest, sizes: Sizes) -> Ite
     """Yield the plan's rows on what the node grants: processors, sockets, cores and memory."""
     quota = f"cgroup quota {machine.quota:g}" if machine.quota else "no cgroup quota"
     threads = machine.threads_per_core
-    smt = f"{threads} hyper-threads share a core's arithmetic" if threads > 1 else "no hyper-threads"
+    sharing = f"{threads} hyper-threads share a core's arithmetic" if threads > 1 else "no hyper-threads"
     yield Row(
         "granted", f"{machine.processors:g}", f"{len(machine.cpus)} processors of the affinity, {quota}"
     )
     yield Row(
         "topology",
         f"{counted(machine.sockets, 'socket')}, {counted(machine.nodes, 'NUMA node')}",
-        smt,
+        sharing,
     )
     unused = sizes.cores - sizes.computing * sizes.fair
     leftover = f"; {unused:g} left over by whole threads" if unused > 0 else ""
-    why = (
-        "run.resources.cpu"
-        if request.cpus and request.cpus <= machine.cores
-        else "what is granted, SMT aside"
-    )
-    yield Row("cores", f"{sizes.cores:g}", why + leftover)
+    is_asked_for = request.cpus and request.cpus <= machine.cores
+    why_cores = "run.resources.cpu" if is_asked_for else "what is granted, SMT aside"
+    yield Row("cores", f"{sizes.cores:g}", why_cores + leftover)
     if memory := request.memory or machine.memory:
-        why = "run.resources.memory" if request.memory else "the lesser of the node's and the cgroup's limit"
-        yield Row("memory", format_bytes(memory), why)
+        limit = "the lesser of the node's and the cgroup's limit"
+        yield Row("memory", format_bytes(memory), "run.resources.memory" if request.memory else limit)
         yield Row(
             "shared memory",
             format_bytes(shm_of(memory)),
@@ -226,13 +223,9 @@ def _rows_of_processes(
     """Yield the plan's rows on processes, threads and pinning; ``unpinned``: why ranks are not pinned."""
     computing = f"{sizes}" if sizes.subprocesses == 1 else f"({sizes})"
     formula = f"floor({counted(sizes.cores, 'core')} / {computing}), at least 1"
-    yield Row(
-        "processes",
-        str(sizes.processes),
-        "run.nproc_per_node"
-        if request.processes
-        else "one for each socket that the cores fill; sockets of one NUMA node count as one",
-    )
+    by_sockets = "one for each socket that the cores fill; sockets of one NUMA node count as one"
+    why = "run.nproc_per_node" if request.processes else by_sockets
+    yield Row("processes", str(sizes.processes), why)
     if sizes.subprocesses > 1:
         yield Row("subprocesses", str(sizes.subprocesses), "run.subprocesses: of each process, on its cores")
     yield Row("threads", str(sizes.threads), "run.env" if sizes.threads != sizes.fair else formula)
@@ -309,9 +302,11 @@ def _warnings(machine: Machine, request: CpuRequest, sizes: Sizes, preload: Sequ
                 f"run.env: {name}={request.env[name]} wins over the CPU plan's pinning, and is the same for "
                 f"all {sizes.processes} ranks of a node; leave it out to give each rank cores of its own"
             )
-    preloaded = request.env.get("LD_PRELOAD")
-    if missing := [path for path in preload if preloaded is not None and path not in preloaded]:
-        yield f"run.env: LD_PRELOAD={preloaded} wins over the CPU plan's, without {', '.join(missing)}"
+    if "LD_PRELOAD" in request.env:
+        preloaded = request.env["LD_PRELOAD"]
+        missing = [path for path in preload if path not in preloaded]
+        if missing:
+            yield f"run.env: LD_PRELOAD={preloaded} wins over the CPU plan's, without {', '.join(missing)}"
     yield from _warn_of_workers(request)
     if request.dtype == "bf16" and (warning := bf16_warning(machine.flags)):
         yield warning
@@ -378,7 +373,8 @@ def _warn_of_threads(request: CpuRequest, sizes: Sizes) -> Iterator[str]:
 
 def _warn_of_workers(request: CpuRequest) -> Iterator[str]:
     """Warn of settings of oneCCL's worker threads, which the backend ccl does not start."""
-    if request.backend in ("gloo", "mpi") or request.env.get("CCL_WORKER_OFFLOAD", "0") != "0":
+    has_workers = request.env.get("CCL_WORKER_OFFLOAD", "0") != "0"  # the user turned them on
+    if request.backend in ("gloo", "mpi") or has_workers:
         return
     for name in ("CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY"):
         if request.env.get(name, "1") != "1":

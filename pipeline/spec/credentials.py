@@ -68,7 +68,8 @@ def without_secrets(text: str, value: Any) -> str:
     text = redacted(text)
     # Longest first, because one secret may be a part of another.
     for secret in sorted(secrets_in(value), key=len, reverse=True):
-        text = text.replace(secret, HIDDEN) if len(secret) >= SHORTEST else text
+        if len(secret) >= SHORTEST:
+            text = text.replace(secret, HIDDEN)
     return text
 
 
@@ -180,18 +181,19 @@ def _hide_in_word(word: str, hide: Hide) -> str:
 
     def hide_pair(pair: re.Match[str]) -> str:
         quote, name, colon, value_quote, value = pair.groups()
-        return (
-            f"{quote}{name}{quote}{colon}{value_quote}{hide(value)}{value_quote}"
-            if is_secret(name)
-            else pair[0]
-        )
+        if not is_secret(name):
+            return pair[0]
+        return f"{quote}{name}{quote}{colon}{value_quote}{hide(value)}{value_quote}"
 
     if (header := _HEADER.fullmatch(word)) and is_secret(header[1]):
         return word[: header.start(2)] + hide(header[2])
     word = _JSON_PAIR.sub(hide_pair, word)
-    begin = 0  # of the next name in ``name=name=value``
-    while (end := word.find("=", begin)) > 0 and _NAME.fullmatch(name := word[begin:end]):
-        begin = end + 1
+    *names, _ = word.split("=")  # of ``name=name=value``: the value of the first secret name is all the rest
+    begin = 0
+    for name in names:
+        if not _NAME.fullmatch(name):
+            break
+        begin += len(name) + 1
         if is_secret(name):
             return word[:begin] + hide(word[begin:])
     parts = re.split(r"(\s+)", word)
@@ -208,6 +210,7 @@ def secrets_in(value: Any) -> set[str]:
     named_secret: set[str] = set()
 
     def collect(text: str) -> str:
+        """Note a secret; returns what a ``Hide`` must."""
         named_secret.add(text)
         return HIDDEN
 
@@ -239,8 +242,8 @@ def _credentials(value: Any) -> set[str]:
             if user is not None:
                 users.append(user[1])
         # Odd passwords (with characters that URLs may not have), where the users of other URLs are hidden.
-        for url in _ODD_PASSWORD.finditer(_hide_in_urls(text)):
-            users += [url[2]] if _may_have_user(url[1]) else []
+        odd = _ODD_PASSWORD.finditer(_hide_in_urls(text))
+        users += [url[2] for url in odd if _may_have_user(url[1])]
         # A URL with an odd password is found whole only when that password is hidden.
         for url in _URL.finditer(_hide_odd_passwords(text)):
             query_values += [match[2] for match in _QUERY_VALUE.finditer(url[2])]
@@ -277,13 +280,15 @@ def _user_part(protocol: str, rest: str) -> re.Match[str] | None:
         return None
     # Where a name alone is no token, it is a login and may be shown.
     takes_tokens = protocol.lower().rpartition("+")[2] in _TOKEN_PROTOCOLS
-    return user if takes_tokens or not _LOGIN_NAME.fullmatch(user[1]) else None
+    is_login = not takes_tokens and _LOGIN_NAME.fullmatch(user[1]) is not None
+    return None if is_login else user
 
 
 def _texts_in(value: Any) -> Iterator[str]:
     """Yield every text in a JSON value that may have a URL, except the keys of mappings."""
     if isinstance(value, str):
-        yield from [value] if "://" in value else []
+        if "://" in value:
+            yield value
     elif isinstance(value, (Mapping, list, tuple)):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from _texts_in(item)
