@@ -80,7 +80,8 @@ class Reference:
             host, path_and_version = _DOCKER_HUB, name
         if host in (_DOCKER_HUB, f"index.{_DOCKER_HUB}"):
             host = _DOCKER_HUB
-            path_and_version = path_and_version if "/" in path_and_version else f"library/{path_and_version}"
+            if "/" not in path_and_version:  # an official image
+                path_and_version = f"library/{path_and_version}"
         match = _PATH_AND_VERSION.fullmatch(path_and_version)
         if scheme not in ("", "http", "https") or not match or not _REPOSITORY.fullmatch(match["path"]):
             raise BadInputError(
@@ -182,25 +183,27 @@ class Image:
 
         In variables such as PATH and PYTHONPATH, the change's value comes before the image's.
         """
-        config = self.config  # a new dictionary at each access, so this image stays as it is
-        config["rootfs"]["diff_ids"] += [layer.diff_id for layer in change.layers]
-        if "history" in config:
-            config["history"] += [{"created_by": layer.made_by} for layer in change.layers]
-        config["config"] = dict(self.settings) | {
-            "Env": [f"{name}={value}" for name, value in _merged_environment(self.env, change.env).items()],
+        # Both properties parse their JSON at each access: a change of the result leaves this image as it is.
+        new_config, new_manifest = self.config, self.manifest
+        new_config["rootfs"]["diff_ids"] += [layer.diff_id for layer in change.layers]
+        if "history" in new_config:  # a history covers all layers: none is begun for an image without one
+            new_config["history"] += [{"created_by": layer.made_by} for layer in change.layers]
+        environment = _merged_environment(self.env, change.env)
+        settings = self.settings | {
+            "Env": [f"{name}={value}" for name, value in environment.items()],
             "Labels": {**self.labels, **change.labels, _BASE_LABEL: self.digest},
         }
         if change.working_folder is not None:
-            config["config"]["WorkingDir"] = change.working_folder
-        config_bytes = _as_canonical_json(config)
-        manifest = self.manifest
-        manifest["config"] |= {"digest": sha256(config_bytes), "size": len(config_bytes)}
+            settings["WorkingDir"] = change.working_folder
+        new_config["config"] = settings  # what `settings` reads
+        config_bytes = _as_canonical_json(new_config)
+        new_manifest["config"] |= {"digest": sha256(config_bytes), "size": len(config_bytes)}
         media_type = _GZIPPED[self.media_type]
-        manifest["layers"] += [
+        new_manifest["layers"] += [
             {"mediaType": media_type, "digest": layer.digest, "size": len(layer.content)}
             for layer in change.layers
         ]
-        return Image(_as_canonical_json(manifest), config_bytes, self.media_type)
+        return Image(_as_canonical_json(new_manifest), config_bytes, self.media_type)
 
 
 def choose(index: Mapping[str, Any], name: str) -> str:
@@ -280,14 +283,17 @@ def base_images(text: str, arguments: Mapping[str, str]) -> list[str]:
     in_stage = False
     for line in _dockerfile_lines(text):
         if stage := _FROM.match(line):  # group 1: what it starts from; group 2: the stage's name
-            in_stage, name = True, _with_values(stage[1].strip("\"'"), values)
+            in_stage = True
+            name = _with_values(stage[1].strip("\"'"), values)
             if name.lower() not in stages and name not in images:
                 images.append(name)
             stages.add((stage[2] or "").lower())
         elif (words := _ARGUMENTS.match(line)) and not in_stage:  # later ones count in their own stage only
-            for name, default in _ARGUMENT.findall(words[1]):
-                if default or name in arguments:  # else builders keep the value that it has
-                    values[name] = arguments.get(name, _with_values(default[1:].strip("\"'"), values))
+            for argument, default in _ARGUMENT.findall(words[1]):  # default: with its =, or empty
+                if argument in arguments:
+                    values[argument] = arguments[argument]
+                elif default:  # without one, builders keep the value that it has
+                    values[argument] = _with_values(default[1:].strip("\"'"), values)
     return images
 
 
@@ -309,9 +315,9 @@ def needs_buildkit(text: str) -> bool:
     >>> needs_buildkit("FROM a\nRUN <<EOF\nmake\nEOF")
     True
     """
-    return _HERE_DOCUMENTS.search(_CONTINUATION.sub(" ", text)) is not None or any(
-        _NEEDS_BUILDKIT.match(line) for line in _dockerfile_lines(text)
-    )
+    if _HERE_DOCUMENTS.search(_CONTINUATION.sub(" ", text)):
+        return True
+    return any(_NEEDS_BUILDKIT.match(line) for line in _dockerfile_lines(text))
 
 
 def _dockerfile_lines(text: str) -> Iterator[str]:
@@ -325,4 +331,10 @@ def _dockerfile_lines(text: str) -> Iterator[str]:
 
 def _with_values(text: str, values: Mapping[str, str]) -> str:
     """Replace ``$NAME``, ``${NAME}`` and ``${NAME:-default}`` in a text by their values."""
-    return _VARIABLE.sub(lambda match: values.get(match[1] or match[3]) or match[2] or "", text)
+
+    def value_of(variable: re.Match[str]) -> str:
+        in_braces, default, bare = variable.groups()
+        # As in a shell, the default also replaces an empty value.
+        return values.get(in_braces or bare) or default or ""
+
+    return _VARIABLE.sub(value_of, text)

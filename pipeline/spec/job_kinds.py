@@ -97,7 +97,9 @@ class JobKind:
             return [entry for entry in status.get("conditions") or () if entry["status"] == "True"]
         state = status.get("state") or {}
         phase = state.get("phase")
-        return [{**state, "type": self.phases.get(phase, phase), "status": "True"}] if phase else []
+        if not phase:
+            return []
+        return [{**state, "type": self.phases.get(phase, phase), "status": "True"}]
 
     def condition(self, job: KubeObject | None, name: str) -> KubeObject | None:
         """Return a job's condition with this name if it is true; None: it is not."""
@@ -116,13 +118,15 @@ class JobKind:
         >>> MPIJOB.suspended({"spec": {"runPolicy": {"suspend": True}}}), MPIJOB.suspended({"spec": {}})
         (True, False)
         """
+        if self.suspend is None:
+            return False
         value: Any = job
-        for name in self.suspend or ():  # follow the path to the field
+        for name in self.suspend:  # follow the path to the field
             value = (value or {}).get(name)
-        return self.suspend is not None and bool(value)
+        return bool(value)
 
     def with_suspend(self, suspend: bool) -> KubeObject:
-        """Build the patch that suspends or resumes a job.
+        """Build the patch that suspends or resumes a job; only of a kind that has such a field (``suspend``).
 
         >>> MPIJOB.with_suspend(True)
         {'spec': {'runPolicy': {'suspend': True}}}
