@@ -152,7 +152,8 @@ class ReturnedEvent(Event):
 
     def sentence(self) -> str:
         """Write the JSON, or a part of it."""
-        return f"{'returned' if self.parts == 1 else f'returned ({self.part}/{self.parts})'}: {self.text}"
+        part = "" if self.parts == 1 else f" ({self.part}/{self.parts})"
+        return f"returned{part}: {self.text}"
 
 
 class ResultEvent(Event):
@@ -165,8 +166,10 @@ class ResultEvent(Event):
     message: str | None = None
 
     def sentence(self) -> str:
-        """Write the value, or its file."""
-        return f"returned: {self.message or (self.sha256 and f'file {self.sha256}') or self.value}"
+        """Write why it cannot be sent, or its file, or the value."""
+        if self.message:
+            return f"returned: {self.message}"
+        return f"returned: file {self.sha256}" if self.sha256 else f"returned: {self.value}"
 
 
 class WarningEvent(MessageEvent):
@@ -242,6 +245,7 @@ def decode(text: str) -> Event | None:
         if "\\u" in text:
             # Raises ValueError if an escape is half of a character, which no file can hold.
             json.dumps(fields, ensure_ascii=False).encode()
+        # Libraries cannot serialize again what is nested too deeply.
         if not isinstance(fields, dict) or not is_shallow(fields):
             return None
         kind = fields.get("event")

@@ -68,11 +68,14 @@ def finished_round(folder: Path) -> list[dict[str, Any]]:
     Raises:
         OSError: The folder exists and cannot be read.
     """
-    finished, last_end = list[dict[str, Any]](), -math.inf
+    finished: list[dict[str, Any]] = []
+    last_end = -math.inf
     for meeting_folder in folder.iterdir() if folder.is_dir() else ():
-        records = sorted(_read(meeting_folder), key=itemgetter("rank")) if meeting_folder.is_dir() else []
-        size = records[0]["world_size"] if records else 0
-        if not records or size != len(records) or [record["rank"] for record in records] != [*range(size)]:
+        if not meeting_folder.is_dir():
+            continue
+        records = sorted(_read(meeting_folder), key=itemgetter("rank"))
+        ranks = [record["rank"] for record in records]
+        if not ranks or ranks != [*range(records[0]["world_size"])]:
             continue  # not all ranks have ended
         if all(record["code"] == 0 for record in records):
             end = max(float(record["time"]) for record in records)
@@ -94,7 +97,6 @@ def _read(folder: Path) -> Iterator[dict[str, Any]]:
 
 def _is_record(fields: dict[str, Any]) -> bool:
     """Whether the parsed JSON of a file has the fields of a record, with values of the right types."""
-    has_types = all(isinstance(fields.get(name), kind) for name, kind in _FIELDS.items())
-    return (
-        has_types and abs(fields["time"]) < _LATEST and all(isinstance(line, str) for line in fields["lines"])
-    )
+    if not all(isinstance(fields.get(name), kind) for name, kind in _FIELDS.items()):
+        return False
+    return abs(fields["time"]) < _LATEST and all(isinstance(line, str) for line in fields["lines"])

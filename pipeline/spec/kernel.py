@@ -59,7 +59,7 @@ def address_towards(host: str, port: int) -> str:
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # of a UDP socket: chooses the route and the own address, and sends nothing
-        return str(probe.getsockname()[0]).partition("%")[0]
+        return str(probe.getsockname()[0]).partition("%")[0]  # without the zone of an IPv6 address
 
 
 def interface_of(address: str) -> str | None:

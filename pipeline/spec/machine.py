@@ -108,7 +108,8 @@ class Machine:
         memory = [limit for folder in folders("memory") if (limit := _cgroup_memory(folder))]
         if total := _value_behind(root / "proc/meminfo", "MemTotal:"):
             memory.append(int(total.split()[0]) * 1024)
-        quota, own_cgroup = min(quotas, default=None), next(folders("cpu"), root)
+        quota = min(quotas, default=None)
+        own_cgroup = next(folders("cpu"), root)  # root: there is none, and no file of it is found there
         return cls(
             cpus=tuple(sorted(_cpus(root))),
             quota=quota,
@@ -161,8 +162,8 @@ def _cpus(root: Path) -> Iterator[Cpu]:
     for number in sorted({*allowed}.difference(offline)):
         folder = root / f"sys/devices/system/cpu/cpu{number}/topology"
         # Some virtual machines have no such files: then each processor counts as a core of socket 0.
-        siblings = [*_read_lines(folder / "thread_siblings_list"), str(number)][0]
-        socket = [*_read_lines(folder / "physical_package_id"), "0"][0]
+        siblings = next(iter(_read_lines(folder / "thread_siblings_list")), str(number))
+        socket = next(iter(_read_lines(folder / "physical_package_id")), "0")
         core = min(numbers(siblings))
         node = nodes.get(number, 0) if nodes else int(socket)  # no nodes: each socket's memory is its own
         yield Cpu(socket=int(socket), node=node, core=core, number=number)
@@ -173,11 +174,10 @@ def _cgroups(root: Path) -> Callable[[str], Iterator[Path]]:
 
     They lead from the process's own cgroup up to the mount point, in each hierarchy of version 1 or 2.
     """
-    paths = {  # controller -> path of the process's cgroup in that hierarchy
-        controller: path
-        for _, controllers, path in (line.split(":", 2) for line in _read_lines(root / "proc/self/cgroup"))
-        for controller in controllers.split(",")
-    }
+    paths: dict[str, str] = {}  # controller -> path of the process's cgroup in that hierarchy
+    for line in _read_lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        paths |= dict.fromkeys(controllers.split(","), path)
 
     def folders(controller: str) -> Iterator[Path]:
         """Yield the cgroups' folders, the process's own cgroup first."""
@@ -186,15 +186,14 @@ def _cgroups(root: Path) -> Callable[[str], Iterator[Path]]:
             head, _, right = line.partition(" - ")
             mounted, point = head.split(" ")[3:5]
             kind, _, options = right.split(" ", 2)  # the source between them may be empty
+            own: str | None = None  # path of the process's cgroup in this hierarchy
             if kind == "cgroup2":
-                path = paths.get("")  # version 2's one hierarchy
+                own = paths.get("")  # version 2's one hierarchy
             elif kind == "cgroup" and controller in options.split(","):
-                path = paths.get(controller)
-            else:
+                own = paths.get(controller)
+            if own is None:
                 continue
-            if path is None:
-                continue
-            inside = path.removeprefix(mounted) if mounted != "/" else path
+            inside = own.removeprefix(mounted) if mounted != "/" else own
             parts = [part for part in inside.split("/") if part not in ("", "..")]
             base = root / point.lstrip("/")
             for length in range(len(parts), -1, -1):  # a folder that does not exist is no error
@@ -205,14 +204,17 @@ def _cgroups(root: Path) -> Callable[[str], Iterator[Path]]:
 
 def _quota(folder: Path) -> float | None:
     """Read how many processors' worth of time a cgroup grants, of version 2 or 1; None: no limit."""
-    words = [  # quota and period: from one file of version 2, or from two of version 1
+    quota_and_period = [  # from one file of version 2, or from two of version 1: the others do not exist
         *_words_of_file(folder / "cpu.max"),
         *_words_of_file(folder / "cpu.cfs_quota_us"),
         *_words_of_file(folder / "cpu.cfs_period_us"),
     ]
-    if len(words) < 2 or words[0] in ("max", "-1") or int(words[1]) <= 0:  # noqa: PLR2004 - quota and period
+    if len(quota_and_period) < 2:  # noqa: PLR2004 - as its name says
         return None
-    return int(words[0]) / int(words[1])
+    quota, period = quota_and_period[:2]
+    if quota in ("max", "-1") or int(period) <= 0:
+        return None
+    return int(quota) / int(period)
 
 
 def _cgroup_memory(folder: Path) -> int | None:
