@@ -121,19 +121,20 @@ def estimate(
     defaults = recipe or _Recipe(1, 1, causal=False)  # a program that is no recipe
     name = first(options, "model_name_or_path") or run.model
     folder = base / name if name else None
-    model, config = None, _overrides(options)  # later also the values of the model's config.json
+    model = None
+    config = overrides = _overrides(options)
     if folder is not None and folder.is_dir():
-        model = model_shape.read(folder, causal=defaults.causal, overrides=config)
-        config = model_shape.config_of(folder) | config
-    if model is None and parameters is None:
-        why = f"{name} is not a folder here with config.json or safetensors" if name else "there is none"
-        return f"the size of the model is not known ({why}): give --parameters"
+        model = model_shape.read(folder, causal=defaults.causal, overrides=overrides)
+        config = model_shape.config_of(folder) | overrides
     if parameters is not None:
         model = replace(model or Model(parameters=parameters), parameters=parameters)
     elif model is not None:
         model = model_shape.with_head(model, defaults.outputs)
-    assert model is not None  # noqa: S101 - for mypy: one of the two was given
-    shard, excluded = first(options, "shard") or DEFAULT_SHARD, unshardable(options)
+    else:
+        why = f"{name} is not a folder here with config.json or safetensors" if name else "there is none"
+        return f"the size of the model is not known ({why}): give --parameters"
+    shard = first(options, "shard") or DEFAULT_SHARD
+    excluded = unshardable(options)
     # The ranks choose in the same way: if they cannot count the parameters from the configuration, `auto`
     # does not shard.
     if shard == "auto" and (excluded or model_shape.of_config(config, causal=defaults.causal) is None):
@@ -167,22 +168,27 @@ def _training(
     run: TrainingRun, recipe: _Recipe, options: Options, model: Model, config: model_shape.Config
 ) -> Training:
     """Read from a run's options how the model is trained; the recipe's defaults replace missing options."""
-    requested, limit = _integer(first(options, *_LENGTH_OPTIONS)), model_shape.length_limit(config)
-    wanted = requested or recipe.length
-    length = min(wanted, limit or wanted)
+    requested = _integer(first(options, *_LENGTH_OPTIONS))
     if recipe.causal and requested:
         length = requested  # more than the positions of the model stretches them, or is refused
+    else:
+        wanted = requested or recipe.length
+        length = min(wanted, model_shape.length_limit(config) or wanted)
     has_adapters = (first(options, "method") or recipe.method) != "full"
-    trained, adapters = None, 0  # None: all parameters of the model
+    trained: int | None = None  # all parameters of the model
+    adapters = 0
     if has_adapters:
         rank = _integer(first(options, "lora_r")) or _LORA_RANK
-        trained, adapters = 0, memory_plan.adapter_parameters(model.layout, rank)
+        trained = 0
+        adapters = memory_plan.adapter_parameters(model.layout, rank)
     elif model.layout and is_on(options, "freeze_embeddings"):
         trained = model.parameters - model.layout.vocabulary * model.layout.hidden
     # With adapters, weights that are stored as bf16 stay so if the training computes in bf16; else they are
     # kept in fp32.
     may_be_half = has_adapters and config.get("dtype", config.get("torch_dtype")) == "bfloat16"
-    bf16 = is_on(options, "bf16", default=may_be_half if run.dtype is None else run.dtype == "bf16")
+    # No dtype: the nodes' processors are not known (`estimate`). What takes less memory is assumed.
+    bf16_by_default = may_be_half if run.dtype is None else run.dtype == "bf16"
+    bf16 = is_on(options, "bf16", default=bf16_by_default)
     optimizer = first(options, "optim") or "adamw_torch_fused"
     return Training(
         batch=_integer(first(options, "per_device_train_batch_size")) or recipe.batch,
@@ -239,26 +245,23 @@ def findings(estimate: Estimate, memory: int, field: str, node: str = "a node") 
     )
     ranks_possible = memory_plan.processes_possible(model, training, nodes)
     nodes_needed = None if estimate.excluded else memory_plan.nodes_needed(model, training, nodes, "full")
-    # Each of these lists has one fix, or is empty.
-    fix_by_fewer_ranks = (
-        [f"set run.nproc_per_node to {ranks_possible}"] if 0 < ranks_possible < nodes.processes else []
-    )
-    fix_by_sharding = ["add --shard full to run.args"] if estimate.shard in ("no", "hybrid") else []
-    fix_by_more_nodes = (
-        [f"set run.nnodes to {nodes_needed}"] if nodes_needed and nodes_needed > nodes.nodes else []
-    )
+    fixes = []  # alternatives
+    field_to_change = field
     if nodes_needed:
-        field_to_change = "run.nnodes" if fix_by_more_nodes else "run.args"
-        fixes = [" and ".join([*fix_by_sharding, *fix_by_more_nodes]), *fix_by_fewer_ranks]
-    elif fix_by_fewer_ranks:
-        field_to_change, fixes = "run.nproc_per_node", fix_by_fewer_ranks
-    else:
-        field_to_change, fixes = (
-            field,
-            ["no number of such nodes fits: give them more memory", "compute less at a time"],
-        )
+        field_to_change = "run.args"
+        steps = ["add --shard full to run.args"] if estimate.shard in ("no", "hybrid") else []
+        if nodes_needed > nodes.nodes:
+            field_to_change = "run.nnodes"
+            steps.append(f"set run.nnodes to {nodes_needed}")
+        fixes.append(" and ".join(steps))
+    if 0 < ranks_possible < nodes.processes:
+        if not nodes_needed:
+            field_to_change = "run.nproc_per_node"
+        fixes.append(f"set run.nproc_per_node to {ranks_possible}")
+    if not fixes:
+        fixes += ["no number of such nodes fits: give them more memory", "compute less at a time"]
     if estimate.excluded:
-        fixes = [*fixes, f"leave out {estimate.excluded}, which excludes sharding"]
+        fixes.append(f"leave out {estimate.excluded}, which excludes sharding")
     fix = ", or ".join(fixes)
     # A training that lacks no more than the tenth that is kept free may well work: that is not fatal.
     yield Finding(field_to_change, message, fix[0].upper() + fix[1:], fatal=needed > memory)
@@ -299,17 +302,15 @@ def _reasons(estimate: Estimate) -> dict[str, str]:
     evaluation = f"; of an evaluation {training.evaluated} x" if training.evaluated > training.batch else ""
     recomputation = ", computed again in the backward pass" if training.checkpointing else ""
     formats = "fp32" if training.frozen == memory_plan.FLOAT else "bf16, and adapters in fp32"
-    copies = "bf16 weights of a step; " if training.bf16 else ""
+    activations = f"{batch_of_rank} of each rank{recomputation}{evaluation}"
+    bf16_weights = "bf16 weights of a step; " if training.bf16 else ""
+    copies = f"{bf16_weights}sharded: gathered blocks, and their gradients"
     return {
         "parameters": f"{model.parameters / 1e6:,.1f}M in {formats}",
         "gradients": f"{trained / 1e6:,.1f}M in fp32",
         "optimizer": f"{training.optimizer} bytes for each trained parameter",
-        "activations": f"{batch_of_rank} of each rank{recomputation}{evaluation}"
-        if model.layout
-        else "not known, not counted",
-        "copies": f"{copies}sharded: gathered blocks, and their gradients"
-        if model.block
-        else "not known, not counted",
+        "activations": activations if model.layout else "not known, not counted",
+        "copies": copies if model.block else "not known, not counted",
         "process": "Python, torch and libraries",
     }
 

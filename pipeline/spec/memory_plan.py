@@ -186,8 +186,9 @@ def _states(model: Model, training: Training) -> tuple[int, int, int]:
 
 def _count_cast_weights(model: Model, training: Training) -> int:
     """Count the weights that autocast casts to bf16: not embeddings, nor frozen weights stored as bf16."""
-    if training.frozen == HALF and training.trained is not None:
+    if training.frozen == HALF and training.trained is not None:  # the frozen ones are bf16 already
         return training.trained + training.adapters
+    # Of what is outside the blocks, only the head of a causal model is a linear layer.
     head = model.layout.vocabulary * model.layout.hidden if model.layout and training.causal else 0
     return model.parameters - model.outside + head + training.adapters
 
@@ -206,29 +207,32 @@ def activations(model: Model, training: Training) -> int:
         return 0
     tokens = training.batch * training.length
     saved_of_layer = tokens * _saved_of_token(layout, training)
-    # The gradients of the layer in its backward pass: of the widest tensors, and of the residual stream.
-    gradients_of_token = (HALF if training.bf16 else FLOAT) * (2 * layout.intermediate + 2 * layout.hidden)
-    layer_gradients = tokens * gradients_of_token
+    # The gradients of the layer in its backward pass: of the widest tensors, and of the residual stream. An
+    # evaluation has tensors of the same sizes at once.
+    wide_of_token = (HALF if training.bf16 else FLOAT) * (2 * layout.intermediate + 2 * layout.hidden)
+    layer_gradients = tokens * wide_of_token
     # With checkpointing, each layer keeps only its input, and one layer at a time is computed again.
     kept = tokens * FLOAT * layout.hidden if training.checkpointing else saved_of_layer
     layers = layout.layers * kept + layer_gradients + (saved_of_layer if training.checkpointing else 0)
     embeddings_and_norm = tokens * FLOAT * 3 * layout.hidden  # of the embeddings, and of the last norm
     logits = _LOGIT_COPIES * FLOAT * tokens * layout.vocabulary if training.causal else 0
-    evaluation = _evaluation(layout, training, gradients_of_token)
-    # With checkpointing, the logits are freed before the layers' gradients are made: the larger sum counts.
     if training.checkpointing:
-        return int(_HEAP * max(embeddings_and_norm + max(layers, layout.layers * kept + logits), evaluation))
-    return int(_HEAP * max(embeddings_and_norm + layers + logits, evaluation))
+        # The logits are freed before the layers' gradients are made: the larger sum counts.
+        layers_and_logits = max(layers, layout.layers * kept + logits)
+    else:
+        layers_and_logits = layers + logits
+    evaluation = _evaluation(layout, training, wide_of_token)
+    return int(_HEAP * max(embeddings_and_norm + layers_and_logits, evaluation))
 
 
-def _evaluation(layout: Layout, training: Training, of_token: int) -> int:
+def _evaluation(layout: Layout, training: Training, wide_of_token: int) -> int:
     """Compute the bytes that a batch of an evaluation needs at once: in a layer, or for the logits.
 
-    ``of_token``: bytes of a token in a layer.
+    ``wide_of_token``: bytes of a token in the widest tensors of a layer.
     """
     tokens = training.evaluated * training.length
-    logits = (_LOGIT_COPIES - 1) * FLOAT * layout.vocabulary if training.causal else 0
-    return tokens * (FLOAT * 3 * layout.hidden + max(of_token, logits))
+    logits_of_token = (_LOGIT_COPIES - 1) * FLOAT * layout.vocabulary if training.causal else 0
+    return tokens * (FLOAT * 3 * layout.hidden + max(wide_of_token, logits_of_token))
 
 
 def _saved_of_token(layout: Layout, training: Training) -> int:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from manycpu.pipeline.spec.memory_plan import Layout, Model
+from manycpu.pipeline.spec.memory_plan import Family, Layout, Model
 
 _BLOCK: Final = re.compile(r"(.*?\.\d+)\.")  # the name of a block ends with its number in a list
 _HEADS: Final = ("lm_head.", "cls.", "score.", "classifier.", "qa_outputs.")
@@ -54,7 +54,7 @@ def read(folder: Path, *, causal: bool, overrides: Config | None = None) -> Mode
     counts = dict(_element_counts(folder, causal=causal))
     if not counts:
         return of_config(config, causal=causal)
-    blocks = Counter[str]()
+    blocks = Counter[str]()  # name of a block -> its parameters
     for name, count in counts.items():
         if match := _BLOCK.match(name):
             blocks[match[1]] += count
@@ -80,8 +80,9 @@ def _element_counts(folder: Path, *, causal: bool) -> Iterator[tuple[str, int]]:
         try:
             for name, tensor in header(file).items():
                 # The training drops poolers and, unless it is causal, the head of the earlier task.
-                is_counted = not name.startswith(_POOLER) and f".{_POOLER}" not in name
-                if name != "__metadata__" and is_counted and (causal or not name.startswith(_HEADS)):
+                is_pooler = name.startswith(_POOLER) or f".{_POOLER}" in name
+                is_dropped_head = not causal and name.startswith(_HEADS)
+                if name != "__metadata__" and not is_pooler and not is_dropped_head:
                     yield name, math.prod(tensor["shape"])
         except (OSError, ValueError, KeyError, TypeError):  # the training itself says what is wrong with it
             continue
@@ -89,7 +90,7 @@ def _element_counts(folder: Path, *, causal: bool) -> Iterator[tuple[str, int]]:
 
 def header(file: Path) -> dict[str, Any]:
     """Read the header of a safetensors file: tensor -> dtype, shape; raises ValueError for another file."""
-    with file.open("rb") as stream:
+    with file.open("rb") as stream:  # as the top of this file describes
         length = int.from_bytes(stream.read(8), "little")
         if length > _MAX_HEADER_BYTES:
             raise ValueError(f"{file} is no safetensors file")
@@ -104,10 +105,15 @@ def layout_of(config: Config) -> Layout | None:
     if not (layers and hidden and heads and vocabulary):
         return None
     kind = str(config.get("model_type"))
+    family: Family = "encoder"
+    if kind in _GATED:
+        family = "gated"
+    elif kind == "gpt2":
+        family = "gpt2"
     intermediate = _number(config, "intermediate") or 4 * hidden  # GPT-2's n_inner is null
     head_size = _number(config, "head") or hidden // heads
     return Layout(
-        family="gated" if kind in _GATED else "gpt2" if kind == "gpt2" else "encoder",
+        family=family,
         layers=layers,
         hidden=hidden,
         intermediate=intermediate,
@@ -125,10 +131,13 @@ def _number(config: Config, name: str) -> int | None:
 
     If the configuration has a list, with a number for each layer, the largest one counts.
     """
-    values = (config.get(each) for each in _NAMES[name])
-    lists = (each if isinstance(each, list) else [each] for each in values)
-    numbers = ([each for each in candidates if isinstance(each, int) and each > 0] for candidates in lists)
-    return next((max(candidates) for candidates in numbers if candidates), None)
+    for name_in_config in _NAMES[name]:
+        value = config.get(name_in_config)
+        candidates = value if isinstance(value, list) else [value]
+        numbers = [each for each in candidates if isinstance(each, int) and each > 0]
+        if numbers:
+            return max(numbers)
+    return None
 
 
 def _dropout(config: Config, kind: str, name: str) -> float:
@@ -145,10 +154,11 @@ def length_limit(config: Config) -> int | None:
 
 def of_config(config: Config, *, causal: bool) -> Model | None:
     """Compute a model's numbers of parameters from its configuration; None: its architecture is not known."""
-    count, layout = _COUNTS.get(str(config.get("model_type"))), layout_of(config)
-    if count is None or layout is None:
+    count_parameters = _COUNTS.get(str(config.get("model_type")))
+    layout = layout_of(config)
+    if count_parameters is None or layout is None:
         return None
-    block, outside = count(config, layout, causal)
+    block, outside = count_parameters(config, layout, causal)
     return Model(parameters=layout.layers * block + outside, block=block, outside=outside, layout=layout)
 
 
@@ -176,11 +186,15 @@ def _gpt2(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
 
 def _llama(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
     """Count the parameters of Llama, Mistral or Qwen: of one block, and outside of the blocks."""
-    kind, hidden, width = config["model_type"], layout.hidden, layout.queries + 2 * layout.keys
+    kind = config["model_type"]
+    hidden = layout.hidden
+    width = layout.queries + 2 * layout.keys  # of queries, keys and values together
     # Attention (queries, keys, values; output), three matrices of the feed-forward network, two norms.
     block = hidden * (width + layout.queries) + 3 * hidden * layout.intermediate + 2 * hidden
-    if kind == "qwen2" or config.get("attention_bias"):
-        block += width + (hidden if kind != "qwen2" else 0)  # qwen2 has no bias at the output
+    if kind == "qwen2":
+        block += width  # biases, but none at the output
+    elif config.get("attention_bias"):
+        block += width + hidden
     if kind == "qwen3":  # norms of queries and keys
         block += 2 * (layout.queries // layout.heads)
     if config.get("mlp_bias"):
