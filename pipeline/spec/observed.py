@@ -51,20 +51,25 @@ class Series(BaseModel):
 
         Args:
             step: The step that it belongs to; None: unknown.
-            time: When it was written, in seconds since the epoch; 0: unknown.
+            time: When it was written, in seconds since the epoch; 0: unknown, and that of the value before
+                is taken.
             value: The value.
             step_is_exact: False: the step depends on what was read before, such as that of a pace.
         """
         if not is_finite(value):
             return
-        # A later step than all is new, also after the clock was set back.
-        if self._is_reread(time, value) and not (step_is_exact and self._is_later(step)):
-            return
+        if self._is_reread(time, value):
+            # A later step than all is new, also after the clock was set back.
+            is_new = step_is_exact and self._is_later(step)
+            if not is_new:
+                return
         if step is not None and self.values and (step, value) == (self.steps[-1], self.values[-1]):
             return
+        if not time:
+            time = self.times[-1] if self.times else 0.0
         self.index.append(self.index[-1] + 1 if self.index else 0)
         self.steps.append(step)
-        self.times.append(time or (self.times[-1] if self.times else 0.0))
+        self.times.append(time)
         self.values.append(value)
         if len(self.values) > SERIES_LIMIT:
             fewer_points = self.thinned(SERIES_LIMIT // 2)
@@ -75,16 +80,17 @@ class Series(BaseModel):
         """Return at most ``points`` points, at least four: the first, the last, and extremes between."""
         if len(self.values) <= points:
             return self
-        spans = max(1, (points - 2) // 2)
-        first, width = self.index[0], (self.index[-1] - self.index[0] + 1) / spans
-        chosen = {0, len(self.values) - 1}
-        # Of each span, keep the places of the least and of the greatest value.
+        span_count = max(1, (points - 2) // 2)  # two points of each span, besides the first and the last
+        first = self.index[0]
+        width = (self.index[-1] - first + 1) / span_count
+        kept = {0, len(self.values) - 1}  # positions in the columns
+        # Of each span, keep the least and the greatest value.
         for _, span in groupby(range(len(self.values)), key=lambda at: int((self.index[at] - first) / width)):
-            places = list(span)
-            chosen |= {min(places, key=self.values.__getitem__), max(places, key=self.values.__getitem__)}
-        kept_places = sorted(chosen)
+            positions = list(span)
+            kept.add(min(positions, key=self.values.__getitem__))
+            kept.add(max(positions, key=self.values.__getitem__))
         columns = self.model_dump()
-        return Series(**{name: [column[at] for at in kept_places] for name, column in columns.items()})
+        return Series(**{name: [column[at] for at in sorted(kept)] for name, column in columns.items()})
 
     def _is_later(self, step: float | None) -> bool:
         """Whether a step is greater than all before it.
@@ -92,7 +98,10 @@ class Series(BaseModel):
         False if steps began again: then the last one is not the greatest.
         """
         known = [known for known in self.steps if known is not None]
-        return step is not None and bool(known) and step > max(known) == self.steps[-1]
+        if step is None or not known:
+            return False
+        greatest = max(known)
+        return step > greatest and self.steps[-1] == greatest
 
     def _is_reread(self, time: float, value: float) -> bool:
         """Whether a value was added before, because the log is being read a second time.
@@ -104,13 +113,10 @@ class Series(BaseModel):
         if not time or not self.times or time > self.times[-1]:
             self._rereading = False
             return False
-        reread = (
-            self._rereading
-            or (time, value) in zip(self.times, self.values, strict=True)
-            or self._is_thinned_at(time)
-        )
-        self._rereading = reread and time < self.times[-1]
-        return reread
+        is_known = (time, value) in zip(self.times, self.values, strict=True)
+        is_reread = self._rereading or is_known or self._is_thinned_at(time)
+        self._rereading = is_reread and time < self.times[-1]  # for the next value
+        return is_reread
 
     def _is_thinned_at(self, time: float) -> bool:
         """Whether values were left out between the two points that are around a time."""
@@ -121,16 +127,19 @@ class Series(BaseModel):
         )
 
 
-def values_of(event: Event, rank: int | None, step: float | None) -> tuple[float | None, Mapping[str, Any]]:
-    """Return the step of an event and its values for curves: name of a metric -> value.
+def values_of(
+    event: Event, rank: int | None, last_reported_step: float | None
+) -> tuple[float | None, Mapping[str, Any]]:
+    """Return the step of an event, for curves, and its values: name of a metric -> value.
 
-    The step is None if it is unknown; the values are empty if the event has none.
+    A pace event is placed at the last step that the training reported: its own step counts only the steps of
+    the rank's process, which may have been restarted. The step is None if it is unknown; the values are empty
+    if the event has none.
 
     Args:
         event: The event.
-        rank: The rank that reported it; of a pace only rank 0 counts.
-        step: The last step that the training reported; None: none. A pace gets it, because its own step
-            counts the steps of the rank's process.
+        rank: The rank that reported it; of pace events only those of rank 0 have values.
+        last_reported_step: The last step that the training reported; None: it reported none.
     """
     match event:
         case ProgressEvent():
@@ -138,7 +147,8 @@ def values_of(event: Event, rank: int | None, step: float | None) -> tuple[float
         case MetricsEvent():
             return event.step, event.values
         case PaceEvent() if rank == 0:
-            return event.step if step is None else step, {"step_seconds": event.step_seconds}
+            step = event.step if last_reported_step is None else last_reported_step
+            return step, {"step_seconds": event.step_seconds}
     return None, {}
 
 
