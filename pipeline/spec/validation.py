@@ -59,7 +59,8 @@ def read_both(
         BadInputError: A field is wrong; the message names each one of both, and what to do.
     """
     read = _run_or_findings(run), _target_or_findings(target)
-    if wrong := [finding for part in read if isinstance(part, list) for finding in part]:
+    wrong = [finding for part in read if isinstance(part, list) for finding in part]
+    if wrong:
         raise as_error(wrong)
     return _valid(read[0]), _valid(read[1])
 
@@ -78,16 +79,18 @@ def read_recorded(run: Mapping[str, Any], target: Mapping[str, Any]) -> tuple[Tr
 
 
 def _recorded(model: type[Model], fields: Mapping[str, Any], prefix: str) -> Model:
-    """Validate recorded fields, except texts whose content is refused."""
+    """Validate recorded fields; those that are texts whose content is refused are returned as they are."""
     refused = {}
     try:
         return model.model_validate(dict(fields))
     except ValidationError as error:
         for problem in error.errors(include_url=False):
             text = problem["input"]
-            if problem["type"] in _OF_TEXTS and len(problem["loc"]) == 1 and isinstance(text, str):
+            is_own_field = len(problem["loc"]) == 1  # else it is within a list or a mapping
+            if problem["type"] in _OF_TEXTS and is_own_field and isinstance(text, str):
                 refused[str(problem["loc"][0])] = text
     others = {name: value for name, value in fields.items() if name not in refused}
+    # model_copy() validates nothing.
     return _valid(_model_or_findings(model, others, prefix)).model_copy(update=refused)
 
 
@@ -121,6 +124,7 @@ def _target_or_findings(fields: Mapping[str, Any] | TargetFields | None) -> Targ
 
 
 def _model_or_findings(model: type[Model], fields: Mapping[str, Any], prefix: str) -> Model | list[Finding]:
+    """Validate fields by a model; return a finding for each wrong one. ``prefix``: ``run`` or ``target``."""
     try:
         return model.model_validate(dict(fields))
     except ValidationError as error:
@@ -145,14 +149,14 @@ def _finding(problem: dict[str, Any], prefix: str, model: type[BaseModel]) -> Fi
     """
     path = [str(part) for part in problem["loc"]]
     field = ".".join([prefix, *path])
-    if problem["type"] == "extra_forbidden":
+    if problem["type"] == "extra_forbidden":  # of the model itself, or of a field that is a model (resources)
         parent_model = model if len(path) == 1 else _model_of_field(model.model_fields[path[0]])
         names = list(parent_model.model_fields) if parent_model else []
         fix = _suggest_other_kind(prefix, path) or _suggest(names, like=path[-1])
         return Finding(field, "there is no such field", fix)
     if problem["type"] == "missing":
         return Finding(field, "this field is needed", _example(path, model))
-    is_hidden = len(path) > 1 and is_secret(path[-1])
+    is_hidden = len(path) > 1 and is_secret(path[-1])  # a variable, such as run.env.HF_TOKEN
     given = HIDDEN if is_hidden else _given_in_message(problem["input"])
     if problem["type"] == "string_pattern_mismatch":
         wanted = PATTERN_HINTS[problem["ctx"]["pattern"]]
@@ -175,7 +179,10 @@ def _suggest_choice(problem: Mapping[str, Any], prefix: str, path: list[str]) ->
 
 
 def _suggest_other_kind(prefix: str, path: list[str], value: str | None = None) -> str | None:
-    """Write a fix that names the kinds of target that have a field, or accept its value; None: none does."""
+    """Write a fix that names the kinds of target that have a field, or accept its value; None: none does.
+
+    None also for fields of the run, and for a name within a field.
+    """
     if prefix != "target" or len(path) > 1:
         return None
     kinds = [kind for kind, model in KINDS.items() if _accepts(model, path[0], value)]
@@ -184,8 +191,10 @@ def _suggest_other_kind(prefix: str, path: list[str], value: str | None = None) 
 
 def _accepts(model: type[BaseModel], name: str, value: str | None) -> bool:
     """Whether a model has a field and, unless ``value`` is None, accepts the value for it."""
-    if value is None or name not in model.model_fields:
-        return name in model.model_fields
+    if name not in model.model_fields:
+        return False
+    if value is None:
+        return True
     try:
         model.model_validate({name: value})
     except ValidationError as error:
@@ -201,7 +210,9 @@ def _given_in_message(value: object) -> str:
         return f"a mapping of {', '.join(map(repr, names)) or 'nothing'}"
     if isinstance(value, (list, tuple)):
         return repr(redacted_options(map(str, value)))
-    return repr(redacted_options([value])[0] if isinstance(value, str) else value)
+    if isinstance(value, str):
+        return repr(redacted_options([value])[0])
+    return repr(value)
 
 
 def _suggest(choices: Mapping[str, object] | list[str], like: str = "") -> str:
@@ -230,8 +241,10 @@ def _innermost_field(path: list[str], model: type[BaseModel]) -> FieldInfo | Non
     The end of a path may be a key of a mapping or an index of a list, which are no fields.
     """
     field = model.model_fields.get(path[0]) if path else None
-    inner = _model_of_field(field) if field else None
-    return (_innermost_field(path[1:], inner) or field) if inner else field
+    inner_model = _model_of_field(field) if field else None
+    if inner_model is None:
+        return field
+    return _innermost_field(path[1:], inner_model) or field
 
 
 def _model_of_field(field: FieldInfo) -> type[BaseModel] | None:
