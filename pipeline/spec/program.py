@@ -72,11 +72,16 @@ def copy_files(modules: set[str], root_of: Callable[[str], Path | None], folder:
     """
     needed = {*modules}
     done = {"__main__"}
-    while names := needed - done:
+    while names := needed - done:  # until no copied file imports another module
         done |= names
-        files = [(root, file) for name in names if (root := root_of(name)) for file in files_of(root, name)]
+        files: list[tuple[Path, Path]] = []  # the folder that a file is copied from, and the file
+        for name in names:
+            root = root_of(name)
+            if root is not None:
+                files += [(root, file) for file in files_of(root, name)]
         for root, file in files:
             destination = folder / file.relative_to(root)
             destination.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, destination)
-            needed |= {*imports_of(file)} if file.suffix == ".py" else set()
+            if file.suffix == ".py":
+                needed |= {*imports_of(file)}

@@ -51,12 +51,13 @@ class RankLog:
 
     def _write(self) -> None:
         """Write the waiting lines, block by block, until None comes, which :meth:`close` adds."""
-        last: bytes | None = b""
-        while last is not None:
-            lines = [last := self._lines.get()]  # waits for one
+        is_open = True
+        while is_open:
+            lines = [self._lines.get()]  # waits for one
             with suppress(queue.Empty):  # all that wait, in one write
-                while last is not None:
-                    lines.append(last := self._lines.get_nowait())
+                while lines[-1] is not None:
+                    lines.append(self._lines.get_nowait())
+            is_open = lines[-1] is not None
             with suppress(OSError):
                 self._append(b"".join(line for line in lines if line))
 
@@ -75,8 +76,11 @@ def merged(folder: Path) -> list[str]:
     Raises:
         OSError: They cannot be read.
     """
-    ranks = {path.name.partition(".")[0] for path in folder.glob("*.log*")} if folder.is_dir() else set[str]()
-    return [line for _, line in heapq.merge(*(_read(folder, rank) for rank in sorted(ranks)))]
+    if not folder.is_dir():
+        return []
+    ranks = {path.name.partition(".")[0] for path in folder.glob("*.log*")}
+    lines_by_rank = [_read(folder, rank) for rank in sorted(ranks)]
+    return [line for _, line in heapq.merge(*lines_by_rank)]
 
 
 def _read(folder: Path, rank: str) -> Iterator[tuple[float, str]]:
@@ -88,5 +92,5 @@ def _read(folder: Path, rank: str) -> Iterator[tuple[float, str]]:
             written, space, rest = line.partition(b" ")
             with suppress(ValueError):
                 last = max(last, float(written))  # the order of lines stays, even if a clock is set back
-                if space:
+                if space:  # else the line was cut within its time
                     yield last, rest.decode(errors="replace")

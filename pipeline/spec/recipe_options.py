@@ -62,8 +62,10 @@ def words(args: Sequence[str], base: Path = Path()) -> list[str]:
     for name, value in pairs:
         if isinstance(value, list):
             option_words += [f"--{name}", *map(str, value)]
+        elif isinstance(value, dict):
+            option_words += [f"--{name}", json.dumps(value)]
         elif value is not None:  # null: the option is left out
-            option_words += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
+            option_words += [f"--{name}", str(value)]
     return option_words
 
 
@@ -85,11 +87,15 @@ def read(args: Sequence[str], base: Path = Path()) -> dict[str, list[str]]:
         else:
             values.append(word)
     for old, (new, switch_value) in RENAMED.items():
-        old_words = options.pop(old, None)
-        # An old switch that is off gives no new option.
-        if old_words is not None and (switch_value is None or is_true(old_words[0] if old_words else "true")):
-            # An option that is given under its new name too keeps that value.
-            options.setdefault(new.removeprefix("--"), old_words if switch_value is None else [switch_value])
+        if old not in options:
+            continue
+        new_words = options.pop(old)
+        if switch_value is not None:
+            if new_words and not is_true(new_words[0]):  # an old switch that is off gives no new option
+                continue
+            new_words = [switch_value]
+        # An option that is given under its new name too keeps that value.
+        options.setdefault(new.removeprefix("--"), new_words)
     return options
 
 

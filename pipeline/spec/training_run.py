@@ -276,8 +276,9 @@ class TrainingRun(BaseModel):
     @classmethod
     def _devices_of_xla(cls, fields: Any) -> Any:
         """On device xla, let ``nproc_per_node`` default to the devices of a TPU host."""
-        of_xla = isinstance(fields, Mapping) and fields.get("device") == "xla"
-        return {"nproc_per_node": _XLA_DEVICES, **fields} if of_xla else fields
+        if isinstance(fields, Mapping) and fields.get("device") == "xla":
+            return {"nproc_per_node": _XLA_DEVICES, **fields}
+        return fields
 
     @field_validator("code", "data", "model", "output", "checkpoints", "resume_from")
     @classmethod

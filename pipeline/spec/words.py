@@ -65,7 +65,7 @@ def parse_memory(text: str) -> int:
 def format_bytes(size: float) -> str:
     """Format a number of bytes for people, in the unit in which the number is below 1000."""
     power = next((power for power in range(4) if size < 1000 * 1024**power), 4)
-    return f"{round(size / 1024**power, 1):g} {_BINARY[power] + 'B' if power else 'B'}"
+    return f"{round(size / 1024**power, 1):g} {_BINARY[power]}B"
 
 
 def counted(count: float, noun: str, plural: str = "s") -> str:
