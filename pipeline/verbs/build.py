@@ -9,6 +9,8 @@ _DIGITS = 10  # of a digest
 def build(ctx: RunContext) -> Built:
     """Make a snapshot of the code, or an image that contains it, as the target needs.
 
+    The ledger records where it is.
+
     Raises:
         BadInputError: The program's folder is too large to be code, or ignore files leave out the program.
         BuildError: The image cannot be built, or a folder of the code cannot be listed.

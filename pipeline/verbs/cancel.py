@@ -27,6 +27,8 @@ def cancel(ctx: RunContext, by: str, attempt: int | None = None) -> bool:
 def declare_gone(ctx: RunContext, by: str) -> bool:
     """Record that the processes of a run ended with their host or container, as ``by`` confirms.
 
+    A lease whose holder is dead, or cannot be seen from here, ends too.
+
     Returns:
         Whether anything was recorded: False if the run had already ended.
 

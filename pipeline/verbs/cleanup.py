@@ -61,6 +61,8 @@ def cleanup(
     The model and the checkpoints stay until the model is exported, or until a person names the run and asks
     to delete them. If the training failed by itself, or a person cancelled it, ``run.keep`` decides.
 
+    A training that still runs is ended. Report and log are written to the output; trackers get the report.
+
     Args:
         ctx: The run.
         keep: Whether to obey a ``run.keep`` that keeps the whole run, not only output and checkpoints.

@@ -39,7 +39,8 @@ class Exported(BaseModel):
 def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None) -> Exported:
     """Copy the files of an attempt's program to the run's output, and verify the copy.
 
-    Copies nothing if an earlier try did, and its model can be seen in the output.
+    Copies nothing if an earlier try did, and its model can be seen in the output. Also writes a first report
+    to the output, and warns of files that the program wrote elsewhere.
 
     Raises:
         ExportError: The program wrote no files, the output cannot be written, or the copy differs.

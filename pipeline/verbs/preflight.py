@@ -280,7 +280,7 @@ def _recipe_sources(ctx: RunContext) -> Findings:
 
 
 def _data(ctx: RunContext) -> Findings:
-    """Check the sources run.data and run.model."""
+    """Check the sources run.data and run.model; warn if run.data is a model of the Hub."""
     for url, field in ((ctx.run.data, "run.data"), (ctx.run.model, "run.model")):
         if url and url.startswith("hf://") and not _REPOSITORY.match(url):
             yield Finding(field, f"{url} names nothing of the Hub", f"Name {_on_the_hub(field, 'NAME')}")
@@ -315,6 +315,7 @@ def _source(ctx: RunContext, url: str, field: str) -> Findings:
     try:
         if not source.exists():
             fix = "Give the path of a folder or file, or a URL"
+            # The path is absolute here: take what the user wrote, perhaps a name of the Hub.
             is_below = Path(url).is_relative_to(ctx.base)
             name = Path(url).relative_to(ctx.base).as_posix() if is_below else ""
             if _HUB_NAME.fullmatch(name):

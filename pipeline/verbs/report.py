@@ -110,12 +110,12 @@ def write_log(ctx: RunContext, text: str) -> str | None:
 def remember(ctx: RunContext) -> None:
     """Record on this machine that this report is the newest; a failure to do so is ignored."""
     with suppress(OSError, BadInputError):
-        Location.of(str(home()), "$MANYCPU_HOME").write_text(_NEWEST, report_path(ctx))
+        Location.of(str(home()), field="$MANYCPU_HOME").write_text(_NEWEST, report_path(ctx))
 
 
 def newest_report() -> str | None:
     """Return the path or URL of the newest report on this machine; None: there is none."""
-    return Location.of(str(home()), "$MANYCPU_HOME").read_text(_NEWEST)
+    return Location.of(str(home()), field="$MANYCPU_HOME").read_text(_NEWEST)
 
 
 def read_report(ctx: RunContext) -> Report:

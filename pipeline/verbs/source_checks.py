@@ -298,7 +298,8 @@ def _relative_paths_written(call: ast.Call, given_options: set[str]) -> Iterator
     texts = [_text(argument) for argument in call.args]
     keywords = {keyword.arg: _text(keyword.value) for keyword in call.keywords}
     if name == "open":
-        mode = keywords.get("mode") or (texts[1] if len(texts) > 1 else None) or "r"
+        second = texts[1] if len(texts) > 1 else None
+        mode = keywords.get("mode") or second or "r"
         paths = texts[:1] if _WRITES & {*mode} else []
     elif name == "write_text":
         inner = getattr(call.func, "value", None)  # Path(...), whose argument is the path
@@ -306,7 +307,7 @@ def _relative_paths_written(call: ast.Call, given_options: set[str]) -> Iterator
     elif name == "add_argument":
         names_output = _option_name((texts[0] if texts else None) or "") in _OPTIONS - given_options
         paths = [keywords.get("default")] if names_output else []
-    else:
+    else:  # such as TrainingArguments(output_dir="out")
         paths = [keywords.get(option) for option in _OPTIONS - given_options]
         if name in _SAVE:
             paths = texts[:2] + paths  # the path is the first argument or, after what to save, the second

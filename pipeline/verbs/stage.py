@@ -10,7 +10,7 @@ Progress = Callable[[int, int], None]
 def stage(ctx: RunContext, progress: Progress = lambda *_: None) -> Staged:
     """Copy data and base model to where the ranks read them, and verify the copies.
 
-    A copy that exists is used again, and a partial copy is resumed.
+    A copy that exists is used again, and a partial copy is resumed. The ledger records where the copies are.
 
     Raises:
         StageError: A source changed or cannot be read, or the volume is full.
