@@ -156,13 +156,13 @@ class ConfigMapLedger(base.Ledger):
         return to_annotations(until=now + seconds, renewed=now, ended=False, kept=False)
 
     @contextmanager
-    def update(self, *names: str) -> Iterator[Entry]:
+    def update(self, *unchanged: str) -> Iterator[Entry]:
         """Change the entry in a ``with`` block; only what the block changes is written.
 
         So changes that other processes make meanwhile to other keys are kept.
 
         Args:
-            names: Fields of the metadata that must not have changed meanwhile, or ConflictError is raised.
+            unchanged: Fields of the metadata that must not have changed meanwhile; else ConflictError.
         """
         configmap = self._configmap()
         entry = _entry(configmap)
@@ -172,7 +172,8 @@ class ConfigMapLedger(base.Ledger):
         # In a patch, None deletes a key.
         changed = {key: after.get(key) for key in before | after if before.get(key) != after.get(key)}
         if changed:
-            meta = {name: configmap["metadata"][name] for name in names}
+            # The API server refuses a patch whose resourceVersion is not the present one.
+            meta = {name: configmap["metadata"][name] for name in unchanged}
             self._change({"metadata": meta, "data": changed})
 
     def claim(self) -> AbstractContextManager[Entry]:
@@ -204,7 +205,8 @@ class ConfigMapLedger(base.Ledger):
     def mark_removed(self, now: float) -> bool:
         """Mark a run as being removed, if its lease is over at ``now`` (seconds since the epoch).
 
-        Returns whether the run was marked; False: its lease is not over, or the ledger has just been changed.
+        Returns whether the run was marked; False: its lease is not over, or the ledger is gone or has been
+        changed since it was read.
         """
         if not from_annotations(self._meta).over(now):
             return False
@@ -216,7 +218,7 @@ class ConfigMapLedger(base.Ledger):
         return True
 
     def remove(self) -> None:
-        """Begin to delete the ledger; Kubernetes then deletes all that it owns."""
+        """Begin to delete the ledger, if it is still this run's; Kubernetes then deletes all that it owns."""
         with suppress(RunGoneError):
             self._cluster.delete("ConfigMap", self.name, uid=self._meta.get("uid") or self.uid())
 

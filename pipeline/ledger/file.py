@@ -40,7 +40,7 @@ class FileLedger(Ledger):
         with locked(self._lock):
             if not self._file.exists():
                 self._begin(entry)
-            self.refuse_second_holder()
+            self.refuse_second_holder()  # a former holder is dead, or is this process
             self._write_lease(until=self.now() + LEASE_S, ended=False, kept=False, holder=None)
         return self.read()
 

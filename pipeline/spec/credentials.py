@@ -108,10 +108,9 @@ def is_secret(name: str) -> bool:
     words = [word for word in re.split(r"[^a-z]+", _WORD_BOUNDARY.sub("_", name).lower()) if word]
     if len(words) > 1 and words[-1] in _SECRET_LAST_WORDS:
         return True
-    return (
-        any(word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS) for word in words)
-        and words[-1] not in _PLACE_WORDS
-    )
+    if not any(word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS) for word in words):
+        return False
+    return words[-1] not in _PLACE_WORDS  # TOKEN_FILE names the place of a token
 
 
 def is_secret_variable(name: str, value: str) -> bool:

@@ -87,7 +87,7 @@ def is_plain(value: object) -> bool:
         return all(map(is_plain, value))
     if type(value) is dict:
         return all(map(is_plain, [*value, *value.values()])) and all(type(key) is str for key in value)
-    if type(value) is str:
+    if type(value) is str:  # half of a surrogate pair cannot be encoded
         return value.encode(errors="replace").decode() == value
     return value is None or type(value) in (bool, int) or (type(value) is float and math.isfinite(value))
 

@@ -166,6 +166,7 @@ class Image:
     @property
     def env(self) -> dict[str, str]:
         """The environment."""
+        # [::2]: the name and the value, without the =.
         return dict(entry.partition("=")[::2] for entry in self.settings.get("Env") or ())
 
     @property
@@ -252,7 +253,8 @@ def sha256(content: bytes) -> str:
 def _merged_environment(before: Mapping[str, str], change: Mapping[str, str]) -> dict[str, str]:
     """Merge a change's variables into an environment.
 
-    A new value replaces the old one; if the name ends with PATH, it is put before the old one.
+    A new value replaces the old one; if the name ends with PATH, it is put before the old one, from which
+    the same path is taken out.
     """
     merged = {**before, **change}
     for name in change:

@@ -205,9 +205,13 @@ class Rank(BaseModel):
 
 
 def _meetings(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Validate meetings that were read from a file; raises ValueError if one lacks what its readers need."""
+    """Validate meetings that were read from a file, and fill in what earlier versions left out.
+
+    Raises:
+        ValueError: A meeting lacks what its readers need.
+    """
     for meeting in rounds:
-        meeting.update({"hosts": [], "round": 0} | meeting)  # earlier versions left out what was empty
+        meeting.update({"hosts": [], "round": 0} | meeting)  # they left out what was empty
         ranks, hosts = meeting.get("ranks"), meeting["hosts"]
         numbers = [meeting.get("world_size"), meeting["round"], meeting.get("began", 0.0)]
         has_lists = isinstance(ranks, list) and isinstance(hosts, list)

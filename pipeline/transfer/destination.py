@@ -62,7 +62,7 @@ def strangers(destination: Location, key: str) -> list[str]:
     if export:
         exported = {(file.path, file.size) for file in export.manifest.files}
         own_names.append(export.name)
-    if output.replaceable(destination.read_text(output.REPORT), key):
+    if output.replaceable(destination.read_text(output.REPORT), key):  # this run may write its own there
         own_names += [output.REPORT, *for_people(destination)]
     unknown = [item.path for item in items if (item.path, item.size) not in exported]
     return [*odd, *(path for path in unknown if path not in own_names)]

@@ -220,9 +220,9 @@ def _delete_abandoned(own: Path, tick: Tick) -> None:
         lock = _lock_path(own.with_name(broken.name[:DIGITS]))
         with suppress(OSError):  # such as one that another process adopts
             last_work = max(path.stat().st_mtime for path in (broken, lock) if path.exists())
-            before = _lock_path(own).stat().st_mtime - _ABANDONED_S
+            a_day_ago = _lock_path(own).stat().st_mtime - _ABANDONED_S
             # Writing a large file changes the time of that file, and not of its folder.
-            if last_work < before and all(path.lstat().st_mtime < before for path in broken.rglob("*")):
+            if last_work < a_day_ago and all(path.lstat().st_mtime < a_day_ago for path in broken.rglob("*")):
                 disk.remove(str(broken), tick)
 
 
@@ -283,7 +283,7 @@ def _complete(
     disk.sync(partial)
     # A folder without its marker cannot be trusted: move it aside. Processes that read it find the new one.
     # The name is that of a broken copy, which the next copy deletes if this process is killed.
-    token = partial.suffixes[-2]
+    token = partial.suffixes[-2]  # with its dot
     aside = destination.with_name(f"{destination.name}.{'0' * DIGITS}{token}.partial")
     if destination.exists():
         destination.rename(aside)

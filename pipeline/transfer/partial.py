@@ -179,7 +179,8 @@ def _adopt_or_make(stem: Path, partial: Path, tick: Tick) -> bool:
 
     All other broken copies of this destination are deleted.
     """
-    name_without_token = partial.name.removesuffix(partial.suffixes[-2] + ".partial")
+    token = partial.suffixes[-2]  # with its dot
+    name_without_token = partial.name.removesuffix(f"{token}.partial")
     # The rest of the name says which list of files was copied: no other list can be resumed.
     delete_broken_copies(stem, except_prefix=f"{name_without_token}.", tick=tick)
     for broken in broken_copies(stem):

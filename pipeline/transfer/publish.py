@@ -56,6 +56,7 @@ def publish(
     with claimed(destination, key) as holding:
         manifest = scan(origin, tick)
         files = [file for file in manifest.files if not file.path.endswith("/")]  # no empty folders in URLs
+        # The names of objects are UTF-8, those of files on disk any bytes.
         escaped = Manifest(file._replace(path=_utf8_path(file.path)) for file in files)
         top_names = _top_names(escaped)
         published = _with_report_renamed(escaped, program_report_name(top_names))
