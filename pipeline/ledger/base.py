@@ -382,7 +382,7 @@ class Ledger(ABC):
         try:
             yield
         finally:
-            with suppress(OSError, ManycpuError):  # RunGoneError: the block has removed the run
+            with suppress(OSError, ManycpuError):  # such as RunGoneError: the block has removed the run
                 self.change_lease(lambda lease: lease.holder == holder, **dict(found))
 
     @contextmanager

@@ -196,7 +196,7 @@ class Image:
         }
         if change.working_folder is not None:
             settings["WorkingDir"] = change.working_folder
-        new_config["config"] = settings  # what `settings` reads
+        new_config["config"] = settings
         config_bytes = _as_canonical_json(new_config)
         new_manifest["config"] |= {"digest": sha256(config_bytes), "size": len(config_bytes)}
         media_type = _GZIPPED[self.media_type]
