@@ -141,6 +141,18 @@ def test_pods_that_crash_more_often_than_they_may_end_the_wait() -> None:
     assert judge(run(max_restarts=4), found, NOTHING, T0 + 30).state is RunState.PENDING
 
 
+@pytest.mark.parametrize(("max_restarts", "limit"), [(0, 3), (2, 3), (4, 4)])
+def test_a_crash_loop_names_the_limit_that_it_passed(max_restarts: int, limit: int) -> None:
+    looping = container(
+        restarts=limit + 1, waiting={"reason": "CrashLoopBackOff"}, last={"terminated": {"exitCode": 1}}
+    )
+    found = snapshot(job("Running"), [up("a"), pod("b", containerStatuses=[looping])])
+    seen = judge(run(max_restarts=max_restarts), found, NOTHING, T0 + 30)
+    assert seen.reason == (
+        f"it crashes in a loop: more than {limit} restarts (run.max_restarts is {max_restarts})"
+    )
+
+
 def test_a_failed_job_whose_pods_go_on_is_ended_unless_it_is_kept() -> None:
     found = snapshot(job("Failed"), BOTH)
     seen = judge(run(), found, MET, T0 + 150)

@@ -130,12 +130,12 @@ def test_a_job_that_has_ended_needs_no_pods(end: str) -> None:
 def test_an_invalid_mpijob_is_known_by_its_event_alone() -> None:
     invalid = job(launch="mpijob")
     refused = event("ValidationError", "spec.slotsPerWorker: Required value", invalid)
-    assert "spec.slotsPerWorker" in diagnosis.fatal_reasons(snapshot(invalid, [], [refused]))
+    assert "spec.slotsPerWorker" in diagnosis.fatal_reason(snapshot(invalid, [], [refused]))
 
 
 @pytest.mark.parametrize(("reason", "never"), [("InvalidImageName", True), ("ImagePullBackOff", False)])
 def test_only_what_never_passes_is_hopeless(reason: str, never: bool) -> None:
-    assert bool(diagnosis.fatal_reasons(snapshot(job("Created"), [waiting("a", reason)]))) is never
+    assert bool(diagnosis.fatal_reason(snapshot(job("Created"), [waiting("a", reason)]))) is never
 
 
 @pytest.mark.parametrize("reason", ["InvalidImageName", "ErrImageNeverPull"])
@@ -143,7 +143,7 @@ def test_a_sidecar_that_never_starts_is_named_and_is_no_reason_to_end_the_ranks(
     made = pod("a", containerStatuses=[container(running={"startedAt": at(3)})])
     found = snapshot(job("Running"), [with_sidecar(made, waiting={"reason": reason})])
     assert reason in diagnosis.explain(found)
-    assert diagnosis.fatal_reasons(found) == ""
+    assert diagnosis.fatal_reason(found) == ""
 
 
 def test_warnings_of_an_earlier_job_of_the_same_name_do_not_count() -> None:

@@ -70,7 +70,7 @@ def explain(snapshot: JobSnapshot) -> str:
     return "\n".join(dict.fromkeys(lines))
 
 
-def fatal_reasons(snapshot: JobSnapshot) -> str:
+def fatal_reason(snapshot: JobSnapshot) -> str:
     """Describe the obstacles that waiting never removes; empty: there are none."""
     return "\n".join(str(reason) for reason in pending(snapshot) if reason.fatal)
 

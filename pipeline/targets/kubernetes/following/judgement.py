@@ -116,7 +116,7 @@ def _creation_time(snapshot: JobSnapshot) -> float:
 
 
 _END_TIMEOUT_S = 30.0  # for a job to end after all its ranks ended with 0: torchrun would wait 300
-_MAX_RESTARTS = 3  # more are a crash loop; a few are not, as a peer may be late, for example
+_TOLERATED_RESTARTS = 3  # more are a crash loop; a few are not, as a peer may be late, for example
 
 
 def judge(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity, now: float) -> Status:
@@ -150,18 +150,26 @@ def success_time(activity: RankActivity) -> float:
 
 
 def status_without_budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Status:
-    """Derive a job's status from its operator, its pods and its ranks, without time budgets."""
+    """Derive a job's status from its operator, its pods and its ranks, without time budgets.
+
+    A job that its operator does not end fails here if waiting never helps, or if it crashes in a loop.
+    """
     status = JOB_LAUNCHERS[snapshot.job_kind.launch].state(snapshot.job, snapshot.pods)
     if status.state is RunState.FAILED:
-        # A deleted job or a lost pod is no failure of the training itself.
-        exists, was_lost = snapshot.job is not None, bool(diagnosis.losses(snapshot))
-        by_itself = exists and not was_lost and bool(diagnosis.endings(snapshot))
-        return status.model_copy(update={"by_itself": by_itself})
+        # A deleted job or a lost pod is no failure of the training itself; if no container is known to have
+        # failed, the cause is unknown.
+        was_lost = snapshot.job is None or bool(diagnosis.losses(snapshot))
+        training_failed = not was_lost and bool(diagnosis.endings(snapshot))
+        return status.model_copy(update={"by_itself": training_failed})
     if status.state.terminal:
         return status
-    fatal_reason = diagnosis.fatal_reasons(snapshot)
-    if not fatal_reason and diagnosis.restarts(snapshot) > max(run.max_restarts, _MAX_RESTARTS):
-        fatal_reason = f"it crashes in a loop, and run.max_restarts is {run.max_restarts}"
+    fatal_reason = diagnosis.fatal_reason(snapshot)
+    max_restarts = max(run.max_restarts, _TOLERATED_RESTARTS)
+    if not fatal_reason and diagnosis.restarts(snapshot) > max_restarts:
+        fatal_reason = (
+            f"it crashes in a loop: more than {max_restarts} restarts "
+            f"(run.max_restarts is {run.max_restarts})"
+        )
     if fatal_reason:
         return Status(state=RunState.FAILED, reason=fatal_reason, by_itself=True)
     present_phase = phase(run, snapshot, activity)
