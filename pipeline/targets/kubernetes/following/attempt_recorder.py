@@ -224,24 +224,33 @@ class AttemptState(BaseModel):
         if self.began and placed_at < self.paused - _CLOCK_TOLERANCE_S:
             # The pods got these nodes before the suspension: the operator has yet to delete them.
             if now - max(self.paused, admitted) > _PODS_DELETED_S:  # it never will: the run kept its nodes
-                self.paused, self.admitted = 0.0, admitted
+                self.paused = 0.0
+                self.admitted = admitted
             return
-        was_suspended = self.paused or admitted > self.admitted
-        if self.began and was_suspended:
-            if self.paused:
-                self.began += max(0.0, placed_at - self.paused)  # time without nodes does not count
-            else:  # no follower saw when the suspension began: run_timeout starts again
-                self.began = placed_at
-            self.preempted = self.paused or admitted
-            self.observed.forget_failure(until=placed_at)
-        # The first call only records the time. Later calls change nothing, unless a suspension has ended.
-        self.began, self.paused, self.admitted = self.began or placed_at, 0.0, admitted
+        if not self.began:
+            self.began = placed_at
+        elif self.paused:  # a suspension has ended: its time without nodes does not count
+            self.began += max(0.0, placed_at - self.paused)
+            self._forget_before_suspension(self.paused, placed_at)
+        elif admitted > self.admitted:  # no follower saw when the suspension began: run_timeout starts again
+            self.began = placed_at
+            self._forget_before_suspension(admitted, placed_at)
+        self.paused = 0.0
+        self.admitted = admitted
 
-    def pause(self, since: float) -> bool:
-        """Record that the run is suspended since a time; return whether it had its nodes until now."""
-        had_nodes = bool(self.began) and not self.paused
+    def _forget_before_suspension(self, suspended_at: float, placed_at: float) -> None:
+        """Let earlier meetings no longer count, nor failures before the run got its nodes again."""
+        self.preempted = suspended_at
+        self.observed.forget_failure(until=placed_at)  # the suspension ended the ranks
+
+    @property
+    def has_nodes(self) -> bool:
+        """Whether the run got its nodes, and no suspension has taken them since."""
+        return bool(self.began) and not self.paused
+
+    def pause(self, since: float) -> None:
+        """Record that the run is suspended since a time, unless a suspension is recorded already."""
         self.paused = self.paused or since
-        return had_nodes
 
     @property
     def succeeded(self) -> Status | None:
@@ -309,22 +318,33 @@ class AttemptRecorder:
         """Record lines and mark their batches delivered, so that a resumed follower does not repeat them."""
         for log_batch in log_batches:
             for line in log_batch.lines:
-                event = decode(line.line.text)
-                if isinstance(event, ProofEvent):  # the rank introduces itself, in the pod where it now runs
-                    # The lines of several pods arrive in no particular order.
-                    time_before, _ = self._introduced.get(event.rank, (0.0, ""))
-                    if line.time >= time_before:
-                        self._introduced[event.rank] = line.time, line.pod
-                if not self._is_end_in_earlier_pod(line, event):
-                    self._has_important_event |= self._observer.add_line(line.line, line.time)
-                self._record_line(line, event)
+                self._record_line(line)
+            cursor = self.state.cursor
+            cursor.pop(log_batch.log, None)  # inserted again, as the last: `pack` keeps the last entries
+            cursor[log_batch.log] = log_batch.position
             # Keep the positions in the logs of a container's last few starts only.
             container, _, restarts = log_batch.log.rpartition("/")
-            cursor = self.state.cursor
-            cursor.pop(log_batch.log, None)  # inserted again: `pack` keeps the last entries
-            cursor[log_batch.log] = log_batch.position
             if restarts.isdecimal():
                 cursor.pop(f"{container}/{int(restarts) - _KEPT_STARTS}", None)
+
+    def _record_line(self, line: Line) -> None:
+        """Record a line: its event, when its rank wrote it, and as one of the last lines of its pod."""
+        event = decode(line.line.text)
+        if isinstance(event, ProofEvent):  # the rank introduces itself, in the pod where it now runs
+            # The lines of several pods arrive in no particular order.
+            time_before, _ = self._introduced.get(event.rank, (0.0, ""))
+            if line.time >= time_before:
+                self._introduced[event.rank] = line.time, line.pod
+        if not self._is_end_in_earlier_pod(line, event):
+            self._has_important_event |= self._observer.add_line(line.line, line.time)
+        if line.line.rank is not None:
+            self.state.spoke = max(self.state.spoke, line.time)
+        if isinstance(event, ExitEvent):
+            self.state.parted[line.pod] = line.time
+        tail = self.tails.setdefault(line.pod, [])  # also without a text line: its pod's log was read
+        if event is None:  # the last lines are for people, who do not read events
+            tail.append(line.line.text[:WIDTH])
+            del tail[:-TAIL]
 
     def _is_end_in_earlier_pod(self, line: Line, event: Event | None) -> bool:
         """Whether a line reports the end of a rank that has since started again in another pod."""
@@ -335,17 +355,6 @@ class AttemptRecorder:
             return False
         _, present_pod = self._introduced[rank]
         return line.pod != present_pod
-
-    def _record_line(self, line: Line, event: Event | None) -> None:
-        """Record when a rank wrote a line or reported its end, and keep the last lines of its pod."""
-        if line.line.rank is not None:
-            self.state.spoke = max(self.state.spoke, line.time)
-        tail = self.tails.setdefault(line.pod, [])
-        if isinstance(event, ExitEvent):
-            self.state.parted[line.pod] = line.time
-        if event is None:  # the last lines are for people, who do not read events
-            tail.append(line.line.text[:WIDTH])
-            del tail[:-TAIL]
 
     def record_failure(self, failure: RankFailure) -> None:
         """Record the failure of the rank that failed first and could not report it."""
@@ -358,7 +367,8 @@ class AttemptRecorder:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields to write to the ledger, and restart the time until the next save."""
-        self._last_save, self._has_important_event = time.monotonic(), False
+        self._last_save = time.monotonic()
+        self._has_important_event = False
         return self.state.model_dump(mode="json", exclude_defaults=True)
 
     def write(self, fields: dict[str, Any]) -> None:
@@ -375,7 +385,7 @@ class AttemptRecorder:
         if packed != self._last_written:  # a thousand runs may wait, mostly without a change
             try:
                 self._write_entry(packed)
-            except InvalidError:  # too large, most likely
+            except InvalidError:  # the ledger is too large, most likely
                 self._write_entry(pack_only_the_end(fields))
             self._last_written = packed
         self.recorded_cursor = fields.get("cursor", {})

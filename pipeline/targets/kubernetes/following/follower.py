@@ -192,14 +192,17 @@ class Follower:
                 self._apply(change)
 
     def _apply(self, change: Changes) -> None:
-        """Apply a change to the snapshot, and wake the loop if it concerns this job."""
+        """Apply the changes of one kind; if they concern the job, read new logs and wake the loop.
+
+        If the watch of that kind has broken, ``change`` has its error instead: add a note.
+        """
         if change.trouble:
             self._trouble = change.trouble
             self._notes.add_unreachable(
                 f"nothing is known of {change.kind} objects at present: {change.trouble}"
             )
-            if change.kind == "Pod":
-                self._recorder.watched_since = self._watch.now()  # silence counts only while pods are watched
+            if change.kind == "Pod":  # not watched: each error moves the beginning of the watch on
+                self._recorder.watched_since = self._watch.now()
             return
         self._last_change[change.kind] = time.monotonic()
         if self._snapshot.apply(change.kind, change.objects, change.deleted, complete=change.complete):
@@ -208,9 +211,11 @@ class Follower:
 
     def _check_silence(self) -> None:
         """Raise ClusterError after an hour without news: even a quiet watch lists again every few minutes."""
+        if self.status.state.terminal:  # no more news are needed
+            return
         # The kind whose last news is older.
         kind = min((self._snapshot.kind, "Pod"), key=self._last_change.__getitem__)
-        if time.monotonic() - self._last_change[kind] < _SILENCE_TIMEOUT_S or self.status.state.terminal:
+        if time.monotonic() - self._last_change[kind] < _SILENCE_TIMEOUT_S:
             return
         raise ClusterError(
             f"nothing was heard of {kind} objects for {_SILENCE_TIMEOUT_S:g} s: {self._trouble}; "
@@ -253,7 +258,7 @@ class Follower:
             notes = self._notes.take()  # not rate-limited, as they are few
             lines = [line.line for batch in log_batches for line in batch.lines]
             admitted = [*notes, *self._limit.admit(lines, self._watch.now())]
-            if admitted or log_batches:
+            if admitted or log_batches:  # also batches without a line to deliver: their position is recorded
                 await _run_to_end(self._deliver_and_record(deliver, admitted, log_batches))
             if not batches_left:
                 break
@@ -289,12 +294,13 @@ class Follower:
         return self._derive_status()
 
     async def _unconfirmed_status(self, status: Status, error: BaseException) -> Status:
-        """Return the status while the API server cannot confirm an end: the previous one.
+        """Wait, then return the status while the API server cannot confirm an end: the previous one.
 
         After some minutes, a used-up budget needs no confirmation. After an hour, raises the error.
         """
+        now = self._watch.now()
         # Without the API server, pods may not be watched either: silence does not count.
-        self._recorder.watched_since = now = self._watch.now()
+        self._recorder.watched_since = now
         self._unconfirmed_since = self._unconfirmed_since or now
         if status.budget and now - self._unconfirmed_since > _UNCONFIRMED_S:
             return status
@@ -305,14 +311,18 @@ class Follower:
         return self.status
 
     def _derive_status(self) -> Status:
-        """Return the status by job, pods and budgets; suspend or resume a waiting job if it is its turn."""
+        """Derive the status from job, pods and budgets.
+
+        Also record the run's nodes, and, unless the job has ended, suspend or resume it in its turn, and note
+        what it waits for.
+        """
         if not {self._snapshot.kind, "Pod"} <= self._snapshot.listed_kinds:  # job or pods are unknown yet
             return self.status
         now = self._watch.now()
         self._record_nodes(now)
         status = judgement.judge(self._ctx.run, self._snapshot, self._recorder.activity, now)
         if not status.state.terminal:
-            # With a note, the job had nodes and gave them back.
+            # A job with a note in its annotation had nodes and gave them back.
             had_nodes = bool(self._recorder.state.began or self._snapshot.note)
             self._launcher.release_after_change(began=had_nodes)
             waits_for = self._turn.take_turn(met=self._recorder.activity.met, now=now)
@@ -325,15 +335,21 @@ class Follower:
 
     def _record_nodes(self, now: float) -> None:
         """Record whether the run has its nodes or is suspended: its time budgets depend on that."""
+        state = self._recorder.state
         if self._snapshot.given_back and not self._recorder.activity.met:
-            self._recorder.state.began = 0.0  # it had its nodes, but could not start on them
+            # It could not start on its nodes: run_timeout begins with the next ones, and queue_timeout counts
+            # from the job's creation.
+            state.began = 0.0
         elif self._snapshot.suspended:
+            # Only queue_timeout counts now; once the job is resumed, acknowledge_timeout counts from here.
             self._recorder.last_placed_or_suspended = now
-            had_nodes = self._recorder.state.pause(self._snapshot.suspended_since or now)
-            if had_nodes:
+            if state.has_nodes:  # until now: note soon that it was preempted, and why
                 self._notes.make_reasons_due()
+            state.pause(self._snapshot.suspended_since or now)
         elif placed_at := self._snapshot.placed_at(self._ctx.run.nodes.least):
-            self._recorder.state.begin(placed_at, self._snapshot.last_transition, now)
+            # run_timeout begins, or continues after a suspension; if pods are lost, queue_timeout counts from
+            # here.
+            state.begin(placed_at, self._snapshot.last_transition, now)
             self._recorder.last_placed_or_suspended = now
 
     async def _put(self, log_batch: LogBatch) -> None:
@@ -374,7 +390,8 @@ class Follower:
         state = self._recorder.state
         if status.state is not RunState.FAILED or status.by_itself:  # else lost pods may have ended the ranks
             judgement.record_exit_codes(self._snapshot, state.observed)
-        state.ended, state.verdict = judgement.end_time(self._snapshot) or self._watch.now(), status
+        state.ended = judgement.end_time(self._snapshot) or self._watch.now()
+        state.verdict = status
         if self._saving is not None:  # a periodic save must not overwrite the final one
             await self._saving
         await self._call_with_retries(self._recorder.write, self._recorder.fields())
@@ -383,8 +400,12 @@ class Follower:
         return status
 
     async def _judge_by_exit_records(self, status: Status) -> Status:
-        """Return the status; read the exit records if cluster and logs do not show how all ranks ended."""
-        observed, records = self._recorder.state.observed, list[dict[str, Any]]()
+        """Return the status, or a success that the exit records prove; add them to what was observed.
+
+        They are read only if cluster and logs do not show how all ranks ended.
+        """
+        observed = self._recorder.state.observed
+        records = list[dict[str, Any]]()
         if exit_records.are_needed(status, self._snapshot, observed):
             loop, attempt = asyncio.get_running_loop(), self._handle.attempt
             try:
@@ -398,7 +419,7 @@ class Follower:
         return judged
 
     async def _read_tail(self) -> None:
-        """Read the last lines of the container that failed first, if no line of its pod was read."""
+        """Put the last lines of the container that failed first into ``tails``, unless its pod was read."""
         failed_ends = endings(self._snapshot)
         if not failed_ends or failed_ends[0].pod in self._recorder.tails:
             return
@@ -430,7 +451,8 @@ class Follower:
         """
 
         async def report(state: RetryCallState) -> None:  # after each try that failed
-            self._notes.add_unreachable(f"{failure} so far: {state.outcome and state.outcome.exception()}")
+            error = state.outcome.exception() if state.outcome else None
+            self._notes.add_unreachable(f"{failure} so far: {error}")
             await self._deliver_notes()
 
         try:
@@ -441,7 +463,7 @@ class Follower:
                 before_sleep=report,
                 reraise=True,
             )(asyncio.to_thread, act, *arguments)
-        except FileNotFoundError:
+        except FileNotFoundError:  # the run is cleaned up: there is nothing to record in
             return None
         except FAILURES as error:
             self._notes.add(f"{failure}: {error}")

@@ -1,6 +1,6 @@
 """Derive the status of an attempt from its job, its pods, its ranks and the time budgets. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
@@ -66,7 +66,7 @@ def _present_budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActi
         message = f"no capacity for it within {run.queue_timeout} s"
         yield Budget("queue_timeout", _queued_since(snapshot, activity) + run.queue_timeout, message)
         return
-    placed_at = snapshot.placed_at(run.nodes.least) or began or 0.0
+    placed_at = snapshot.placed_at(run.nodes.least) or 0.0  # not queued: it has its nodes
     # These two begin no earlier than the follower watches: it may have missed earlier lines.
     if present_phase == "starting":
         message = f"its ranks have not met within {run.start_timeout} s of its nodes being there"
@@ -94,7 +94,7 @@ def _queued_since(snapshot: JobSnapshot, activity: RankActivity) -> float:
     """Return since when a queued job waits, in seconds since the epoch.
 
     It waits since its suspension, or since the creation of its oldest pod without a node. A job that has ever
-    given back its pods (``turns.py``) waits since its own creation.
+    given back its pods (``turns.py``) waits since its own creation, as each of its tries has new pods.
     """
     if snapshot.note is not None:
         return _creation_time(snapshot)
@@ -197,7 +197,8 @@ def must_be_deleted(run: TrainingRun, snapshot: JobSnapshot, status: Status) -> 
 def final_status(entry: Entry, handle: JobHandle, status: Status) -> Status:
     """Return an attempt's final status: ``status``, unless the ledger has another that wins.
 
-    A cancellation in the ledger wins always, an earlier verdict only over a status that is no success.
+    A cancellation in the ledger wins always, an earlier verdict only over a status that is no success: what
+    became of the job since does not change why it failed.
     """
     if (by := entry.cancelled.get(handle.attempt)) is not None:
         return Status(state=RunState.CANCELLED, reason=f"ended by {by}")
@@ -214,38 +215,47 @@ def with_first_failure(snapshot: JobSnapshot, recorder: AttemptRecorder, status:
     """
     if status.failure is not None:  # an earlier follower has added it
         return status
-    if snapshot.job is None and status.budget:  # the deletion of the job has ended its pods
+    if snapshot.job is None and status.budget:  # a follower deleted the job, which ended its pods
         return status
     observed = recorder.state.observed
     endings = diagnosis.endings(snapshot)
-    # Name the first failed container, unless a rank reported a failure; name all that were out of memory.
-    failed = endings[:1] if observed.failure is None else []
-    failed += [ending for ending in endings if ending.reason == "OOMKilled"]
-    causes = [*map(str, failed), *diagnosis.losses(snapshot)]
+    a_rank_reported = observed.failure is not None
+    causes = [*_ends_to_name(endings, a_rank_reported=a_rank_reported), *diagnosis.losses(snapshot)]
     reason = "\n".join(dict.fromkeys([status.reason, *causes]))
     silent_end = _first_silent_end(endings, recorder.state)
-    if silent_end is None:
+    if silent_end is None:  # the rank that failed first, if any did, has reported it
         return status.model_copy(update={"reason": reason, "failure": observed.failure})
     lines = tuple(recorder.tails.get(silent_end.pod, ()))
     rank = next((rank for rank in observed.ranks if rank.hostname == silent_end.hostname), None)
     if rank is None:
         # No known rank ran there: add the lines to the reason.
         tail = ["its last lines:", *lines] if lines else []
-        text = "\n".join(part for part in (reason, "\n".join(tail)) if part)
+        text = "\n".join([reason, *tail] if reason else tail)
         return status.model_copy(update={"reason": text, "failure": observed.failure})
     failure = RankFailure(rank=rank.rank, host=rank.host, exit_code=silent_end.code, last_lines=lines)
     recorder.record_failure(failure)
     return status.model_copy(update={"reason": reason, "failure": failure})
 
 
+def _ends_to_name(endings: Sequence[Ending], *, a_rank_reported: bool) -> list[str]:
+    """Describe the first failed container, unless a rank reported a failure, and all that were out of memory.
+
+    Only the kubelet knows that memory ran out: the rank itself reports no more than a signal.
+    """
+    first = [] if a_rank_reported else endings[:1]
+    out_of_memory = [ending for ending in endings if ending.reason == "OOMKilled"]
+    return [str(ending) for ending in (*first, *out_of_memory)]
+
+
 def _first_silent_end(endings: Iterable[Ending], state: AttemptState) -> Ending | None:
     """Return the first failed end that no rank reported; None: there is none, or a rank failed before it."""
     for ending in endings:
-        # Since the container started, no rank of its pod has reported its end.
-        if state.parted.get(ending.pod, -1.0) < ending.began:
-            failed_at = int(state.observed.failed_at)  # in whole seconds, as the times of containers
-            a_rank_failed_before = state.observed.failure is not None and ending.time > failed_at
-            return None if a_rank_failed_before else ending
+        last_report = state.parted.get(ending.pod, -1.0)  # -1: before the 0 of one that never started
+        if last_report >= ending.began:  # a rank of this pod reported its end since the container started
+            continue
+        failed_at = int(state.observed.failed_at)  # in whole seconds, as the times of containers
+        a_rank_failed_before = state.observed.failure is not None and ending.time > failed_at
+        return None if a_rank_failed_before else ending
     return None
 
 
@@ -266,8 +276,12 @@ def exit_codes_of_containers(snapshot: JobSnapshot, observed: Observed) -> dict[
         return {}  # the ranks' containers run sshd
     # A container that ended before the last meeting of the ranks ended for an earlier start of its rank.
     round_began = int(observed.rounds[-1].get("began", 0)) if observed.rounds else 0
-    own = [container for container in snapshot.rank_containers if not container.is_sidecar]
-    last_ends = {container.hostname: container.last for container in own}
+    # Deleted pods come first: of two pods with one host name, the present one decides.
+    last_ends = {
+        container.hostname: container.last
+        for container in snapshot.rank_containers
+        if not container.is_sidecar
+    }
     codes = {}
     for rank in observed.ranks:
         end = last_ends.get(rank.hostname or "")
