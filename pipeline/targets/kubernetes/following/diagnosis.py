@@ -80,19 +80,19 @@ def pending(snapshot: JobSnapshot) -> list[Reason]:
     """List the reasons why the job or its pods wait; pods with the same reason share an entry."""
     names_by_reason: dict[PodReason, list[str]] = {}
     if not snapshot.suspended:  # else the operator deletes the pods: why they wait does not matter
-        for pod, pod_reasons in zip(snapshot.pods, snapshot.derive_from_pods(reasons), strict=True):
-            for reason in pod_reasons:
+        for pod, reasons_of_pod in zip(snapshot.pods, snapshot.derive_from_pods(reasons), strict=True):
+            for reason in reasons_of_pod:
                 names_by_reason.setdefault(reason, []).append(pod["metadata"]["name"])
-    claim_events = _latest_warnings(snapshot, None, "PersistentVolumeClaim")
-    return [
-        *_job_reasons(snapshot),
-        *(Reason(f"claim {event['involvedObject']['name']}: {event['message']}") for event in claim_events),
-        *(
-            # Ranks train beside a sidecar that never starts.
-            Reason(reason.text, tuple(names), reason.fatal and not reason.sidecar)
-            for reason, names in names_by_reason.items()
-        ),
+    claim_reasons = [
+        Reason(f"claim {event['involvedObject']['name']}: {event['message']}")
+        for event in _latest_warnings(snapshot, None, "PersistentVolumeClaim")
     ]
+    pod_reasons = [
+        # Ranks train beside a sidecar that never starts.
+        Reason(reason.text, tuple(names), fatal=reason.fatal and not reason.sidecar)
+        for reason, names in names_by_reason.items()
+    ]
+    return [*_job_reasons(snapshot), *claim_reasons, *pod_reasons]
 
 
 def _job_reasons(snapshot: JobSnapshot) -> Iterator[Reason]:
@@ -149,8 +149,10 @@ def _crashes_of_pod(pod: KubeObject, _warnings: list[KubeObject]) -> list[str]:
 
 
 def _has_failed(container: Container) -> bool:
-    """Whether the last end of a container was a failure; false while it has not ended, and of sidecars."""
-    return not container.is_sidecar and container.last is not None and bool(container.last.get("exitCode"))
+    """Whether the last end of a container was a failure; false if it never ended, and for sidecars."""
+    if container.is_sidecar or container.last is None:
+        return False
+    return bool(container.last.get("exitCode"))
 
 
 def _failed_launchers(snapshot: JobSnapshot) -> list[str]:
@@ -220,7 +222,7 @@ def _ending(container: Container) -> Ending:
 
 
 def exit_code(terminated: KubeObject) -> int:
-    """Return the exit code in the terminated state of a container; negative: the number of a signal."""
+    """Return the exit code in the terminated state of a container; negative: a signal ended it, as -9."""
     code = int(terminated.get("exitCode", 0))
     return _SIGNAL_BASE - code if code > _SIGNAL_BASE else code
 

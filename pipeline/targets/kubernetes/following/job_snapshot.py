@@ -14,6 +14,8 @@ from manycpu.pipeline.targets.kubernetes.pod_status import Container, claims_of,
 
 NOTE: Final = "manycpu/given-back"
 """The annotation with a job's note."""
+_STATUS_OF_OPERATOR: Final = ("conditions", "startTime", "jobsStatus", "state")
+"""Fields of a job's status that an operator writes: ``jobsStatus`` is a TrainJob's, ``state`` has a phase."""
 Params = ParamSpec("Params")
 Value = TypeVar("Value")
 
@@ -25,6 +27,7 @@ class Note(BaseModel):
     """
 
     at: float
+    """When the job gave back its pods."""
     tries: int = 1
     """How often the job has given back."""
     short: tuple[str, ...] = ()
@@ -32,7 +35,7 @@ class Note(BaseModel):
     claim: str = ""
     """The claim that another run's pods had mounted."""
     rests: float = 0.0
-    """When the job may try again if no older job waits."""
+    """Until when the job rests: after that, it may try again if no older job waits."""
     due: float = 0.0
     """When the job may try again though older jobs wait: it may fit where these do not."""
     resumed: float = 0.0
@@ -101,7 +104,9 @@ class JobSnapshot:
     def apply(
         self, kind: str, objects: Iterable[KubeObject], deleted: Iterable[KubeObject], complete: bool
     ) -> bool:
-        """Apply a change that a watch reported.
+        """Apply a change that a watch reported; forget derived values if the job is concerned.
+
+        Also keep the last state of pods that are gone, the job's note, and which pods are its speakers.
 
         Args:
             kind: The kind of the objects.
@@ -117,16 +122,16 @@ class JobSnapshot:
         before = self._objects.get(kind, {})  # as `after`: uid -> object of this job
         received = {item["metadata"]["uid"]: item for item in objects if self.is_about_job(kind, item)}
         removed = {item["metadata"]["uid"]: item for item in deleted if self.is_about_job(kind, item)}
-        # Unchanged objects stay the same Python objects: values that were derived from them stay cached.
-        received |= {
-            uid: before[uid] for uid, item in received.items() if _is_unchanged(before.get(uid), item)
-        }
+        for uid, item in received.items():
+            if uid in before and _is_unchanged(before[uid], item):
+                received[uid] = before[uid]  # the same Python object: values derived from it stay cached
         if complete:
             after = received
         else:
             after = {uid: item for uid, item in (before | received).items() if uid not in removed}
         self._objects[kind] = after
         if kind == "Pod":
+            # A pod that a complete list lacks has no last state but the one before.
             self._departed |= {uid: removed.get(uid, pod) for uid, pod in before.items() if uid not in after}
             self._changed |= {uid: pod for uid, pod in received.items() if pod is not before.get(uid)}
         self.note = read_note(self.job) or self.note  # kept when the job is gone
@@ -143,8 +148,10 @@ class JobSnapshot:
 
     def take_changed(self) -> list[KubeObject]:
         """Return the pods that are new or have changed since the last call."""
+        if not self._changed:
+            return []
         changed, self._changed = self._changed, {}
-        return [pod for pod in self.pods if pod["metadata"]["uid"] in changed] if changed else []
+        return [pod for pod in self.pods if pod["metadata"]["uid"] in changed]
 
     def derive_from_pods(self, read: Callable[[KubeObject, list[KubeObject]], Value]) -> list[Value]:
         """Derive a value from each of :attr:`pods` and its warnings, and cache it until either changes."""
@@ -154,11 +161,12 @@ class JobSnapshot:
             uid = pod["metadata"]["uid"]
             warnings = self.warnings_about(uid)
             cached = cached_by_uid.get(uid)
+            # `apply` keeps the Python object of a pod that has not changed.
             if cached is not None and cached[0] is pod and cached[1] == warnings:
                 present_by_uid[uid] = cached
             else:
                 present_by_uid[uid] = (pod, warnings, read(pod, warnings))
-        self._of_pods[read] = present_by_uid
+        self._of_pods[read] = present_by_uid  # without the pods that are gone
         return [value for _, _, value in present_by_uid.values()]
 
     def replace(self, job: KubeObject | None, pods: Iterable[KubeObject]) -> None:
@@ -177,7 +185,8 @@ class JobSnapshot:
         name = about.get("name", "")
         if about.get("kind") == "PersistentVolumeClaim":
             return name in self._claims
-        return bool(name == self.name or name.startswith(f"{self.name}-"))  # the second: one of its pods
+        is_named_as_pod = name.startswith(f"{self.name}-")
+        return bool(name == self.name or is_named_as_pod)
 
     @property
     def job(self) -> KubeObject | None:
@@ -251,7 +260,7 @@ class JobSnapshot:
     def acknowledged(self) -> bool:
         """Whether an operator has noticed the job: by its status, its pods, or a warning about the job."""
         status = (self.job or {}).get("status") or {}
-        has_status = any(status.get(name) for name in ("conditions", "startTime", "jobsStatus", "state"))
+        has_status = any(status.get(name) for name in _STATUS_OF_OPERATOR)
         return bool(has_status or self.pods or self.warnings_about(self.uid))
 
     @property
@@ -312,12 +321,12 @@ def _rank_scheduled(pod: KubeObject, _: list[KubeObject]) -> float | None:
     return scheduled_at(pod)
 
 
-def _is_unchanged(before: KubeObject | None, now: KubeObject) -> bool:
+def _is_unchanged(before: KubeObject, now: KubeObject) -> bool:
     """Whether an object is unchanged, by its resource version if it has one."""
-    if before is None:
-        return False
     version = now["metadata"].get("resourceVersion")
-    return before == now if version is None else version == before["metadata"].get("resourceVersion")
+    if version is None:
+        return before == now
+    return bool(version == before["metadata"].get("resourceVersion"))
 
 
 def _creation_time(item: KubeObject) -> float:

@@ -84,8 +84,8 @@ def _describe_quota(workload: KubeObject, evicted: KubeObject | None) -> Iterato
             message = _message_on_one_line(entry)
             if evicted is None or message != _message_on_one_line(evicted):  # Kueue repeats it here at first
                 yield message
+            # A flavor is a kind of node, with a quota of its own; "unused": other jobs use that quota now.
             insufficient = _INSUFFICIENT.findall(message)
-            # A flavor is a kind of node, with a quota of its own.
             flavors = {flavor for _, flavor in insufficient}
             too_small = {flavor for unused, flavor in insufficient if not unused}
             if flavors and too_small == flavors:  # in every flavor, the whole quota is too small
@@ -140,7 +140,7 @@ class QueueWaiting:
         _Queues.of(self._watch, self._cluster).leave(self._wake)
 
     def _is_about_job(self, change: Changes) -> bool:
-        """Whether a change may be one of the job's workload."""
+        """Whether a change may be one of the job's workload, which a complete list may lack now."""
         return change.complete or self._snapshot.uid in map(job_uid, change.objects)
 
 
