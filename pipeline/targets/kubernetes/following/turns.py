@@ -71,7 +71,7 @@ class Job(NamedTuple):
     created: float  # seconds since the epoch, as all times
     need: int  # number of rank pods without which the job cannot start
     ask: Mapping[str, Decimal]  # resource -> how much of it each rank pod requests
-    place: Sequence[object]  # rules for where pods may run: with equal rules, jobs compete for the same nodes
+    node_rules: Sequence[object]  # where pods may run: with equal rules, jobs compete for the same nodes
     claims: tuple[str, ...]
     given_back: Note | None  # the note, while the job has given back its pods
     tries: int  # how often the job has given back
@@ -80,7 +80,7 @@ class Job(NamedTuple):
     short: tuple[str, ...]  # resources that are short, or "quota"; empty: there is another obstacle
     claim: str  # which a pod cannot mount, because it is mounted on another node; empty: there is none
     placed: int = 0  # number of rank pods that have a node; 0 while the job has given back
-    refused: bool = False  # whether the scheduler or a quota refuses one of its pods
+    refused: bool = False  # whether it waits for room: the scheduler or a quota refuses one of its pods
     underway: bool = False  # whether a pod was created again, so that training had started
 
     @property
@@ -93,7 +93,7 @@ class Job(NamedTuple):
         if self.claim:  # this job waits for a claim, not for room
             return self.claim in other.claims
         asks_as_much = all(number <= other.ask.get(resource, 0) for resource, number in self.ask.items())
-        return self.place == other.place and self.need <= other.need and asks_as_much
+        return self.node_rules == other.node_rules and self.need <= other.need and asks_as_much
 
 
 def job_of(
@@ -106,8 +106,11 @@ def job_of(
 
     ``stuck_claim``: a claim that a pod of the job cannot mount, because it is mounted on another node.
     """
-    meta, note, ranks = job["metadata"], read_note(job), JOB_LAUNCHERS[kind.launch].ranks(job)
-    created, suspended = epoch(meta["creationTimestamp"]), kind.suspended(job)
+    meta = job["metadata"]
+    note = read_note(job)
+    ranks = JOB_LAUNCHERS[kind.launch].ranks(job)  # None: manycpu did not create the job
+    created = epoch(meta["creationTimestamp"])
+    suspended = kind.suspended(job)
     given_back = note if note and suspended and not note.resumed else None
     decided_elsewhere = (
         kind.suspend is None  # this kind of job cannot be suspended
@@ -127,7 +130,7 @@ def job_of(
         created=created,
         need=ranks.nodes,
         ask={name: amount(quantity) for name, quantity in requests.items()},
-        place=[*map(ranks.pod.get, _PLACEMENT_FIELDS), _OWN_NODE in str(ranks.pod.get("affinity"))],
+        node_rules=[*map(ranks.pod.get, _PLACEMENT_FIELDS), _OWN_NODE in str(ranks.pod.get("affinity"))],
         claims=claims_of({"spec": ranks.pod}),
         given_back=given_back,
         tries=note.tries if note else 0,
@@ -136,7 +139,9 @@ def job_of(
         short=given_back.short if given_back else (),
         claim=given_back.claim if given_back else stuck_claim,
     )
-    return summary if given_back else _with_pods(summary, pods, now)
+    if given_back:  # its pods are deleted: the note has what they waited for
+        return summary
+    return _with_pods(summary, pods, now)
 
 
 def _with_pods(job: Job, pods: Sequence[KubeObject], now: float) -> Job | None:
@@ -151,10 +156,11 @@ def _with_pods(job: Job, pods: Sequence[KubeObject], now: float) -> Job | None:
     messages = [text for pod in pods if (text := unschedulable(pod)) is not None]
     short = ["quota"] if over_quota else sorted({*_INSUFFICIENT.findall("\n".join(messages))})
     refused = lacks_node and bool(messages or over_quota)
-    has_pods_soon = bool(pods) or now - job.since < _CREATION_S
     fits_nowhere = refused and not short and not placed  # such as a selector that no node has
-    # Other jobs may hold its claim, or the room for pods without a node, unless these fit on no node at all.
-    if not job.claim and not (lacks_node and has_pods_soon and not fits_nowhere):
+    # A job that has no pods some seconds after its start waits for its operator, and not for room.
+    may_have_pods = bool(pods) or now - job.since < _CREATION_S
+    waits_for_room = lacks_node and may_have_pods and not fits_nowhere
+    if not waits_for_room and not job.claim:
         return None
     # A pod that was created much later replaces another one: the job had started.
     underway = max(creation_times) - min(creation_times) > _START_S
@@ -174,7 +180,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._waiting: list[Job] = []  # the oldest first, without those whose followers are presumed dead
-        self._holders: set[tuple[str, tuple[str, ...]]] = set()  # runs that have nodes, the claims they mount
+        self._holders: set[tuple[str, tuple[str, ...]]] = set()  # pairs: a run with nodes, claims it mounts
         # Uid and resource version of each job whose follower should act -> since when.
         self._due_since: dict[tuple[str, str], float] = {}
         self._abandoned: list[tuple[Job, Note]] = []  # what dead followers should give back, with which note
@@ -214,16 +220,19 @@ class Turns:
     def _next_note(self, job: Job, now: float) -> Note | None:
         """Return the note with which a job gives back its pods or resumes now; None: it stays as it is."""
         older_waits = next(self._ahead(job), None) is not None
-        holders = self._holders if job.claim else ()
-        claim_is_held = any(job.claim in claims for run, claims in holders if run != job.run)
-        if note := job.given_back:
-            # This job waits for an older one that is getting nodes, or that fits wherever this one fits.
-            blocked = (other.placed or other.covers(job) for other in self._ahead(job))
-            due = note.due if older_waits or claim_is_held else note.rests
-            # Pods that still exist are being deleted.
-            may_try = not job.pods and now >= due and not any(blocked)
-            return note.model_copy(update={"resumed": now}) if may_try else None
-        return _note_to_give_back(job, now, older_waits=older_waits, claim_is_held=claim_is_held)
+        claim_is_held = bool(job.claim) and any(
+            job.claim in claims for run, claims in self._holders if run != job.run
+        )
+        note = job.given_back
+        if note is None:
+            return _note_to_give_back(job, now, older_waits=older_waits, claim_is_held=claim_is_held)
+        may_try_from = note.due if older_waits or claim_is_held else note.rests
+        if now < may_try_from or job.pods:  # pods that still exist are being deleted
+            return None
+        # Let an older job go first if it is getting nodes, or if it fits wherever this one fits.
+        if any(other.placed or other.covers(job) for other in self._ahead(job)):
+            return None
+        return note.model_copy(update={"resumed": now})
 
     def waits_for(self, mine: Job) -> str:
         """Describe the room or the claim that a job waits for; empty: it waits for something else.
@@ -235,14 +244,17 @@ class Turns:
         if not mine.given_back and not mine.short:
             return ""
         lacking = mine.need - mine.placed
-        amounts = [_format_amount(name, mine.ask[name] * lacking) for name in mine.short if name in mine.ask]
-        room = (
-            (" and ".join(amounts) or counted(lacking, "node")) if lacking > 0 else "a node for its launcher"
-        )
+        if lacking > 0:
+            short = [name for name in mine.short if name in mine.ask]  # without "quota"
+            amounts = [_format_amount(name, mine.ask[name] * lacking) for name in short]
+            room = " and ".join(amounts) or counted(lacking, "node")
+        else:
+            room = "a node for its launcher"
         holders = sorted({run for run, _ in self._holders} - {mine.run})
         held_by = f"held by run {first_of(holders)}" if holders else "no run of this namespace holds any"
         older_runs = [job.run for job in self._ahead(mine)]
-        return f"waits for {room}; {held_by}" + (f"; after run {first_of(older_runs)}" if older_runs else "")
+        after = f"; after run {first_of(older_runs)}" if older_runs else ""
+        return f"waits for {room}; {held_by}{after}"
 
 
 def _note_to_give_back(job: Job, now: float, *, older_waits: bool, claim_is_held: bool) -> Note | None:
@@ -257,19 +269,22 @@ def _note_to_give_back(job: Job, now: float, *, older_waits: bool, claim_is_held
     # Seeded, so that each call gets the same times.
     jitter = random.Random(f"{job.uid}/{job.tries}").uniform(0.5, 1.5)  # noqa: S311 - no secret
     factor = min(job.tries + 1, _MAX_FACTOR) * jitter
-    holds_in_vain = job.placed and job.short and now - job.since > _HOLD_S * factor
-    # If it waits for a claim: when another run's pods mount that. If it waits for room: when an older job
-    # waits, or when it holds nodes in vain.
-    gives_back = claim_is_held if job.claim else job.refused and (older_waits or holds_in_vain)
+    if job.claim:
+        gives_back = claim_is_held
+    else:
+        has_waited = now - job.since > _HOLD_S * factor
+        holds_in_vain = bool(job.placed and job.short) and has_waited
+        gives_back = job.refused and (older_waits or holds_in_vain)
     if not gives_back:
         return None
+    # If no run here is known to need what it holds, leave that to other namespaces for a while.
+    rests_until = now if older_waits or claim_is_held else now + _REST_S * factor
     return Note(
         at=now,
         tries=job.tries + 1,
         short=job.short,
         claim=job.claim,
-        # If no run here is known to need the room, leave it to other namespaces for a while.
-        rests=now if older_waits or claim_is_held else now + _REST_S * factor,
+        rests=rests_until,
         due=now + _PAUSE_S * factor,
     )
 
@@ -283,6 +298,7 @@ def _read_jobs(objects: Mapping[str, Iterable[KubeObject]], now: float) -> Itera
     for kind in JOB_KINDS.values():
         for item in objects.get(kind.kind, ()):
             try:
+                # Whether it cannot mount a claim is not known here: events show that, to its own follower.
                 job = job_of(item, kind, pods[attempt_key(item)], now)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 _log_once(item["metadata"]["uid"], f"{kind.kind} {item['metadata']['name']}", repr(error))
@@ -342,7 +358,7 @@ class TurnTaking:
         self._snapshot, self._cluster, self._watch, self._wake = snapshot, cluster, watch, wake
         self.waits = False  # whether the job waits, so that the other jobs are watched
         self._patching: asyncio.Task[None] | None = None
-        self._patched = ""  # resource version of the last action: then the watch must show a later one
+        self._patched = ""  # resource version at the last patch: the watch must show a later one
         self._trouble = ""  # why the last action failed; empty: it did not
 
     def take_turn(self, *, met: bool, now: float) -> str:
@@ -351,7 +367,8 @@ class TurnTaking:
         Once its ranks have ``met``, the job keeps its pods. While it waits, it may also act for a job whose
         follower is dead.
         """
-        snapshot, mine = self._snapshot, None
+        snapshot = self._snapshot
+        mine = None
         # Nothing is read once the ranks have met: this is called at each batch of their lines.
         if snapshot.job is not None and (snapshot.given_back or not met):
             mine = job_of(
@@ -366,12 +383,13 @@ class TurnTaking:
         if not shared_view.is_complete:  # decide only when all other jobs are known
             return ""
         turns = shared_view.turns(now)
-        job, note = turns.decide(mine, now) or (mine, None)
+        decision = turns.decide(mine, now)
         is_idle = self._patching is None or self._patching.done()
-        # After a patch, wait until the watch shows its effect.
-        if note and is_idle and job.resource_version != self._patched:
-            self._patched = job.resource_version
-            self._patching = asyncio.create_task(self._patch(job, note))
+        if decision is not None and is_idle:
+            job, note = decision
+            if job.resource_version != self._patched:  # else the watch does not show the last patch yet
+                self._patched = job.resource_version
+                self._patching = asyncio.create_task(self._patch(job, note))
         return "\n".join(filter(None, [turns.waits_for(mine), self._trouble]))
 
     async def _patch(self, job: Job, note: Note) -> None:
@@ -380,11 +398,14 @@ class TurnTaking:
             change = patch(job.kind, note, job.resource_version)
             await asyncio.to_thread(self._cluster.patch, job.kind.kind, job.name, change)
             self._trouble = ""
+        except (NotFoundError, ConflictError):  # the job is gone, or has changed: decide again
+            self._trouble = ""
+            self._patched = ""
         except FAILURES as error:
-            outdated = isinstance(error, (NotFoundError, ConflictError))  # the job has changed, or is gone
-            self._trouble = "" if outdated else f"its turn cannot be taken: {error}"
-            if not isinstance(error, (UnauthorizedError, ForbiddenError)):  # forbidden until the job changes
-                self._patched = ""  # try again at the next turn
+            self._trouble = f"its turn cannot be taken: {error}"
+            # Without the right, do not try again until the job changes.
+            if not isinstance(error, (UnauthorizedError, ForbiddenError)):
+                self._patched = ""
         self._wake()
 
     def close(self) -> None:
