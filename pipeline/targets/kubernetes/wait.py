@@ -143,7 +143,10 @@ class _Following:
         self._thread.join()
 
     def _run(self) -> None:
-        """Run the event loop on the thread, until the job ends, ``stop`` is called, or an error occurs."""
+        """Run the event loop on the thread, until the job ends, ``stop`` is called, or an error occurs.
+
+        Keep the job's end or the error for ``status``.
+        """
         try:
             self._end = self._loop.run_until_complete(self._task)
         except asyncio.CancelledError:

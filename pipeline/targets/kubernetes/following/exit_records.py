@@ -65,12 +65,12 @@ def read(ctx: ClusterContext, attempt: int) -> list[dict[str, Any]]:
 def judge(
     status: Status, snapshot: JobSnapshot, observed: Observed, records: Iterable[dict[str, Any]]
 ) -> Status:
-    """Return the status; a failure becomes a success if all ranks are shown to have ended with 0. Pure.
+    """Return the status; a failure becomes a success if all ranks are shown to have ended with 0.
 
     Args:
         status: How the job ended.
         snapshot: The job.
-        observed: What its ranks have reported; the records are added to it.
+        observed: What its ranks have reported; the records are added to it, whatever the status.
         records: The exit records of a meeting whose ranks all ended with 0; may be empty.
     """
     add_exit_records(observed, records)

@@ -32,10 +32,14 @@ class LauncherRelease:
             began: Whether the job ever had nodes: before that, no launcher has started.
         """
         snapshot = self._snapshot
+        was_suspended = snapshot.last_transition > 0
+        if not (snapshot.job_kind.launcher and began and was_suspended):  # no launcher was ever suspended
+            return
         change = (snapshot.suspended, snapshot.last_transition)
-        if snapshot.job_kind.launcher and began and snapshot.last_transition and change != self._handled:
+        if change != self._handled:
             self.close()  # a release for an earlier change is out of date
-            self._handled, self._task = change, asyncio.create_task(self._release())
+            self._handled = change
+            self._task = asyncio.create_task(self._release())
 
     def close(self) -> None:
         """Cancel a release that has not finished."""
@@ -43,7 +47,7 @@ class LauncherRelease:
             self._task.cancel()
 
     async def _release(self) -> None:
-        """Retry until the launcher is released."""
+        """Try to release the launcher until that succeeds, or no release is needed."""
         while True:
             with suppress(*FAILURES):  # retry: if no retry works, a time budget ends the wait
                 if await asyncio.to_thread(self._release_once):
@@ -51,7 +55,7 @@ class LauncherRelease:
             await asyncio.sleep(_INTERVAL_S)
 
     def _release_once(self) -> bool:
-        """Clear the start time of a suspended launcher Job; return false if it must be checked again."""
+        """Clear the start time of the launcher Job if it is suspended; false: it must be checked again."""
         name = f"{self._snapshot.name}-launcher"
         launcher = self._cluster.get("Job", name)
         owners = launcher["metadata"].get("ownerReferences", ()) if launcher else ()

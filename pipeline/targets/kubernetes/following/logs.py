@@ -116,7 +116,7 @@ class LogCursor:
 
     def take(self, time: int) -> bool:
         """Advance by one line, by its time; return whether it is new, or false if it was delivered before."""
-        if self._by_count is None:
+        if self._by_count is None:  # the first line of a request
             self._choose_how_to_skip(time)
         if self._by_count and self._skip:  # skip by count: each request repeats the counted lines
             self._skip -= 1
@@ -234,7 +234,7 @@ class LogReaders:
 
     def follow(self, snapshot: JobSnapshot) -> None:
         """Start readers for new containers; update those of changed ones, and mark those of deleted pods."""
-        if snapshot.given_back:  # pods of a try that found no room: how they end says nothing about the run
+        if snapshot.given_back:  # its pods found no room: how they end says nothing about the run
             for reader, task in self._readers.values():
                 reader.mark_gone()
                 task.cancel()
@@ -321,7 +321,7 @@ class LogReader:
         key = self._key(start)
         if _DONE in self._cursor.get(key, ()):
             return
-        previous_state = self._cursor.get(self._key(start - 1), ())[:_STATE_ITEMS]
+        previous_state = self._cursor.get(self._key(start - 1), ())[:_STATE_ITEMS]  # without the mark
         position = LogCursor(self._cursor.get(key, ()), before=previous_state)
         backoff, tries_without_log = Backoff(), 0
         while True:
@@ -334,10 +334,11 @@ class LogReader:
                 if await self._request(start, position, follow=not ended) and ended:
                     break
                 backoff.worked()
-            except NoLogError:  # also if the API server or the kubelet has just started
-                tries_without_log += ended
-                if tries_without_log == _NO_LOG_TRIES:
-                    break
+            except NoLogError:
+                if ended:  # one such answer proves nothing: the kubelet may have just started
+                    tries_without_log += 1
+                    if tries_without_log == _NO_LOG_TRIES:
+                        break
             except FAILURES:
                 pass  # retry for as long as the pod exists
             self.answered = False
@@ -353,6 +354,7 @@ class LogReader:
             follow: Whether to wait for further lines, because the container still runs.
         """
         position.reopen()
+        # The kubelet has the logs of two starts: the present one and the previous one.
         previous = self._present.restarts > start
         pod, name = self._present.pod["metadata"]["name"], self._present.name
         log = self._watch.log(pod, name, LogPart(follow=follow, previous=previous, since=position.since))
@@ -366,7 +368,8 @@ class LogReader:
                         # Perhaps the log of another start: wait until the kubelet has reported a restart.
                         restarts = self._present.restarts
                         await asyncio.sleep(_RESTART_REPORT_S)
-                        if self._present.restarts != restarts or restarts not in (start, start + 1):
+                        has_this_log = restarts in (start, start + 1)  # as the present or the previous one
+                        if self._present.restarts != restarts or not has_this_log:
                             return False
                     lines = [
                         Line(with_container_name(split(line.text), f"{pod}/{name}"), line.time / _NANO, pod)

@@ -53,7 +53,9 @@ class SharedView:
         self._due: set[Wake] = set()  # the followers to wake when the timer ends
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._present, self._kinds, self._listed = ObjectStore(), frozenset[str](), set[str]()
+        self._present = ObjectStore()
+        self._kinds = frozenset[str]()  # the kinds that are watched; empty until the first selection
+        self._listed = set[str]()  # those of which the complete list has arrived
         self.changes = 0
         """Number of changes so far."""
 
@@ -76,7 +78,8 @@ class SharedView:
 
     def leave(self, wake: Wake) -> None:
         """Stop calling the ``wake`` of a follower; the watch ends when the last follower leaves."""
-        if self._wakes.pop(wake, None) and not self._wakes and self._task is not None:
+        had_joined = self._wakes.pop(wake, None) is not None
+        if had_joined and not self._wakes and self._task is not None:
             self._task.cancel()
             del _ALL[type(self), self._watch]
 
@@ -112,14 +115,17 @@ class SharedView:
     def _apply(self, change: Changes) -> None:
         """Apply a change, and wake the followers that it concerns after a short delay."""
         self._present.apply(change)
-        self._listed |= {change.kind} if change.complete else set()
+        if change.complete:
+            self._listed.add(change.kind)
         self.changes += 1
         self._due |= {wake for wake, concerns in self._wakes.items() if concerns(change)}
         if self._due and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_WAKE_DELAY_S, self._wake)
 
     def _wake(self) -> None:
-        self._timer, due, self._due = None, self._due, set()
+        due = self._due
+        self._due = set()
+        self._timer = None
         for wake in due & self._wakes.keys():  # without followers that have left meanwhile
             wake()
 
