@@ -27,7 +27,7 @@ UNSUPPORTED = {
 IMPLEMENTATIONS: Final[Mapping[Family, str]] = {"intel": "Intel", "openmpi": "OpenMPI", "mpich": "MPICH"}
 # Intel's mpirun is a shell script, which as process 1 would not end on SIGTERM.
 PROGRAMS: Final[Mapping[Family, str]] = {"intel": "mpiexec.hydra", "openmpi": "mpirun", "mpich": "mpirun"}
-HOSTFILE: Final = f"/etc/mpi/{mpirun.HOSTFILE}"  # where both operators write it
+HOSTFILE_PATH: Final = f"/etc/mpi/{mpirun.HOSTFILE}"  # where both operators write it
 KEYS: Final = "/etc/manycpu/keys"  # not /root/.ssh, which only root can read
 OWN: Final = "/run/manycpu"
 PORT: Final = 2222
@@ -102,11 +102,11 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
     """Build the manifest of the MPIJob, as a list of one.
 
     Raises:
-        BadInputError: A range of nodes.
+        BadInputError: mpirun cannot start the run, as for a range of nodes (:func:`mpirun.objects`).
     """
     job, namespace = placement.job, target.namespace
     hosts = [f"{job}-worker-{number}.{job}.{namespace}.svc" for number in range(run.nodes.most)]
-    mpirun_pod = launcher("launcher", run, target, placement, hosts=hosts)
+    mpirun_pod = launcher_template("launcher", run, target, placement, hosts=hosts)
     return [
         {
             "apiVersion": MPIJOB.resource.api_version,
@@ -130,7 +130,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
                     "Worker": {
                         "replicas": run.nodes.most,
                         "restartPolicy": pods.restart_policy(run, target),
-                        "template": worker("worker", run, target, placement),
+                        "template": worker_template("worker", run, target, placement),
                     },
                 },
             },
@@ -138,14 +138,14 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
     ]
 
 
-def launcher(  # noqa: PLR0913 - what makes up a launcher
+def launcher_template(  # noqa: PLR0913 - what makes up a launcher
     container: str,
     run: TrainingRun,
     target: Kubernetes,
     placement: Placement,
     *,
     hosts: Sequence[str],
-    hostfile: str = HOSTFILE,
+    hostfile: str = HOSTFILE_PATH,
 ) -> KubeObject:
     """Build the template of the pod that runs mpirun, once the workers' sshd answers.
 
@@ -155,16 +155,16 @@ def launcher(  # noqa: PLR0913 - what makes up a launcher
         target: The target.
         placement: The attempt's paths.
         hosts: DNS names of the workers, the first of which has rank 0.
-        hostfile: Path of the hostfile in the pod: the operator writes ``HOSTFILE``, this template any other.
+        hostfile: Path of the hostfile: the operator writes ``HOSTFILE_PATH``, and the template has any other.
 
     Raises:
-        BadInputError: A range of nodes.
+        BadInputError: mpirun cannot start the run, as for a range of nodes (:func:`mpirun.objects`).
     """
     family = target.mpi or DEFAULT_MPI
     # The placement as mpirun sees it inside the launcher pod: it reads the hostfile in the attempt's folder.
     fields = {
         "attempt_directory": str(PurePosixPath(hostfile).parent),
-        "mpi": Mpi(family=family, version="", mpirun=PROGRAMS[family]),
+        "mpi": Mpi(family=family, version="", mpirun=PROGRAMS[family]),  # no option depends on the version
         "hosts": tuple(Host(name) for name in hosts),
         "master_addr": hosts[0],
         "master_port": MASTER_PORT,
@@ -174,7 +174,7 @@ def launcher(  # noqa: PLR0913 - what makes up a launcher
     }
     # To mpirun the workers are hosts that it reaches by ssh.
     on_hosts = BareMetal(hostfile=hostfile, ssh=("ssh",))
-    [command] = mpirun.objects(pods.with_library(run), on_hosts, placement.model_copy(update=fields))
+    [command] = mpirun.objects(pods.with_manycpu_on_path(run), on_hosts, placement.model_copy(update=fields))
     inner = pods.container(
         container,
         target,
@@ -184,12 +184,12 @@ def launcher(  # noqa: PLR0913 - what makes up a launcher
         limits=_launcher_resources(run),
     )
     files = dict(SSH_FILES)
-    if hostfile != HOSTFILE:  # no operator writes it
+    if hostfile != HOSTFILE_PATH:  # no operator writes it
         files[hostfile] = command["files"][mpirun.HOSTFILE]
     return pods.with_deadline(pods.template(target, placement, "launcher", inner, files), run)
 
 
-def worker(container: str, run: TrainingRun, target: Kubernetes, placement: Placement) -> KubeObject:
+def worker_template(container: str, run: TrainingRun, target: Kubernetes, placement: Placement) -> KubeObject:
     """Build the template of a worker pod, in which mpirun starts ranks by ssh."""
     inner = pods.container(
         container,
@@ -208,7 +208,7 @@ def worker(container: str, run: TrainingRun, target: Kubernetes, placement: Plac
     return pods.add_volumes(template, [own], {"own": OWN})
 
 
-def await_workers(hostfile: str = HOSTFILE) -> list[str]:
+def await_workers(hostfile: str = HOSTFILE_PATH) -> list[str]:
     """Return the words to put before a command, so that it starts when each worker's sshd answers."""
     return ["python3", "-IS", "-c", AWAIT_WORKERS, hostfile, str(PORT), HOSTS]
 
@@ -225,7 +225,7 @@ def _launcher_resources(run: TrainingRun) -> dict[str, Any]:
     if not memory and run.resources.memory:
         memory = f"{_MEMORY_MIB + _NODE_MEMORY_MIB * run.nodes.most}Mi"
     requests_and_limits = pods.resources(cpu, memory)
-    if cpu:
+    if cpu:  # it asks for little, and may use more
         requests_and_limits["limits"]["cpu"] = format_cores(_BURST_FACTOR * cpu)
     return requests_and_limits
 

@@ -19,7 +19,7 @@ UNSUPPORTED = {
     "max_restarts": "mpirun ends all ranks when one fails; the task's retries start from the last checkpoint",
 }
 
-HOSTFILE: Final = "hostfile"
+HOSTFILE: Final = "hostfile"  # its name in the attempt's folder
 _NO_ALLOCATION: Final = "^slurm,pbs,tm,lsf,gridengine"
 """The readers of allocations that Open MPI leaves out."""
 _HERE: Final = ["-hosts", "localhost"]
@@ -49,6 +49,33 @@ def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -
     mpi = placement.mpi
     if mpi is None:
         raise LaunchError("mpirun needs an MPI, and none was found", field="target.mpi")
+    _check_run(run)
+    rendezvous = {"MASTER_ADDR": placement.master_addr, "MASTER_PORT": str(placement.master_port)}
+    # None: mpirun starts the ranks on this machine, by fork; else on hosts, by ssh.
+    remote = None if isinstance(target, Local) else target
+    if remote is not None and remote.interface:
+        rendezvous["GLOO_SOCKET_IFNAME"] = remote.interface
+    rank_env = environment(run, placement) | rendezvous | mpi.env  # the user's variables are in environment()
+    dialect = _DIALECTS[mpi.family](run, remote, placement, sorted(rank_env))
+    # The dialect's variables are for mpirun, not for the ranks. The user's come again, last, to win over all.
+    mpirun_env = dialect.env | rank_env | run.env
+    if mpi.family == "mpich":
+        # With -genvlist, MPICH 4.0.2 loses the last variable of its environment: add one that no rank needs.
+        mpirun_env["MANYCPU_LAST"] = "1"
+    processes = run.processes * (len(placement.hosts) or 1)  # no hosts: this machine alone
+    words = [*dialect.options, "-n", str(processes), placement.python, *node_command(run, placement)]
+    return [
+        {
+            "argv": [mpi.mpirun, *words],
+            "env": mpirun_env,
+            "cwd": placement.code,
+            "files": {HOSTFILE: dialect.hostfile} if dialect.hostfile else {},
+        }
+    ]
+
+
+def _check_run(run: TrainingRun) -> None:
+    """Raise BadInputError for a range of nodes, and for an argument that mpirun takes as a separator."""
     if run.elastic:
         raise BadInputError(
             f"mpirun starts a fixed number of nodes, not {run.nnodes}",
@@ -61,28 +88,6 @@ def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -
             field="run.args",
             fix="Join it to another word, as in --separator=:",
         )
-    rendezvous = {"MASTER_ADDR": placement.master_addr, "MASTER_PORT": str(placement.master_port)}
-    # None: mpirun starts the ranks on this machine, by fork; else on hosts, by ssh.
-    remote = None if isinstance(target, Local) else target
-    if remote is not None and remote.interface:
-        rendezvous["GLOO_SOCKET_IFNAME"] = remote.interface
-    env = environment(run, placement) | rendezvous | mpi.env
-    dialect = _DIALECTS[mpi.family](run, remote, placement, sorted(env))
-    # The dialect's own variables are for mpirun, not for the ranks; the user's win over both.
-    env = dialect.env | env | run.env
-    if mpi.family == "mpich":
-        # With -genvlist, MPICH 4.0.2 loses the last variable of its environment: add one that no rank needs.
-        env["MANYCPU_LAST"] = "1"
-    processes = run.processes * (len(placement.hosts) or 1)  # no hosts: this machine alone
-    words = [*dialect.options, "-n", str(processes), placement.python, *node_command(run, placement)]
-    return [
-        {
-            "argv": [mpi.mpirun, *words],
-            "env": env,
-            "cwd": placement.code,
-            "files": {HOSTFILE: dialect.hostfile} if dialect.hostfile else {},
-        }
-    ]
 
 
 def _intel(run: TrainingRun, remote: BareMetal | None, placement: Placement, names: list[str]) -> _Dialect:
@@ -184,9 +189,10 @@ def _hydra_options(run: TrainingRun, placement: Placement, names: list[str]) -> 
     Raises:
         BadInputError: The name of a variable has a comma in it.
     """
-    if split := next((name for name in names if "," in name), None):
+    names_with_comma = [name for name in names if "," in name]
+    if names_with_comma:
         raise BadInputError(
-            f"mpirun splits the name {split!r} at its comma",
+            f"mpirun splits the name {names_with_comma[0]!r} at its comma",
             field="run.env",
             fix="Give the variable a name without a comma",
         )
@@ -214,12 +220,16 @@ def _ssh_command(target: BareMetal, *, allows_colons: bool = True) -> tuple[str,
         BadInputError: A word has a blank in it, or a colon that is not allowed.
     """
     for word in target.ssh:
-        has_blank = len(word.split()) != 1
-        if has_blank or (":" in word and not allows_colons):
-            raise BadInputError(
-                f"mpirun cannot pass on {word!r}, which has a {'blank' if has_blank else 'colon'} in it",
-                field="target.ssh",
-                fix="Put the option into ~/.ssh/config",
-            )
+        if len(word.split()) != 1:
+            problem = "blank"
+        elif ":" in word and not allows_colons:
+            problem = "colon"
+        else:
+            continue
+        raise BadInputError(
+            f"mpirun cannot pass on {word!r}, which has a {problem} in it",
+            field="target.ssh",
+            fix="Put the option into ~/.ssh/config",
+        )
     # mpirun has no terminal for a password prompt.
     return target.ssh[0], " ".join([*target.ssh[1:], "-o", "BatchMode=yes"])

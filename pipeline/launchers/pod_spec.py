@@ -91,8 +91,11 @@ def env_list(
     """
     entries: list[KubeObject] = []
     for name, value in values.items():
-        if secret and (is_secret_variable(name, value) or (optional and HIDDEN in value)):
-            reference = {"name": secret, "key": name} | ({"optional": True} if optional else {})
+        is_secret = is_secret_variable(name, value) or (optional and HIDDEN in value)
+        if secret and is_secret:
+            reference: KubeObject = {"name": secret, "key": name}
+            if optional:
+                reference["optional"] = True
             entries.append({"name": name, "valueFrom": {"secretKeyRef": reference}})
         else:
             entries.append({"name": name, "value": literal(value)})

@@ -39,14 +39,15 @@ FILES: Final = "files"  # a volume of small files that are annotations of the po
 
 def metadata(target: Kubernetes, placement: Placement) -> KubeObject:
     """Build the metadata of an attempt's job: name, namespace, labels, and the run's ledger as its owner."""
-    queue = {QUEUE_LABEL: target.queue, PRIORITY_LABEL: target.queue_priority}
-    fields: KubeObject = {
-        "name": placement.job,
-        "namespace": target.namespace,
-        "labels": labels(placement.name, attempt=str(placement.attempt))
-        | {label: name for label, name in queue.items() if name},
-    }
-    return fields | ({"ownerReferences": list(placement.owners)} if placement.owners else {})
+    job_labels = labels(placement.name, attempt=str(placement.attempt))
+    if target.queue:
+        job_labels[QUEUE_LABEL] = target.queue
+    if target.queue_priority:
+        job_labels[PRIORITY_LABEL] = target.queue_priority
+    fields: KubeObject = {"name": placement.job, "namespace": target.namespace, "labels": job_labels}
+    if placement.owners:
+        fields["ownerReferences"] = list(placement.owners)
+    return fields
 
 
 def run_policy(run: TrainingRun, target: Kubernetes, *, clean: str, backoff: int) -> KubeObject:
@@ -56,8 +57,9 @@ def run_policy(run: TrainingRun, target: Kubernetes, *, clean: str, backoff: int
     gives up. There is no TTL, which would delete the job.
     """
     policy: KubeObject = {"cleanPodPolicy": clean, "backoffLimit": backoff, **deadline(run)}
-    # A job in a queue is created suspended, and Kueue resumes it: so it cannot start past its queue.
-    return policy | ({"suspend": True} if target.queue else {})
+    if target.queue:  # Kueue resumes the job when it admits it; until then, no operator must start it
+        policy["suspend"] = True
+    return policy
 
 
 def deadline(run: TrainingRun) -> KubeObject:
@@ -82,14 +84,15 @@ def restart_policy(run: TrainingRun, target: Kubernetes) -> str:
     return target.restart_policy or ("OnFailure" if run.max_restarts else "Never")
 
 
-def with_library(run: TrainingRun) -> TrainingRun:
+def with_manycpu_on_path(run: TrainingRun) -> TrainingRun:
     """Return the run with the image's copy of manycpu first in the user's PYTHONPATH, if the user sets one.
 
     Otherwise that variable would replace the image's own, and the pods could not import manycpu.
     """
     path = run.env.get("PYTHONPATH")
-    env = run.env | {"PYTHONPATH": f"{LIB}:{path}"} if path else run.env
-    return run.model_copy(update={"env": env})
+    if not path:
+        return run
+    return run.model_copy(update={"env": run.env | {"PYTHONPATH": f"{LIB}:{path}"}})
 
 
 def rank_variables(run: TrainingRun, placement: Placement) -> dict[str, str]:
@@ -97,7 +100,7 @@ def rank_variables(run: TrainingRun, placement: Placement) -> dict[str, str]:
     device = {"PJRT_DEVICE": "TPU"} if run.device == "xla" else {}
     logs = {"MANYCPU_LOGS": str(PurePosixPath(placement.output).with_name(rank_logs.FOLDER))}
     own = {"HOME": HOME, **logs, **device, **_thread_variables(run)}
-    return own | environment(with_library(run), placement)
+    return own | environment(with_manycpu_on_path(run), placement)
 
 
 def _thread_variables(run: TrainingRun) -> Mapping[str, str]:
@@ -151,7 +154,9 @@ def container(  # noqa: PLR0913 - what makes up a container
         "resources": limits,
         "securityContext": unprivileged(),
     }
-    return fields | ({"imagePullPolicy": target.pull_policy} if target.pull_policy else {})
+    if target.pull_policy:
+        fields["imagePullPolicy"] = target.pull_policy
+    return fields
 
 
 def with_fields(container: KubeObject, fields: Mapping[str, str]) -> KubeObject:
@@ -165,23 +170,25 @@ def with_fields(container: KubeObject, fields: Mapping[str, str]) -> KubeObject:
 def template(
     target: Kubernetes, placement: Placement, role: Role, container: KubeObject, files: Mapping[str, str]
 ) -> KubeObject:
-    """Build a pod template around a container; ``files``: path -> content, mounted from annotations."""
-    # Each file is an annotation with the file's name (keys: path -> name). The downward API shows annotations
-    # as files of a volume, and each of these is mounted at its path.
+    """Build a pod template around a container; ``files``: path -> content, mounted from annotations.
+
+    Each file is an annotation with the file's name. The downward API shows annotations as files of a volume,
+    and each of these is mounted at its path.
+    """
     files = {"/etc/passwd": PASSWD, **files}
-    keys = {path: path.rsplit("/", 1)[-1] for path in files}
+    names = {path: path.rsplit("/", 1)[-1] for path in files}  # path -> name of the file
     mounts, items = list[KubeObject](), list[KubeObject]()
     for path in sorted(files):
-        key, field = keys[path], f"metadata.annotations['manycpu/{keys[path]}']"
-        mounts.append({"name": FILES, "mountPath": path, "subPath": key, "readOnly": True})
-        items.append({"path": key, "fieldRef": {"fieldPath": field}})
+        name = names[path]
+        mounts.append({"name": FILES, "mountPath": path, "subPath": name, "readOnly": True})
+        items.append({"path": name, "fieldRef": {"fieldPath": f"metadata.annotations['manycpu/{name}']"}})
     volume = {"name": FILES, "downwardAPI": {"items": items}}
     nodes = on_nodes(target, ranks=role == "rank")
     inner = container | {"volumeMounts": mounts}
     return {
         "metadata": {
             "labels": labels(placement.name, attempt=str(placement.attempt), verb="launch", role=role),
-            "annotations": {f"manycpu/{keys[path]}": content for path, content in files.items()},
+            "annotations": {f"manycpu/{names[path]}": content for path, content in files.items()},
         },
         "spec": pod_spec(inner, [volume], securityContext=security_context(), **nodes),
     }
@@ -200,11 +207,13 @@ def rank_template(
     claim (the run's volume), and a ``/dev/shm`` in memory. Arguments as of :func:`template`.
     """
     container = with_fields(container, {"MANYCPU_HOST": "spec.nodeName"})
-    secrets = [{"secretRef": {"name": name}} for name in run.env_from]
-    container = container | ({"envFrom": secrets} if secrets else {})
-    built = _spread(with_deadline(template(target, placement, "rank", container, files or {}), run), run)
-    memory = run.resources.memory
-    shm = {"medium": "Memory"} | ({"sizeLimit": half_of_memory(memory)} if memory else {})
+    if run.env_from:
+        container["envFrom"] = [{"secretRef": {"name": name}} for name in run.env_from]
+    built = with_deadline(template(target, placement, "rank", container, files or {}), run)
+    built = _spread(built, run)
+    shm = {"medium": "Memory"}
+    if run.resources.memory:
+        shm["sizeLimit"] = half_of_memory(run.resources.memory)
     volumes = [
         {"name": "volume", "persistentVolumeClaim": {"claimName": placement.claim}},
         {"name": "shm", "emptyDir": shm},

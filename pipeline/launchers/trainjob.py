@@ -29,7 +29,7 @@ UNSUPPORTED = {
 }
 NODE: Final = TRAINJOB.containers[0]  # also the name of the job that has it
 LAUNCHER: Final = "launcher"
-HOSTFILE: Final = f"/etc/manycpu/{mpirun.HOSTFILE}"
+HOSTFILE_PATH: Final = f"/etc/manycpu/{mpirun.HOSTFILE}"
 SPEAKER: Final = {"manycpu/speaker": "launcher"}  # label: the launcher's log has the ranks' lines
 STEP: Final = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 NUMBER: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -55,7 +55,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
     # Without numProcPerNode Trainer counts CPUs, and torchrun starts a rank for each.
     trainer: KubeObject = {"numNodes": run.nodes.most, "numProcPerNode": run.processes}
     if target.mpi:
-        template = mpijob.worker(NODE, run, target, placement)
+        template = mpijob.worker_template(NODE, run, target, placement)
     else:
         first = _host_name(placement, 0)
         template = pytorchjob.template(NODE, run, target, placement, first=first, number=NUMBER)
@@ -78,18 +78,14 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
             "env": container["env"],
             "resourcesPerNode": container["resources"],
         }
+        # Without a value, such as resources, that of the runtime stays.
         trainer = {name: value for name, value in program.items() if value} | trainer
-    # RANKS has what decides on which nodes a pod fits: no variables, and no command with the user's text.
-    container_to_place = {
-        name: value for name, value in container.items() if name not in ("command", "env", "envFrom")
-    }
-    rank_pod = json.dumps({**template["spec"], "containers": [container_to_place]}, sort_keys=True)
     if target.mpi:
         metadata["labels"] |= SPEAKER
     job = {
         "apiVersion": TRAINJOB.resource.api_version,
         "kind": TRAINJOB.resource.kind,
-        "metadata": metadata | {"annotations": {RANKS: rank_pod}},
+        "metadata": metadata | {"annotations": {RANKS: _pod_to_place(template["spec"])}},
         "spec": {
             "runtimeRef": runtime,
             "trainer": trainer,
@@ -99,6 +95,14 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
         },
     }
     return [*own_runtime, job]
+
+
+def _pod_to_place(spec: KubeObject) -> str:
+    """Write as JSON what decides on which nodes a rank's pod fits, without the user's text and variables."""
+    (container,) = spec["containers"]
+    left_out = ("command", "env", "envFrom")
+    container = {name: value for name, value in container.items() if name not in left_out}
+    return json.dumps({**spec, "containers": [container]}, sort_keys=True)
 
 
 def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
@@ -112,9 +116,10 @@ def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
         return status
     # Only a job with a runtime of the cluster has arguments: torchrun's options, --no-python, the program.
     torchrun_options = takewhile(lambda word: word != "--no-python", job["spec"]["trainer"].get("args") or ())
-    if "--max-restarts=0" not in torchrun_options:
+    if "--max-restarts=0" not in torchrun_options:  # the run may be restarted, or has its own runtime
         return status
-    failed = sorted(pod["metadata"]["name"] for pod in pods if _has_failed(pod))
+    # Also pods that run again: the runtime has restarted what this run must not restart.
+    failed = sorted(pod["metadata"]["name"] for pod in pods if _has_ever_failed(pod))
     if not failed:
         return status
     reason = f"{', '.join(failed)} failed, and the runtime {job['spec']['runtimeRef']['name']} restarts them"
@@ -181,17 +186,18 @@ def _runtime(run: TrainingRun, target: Kubernetes, placement: Placement, templat
     With torchrun it has one job, of ranks. With an MPI it has two: a launcher that runs mpirun, and the pods
     of the ranks, which run sshd.
     """
-    policy: KubeObject = {"torch": {}}
     node = _replicated_job(run, NODE, template)
-    # The label makes it the job to which Trainer applies the TrainJob's ``trainer``.
-    jobs: KubeObject = {
-        "replicatedJobs": [node | {"template": {"metadata": {"labels": STEP}} | node["template"]}]
-    }
-    if target.mpi:
+    jobs: KubeObject
+    if not target.mpi:
+        policy: KubeObject = {"torch": {}}
+        # The label makes it the job to which Trainer applies the TrainJob's ``trainer``.
+        node["template"] = {"metadata": {"labels": STEP}, **node["template"]}
+        jobs = {"replicatedJobs": [node]}
+    else:
         # Trainer knows Open MPI alone, so only its ssh keys are used: the hostfile is manycpu's own.
         policy = {"mpi": {"sshAuthMountPath": mpijob.KEYS, "numProcPerNode": run.processes}}
         hosts = [_host_name(placement, number, target.namespace) for number in range(run.nodes.most)]
-        launcher = mpijob.launcher(NODE, run, target, placement, hosts=hosts, hostfile=HOSTFILE)
+        launcher = mpijob.launcher_template(NODE, run, target, placement, hosts=hosts, hostfile=HOSTFILE_PATH)
         # A rank that refused to begin would refuse again: with these exit codes of the launcher, its job
         # fails at once, without the restarts of backoffLimit.
         codes = {"containerName": NODE, "operator": "In", "values": sorted(EXIT_CODES)}
@@ -252,18 +258,21 @@ def _with_one_mount_per_volume(spec: KubeObject) -> KubeObject:
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     mounts: dict[str, KubeObject] = {}
     for mount in container["volumeMounts"]:
-        first = name = mount["name"]
-        while name in mounts:
-            name = f"{first}-{len(mounts)}"
+        volume_name = mount["name"]
+        name = volume_name
+        while name in mounts:  # the volume has another mount: give this one a copy of the volume
+            name = f"{volume_name}-{len(mounts)}"
         mounts[name] = mount | {"name": name}
-        volumes[name] = volumes[first] | {"name": name}
+        volumes[name] = volumes[volume_name] | {"name": name}
     return spec | {
         "volumes": list(volumes.values()),
         "containers": [container | {"volumeMounts": list(mounts.values())}],
     }
 
 
-def _has_failed(pod: Mapping[str, Any]) -> bool:
+def _has_ever_failed(pod: Mapping[str, Any]) -> bool:
     """Whether a pod has failed, or its container has ended with an error, now or before its last restart."""
+    if (pod.get("status") or {}).get("phase") == "Failed":
+        return True
     ends = [container_state(pod, NODE, when, "terminated") or {} for when in ("state", "lastState")]
-    return any(end.get("exitCode") for end in ends) or (pod.get("status") or {}).get("phase") == "Failed"
+    return any(end.get("exitCode") for end in ends)
