@@ -97,7 +97,8 @@ def _is_set(model: BaseModel, field: str) -> bool:
     value = getattr(model, name)
     if inner:  # a field of run.resources, whose default is None
         return getattr(value, inner[0]) is not None
-    return bool(value != type(model).model_fields[name].get_default(call_default_factory=True))
+    default = type(model).model_fields[name].get_default(call_default_factory=True)
+    return bool(value != default)
 
 
 def device_refusals(run: TrainingRun, target: TargetFields) -> Iterator[Finding]:

@@ -17,6 +17,8 @@ def environment(run: TrainingRun, placement: Placement) -> dict[str, str]:
     """Build the environment variables that all ranks share; those of the user's ``run.env`` win."""
     low, high = run.nodes  # they differ only for a range, such as 2:4
     on_xla = run.device == "xla"
+    backend = run.backend or "auto"  # auto: the ranks choose, since they know what is installed
+    default_dtype = "auto" if run.program in RECIPES else "fp32"  # a recipe takes bf16 where the CPU has it
     variables = {
         "MANYCPU_RUN": placement.name,
         "MANYCPU_ATTEMPT": str(placement.attempt),
@@ -24,9 +26,8 @@ def environment(run: TrainingRun, placement: Placement) -> dict[str, str]:
         "MANYCPU_NPROC_PER_NODE": str(run.processes),
         "MANYCPU_SUBPROCESSES": str(run.subprocesses) if run.subprocesses > 1 else "",
         "MANYCPU_XLA_DEVICES": str(run.nproc_per_node) if on_xla else "",
-        # auto: the ranks choose, since they know what is installed. XLA has collectives of its own.
-        "MANYCPU_BACKEND": "" if on_xla else run.backend or "auto",
-        "MANYCPU_DTYPE": run.dtype or ("auto" if run.program in RECIPES else "fp32"),
+        "MANYCPU_BACKEND": "" if on_xla else backend,  # XLA has collectives of its own
+        "MANYCPU_DTYPE": run.dtype or default_dtype,
         "ACCELERATE_DOWNCAST_BF16": "true" if run.downcast_bf16 else "",
         "MANYCPU_SPREAD": run.spread,
         "MANYCPU_CPUS": str(run.resources.cpu or ""),

@@ -40,8 +40,8 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
         "template": template(CONTAINER, run, target, placement, first=first, number=NUMBER),
     }
     spec = {
-        # Running pods stay: they may still write when the operator calls the job a success.
-        # The operator gives up at this number of restarts of all pods: one more than is allowed.
+        # clean: running pods stay, as they may still write when the operator calls the job a success.
+        # backoff: the operator gives up at this number of restarts of all pods: one more than is allowed.
         "runPolicy": pods.run_policy(run, target, clean="None", backoff=run.max_restarts + 1),
         "nprocPerNode": str(run.processes),
     }
@@ -172,5 +172,7 @@ def _has_working_ranks(pod: Mapping[str, Any], ended: str | None) -> bool:
 def _has_failed(pod: Mapping[str, Any]) -> bool:
     """Whether a pod has failed, or its container ended with an error and has not succeeded since."""
     phase = (pod.get("status") or {}).get("phase")
+    if phase in ("Failed", "Succeeded"):
+        return bool(phase == "Failed")
     last = container_state(pod, CONTAINER, "lastState", "terminated") or {}
-    return phase == "Failed" or (phase != "Succeeded" and last.get("exitCode", 0) != 0)
+    return bool(last.get("exitCode", 0) != 0)
