@@ -56,7 +56,8 @@ def cancel(ctx: ClusterContext, by: str, attempt: int | None, *, only_over: bool
         ClusterError: The cluster does not answer.
     """
     # claim() fails if another process changes the ledger meanwhile, such as one that resumes the run.
-    with ctx.ledger.claim() if only_over else ctx.ledger.update() as entry:
+    change_ledger = ctx.ledger.claim if only_over else ctx.ledger.update
+    with change_ledger() as entry:
         if attempt is not None and entry.attempt != attempt:
             return False
         if only_over and not ctx.ledger.lease().over(ctx.ledger.now()):
@@ -71,6 +72,7 @@ def cancel(ctx: ClusterContext, by: str, attempt: int | None, *, only_over: bool
             entry.record_canceller(by)
     cluster_of(ctx).delete(JOB_KINDS[handle.launch].kind, handle.name, uid=handle.uid)
     attempt_labels = labels(ctx.name, attempt=str(handle.attempt))
+    # A companion of the job, such as a runtime, stays until the run is deleted.
     undeleted = wait_until_gone(ctx, attempt_labels, _CANCEL_TIMEOUT_S, but=is_companion)
     if undeleted:
         raise LaunchError(
@@ -81,7 +83,7 @@ def cancel(ctx: ClusterContext, by: str, attempt: int | None, *, only_over: bool
 
 
 def keep_results(ctx: ClusterContext, seconds: float | None, *, checkpoints: bool = True) -> list[str]:
-    """Keep output and checkpoints, and delete the rest of the run.
+    """Keep output and checkpoints, and delete the rest of the run, unless there is nothing to keep.
 
     The ledger stays, and so does a claim that was made for the run.
 
@@ -91,7 +93,8 @@ def keep_results(ctx: ClusterContext, seconds: float | None, *, checkpoints: boo
         checkpoints: Whether the checkpoints are kept too.
 
     Returns:
-        The results with their claim, for people; empty if the training wrote neither output nor checkpoints.
+        The results with their claim, for people; empty if the training wrote neither output nor checkpoints:
+        then the run's objects are not deleted.
     """
     kept = [name for each in with_each_volume(ctx) for name in _delete_all_but_results(each, checkpoints)]
     if not kept:
@@ -107,16 +110,19 @@ def keep_results(ctx: ClusterContext, seconds: float | None, *, checkpoints: boo
 
 
 def _delete_all_but_results(ctx: ClusterContext, checkpoints: bool) -> list[str]:
-    """Delete the run's files on a volume, except output and checkpoints; if that fails, all are kept.
+    """Delete the run's files on a volume, except output and checkpoints, with a helper pod.
+
+    If that fails, log it, and keep all of them.
 
     Args:
         ctx: The run, with the volume.
         checkpoints: Whether the checkpoints are kept too.
 
     Returns:
-        What is kept, with its claim, for people.
+        What is kept, with its claim, for people; empty: nothing is, or the volume cannot have files.
     """
-    folder, where = directory_of(ctx), f"claim {ctx.target.namespace}/{claim_of(ctx)}"
+    folder = directory_of(ctx)
+    where = f"claim {ctx.target.namespace}/{claim_of(ctx)}"
     if not is_readable(ctx):
         return []
     # On a claim that was made for the run, all files are the run's; on a user's claim, one folder is.
@@ -145,14 +151,15 @@ def remove(ctx: ClusterContext) -> list[str]:
     uid = ctx.ledger.uid()
     undeleted = _begin_removal(ctx, uid)
     # If something could not be deleted, `_begin_removal` left the ledger: do not wait for it and its claim.
-    not_awaited = partial(_stays if undeleted else _is_of_another_run, uid)
-    return undeleted + wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S, but=not_awaited)
+    stays = partial(_stays if undeleted else _is_of_another_run, uid)
+    return undeleted + wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S, but=stays)
 
 
 def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
     """Delete what the run owns, and its ledger last; return the names of what could not be deleted.
 
-    If anything could not be deleted, the ledger stays: without it, no later clean-up would know of the rest.
+    It owns objects, its folders on volumes, and what broken exports left beside outputs on this disk. If
+    anything could not be deleted, the ledger stays: without it, no later clean-up would know of the rest.
     """
     undeleted = _remove_objects(ctx, uid)
     discard_exports(ctx.ledger.read().outputs, ctx.key)
@@ -206,7 +213,7 @@ def _remove_objects(ctx: ClusterContext, uid: str) -> list[str]:
 
 
 def _stays(uid: str, item: KubeObject) -> bool:
-    """Whether an object stays while a run's objects are deleted: ledger, claim, and objects of a later run.
+    """Whether an object stays while a run's objects are deleted: ledger, claim, and objects of another run.
 
     ``uid`` is that of the run's ledger. Ledger and claim are deleted at the end, if at all.
     """
@@ -214,7 +221,7 @@ def _stays(uid: str, item: KubeObject) -> bool:
 
 
 def _is_of_another_run(uid: str, item: KubeObject) -> bool:
-    """Whether an object is the ledger of a later run of the same name, or is owned by that ledger."""
+    """Whether an object is the ledger of another run of the same name, or is owned by that ledger."""
     if item["kind"] == "ConfigMap" and item["metadata"]["uid"] != uid:
         return True
     owners = item["metadata"].get("ownerReferences") or ()
@@ -265,7 +272,8 @@ def _remove_all_expired(
             # The list may be minutes old: a person may have resumed this run since.
             if not other.ledger.lease().over(now):
                 continue
-            cancel(other, CLEANUP, None, only_over=True)  # it has no follower: no time budget ends it
+            # It may still train: without a follower, no time budget ends it.
+            cancel(other, CLEANUP, None, only_over=True)
             # mark_removed() returns false if another process has renewed the lease since the list.
             if may_delete(other) and ledger.mark_removed(now):
                 undeleted = _begin_removal(other, other.ledger.uid())

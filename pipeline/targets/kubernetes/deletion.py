@@ -37,8 +37,14 @@ def wait_until_gone(
 
 
 def present(ctx: ClusterContext, selector: Mapping[str, str]) -> list[KubeObject]:
-    """List the objects with these labels, of all launch kinds: earlier attempts may have had another kind."""
-    chosen, items = JOB_KINDS[ctx.target.launch], list[KubeObject]()
+    """List the objects with these labels, of all launch kinds: earlier attempts may have had another kind.
+
+    Raises:
+        ForbiddenError: The account may not list a kind that the run's own launch kind needs.
+        NotFoundError: The cluster does not serve such a kind.
+    """
+    chosen = JOB_KINDS[ctx.target.launch]
+    items: list[KubeObject] = []
     for kind in kinds():
         try:
             items += cluster_of(ctx).list(kind, selector)

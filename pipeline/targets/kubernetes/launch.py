@@ -91,10 +91,11 @@ def _create(ctx: ClusterContext, manifests: list[KubeObject]) -> KubeObject:
     *companions, job = manifests
     for companion in companions:
         _create_one(ctx, companion)
-    # The operator checks the companions to which the job refers, and its cache may be stale.
+    # The operator checks the companions to which the job refers, and its cache may lack them at first.
+    timeout_s = _COMPANION_TIMEOUT_S if companions else 0.0
     retrying = Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, LaunchError) and "not found" in str(error)),
-        stop=stop_after_delay(_COMPANION_TIMEOUT_S if companions else 0),
+        stop=stop_after_delay(timeout_s),
         wait=wait_random(0.2, 0.6),
         reraise=True,
     )
@@ -168,8 +169,9 @@ def has_ended(ctx: ClusterContext, handle: JobHandle) -> bool:
 def observe(ctx: ClusterContext, handle: JobHandle) -> tuple[KubeObject | None, list[KubeObject]]:
     """Read an attempt's job (None when it is gone) and its pods from the cluster."""
     job = cluster_of(ctx).get(JOB_KINDS[handle.launch].kind, handle.name)
-    pods = cluster_of(ctx).list("Pod", labels(handle.run, attempt=str(handle.attempt)))
-    return (job if job and job["metadata"]["uid"] == handle.uid else None), pods
+    if job is not None and job["metadata"]["uid"] != handle.uid:  # a later job of the same name
+        job = None
+    return job, cluster_of(ctx).list("Pod", labels(handle.run, attempt=str(handle.attempt)))
 
 
 def present_handle(ctx: ClusterContext, entry: Entry) -> JobHandle | None:
@@ -184,7 +186,9 @@ def present_handle(ctx: ClusterContext, entry: Entry) -> JobHandle | None:
         return None
     kind = JOB_KINDS[entry.described().target["launch"]]
     job = cluster_of(ctx).get(kind.kind, f"{ctx.name}-{entry.attempt}")
-    return _make_handle(ctx, job, entry.attempt) if job and _belongs_to(job, ctx.ledger.owner()) else None
+    if job is None or not _belongs_to(job, ctx.ledger.owner()):
+        return None
+    return _make_handle(ctx, job, entry.attempt)
 
 
 def objects(ctx: ClusterContext) -> list[KubeObject]:
@@ -231,6 +235,8 @@ def place(
 def _record_handle_or_delete(ctx: ClusterContext, handle: JobHandle) -> bool:
     """Record the created job in the ledger; delete it, and return false, if another attempt has begun.
 
+    Also delete it, and raise RunGoneError, if the run was deleted meanwhile.
+
     A launch may be suspended after it recorded an attempt and before it creates the job. When it wakes up,
     another launch may have completed that attempt, which failed, and may have started the next one. Both jobs
     would write to the same checkpoints.
@@ -249,7 +255,7 @@ def _record_handle(ctx: ClusterContext, handle: JobHandle) -> bool:
     """Record the handle in the ledger; false: another attempt has begun, and nothing was changed."""
     with ctx.ledger.claim() as entry:
         other = entry.handle if isinstance(entry.handle, JobHandle) else None
-        # This launch was suspended, and another has completed its attempt, and perhaps deleted the job.
+        # This launch was suspended. Another one has completed its attempt, with a job that may be gone.
         is_completed = other is not None and other.attempt == handle.attempt and other.uid != handle.uid
         if entry.attempt != handle.attempt or is_completed:
             return False
@@ -279,8 +285,8 @@ def _judge_by_exit_records(ctx: ClusterContext) -> None:
     snapshot.replace(*observe(ctx, handle))
     job_status = judgement.status_without_budgets(started.run, snapshot, state.activity)
     job_status = judgement.final_status(entry, handle, job_status)
-    is_final = state.verdict is not None and state.verdict.by_itself
-    if is_final or job_status.state is not RunState.FAILED:
+    training_failed = state.verdict is not None and state.verdict.by_itself
+    if training_failed or job_status.state is not RunState.FAILED:
         return
     records = list[dict[str, Any]]()
     if exit_records.are_needed(job_status, snapshot, state.observed) and is_readable(on_its_volume):
@@ -293,10 +299,10 @@ def _judge_by_exit_records(ctx: ClusterContext) -> None:
     judged = exit_records.judge(job_status, snapshot, state.observed, records)
     if judged.state is RunState.SUCCEEDED:
         _LOG.info("attempt %d counts as a success: %s", handle.attempt, judged.reason)
-        state.verdict, state.ended = judged, judgement.end_time(snapshot) or time.time()
-        AttemptRecorder(ctx, handle, None, state.by).write(
-            state.model_dump(mode="json", exclude_defaults=True)
-        )
+        state.verdict = judged
+        state.ended = judgement.end_time(snapshot) or time.time()
+        fields = state.model_dump(mode="json", exclude_defaults=True)
+        AttemptRecorder(ctx, handle, None, state.by).write(fields)
 
 
 def _retry_conflicts(act: Callable[..., Result], *arguments: object) -> Result:
@@ -322,6 +328,7 @@ def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle 
 
     Raises:
         ConflictError: Another process changed the ledger at the same time.
+        ForeignRunError: Another task owns the run, and describes another training (:func:`join`).
     """
     with ctx.ledger.claim() as entry:
         join(ctx, entry, "train")
@@ -347,9 +354,11 @@ def _end_earlier_attempts(ctx: ClusterContext, attempt: int) -> None:
         return
 
     def stays(item: KubeObject) -> bool:
-        # Companions, such as a runtime, stay until the run is deleted. The run's claim has no attempt, and
-        # another launch may have created a later attempt.
-        return is_companion(item) or int(label(item, "attempt") or attempt) >= attempt
+        attempt_of_item = label(item, "attempt")
+        # Companions, such as a runtime, and the run's claim, which has no attempt, stay with the run.
+        if is_companion(item) or not attempt_of_item:
+            return True
+        return int(attempt_of_item) >= attempt  # another launch may have created a later attempt
 
     for item in present(ctx, labels(ctx.name)):
         if item["kind"] in resources() and not stays(item):
