@@ -150,9 +150,13 @@ def _check_manifests(ctx: ClusterContext) -> Findings:
 
 
 def _check_runtime(ctx: ClusterContext) -> Findings:
-    """Create a TrainJob with the user's runtime as a dry run: Trainer checks the runtime."""
+    """Create a TrainJob with the user's runtime as a dry run: Trainer checks the runtime.
+
+    Also report if Kueue would put the job into its default queue.
+    """
     *companions, job = objects(ctx)
-    if companions or job["kind"] != TRAINJOB.kind:  # a companion: the runtime is the run's own
+    has_own_runtime = bool(companions)  # one that manycpu creates
+    if has_own_runtime or job["kind"] != TRAINJOB.kind:
         return
     job["metadata"]["name"] = f"{ctx.name}-preflight"
     try:
@@ -164,7 +168,9 @@ def _check_runtime(ctx: ClusterContext) -> Findings:
             f"Name a ClusterTrainingRuntime that the cluster has, or set it to {OWN_RUNTIME!r}",
         )
         return
-    if queue := answer["metadata"].get("labels", {}).get(QUEUE_LABEL):  # Kueue adds its default queue
+    # When Kueue admits a job, it rewrites it: the job would lose its patches of the user's runtime. With
+    # target.queue, manycpu knows of the queue, and creates a runtime that needs no patches.
+    if queue := answer["metadata"].get("labels", {}).get(QUEUE_LABEL):
         text = f"Kueue puts each TrainJob of namespace {ctx.target.namespace} into LocalQueue {queue!r}"
         yield Finding("target.queue", text, f"Set it to {queue}: the run then has a runtime of its own")
 
@@ -234,14 +240,16 @@ def _check_checkpoints(ctx: ClusterContext) -> Findings:
             "Name a claim of your own in target.claim, or leave run.checkpoints out: retries resume anyway",
         )
     elif not Path(folder).is_relative_to(os.path.normpath(mount_path)):
-        # A runtime of the cluster may have volumes of its own.
-        is_alone = [described["kind"] for described in objects(ctx)] == [TRAINJOB.kind]
-        unless = f", unless runtime {ctx.target.runtime!r} mounts a volume there" if is_alone else ""
+        # A runtime of the cluster, which is not among the run's objects, may have volumes of its own.
+        has_cluster_runtime = [described["kind"] for described in objects(ctx)] == [TRAINJOB.kind]
+        unless = ""
+        if has_cluster_runtime:
+            unless = f", unless runtime {ctx.target.runtime!r} mounts a volume there"
         yield Finding(
             "run.checkpoints",
             f"{folder} is not on the claim, which is mounted at {mount_path}: it ends with its pod{unless}",
             "Give a folder below that, or a relative one, which starts there",
-            fatal=not is_alone,
+            fatal=not has_cluster_runtime,
         )
 
 
@@ -276,12 +284,14 @@ def _check_resources(ctx: ClusterContext) -> Findings:
             "Set run.resources.cpu and run.resources.memory below what a node can allocate",
             fatal=False,
         )
-    if resources.cpu is not None and ctx.run.processes > max(1, resources.cpu) and not ctx.run.oversubscribe:
-        yield Finding(
-            "run.nproc_per_node",
-            f"{ctx.run.processes} processes on {resources.cpu:g} cores",
-            f"Set it to {max(1, int(resources.cpu))} or less, or set run.oversubscribe to true",
-        )
+    if resources.cpu is not None and not ctx.run.oversubscribe:
+        max_processes = max(1, int(resources.cpu))  # one process may have less than a core
+        if ctx.run.processes > max_processes:
+            yield Finding(
+                "run.nproc_per_node",
+                f"{ctx.run.processes} processes on {resources.cpu:g} cores",
+                f"Set it to {max_processes} or less, or set run.oversubscribe to true",
+            )
     yield from _check_allocatable(ctx)
 
 
@@ -298,10 +308,11 @@ def _check_allocatable(ctx: ClusterContext) -> Findings:
     try:
         query = {"labelSelector": selector} if selector else {}
         nodes = cluster_of(ctx).call("GET", "/api/v1/nodes", query=query, deadline=_DEADLINE_S)["items"]
-    except ClusterError:
+    except ClusterError:  # few accounts may list nodes: they belong to the cluster
         return
     requests = {"cpu": str(ctx.run.resources.cpu or 0), "memory": ctx.run.resources.memory or "0"}
-    requests |= {TPU: str(ctx.run.nproc_per_node)} if ctx.run.device == "xla" else {}
+    if ctx.run.device == "xla":
+        requests[TPU] = str(ctx.run.nproc_per_node)
     for resource, request in requests.items():
         allocatable = [amount(node["status"]["allocatable"].get(resource, "0")) for node in nodes]
         most = max(allocatable, default=None)
@@ -351,7 +362,8 @@ _ADMISSION_FIELDS: Final = {
 
 def _check_quota(ctx: ClusterContext) -> Findings:
     """Compare what all pods ask for with what each quota has left: _check_admission tries one pod only."""
-    resources, pods = ctx.run.resources, ctx.run.nodes.least  # each is a pod
+    resources = ctx.run.resources
+    pods = ctx.run.nodes.least  # one on each node; the run begins with the least number
     demand = {"cpu": str(resources.cpu or 0), "memory": resources.memory or "0", "pods": "1"}
     for quota in cluster_of(ctx).list("ResourceQuota"):
         used = quota["status"].get("used", {})

@@ -50,12 +50,12 @@ def _begin_report(ctx: ClusterContext, pod: Helper) -> None:
             output_report.release(ctx, pod)
             raise
     except TransferError as error:
+        text = f"{ctx.destination} cannot be written from inside the cluster: {error}"
+        is_wrong_url = isinstance(error, RemoteError) and error.reason == "input"
         raise ExportError(
-            without_secrets(
-                f"{ctx.destination} cannot be written from inside the cluster: {error}", ctx.destination
-            ),
+            without_secrets(text, ctx.destination),
             field="run.output",
-            fix=_FIXES["input" if isinstance(error, RemoteError) and error.reason == "input" else "output"],
+            fix=_FIXES["input" if is_wrong_url else "output"],
         ) from error
 
 
@@ -76,9 +76,12 @@ def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
     except RunGoneError:
         raise
     except (TransferError, OSError) as error:
-        reason = "changed" if isinstance(error, TransferError) else "unreadable"
-        if isinstance(error, RemoteError):
+        if isinstance(error, RemoteError):  # a TransferError, too
             reason = error.reason
+        elif isinstance(error, TransferError):
+            reason = "changed"
+        else:
+            reason = "unreadable"
         text = without_secrets(f"{url} was not staged: {error}", url)
         raise StageError(text, field=field, fix=_FIXES[reason]) from error
 
