@@ -80,14 +80,13 @@ def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
 def plan(ctx: "ClusterContext", stage: Stage, push_repository: Reference) -> Build:
     """Return the image to build for a stage, in a repository; its tag has a hash of all inputs."""
     build_recipe = recipe(ctx, stage)
-    digests: dict[str, str] = {}  # base image -> its present digest, part of the hash; empty: unknown
+    digests: dict[str, str] = {}  # base image -> its present digest, part of the hash; empty: it has none
     with registries(ctx, _LOOK_TIMEOUT_S) as opened:
         for base_image, reference in build_recipe.references.items():
             try:
-                digests[base_image] = (
-                    reference.digest or opened.repository(reference).digest(reference.version) or ""
-                )
-            except RegistryError as error:
+                present_digest = reference.digest or opened.repository(reference).digest(reference.version)
+                digests[base_image] = present_digest or ""
+            except RegistryError as error:  # the tag then does not depend on its digest
                 log.warning("whether %s has changed cannot be seen from here: %s", base_image, error.message)
     from_registry = all(digests.get(base_image) for base_image in build_recipe.bases)
     return Build(build_recipe, push_repository.at(build_recipe.tag(digests)), from_registry)

@@ -62,7 +62,7 @@ class Recipe:
         Raises:
             BadInputError: A base of manycpu's own Dockerfile is no image's name.
         """
-        if self.target:
+        if self.target:  # manycpu's own Dockerfile: only build_args can make a name wrong
             return {base: Reference.parse(base, "target.build_args") for base in self.bases}
         return _references(self.bases)
 
@@ -97,12 +97,12 @@ class Recipe:
             folder = Path(parent, "context")
             folder.mkdir()
             for path, file in self.files:
-                place = folder / path
-                place.parent.mkdir(parents=True, exist_ok=True)
+                copy = folder / path
+                copy.parent.mkdir(parents=True, exist_ok=True)
                 if path.endswith("/"):
-                    place.mkdir(exist_ok=True)
+                    copy.mkdir(exist_ok=True)
                 else:
-                    shutil.copy(file, place, follow_symlinks=False)
+                    shutil.copy(file, copy, follow_symlinks=False)
             yield folder
 
 
@@ -167,25 +167,26 @@ def _recipe_of_user(target: Kubernetes, dockerfile: str) -> Recipe:
 
 
 def _own_recipe(target: Kubernetes, stage: Stage) -> Recipe:
-    """Collect the inputs of a stage of manycpu's own Dockerfile."""
+    """Collect the inputs of a stage of manycpu's own Dockerfile.
+
+    With a Dockerfile of the user, that is the helper image: arguments that both Dockerfiles have, such as
+    BASE_IMAGE, apply to it too, but the context is for the training image only.
+    """
     own_arguments = {name for names in _ARGUMENTS.values() for name in names}
-    if not target.dockerfile and (unknown := set(target.build_args) - own_arguments):
+    unknown = set(target.build_args) - own_arguments
+    if unknown and not target.dockerfile:  # else they may be arguments of the user's
         raise BadInputError(
             f"manycpu's Dockerfile has no argument {', '.join(sorted(unknown))}",
             field="target.build_args",
             fix=f"Use {', '.join(sorted(own_arguments))}, or a Dockerfile of your own in target.dockerfile",
         )
-    arguments = tuple(
-        sorted((name, value) for name, value in target.build_args.items() if name in _ARGUMENTS[stage])
-    )
-    # With a Dockerfile of the user, the context is for the train image only. But build_args that manycpu's
-    # Dockerfile has too, such as BASE_IMAGE, also apply to the helper image, which is built here.
+    arguments = {name: value for name, value in target.build_args.items() if name in _ARGUMENTS[stage]}
     given = {}
     if target.context and not target.dockerfile:
         given = _files_below(Path(target.context))
         given.pop(DOCKERIGNORE, None)  # builders would leave out what manycpu's Dockerfile needs
     own = _files_below(OWN)
-    if dict(arguments).get("CCL"):
+    if arguments.get("CCL"):
         own |= _ccl_sources()
     own = {path: file.resolve() for path, file in own.items()}  # installers may make links
     taken = own.keys() | _parents(own)  # no file of the user's context replaces one of manycpu's
@@ -194,7 +195,7 @@ def _own_recipe(target: Kubernetes, stage: Stage) -> Recipe:
         stage=stage,
         target=stage,
         text=(OWN / "Dockerfile").read_text(),
-        arguments=arguments,
+        arguments=tuple(sorted(arguments.items())),
         files=tuple(sorted(files.items())),
     )
 
@@ -230,19 +231,18 @@ def _files_below(folder: Path, ignore_file: Path | None = None) -> dict[str, Pat
     paths: list[str] = []
     for parent, folders, files in walk(folder, "target.context"):
         below = Path(parent).relative_to(folder)
-        folders[:] = sorted(
-            name
-            for name in folders
-            if name not in (".git", "__pycache__")
-            and (has_exceptions or not docker_ignores(patterns, (below / name).as_posix()))
-        )
+        entered = [name for name in folders if name not in (".git", "__pycache__")]
+        if not has_exceptions:
+            entered = [name for name in entered if not docker_ignores(patterns, (below / name).as_posix())]
+        folders[:] = sorted(entered)  # `walk` enters only the folders that stay in its list
         paths += ((below / name).as_posix() for name in (*files, *folders))
     by_path = {path: folder / path for path in paths if not docker_ignores(patterns, path)}
     # The context has this run's Dockerfile as ``Dockerfile``, and builders would read this file with it.
     by_path.pop(f"Dockerfile{DOCKERIGNORE}", None)
     found = {path: file for path, file in by_path.items() if file.is_symlink() or file.is_file()}
-    empty = by_path.keys() - found.keys() - _parents(found)
-    return found | {f"{path}/": folder / path for path in empty if by_path[path].is_dir()}
+    # The others are folders, sockets and the like; a folder with files is made with these.
+    others = by_path.keys() - found.keys() - _parents(found)
+    return found | {f"{path}/": folder / path for path in others if by_path[path].is_dir()}
 
 
 def _parents(paths: Iterable[str]) -> set[str]:

@@ -69,7 +69,7 @@ def _check_finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree
     needed_digests = {tree.digest[:_DIGITS] for tree in trees}
     if ctx.target.pull_policy == "Never":  # the image is on the nodes only, but its tag has digests
         reference = base
-        present_digests = set((base.tag or "").split("-"))
+        present_digests = set((base.tag or "").split("-"))  # a tag that `tag_of` built
     else:
         image = opened.repository(base).pull(base.version)
         reference = base.at(image.digest)
@@ -86,11 +86,13 @@ def _check_finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree
 
 def change(trees: Sequence[Tree]) -> Change:
     """Build the layers and settings to append to an image: manycpu, and the code if there is any."""
-    digests = (tree.digest for tree in trees)
-    labels = dict(zip((_LIB_LABEL, _CODE_LABEL), digests, strict=False))  # there may be no code
+    library_tree, *code_trees = trees
+    labels = {VERSION_LABEL: version("manycpu"), _LIB_LABEL: library_tree.digest}
+    for tree in code_trees:  # one, or none
+        labels[_CODE_LABEL] = tree.digest
     return Change(
         layers=[tree.layer for tree in trees],
         env={"PYTHONPATH": LIB},
-        labels={VERSION_LABEL: version("manycpu"), **labels},
-        working_folder=CODE if _CODE_LABEL in labels else None,
+        labels=labels,
+        working_folder=CODE if code_trees else None,
     )

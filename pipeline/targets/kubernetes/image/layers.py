@@ -64,7 +64,7 @@ def library() -> Tree:
         for path in sorted(_PACKAGE.rglob("*"))
         if path.is_file() and path.suffix != ".pyc"
     ]
-    # The program needs its working folder, even if there is no layer with code.
+    # An empty folder: the program needs its working folder, even if there is no layer with code.
     return tree([*files, (f"{CODE}/", _PACKAGE)], "manycpu", None)
 
 
@@ -121,7 +121,7 @@ def _add_folders(tar: tarfile.TarFile, name: str, added: set[str]) -> None:
 
 def _with_owner(info: tarfile.TarInfo) -> tarfile.TarInfo:
     """Set the pods' user as the owner of a file of the code; all else belongs to root."""
-    if f"/{info.name}/".startswith(f"{CODE}/"):
+    if f"/{info.name}/".startswith(f"{CODE}/"):  # the folder itself, too
         info.uid = info.gid = UID
     return info
 
