@@ -42,7 +42,9 @@ class PodReason(NamedTuple):
     @property
     def missing_secret(self) -> str:
         """The name of the secret that a container waits for; empty if it waits for something else."""
-        match = _NO_SECRET.search(self.text) if self.waiting == "CreateContainerConfigError" else None
+        if self.waiting != "CreateContainerConfigError":
+            return ""
+        match = _NO_SECRET.search(self.text)
         return match[1] if match else ""
 
 
@@ -82,7 +84,7 @@ class Container(NamedTuple):
 
 
 def containers(pod: KubeObject) -> Iterator[Container]:
-    """List the containers of a pod, init containers first, in the order of its spec."""
+    """Yield the containers of a pod, init containers first, in the order of its spec."""
     pod_status = pod.get("status", {})
     for spec_field, status_field, init in (
         ("initContainers", "initContainerStatuses", True),

@@ -67,7 +67,8 @@ def with_each_volume(ctx: ClusterContext) -> list[ClusterContext]:
     """Return the run once with each volume that it used: the target may have been edited between attempts."""
     entry = ctx.ledger.read()
     used = [ctx, *(with_volume_of(ctx, entry, attempt) for attempt in entry.attempts)]
-    return list({(each.target.claim, each.target.mount_path): each for each in used}.values())
+    by_volume = {(each.target.claim, each.target.mount_path): each for each in used}
+    return list(by_volume.values())
 
 
 def check_exists(ctx: ClusterContext, name: str) -> None:
@@ -79,8 +80,9 @@ def check_exists(ctx: ClusterContext, name: str) -> None:
     claim = cluster_of(ctx).get("PersistentVolumeClaim", name)
     if claim is not None and not is_being_deleted(claim):
         return
+    deletion = "is deleting" if claim else "deleted"
     raise RunGoneError(
-        f"the run was taken away: somebody {'is deleting' if claim else 'deleted'} "
+        f"the run was taken away: somebody {deletion} "
         f"claim {ctx.target.namespace}/{name} while it was worked with",
         fix="See who cleans that namespace, and run again",
     )

@@ -162,7 +162,7 @@ class Helper:
             RunGoneError: The run was deleted meanwhile.
         """
         self._most_done = 0
-        broken_since: float | None = None
+        broken_since: float | None = None  # the first break since the last progress; None: none yet
         pause = _POLL_INTERVAL_S
         while True:
             self._progressed = False
@@ -172,10 +172,11 @@ class Helper:
             except InvalidError:  # the cluster would refuse the same call again
                 raise
             except (LostError, ClusterError) as error:
-                if not self._progressed:
+                if not self._progressed:  # a direct connection may let nothing through
                     self._way.leave_silent_connection()
-                if broken_since is None or self._progressed:  # the first break, or the first since progress
-                    broken_since, pause = time.monotonic(), _POLL_INTERVAL_S
+                if broken_since is None or self._progressed:
+                    broken_since = time.monotonic()
+                    pause = _POLL_INTERVAL_S
                 broken_s = time.monotonic() - broken_since
                 if isinstance(error, ForbiddenError) and broken_s > _FORBIDDEN_TIMEOUT_S:
                     raise
@@ -220,7 +221,9 @@ class Helper:
 
     def _check_run_exists(self) -> None:
         """Raise RunGoneError if ledger or claim are gone, checked at intervals: the pod would be useless."""
-        if not self._owned or time.monotonic() - self._last_check < _CHECK_INTERVAL_S:
+        if not self._owned:  # it writes the final report, after the run was deleted
+            return
+        if time.monotonic() - self._last_check < _CHECK_INTERVAL_S:
             return
         self._last_check = time.monotonic()
         self._ctx.ledger.uid()  # raises RunGoneError if there is no ledger
@@ -244,7 +247,7 @@ class Helper:
             pod_reasons = reasons(pod)
             secret = next((reason.missing_secret for reason in pod_reasons if reason.missing_secret), None)
             polls_without_secret = polls_without_secret + 1 if secret else 0
-            if secret and polls_without_secret > _SECRET_POLLS:
+            if secret and polls_without_secret > _SECRET_POLLS:  # not only missing in the node's cache
                 namespace = self._ctx.target.namespace
                 raise BadInputError(
                     f"pod {self.name} cannot start: there is no secret {secret!r} in namespace {namespace}",
@@ -276,11 +279,14 @@ class Helper:
         if out_of_memory(pod):  # the next pod would be, too
             self._cluster.delete("Pod", self.name, uid=pod["metadata"]["uid"], grace=0)
             raise RemoteError(f"pod {self.name} ran out of memory: it may use {MEMORY}", "memory")
-        useless = pod["status"].get("phase") in {"Succeeded", "Failed"} or not self._has_requested_spec(pod)
         if is_being_deleted(pod):
+            # The timestamp is the end of its grace period.
             over_s = self._cluster.now() - epoch(pod["metadata"]["deletionTimestamp"])
-            useless = over_s > _DELETION_TIMEOUT_S
-        if useless:
+            is_to_delete = over_s > _DELETION_TIMEOUT_S
+        else:
+            has_ended = pod["status"].get("phase") in {"Succeeded", "Failed"}
+            is_to_delete = has_ended or not self._has_requested_spec(pod)
+        if is_to_delete:
             self._cluster.delete("Pod", self.name, uid=pod["metadata"]["uid"], grace=0)
         return pod
 

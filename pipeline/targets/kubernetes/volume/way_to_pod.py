@@ -49,11 +49,14 @@ class WayToPod:
             RemoteError: The pod's program failed.
             ClusterError: The cluster refuses the exec.
         """
-        if not (self._direct or self._logged_way):
+        if not self._direct and not self._logged_way:  # it was not tried directly
             self._log_way("through the API server, since target.direct is false")
-        words = [*PROGRAM, command, *(["direct"] if self._direct else [])]
-        # Before the start: the started command does not wait long for a connection.
-        address = self._address() if self._direct else ""
+        words = [*PROGRAM, command]
+        address = ""
+        if self._direct:
+            words.append("direct")
+            # Before the start: the started command does not wait long for a connection.
+            address = self._address()
         running = cluster_exec.start(self._cluster, self._pod, CONTAINER, words)
         try:
             streams = self._connect(running, address) if self._direct else None
@@ -61,7 +64,7 @@ class WayToPod:
                 return _talk_over(running, talk, progress)
             return self._talk_over_tls(streams, running, talk, progress)
         except LostError as error:
-            if running.exit_code is not None:
+            if running.exit_code is not None:  # the program ended: its exit code says more
                 raise _error_of_ended_program(running, error) from error
             raise
         finally:
@@ -146,9 +149,9 @@ def _drop_output(running: Exec) -> None:
 def _error_of_ended_program(running: Exec, error: LostError) -> Exception:
     """Return the error to raise by the exit code of the pod's program: LostError if a retry may succeed."""
     code = running.exit_code
-    # Only the program was killed, and the pod still runs: its memory ran out, or an admin ended it.
-    if code == _KILLED:
+    if code == _KILLED:  # the program alone, as the pod still runs: its memory ran out, or an admin ended it
         return LostError(f"its program was killed (signal 9), as when its memory of {MEMORY} runs out")
+    # It did not end, a signal ended it, or it ended because the connection broke.
     if code is None or code > _SIGNALS or code in (0, _RETRY, _SILENCE):
         return error
     return RemoteError(f"the helper pod's program ended with code {code}: {running.last_words}", "image")
