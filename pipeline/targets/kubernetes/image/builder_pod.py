@@ -152,6 +152,7 @@ def _temporary_objects(
             cluster.create(item)
         yield
     finally:
+        # The pod before its Secret.
         deleted = [name for name, item in reversed(items_by_name.items()) if _delete(cluster, item)]
         with suppress(ClusterError, FileNotFoundError), ctx.ledger.update() as entry:
             for name in deleted:
@@ -168,23 +169,29 @@ def _delete(cluster: Cluster, item: KubeObject) -> bool:
 
 
 def _wait_for_end(cluster: Cluster, name: str, image_build: Build) -> None:
-    """Log the pod's lines until it has ended; raise an error if the build failed."""
-    lines, logged_count, began = LastLines(), 0, time.monotonic()
+    """Log the pod's lines until it has ended.
+
+    Raises:
+        BuildError: The pod was deleted, does not start, failed, or took too long.
+    """
+    lines = LastLines()
+    logged_count = 0
+    began = time.monotonic()
     while True:
         pod = cluster.get("Pod", name)
         if pod is None:
             raise lines.failed(image_build, f"somebody deleted pod {cluster.namespace}/{name}")
         phase = pod["status"].get("phase", "Pending")
         if phase == "Pending":
-            pod_reasons, waited_s = reasons(pod), time.monotonic() - began
+            pod_reasons = reasons(pod)
             # Wait less if the reason seldom passes by itself, such as an image that cannot be pulled.
-            timeout_s = _STUCK_TIMEOUT_S if any(reason.stuck for reason in pod_reasons) else _START_TIMEOUT_S
-            if waited_s > timeout_s:
+            is_stuck = any(reason.stuck for reason in pod_reasons)
+            if time.monotonic() - began > (_STUCK_TIMEOUT_S if is_stuck else _START_TIMEOUT_S):
                 texts = "; ".join(reason.text for reason in pod_reasons)
                 raise lines.failed(image_build, f"its pod does not start: {texts}")
         else:
             with suppress(ClusterError):  # the container has not started, or the pod is deleted
-                log_lines = cluster.log(name).splitlines()
+                log_lines = cluster.log(name).splitlines()  # all lines so far
                 for line in log_lines[logged_count:]:
                     lines(line)
                 logged_count = len(log_lines)

@@ -77,7 +77,7 @@ def access(ctx: "ClusterContext", build: Build, opened: Registries) -> dict[str,
     """
     images = (*build.recipe.copied, *build.recipe.references.values(), build.reference)
     hosts = {image.registry: image for image in images}  # host -> an image of it
-    auths: dict[str, object] = {}
+    auths: dict[str, object] = {}  # host -> login, as in docker's settings
     for host, image in sorted(hosts.items()):
         if login := opened.login(image):
             auths |= login.as_config(host)["auths"]
@@ -87,7 +87,7 @@ def access(ctx: "ClusterContext", build: Build, opened: Registries) -> dict[str,
     if ctx.target.registry_ca:
         files[CERTIFICATE] = Path(ctx.target.registry_ca).read_text()
         # The authority is that of the run's own registry.
-        trusted = [host for host in hosts if host == opened.own and host not in plain]
+        trusted = [host for host in hosts if host == opened.own_host and host not in plain]
     return files | BUILDERS[ctx.target.builder].settings(plain, trusted)
 
 

@@ -149,7 +149,7 @@ def _check_builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
 def _check_packages(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
     """Check that the helper image will have the package of each URL's protocol, such as s3fs for ``s3``."""
     requirements = ctx.target.build_args.get("HELPER_REQUIREMENTS", "")
-    # What a finished image or a file of requirements has is not known here.
+    # What a finished image has, or a file of requirements lists, is not known here.
     if finished_image(ctx, "helper") or re.search(r"(^|\s)(-r|--requirement)", requirements):
         return
     # Words of versions are taken for packages too, which does no harm.
@@ -175,9 +175,11 @@ def _check_builder_pod(ctx: "ClusterContext", push_repository: Reference) -> Ite
     """Check with a dry run that the namespace of builds accepts a builder pod."""
     namespace = ctx.target.builds_in
     cluster = cluster_of(ctx).in_namespace(namespace)
-    if namespace != ctx.target.namespace and (missing_rights := list(_missing_rights(cluster, namespace))):
+    if namespace != ctx.target.namespace:  # the rights in the run's own namespace are checked with all others
+        missing_rights = list(_missing_rights(cluster, namespace))
         yield from missing_rights
-        return
+        if missing_rights:  # the dry run would fail for the same cause
+            return
     try:
         build = Build(recipe(ctx, "train"), push_repository)
         cluster.create(manifest(ctx, build, "preflight", []), dry_run=True)
@@ -230,7 +232,8 @@ def _other_than_notebook(image: Image, name: str, needs: Mapping[str, str]) -> I
     version.
     """
     for what, (_, label, variable) in _LEAST_VERSIONS.items():
-        text, needed = _version(image, label, variable), needs.get(what, "")
+        text = _version(image, label, variable)
+        needed = needs.get(what, "")
         parts = public(text).split(".")[: needed.count(".") + 1]  # as many as `needed` has: 3.12.4 fits 3.12
         if text and needed and parts != needed.split("."):
             yield Finding(
@@ -260,7 +263,7 @@ def _pulled_images(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
 def _asks_for_login(reference: Reference, ctx: "ClusterContext", opened: Registries) -> bool:
     """Whether a registry refuses to look up an image without a login; the image need not exist."""
     # A connection of its own, since those of `opened` may have a login.
-    ca = ctx.target.registry_ca if reference.registry == opened.own else None
+    ca = ctx.target.registry_ca if reference.registry == opened.own_host else None
     connection = Connection(
         reference.registry, ca=ca, plain=reference.registry in plain_hosts(ctx), deadline=_DEADLINE_S
     )

@@ -29,7 +29,7 @@ class Registries:
             self._open[host, name] = Connection(
                 host,
                 login=self.login(reference),
-                ca=self._ctx.target.registry_ca if host == self.own else None,
+                ca=self._ctx.target.registry_ca if host == self.own_host else None,
                 plain=host in self._plain,
                 deadline=self._deadline,
             )
@@ -45,7 +45,7 @@ class Registries:
         """
         target, connection = self._ctx.target, self._ctx.access.registry_login
         host = reference.registry
-        if connection is not None and host == self.own:
+        if connection is not None and host == self.own_host:
             return Login(connection["username"], connection["password"])
         # With Airflow's connection, target.registry_connection names it, and not a file of settings.
         settings_file = target.registry_connection if connection is None else None
@@ -55,7 +55,7 @@ class Registries:
         return login
 
     @property
-    def own(self) -> str | None:
+    def own_host(self) -> str | None:
         """Host of the registry to which ``target.registry_connection`` and ``target.registry_ca`` apply.
 
         None: the target names neither a registry nor an image.
