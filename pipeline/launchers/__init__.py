@@ -79,15 +79,15 @@ def refusals(run: TrainingRun, target: TargetFields) -> list[Finding]:
         reasons |= _NO_LAUNCHER_POD
     findings = []
     for field, why in reasons.items():
+        message = f"{target.launch!r} cannot do this: {why}"
         if field == "elastic":  # no field of its own: run.nnodes is a range
-            name, fix, is_set = "run.nnodes", "Give one number.", run.elastic
-        elif field.startswith("target."):
-            name, fix, is_set = field, f"Leave {field} out.", _is_set(target, field)
-        else:
-            name = f"run.{field}"
-            fix, is_set = f"Leave {name} out.", _is_set(run, name)
-        if is_set:
-            findings.append(Finding(name, f"{target.launch!r} cannot do this: {why}", fix))
+            if run.elastic:
+                findings.append(Finding("run.nnodes", message, "Give one number."))
+            continue
+        is_of_target = field.startswith("target.")
+        name = field if is_of_target else f"run.{field}"
+        if _is_set(target if is_of_target else run, name):
+            findings.append(Finding(name, message, f"Leave {name} out."))
     return findings
 
 

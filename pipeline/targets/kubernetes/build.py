@@ -58,9 +58,13 @@ def save_image(ctx: "ClusterContext", archive: Path) -> str:
         BuildError: The image cannot be built.
         OSError: Nothing can be written beside the archive.
     """
-    if archive.is_dir() or not archive.parent.is_dir():
-        what = "is a folder" if archive.is_dir() else "is in no folder that exists"
-        raise BadInputError(f"{archive} {what}", field="--archive", fix="Give a file in a folder")
+    problem = ""
+    if archive.is_dir():
+        problem = "is a folder"
+    elif not archive.parent.is_dir():
+        problem = "is in no folder that exists"
+    if problem:
+        raise BadInputError(f"{archive} {problem}", field="--archive", fix="Give a file in a folder")
     disk.try_out(archive)  # before the work of minutes
     root, program = program_of(ctx)
     trees = [layers.library(), *([code_tree(ctx, root, program)] if root else [])]
@@ -74,7 +78,11 @@ def save_image(ctx: "ClusterContext", archive: Path) -> str:
 
 @contextmanager
 def _base(ctx: "ClusterContext", opened: Registries) -> Iterator[tuple[Image, Sequence[Content]]]:
-    """Open the image with Python and the packages, and its layers: the user's, or one that is built here."""
+    """Open the image with Python and the packages, and its layers: the user's, or one that is built here.
+
+    Raises:
+        BadInputError: The target's builder is a pod, and it names no finished image.
+    """
     if reference := base_image.finished_image(ctx, "train"):
         source = opened.repository(reference)
         image = source.pull(reference.version)

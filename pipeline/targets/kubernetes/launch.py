@@ -162,8 +162,9 @@ def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
 def has_ended(ctx: ClusterContext, handle: JobHandle) -> bool:
     """Whether an attempt has ended, and its job is gone or ended: a failed attempt's job may still run."""
     job, pods = observe(ctx, handle)
-    continues = job is not None and JOB_KINDS[handle.launch].end(job) is None
-    return not continues and JOB_LAUNCHERS[handle.launch].state(job, pods).state.terminal
+    if job is not None and JOB_KINDS[handle.launch].end(job) is None:
+        return False
+    return JOB_LAUNCHERS[handle.launch].state(job, pods).state.terminal  # false while pods still work
 
 
 def observe(ctx: ClusterContext, handle: JobHandle) -> tuple[KubeObject | None, list[KubeObject]]:

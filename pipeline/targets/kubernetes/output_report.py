@@ -76,11 +76,12 @@ def begin(ctx: ClusterContext, pod: Helper, text: str) -> None:
 
     Raises:
         BadInputError: The output has files that the run did not write.
+        OutputTakenError: Another run has claimed the output meanwhile.
         RemoteError: The output cannot be read or written.
     """
     existing = _read_report(ctx, pod)
-    finding = output.occupied_finding(ctx, existing["names"], existing["text"])
-    raise_findings([finding] if finding else [])
+    if finding := output.occupied_finding(ctx, existing["names"], existing["text"]):
+        raise_findings([finding])
     _write_report(ctx, pod, text)
 
 

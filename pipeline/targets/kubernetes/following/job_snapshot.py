@@ -104,9 +104,7 @@ class JobSnapshot:
     def apply(
         self, kind: str, objects: Iterable[KubeObject], deleted: Iterable[KubeObject], complete: bool
     ) -> bool:
-        """Apply a change that a watch reported; forget derived values if the job is concerned.
-
-        Also keep the last state of pods that are gone, the job's note, and which pods are its speakers.
+        """Apply a change that a watch reported; forget the derived values if it returns true.
 
         Args:
             kind: The kind of the objects.
@@ -134,10 +132,8 @@ class JobSnapshot:
             # A pod that a complete list lacks has no last state but the one before.
             self._departed |= {uid: removed.get(uid, pod) for uid, pod in before.items() if uid not in after}
             self._changed |= {uid: pod for uid, pod in received.items() if pod is not before.get(uid)}
-        self.note = read_note(self.job) or self.note  # kept when the job is gone
-        if self.job is not None and label(self.job, "speaker") not in ("", self.speaker):
-            self.speaker = "launcher"  # this job has one, unlike others of its kind
-            self._changed |= self._objects.get("Pod", {})  # their logs may have to be read now
+        elif kind == self.kind:
+            self._read_job()
         is_first_list = complete and kind not in self.listed_kinds
         if complete:
             self.listed_kinds.add(kind)
@@ -145,6 +141,13 @@ class JobSnapshot:
         if changed:
             self.memory.clear()
         return changed
+
+    def _read_job(self) -> None:
+        """Read from the job its note, and which of its pods print the ranks' lines."""
+        self.note = read_note(self.job) or self.note  # kept when the job is gone
+        if self.job is not None and label(self.job, "speaker") not in ("", self.speaker):
+            self.speaker = "launcher"  # this job has one, unlike others of its kind
+            self._changed |= self._objects.get("Pod", {})  # their logs may have to be read now
 
     def take_changed(self) -> list[KubeObject]:
         """Return the pods that are new or have changed since the last call."""

@@ -45,15 +45,8 @@ def describe_wait(workload: KubeObject | None, job: KubeObject, now: float) -> l
         now: Seconds since the epoch, by the cluster's clock.
     """
     if workload is None:
-        if now - epoch(job["metadata"]["creationTimestamp"]) < _ACTION_S:
-            return []
-        # Kueue itself reports nothing then: list what may be wrong.
-        priority = job["metadata"].get("labels", {}).get(PRIORITY_LABEL)
-        priority_hint = ""
-        if priority:
-            priority_hint = f"there is a WorkloadPriorityClass {priority!r} (target.queue_priority), that "
-        kind_hint = f"that its configuration has {job['kind']} among integrations.frameworks"
-        return [f"Kueue has made no workload of it: see that {priority_hint}Kueue runs, and {kind_hint}"]
+        is_new = now - epoch(job["metadata"]["creationTimestamp"]) < _ACTION_S
+        return [] if is_new else [_describe_missing_workload(job)]
     name = workload["metadata"]["name"]
     if admitted := condition(workload, "Admitted"):
         if now - epoch(admitted["lastTransitionTime"]) <= _ACTION_S:
@@ -70,6 +63,16 @@ def describe_wait(workload: KubeObject | None, job: KubeObject, now: float) -> l
             message = f": {_message_on_one_line(check)}" if check.get("message") else ""
             lines.append(f"admission check {check['name']} is {check['state']}{message}")
     return list(dict.fromkeys([*lines, *_describe_quota(workload, evicted)]))
+
+
+def _describe_missing_workload(job: KubeObject) -> str:
+    """List what may be wrong if Kueue creates no workload of a job: Kueue itself reports nothing then."""
+    priority = job["metadata"].get("labels", {}).get(PRIORITY_LABEL)
+    priority_hint = ""
+    if priority:
+        priority_hint = f"there is a WorkloadPriorityClass {priority!r} (target.queue_priority), that "
+    kind_hint = f"that its configuration has {job['kind']} among integrations.frameworks"
+    return f"Kueue has made no workload of it: see that {priority_hint}Kueue runs, and {kind_hint}"
 
 
 def _describe_quota(workload: KubeObject, evicted: KubeObject | None) -> Iterator[str]:

@@ -163,8 +163,9 @@ def _delete(cluster: Cluster, item: KubeObject) -> bool:
     """Delete an object and wait until it is gone; False: it remains, and the run's cleanup deletes it."""
     delete = partial(cluster.delete, item["kind"], item["metadata"]["name"], grace=0)
     with suppress(ClusterError):
-        existed = poll(delete, lambda existed: not existed, _STUCK_TIMEOUT_S)  # until the call finds none
-        return not existed
+        # The call returns false if there is no such object.
+        still_exists = poll(delete, lambda existed: not existed, _STUCK_TIMEOUT_S)
+        return not still_exists
     return False
 
 
