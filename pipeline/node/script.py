@@ -15,6 +15,7 @@ import os
 import re
 import runpy
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -182,9 +183,12 @@ def warn_of_forks() -> None:
 
 
 def _count_threads() -> int:
-    """Count the threads with the process' name: those of Python and OpenMP; service threads have others."""
-    names = [_thread_name(task) for task in Path("/proc/self/task").glob("*")]
-    return names.count(_thread_name(Path("/proc/self")))
+    """Count Python's threads, and those with the process' name, as OpenMP's; service threads have others."""
+    # Not by name alone: from Python 3.14 on, a thread of Python has a name of its own in the system too.
+    of_python = {thread.native_id for thread in threading.enumerate()}
+    process_name = _thread_name(Path("/proc/self"))
+    tasks = Path("/proc/self/task").glob("*")  # a folder for each thread, named by its native id
+    return sum(int(task.name) in of_python or _thread_name(task) == process_name for task in tasks)
 
 
 def _thread_name(task: Path) -> str:
