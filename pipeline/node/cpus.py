@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -85,15 +86,15 @@ def reserve_cores(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str]
     """Take the cores that a plan asks for, and keep them until the last rank of the run has ended.
 
     All ranks of the run on this machine get the same answer: the first of them writes it to the record.
+    Records of runs that have ended are deleted.
+
+    Raises:
+        OSError: The folder cannot be used, is not this user's alone, or stays locked for 30 s.
     """
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
-    # Another user may have made these folders, or put a link in their place: /tmp is open to all users.
-    for checked in (folder.parent, folder):
-        status = checked.lstat()
-        # 0o022: its group or others may write to it.
-        if status.st_uid != os.getuid() or status.st_mode & 0o022 or checked.is_symlink():
-            raise PermissionError(f"{checked} is not this user's alone")
+    _check_owner(folder.parent)
+    _check_owner(folder)
     # What the ranks of this run on this host have in common, and no other running process has.
     names = ("MANYCPU_RUN", "MANYCPU_ATTEMPT", "MASTER_ADDR", "MASTER_PORT", "MANYCPU_HOST")
     run_identity = [*(environ.get(name, "") for name in names), str(rank.local_world_size)]
@@ -102,9 +103,11 @@ def reserve_cores(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str]
     with _locked(folder / "lock"):
         other_runs = []  # records of other runs
         for path in sorted(folder.glob("*.json")):
-            if path != own_record and _is_held(path):
+            if path == own_record:
+                continue
+            if _is_held(path):
                 other_runs.append(json.loads(path.read_text()))
-            elif path != own_record:  # its run has ended
+            else:  # its run has ended
                 path.unlink()
         if not _is_held(own_record):  # this is the first rank of the run on this machine
             share = _choose_free_cores(other_runs, plan)
@@ -114,6 +117,15 @@ def reserve_cores(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str]
         held.append(descriptor)
         record = json.loads(own_record.read_text())
     return Share(tuple(map(tuple, record["pins"])), record["why_not"])
+
+
+def _check_owner(folder: Path) -> None:
+    """Check that only this user may write to a folder; else raise PermissionError."""
+    # Another user may have made it, or put a link in its place: /tmp is open to all users.
+    status = folder.lstat()
+    writable_by_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if status.st_uid != os.getuid() or writable_by_others or folder.is_symlink():
+        raise PermissionError(f"{folder} is not this user's alone")
 
 
 def folder_of_user(environ: Mapping[str, str]) -> Path:

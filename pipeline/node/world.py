@@ -62,15 +62,17 @@ def read_rank(environ: Mapping[str, str]) -> Rank:
     names = _LAUNCHERS[launcher][1:]
     # A user may set RANK and WORLD_SIZE by hand, without the two local ones: one process on each node.
     defaults = (None, None, "0", "1")
-    texts = {name: environ.get(name, default) for name, default in zip(names, defaults, strict=True)}
-    for name, text in texts.items():
+    numbers: dict[str, int] = {}
+    for name, default in zip(names, defaults, strict=True):
+        text = environ.get(name, default)
         if text is None or not text.isdecimal():
             raise RankError(f"{name} should be a number and is {text!r}")
-    number, size, local, local_size = (int(text or 0) for text in texts.values())
-    if not (number < size and local < local_size <= size):
-        values = ", ".join(f"{name}={int(text or 0)}" for name, text in texts.items())
+        numbers[name] = int(text)
+    rank, size, local_rank, local_size = numbers.values()
+    if not (rank < size and local_rank < local_size <= size):
+        values = ", ".join(f"{name}={number}" for name, number in numbers.items())
         raise RankError(f"this is no rank of any world: {values}")
-    return Rank(number, size, local, local_size, environ.get(LAUNCHER, launcher))
+    return Rank(rank, size, local_rank, local_size, environ.get(LAUNCHER, launcher))
 
 
 class RequestedWorld(NamedTuple):
@@ -149,11 +151,15 @@ class RequestedWorld(NamedTuple):
         if self.nodes is None:
             return "no particular number of processes"
         low, high = self.nodes
-        return f"{low if low == high else f'{low} to {high}'} nodes with {self.processes} processes each"
+        count = str(low) if low == high else f"{low} to {high}"
+        return f"{count} nodes with {self.processes} processes each"
 
 
 def read_requested(environ: Mapping[str, str]) -> RequestedWorld:
-    """Read the requested world from the run's variables; without these it accepts any world."""
+    """Read the requested world from the run's variables; without these it accepts any world.
+
+    With only one of the two counts, the other is 1.
+    """
     nodes, processes = environ.get("MANYCPU_NNODES"), environ.get("MANYCPU_NPROC_PER_NODE")
     least, _, greatest = (nodes or "1").partition(":")  # "4", or "2:4" for two to four nodes
     return RequestedWorld(
