@@ -53,12 +53,15 @@ class Program(NamedTuple):
 
     def source(self) -> str:
         """Read the program's source, or that of all modules of a package; empty: there is no source."""
-        files = [Path(self.name)]
-        if self.module:
-            spec = importlib.util.find_spec(self.name)
-            package_folders = (spec and spec.submodule_search_locations) or []
-            files = [file for folder in package_folders for file in Path(folder).rglob("*.py")]
-            if spec and spec.origin and not package_folders:
+        files: list[Path] = []
+        if not self.module:
+            files = [Path(self.name)]
+        elif spec := importlib.util.find_spec(self.name):
+            if spec.submodule_search_locations:  # a package
+                files = [
+                    file for folder in spec.submodule_search_locations for file in Path(folder).rglob("*.py")
+                ]
+            elif spec.origin:
                 files = [Path(spec.origin)]
         return "\n".join(path.read_text(errors="replace") for path in files if path.is_file())
 
@@ -74,7 +77,8 @@ class Program(NamedTuple):
             return
         if not sys.flags.safe_path:
             sys.path[0] = os.path.dirname(os.path.realpath(self.name))  # noqa: PTH120 - "" stays ""
-            if not path.is_absolute() and len(path.parts) > 1:  # in a folder of the run's code
+            # A script in a folder of the run's code also finds the modules at the root of the code.
+            if not path.is_absolute() and len(path.parts) > 1:
                 sys.path.insert(1, str(Path.cwd()))
         # Not by runpy: it changes the script's sys.argv[0], and removes its module while threads still run.
         file = path.absolute()
@@ -115,7 +119,8 @@ def translate(words: Sequence[str], backend: str | None) -> tuple[list[str], lis
         if match is None:
             new_words.append(word)
             continue
-        option, value = match[1].replace("-", "_"), match[2] or ""
+        option = match[1].replace("-", "_")
+        value = match[2] or ""  # with its "="
         # The value may be the next word: that of a boolean option may also be left out.
         if not value and rest and (option == "ddp_backend" or rest[0].lower() in _BOOLEANS):
             value = f"={rest.pop(0)}"
@@ -135,7 +140,10 @@ def translate(words: Sequence[str], backend: str | None) -> tuple[list[str], lis
 
 
 def execute(program: Program) -> int:
-    """Run the program; returns its own exit code."""
+    """Run the program; returns its own exit code: 1 for an exception, which is printed and reported.
+
+    A refusal (:class:`NodeExit`) is recorded, and raised again.
+    """
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     handler = get_error_handler()  # writes how the rank failed to a file that torchrun reads
@@ -163,15 +171,17 @@ def warn_of_forks() -> None:
 
     Workers of torch's data loaders are left out: they are forked at any time, and compute with one thread.
     """
-    threads_before, original = _count_threads(), ForkProcess._Popen  # noqa: SLF001 - no hook gets the process
-    warned: list[int] = []
+    threads_before = _count_threads()
+    original = ForkProcess._Popen  # noqa: SLF001 - no hook gets the process
+    has_warned = False
 
     def popen(process: Any) -> Any:
+        nonlocal has_warned
         added = _count_threads() - threads_before
         target = getattr(process, "_target", None)
         of_loader = str(getattr(target, "__module__", "")).startswith("torch.utils.data")
-        if added > 0 and not warned and not of_loader:
-            warned.append(added)
+        if added > 0 and not has_warned and not of_loader:
+            has_warned = True
             warn(
                 f"the script forks {process.name} while {added} thread(s) that it started run: a lock that "
                 "one of them holds is held in the fork for ever, and OpenMP may hang there; start processes "
@@ -202,7 +212,9 @@ def _exit_code(end: SystemExit) -> int:
     """Return the exit code that Python would have; a text instead of a number is printed and reported."""
     if isinstance(end.code, int):
         # The system keeps the low byte only, and would take 256 for a success.
-        return end.code if end.code & 0xFF or not end.code else 1
+        if end.code != 0 and end.code & 0xFF == 0:
+            return 1
+        return end.code
     if end.code is None:
         return 0
     sys.stderr.write(f"{end.code}\n")
@@ -214,8 +226,8 @@ def _report(error: Exception) -> None:
     """Print an exception as Python does, and report it as an event."""
     sys.stdout.flush()
     if sys.excepthook is sys.__excepthook__ or sys.excepthook.__module__.startswith("torch."):
-        traceback.print_exception(error)  # Python's and torch's hooks show no line of a notebook's cell
-    else:
+        traceback.print_exception(error)  # as these hooks do, but also with the lines of a notebook's cell
+    else:  # the script's own
         sys.excepthook(type(error), error, error.__traceback__)
     sys.stderr.flush()
     short = "".join(traceback.format_exception_only(error)).strip()
