@@ -19,16 +19,24 @@ def main(argv: list[str]) -> int:
     """Fork this process: the child is the rank and runs its program, the parent forwards the rank's logs.
 
     Only the child returns, with the rank's exit code; the parent ends as the rank did. Before the fork,
-    main returns 2 for wrong usage, and 87 if the launcher's variables contradict each other.
+    main returns 2 for wrong usage, and 87, with an event, if the launcher's variables contradict each other.
     """
-    count = argv.pop(0).removeprefix(_COUNT_OPTION) if argv and argv[0].startswith(_COUNT_OPTION) else None
-    if not argv or argv == ["-m"] or (count is not None and (not count.isdecimal() or int(count) < 1)):
+    count = None  # of the ranks to start; None: this process is one of a launcher's ranks
+    if argv and argv[0].startswith(_COUNT_OPTION):
+        count = argv.pop(0).removeprefix(_COUNT_OPTION)
+    has_program = bool(argv) and argv != ["-m"]
+    is_valid_count = count is None or (count.isdecimal() and int(count) > 0)
+    if not has_program or not is_valid_count:
         sys.stderr.write(USAGE + "\n")
         return 2
-    # With a count this process is the launcher: it forks the ranks, waits for them in fork_ranks, and exits
-    # there. Only the ranks return.
-    launcher = os.getpid() if count else os.getppid()
-    listener = local_world.fork_ranks(int(count)) if count else None
+    listener = None
+    if count is None:
+        launcher = os.getppid()
+    else:
+        # This process is the launcher: it waits for its ranks in fork_ranks, and exits there.
+        launcher = os.getpid()
+        listener = local_world.fork_ranks(int(count))  # returns in the ranks only
+    # The log forwarder and the rank have to name the host alike.
     host = os.environ.setdefault("MANYCPU_HOST", socket.gethostname())
     try:
         rank = world.read_rank(os.environ)
@@ -44,7 +52,7 @@ def main(argv: list[str]) -> int:
         _lead_group(child)
         os.close(write_end)
         if listener is not None:
-            listener.close()
+            listener.close()  # the rank serves on it, and has a descriptor of its own
         forward_logs(child, launcher, read_end, signature, rank)
     die_with_parent(forwarder)  # in the child, the rank, from here on
     os.close(read_end)

@@ -12,6 +12,7 @@ from manycpu.pipeline.spec import cpu_plan
 from manycpu.pipeline.spec.exit_records import EXIT_NOT_TOGETHER, EXIT_PROOF
 
 if TYPE_CHECKING:
+    from manycpu.pipeline.node.proof import Meeting
     from manycpu.pipeline.node.step_pace import StepPace
     from manycpu.pipeline.node.xla import Devices
 
@@ -30,13 +31,16 @@ class _Start:
         ``what`` empty: the start is done, and the program begins.
         """
         took = f"{self._step} took {time.monotonic() - self._since:.1f} s; " if self._step else ""
+        comes_now = f"waits for {what}" if what else "the program begins"
         if self._speaks:
-            say("start", message=took + (f"waits for {what}" if what else "the program begins"))
+            say("start", message=took + comes_now)
         self._step, self._since = what, time.monotonic()
 
 
 def run(rank: world.Rank, argv: list[str], listener: socket.socket | None = None) -> int:
     """Run ``SCRIPT ARGS...`` or ``-m MODULE ARGS...`` as this rank; returns the exit code.
+
+    The reason of a refusal (:class:`NodeExit`) becomes an event, and its code is returned.
 
     ``listener``: the socket on which rank 0 serves the store where the ranks meet; None: the store is at
     MASTER_ADDR and MASTER_PORT, and the launcher or rank 0 opens that port.
@@ -46,11 +50,14 @@ def run(rank: world.Rank, argv: list[str], listener: socket.socket | None = None
         return _run(rank, script.Program.parse(argv), listener)
     except NodeExit as refusal:
         say("error", kind="Refusal", message=refusal.message)
-        return int(str(refusal.code))
+        return int(str(refusal.code))  # a number: NodeExit takes no other, but SystemExit might
 
 
 def _run(rank: world.Rank, program: script.Program, listener: socket.socket | None) -> int:
-    """Prepare the rank, meet the others, run the program and check how it trained; returns its exit code."""
+    """Prepare the rank, meet the others, and run the program; returns the exit code.
+
+    If an earlier meeting of these ranks has finished, the program does not run again.
+    """
     requested = world.read_requested(os.environ)
     requested.check_world(rank)
     plan = _plan_cpus(rank)
@@ -58,18 +65,20 @@ def _run(rank: world.Rank, program: script.Program, listener: socket.socket | No
     accelerate_world.prepare_devices(os.environ, requested.devices)
     # A process alone in its world opens a port to meet itself, if the launcher gave it none.
     listener = _open_meeting_point(rank) or listener
-    for folder in filter(None, map(os.environ.get, ("MANYCPU_OUTPUT", "MANYCPU_CHECKPOINTS"))):
-        Path(folder).mkdir(parents=True, exist_ok=True)
+    for name in ("MANYCPU_OUTPUT", "MANYCPU_CHECKPOINTS"):
+        if folder := os.environ.get(name):
+            Path(folder).mkdir(parents=True, exist_ok=True)
     start = _Start(speaks=rank.rank == 0)
     start.waits_for("the import of torch")
     # Late: the plan's variables must be set before torch is loaded.
-    from manycpu.pipeline.node import backends, proof, step_pace
+    from manycpu.pipeline.node import backends, proof
 
     if waited_for := backends.awaited(requested.backend):
         start.waits_for(waited_for)
-    # AUTO: the ranks choose as they meet: ccl, if no rank has a reason against it. None: the script chooses.
-    no_ccl = backends.why_unavailable("ccl") if requested.backend == world.AUTO else ""
-    if requested.backend and requested.backend != world.AUTO:
+    no_ccl = ""
+    if requested.backend == world.AUTO:  # the ranks choose as they meet: ccl, if none has a reason against it
+        no_ccl = backends.why_unavailable("ccl")
+    elif requested.backend is not None:  # None: the script chooses
         backends.require(requested.backend)
     devices = _take_devices(requested, start)
     start.waits_for(f"all ranks to meet: {rank.world_size} (for at most {requested.timeout} s)")
@@ -79,16 +88,25 @@ def _run(rank: world.Rank, program: script.Program, listener: socket.socket | No
         if rank.rank == 0:
             say("finished", meeting=meeting.finished, message=_FINISHED)
         return 0
+    return _train(rank, program, meeting, devices)
+
+
+def _train(rank: world.Rank, program: script.Program, meeting: "Meeting", devices: "Devices | None") -> int:
+    """Run the program with the ranks that met, and check how it trained; returns its exit code."""
+    # Late: they import torch.
+    from manycpu.pipeline.node import backends, proof, step_pace
+
     proof.choose_interface(meeting)
     if meeting.backend:
-        os.environ["MANYCPU_BACKEND"] = meeting.backend
+        os.environ["MANYCPU_BACKEND"] = meeting.backend  # for the program: AUTO names no backend
     backends.wrap(meeting.backend, len(meeting.records))
     accelerate_world.adapt_at_import(rank.world_size)
     program = script.translated(program, meeting.backend)
     script.warn_of_forks()
-    pace, process = step_pace.watch(), os.getpid()
+    pace = step_pace.watch()
+    process = os.getpid()
     code = script.execute(program)
-    if os.getpid() != process:  # a child that the script forked, and that returns here too
+    if os.getpid() != process:  # a child that the script forked returns here too: it is not the rank
         return code
     pace.report()
     if devices is not None:
@@ -112,7 +130,7 @@ def _take_devices(requested: world.RequestedWorld, start: _Start) -> "Devices | 
 
 
 def _check(program: script.Program, rank: world.Rank, world_size: int, devices: "Devices | None") -> None:
-    """Check that a program that succeeded worked with the other ranks, and on all devices."""
+    """End the rank with exit code 86 if its program did not work with all ranks, or on all devices."""
     if devices is not None:
         devices.check(program.name)
     if rank.world_size == 1:
@@ -136,8 +154,11 @@ def _check(program: script.Program, rank: world.Rank, world_size: int, devices: 
 
 def _warn_of_training_alone(rank: world.Rank, pace: "StepPace", devices: "Devices | None") -> None:
     """Warn if ranks exchanged nothing in most of their steps: no error, since a program may mean that."""
-    alone = pace.trained_alone() if devices is None else ""  # XLA communicates by itself
-    if alone and rank.rank == 0 and rank.world_size > 1:
+    # Devices of XLA communicate by themselves, without collectives of torch.
+    if rank.world_size == 1 or devices is not None:
+        return
+    alone = pace.trained_alone()
+    if alone and rank.rank == 0:  # one warning is enough
         warn(
             f"{alone}: unless that is meant, each rank trained a model of its own. "
             "Wrap the model in DistributedDataParallel, or prepare it by Accelerate, before it trains."
@@ -150,9 +171,9 @@ def _plan_cpus(rank: world.Rank) -> cpu_plan.CpuPlan:
     Warnings, such as those of choices of the user that the plan keeps, come once for each node.
     """
     plan = cpus.plan(rank, os.environ)
-    # torchrun has set OMP_NUM_THREADS=1 by itself; the user's variables are only those that the run names.
+    # Replaces OMP_NUM_THREADS=1, which torchrun sets by itself. plan.env lacks what run.env sets: that stays.
     os.environ.update(plan.env)
-    os.environ["MANYCPU_THREADS"] = str(plan.threads)
+    os.environ["MANYCPU_THREADS"] = str(plan.threads)  # for recipes
     why_unpinned = cpus.pin(plan, rank, os.environ)
     if rank.local_rank == 0:
         for warning in filter(None, (*plan.warnings, why_unpinned)):
