@@ -44,8 +44,9 @@ def meet(
     no_ccl: str,
     listener: socket.socket | None = None,
 ) -> Meeting:
-    """Exchange records with all ranks, check them, and choose the backend from them.
+    """Exchange records with all ranks, check them, choose the backend from them, and report the proof.
 
+    If an earlier meeting has finished, nothing is checked or reported, and the backend is None.
     The rank ends with exit code 87 if a rank does not come in time, or other ranks come than were asked for.
 
     Args:
@@ -69,8 +70,9 @@ def meet(
     me["meeting"] = next(record["meeting"] for record in records if record["rank"] == 0)
     me["backend"], reason = requested.choose_backend(records)
     reported = ["rank", "world_size", "host", "hostname", "cpus", "threads", "backend", "round", "meeting"]
-    reported += ["devices"] if requested.devices else []
-    of_rank_0 = {"backend_reason": reason} if reason and rank.rank == 0 else {}
+    if requested.devices:
+        reported.append("devices")
+    of_rank_0 = {"backend_reason": reason} if reason and rank.rank == 0 else {}  # it is the same for all
     say("proof", **{name: me[name] for name in reported}, **of_rank_0)
     return Meeting(me, tuple(sorted(records, key=lambda record: int(record["rank"]))), me["backend"])
 
@@ -79,8 +81,8 @@ def choose_interface(meeting: Meeting) -> None:
     """Set GLOO_SOCKET_IFNAME, gloo's network interface, unless it is set or the rank is alone.
 
     By itself gloo may choose an interface that the other ranks cannot reach.
-
-    If all ranks are on one machine, it is the loopback interface; else the one towards another machine.
+    If all ranks are on one machine, it is the loopback interface; else the one towards another machine. If no
+    interface is found, this warns, and gloo chooses.
     """
     if os.environ.get("GLOO_SOCKET_IFNAME") or len(meeting.records) == 1:
         return
@@ -111,7 +113,7 @@ def _own_record(rank: Rank, requested: RequestedWorld, plan: CpuPlan) -> dict[st
     """Build the record of this rank, which all other ranks read when they meet."""
     host = os.environ.get("MANYCPU_HOST") or socket.gethostname()
     finished: list[dict[str, Any]] = []  # records of this attempt's last round that all ranks finished
-    with contextlib.suppress(OSError, KeyError):
+    with contextlib.suppress(OSError, KeyError):  # they cannot be read now, or the run keeps none
         finished = exit_records.finished_round(Path(os.environ["MANYCPU_EXITS"]))
     return {
         "rank": rank.rank,
@@ -165,22 +167,23 @@ def _exchange(
         raise NodeExit(EXIT_PROOF, _describe_missing(rank, store, seats, requested, error)) from error
     # Rank 0 serves the store: it leaves last, also where it refuses the run.
     if rank.rank == 0 and not _agent_serves():
-        with contextlib.suppress(DistError):
+        with contextlib.suppress(DistError):  # a rank that has died since it came never reads
             store.wait([f"read/{number}" for number in range(rank.world_size)], min(limit, _READ_TIMEOUT))
     return records
 
 
 def _connect(rank: Rank, limit: timedelta, listener: socket.socket | None) -> Store:
-    """Connect to the store at MASTER_ADDR; serve it, if this is rank 0 and torchrun's agent does not."""
+    """Connect to the store at MASTER_ADDR; serve it, if this is rank 0 and torchrun's agent does not.
+
+    ``listener``: the socket that rank 0 serves on, if its launcher has opened one; only rank 0 has it.
+    """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    # multi_tenant: the store that the script opens at this port, in this process, shares the server.
     if listener is not None:
-        serve_on_listener: dict[str, Any] = {
-            "is_master": True,
-            "multi_tenant": True,
-            "master_listen_fd": listener.detach(),
-        }
-        return TCPStore(address, port, None, timeout=limit, **serve_on_listener)
-    # Under torchrun the agent serves the store, and every rank is a client of it.
+        file = listener.detach()
+        return TCPStore(
+            address, port, None, is_master=True, timeout=limit, multi_tenant=True, master_listen_fd=file
+        )
     if rank.rank == 0 and not _agent_serves():
         try:
             return TCPStore(address, port, None, is_master=True, timeout=limit, multi_tenant=True)
