@@ -27,17 +27,18 @@ def call(function: Callable[..., Any]) -> None:
     ``sys.exit`` without an error, so that there is no value.
     """
     task = json.loads(sys.argv[1])
-    places = {name: os.environ[f"MANYCPU_{name.upper()}"] for name in task["places"]}
+    paths = {name: os.environ[f"MANYCPU_{name.upper()}"] for name in task["places"]}
     # Sorts the arguments into positional ones and those by name, as the function declares them.
-    bound = inspect.BoundArguments(inspect.signature(function), {**task["arguments"], **places})
-    rank, process = os.environ.get("RANK", "0"), os.getpid()  # the function may change RANK, or fork
+    bound = inspect.BoundArguments(inspect.signature(function), {**task["arguments"], **paths})
+    # Before the call: the function may change RANK, or fork.
+    rank, process = os.environ.get("RANK", "0"), os.getpid()
     try:
         value = function(*bound.args, **bound.kwargs)
     except SystemExit as end:
-        if end.code:
+        if end.code:  # the function failed
             raise
         raise _refusal(function.__name__, "ended its process (sys.exit) where it is to return") from end
-    if rank == "0" and os.getpid() == process:
+    if rank == "0" and os.getpid() == process:  # not a child that the function forked
         say_in_parts("returned", _as_json(function.__name__, value))
 
 
@@ -49,12 +50,12 @@ def _as_json(name: str, value: Any) -> str:
     """
     try:
         text = json.dumps(value, default=_as_number, ensure_ascii=False, allow_nan=False)
-        json.loads(text, object_pairs_hook=_check_keys)  # only to check
+        json.loads(text, object_pairs_hook=_check_keys)  # raises if keys such as 1 and "1" became equal
         size = len(text.encode())
-        deep = not is_shallow(json.loads(text))
+        shallow = is_shallow(json.loads(text))
     except (TypeError, ValueError, RecursionError) as error:
         raise _refusal(name, f"returned what is no JSON ({error})") from error
-    if deep:
+    if not shallow:
         raise _refusal(name, "returned lists and mappings in each other, more than 32 levels deep")
     if size > RETURN_LIMIT:
         raise _refusal(name, f"returned {size:,} bytes of JSON, and {RETURN_LIMIT:,} can be passed on")
@@ -63,14 +64,16 @@ def _as_json(name: str, value: Any) -> str:
 
 def _check_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build a mapping from its keys and values in JSON; ValueError: two keys are equal there."""
-    if len(mapping := dict(pairs)) < len(pairs):
-        duplicate = next(name for name in mapping if sum(name == other for other, _ in pairs) > 1)
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        names = [name for name, _ in pairs]
+        duplicate = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"two keys of a mapping are {duplicate!r} in JSON, such as 1 and '1'")
     return mapping
 
 
 def _as_number(value: Any) -> Any:
-    """Return the number in a scalar of numpy or torch."""
+    """Return the number in a scalar of numpy or torch; TypeError, as json expects: it is another value."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         return value.item()
     raise TypeError(f"there is a {type(value).__name__} in it")

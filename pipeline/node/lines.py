@@ -58,7 +58,7 @@ class Lines:
         state, ended, rest = self._pending.rpartition(b"\r")
         if not ended:
             return b""
-        self._pending = rest
+        self._pending = rest  # stays: its line is not complete yet
         return _without_mark(rest or state.rpartition(b"\r")[2])
 
     def rest(self) -> list[bytes]:
@@ -86,6 +86,7 @@ def _printed(text: bytes) -> Iterator[bytes]:
     with suppress(ValueError, RecursionError):  # without a kind, it is made ordinary output below
         event = json.loads(after.decode(errors="replace"))
         kind = event.get("event") if isinstance(event, dict) else None
+    # RESERVED: events that decide something, so that a program must not forge them.
     if not mark or not isinstance(kind, str) or kind in RESERVED:
         yield _without_mark(text)
         return
@@ -112,29 +113,30 @@ class HiddenSecrets:
     def __init__(self, environ: Mapping[str, str], argv: Sequence[str]) -> None:
         names = environ.get("MANYCPU_USER_ENV", "").split(",")
         env = {name: environ[name] for name in names if name in environ}
+        # Longest first: a secret may be a part of another one, which would no longer be found.
         candidates = sorted(secrets_in({"env": env, "args": [*argv]}), key=len, reverse=True)
-        # The secrets, and all forms in which a line may have them: plain, in JSON, as a literal of Python.
-        self._texts = [text for text in candidates if len(text) >= SHORTEST]
-        forms = {form for text in self._texts for form in (text, json.dumps(text)[1:-1], repr(text)[1:-1])}
+        self._secrets = [secret for secret in candidates if len(secret) >= SHORTEST]
+        # All forms in which a line may have a secret: plain, in JSON, as a literal of Python.
+        forms = {form for text in self._secrets for form in (text, json.dumps(text)[1:-1], repr(text)[1:-1])}
         longest_first = sorted(forms, key=len, reverse=True)
-        self._written = [form.encode(errors="surrogateescape") for form in longest_first]
+        self._forms = [form.encode(errors="surrogateescape") for form in longest_first]
 
     def hide(self, line: bytes) -> bytes:
         """Hide the secrets in a line, given without its newline."""
-        if not any(form in line for form in self._written):
+        if not any(form in line for form in self._forms):
             return line
         if line.startswith(_MARK):  # the line is an event
             try:
                 event: Any = json.loads(line[len(_MARK) :])
                 message = event["message"]
-                for text in self._texts:
-                    message = message.replace(text, HIDDEN)
+                for secret in self._secrets:
+                    message = message.replace(secret, HIDDEN)
                 return events.encode(**{**event, "message": message}).encode()
             except (KeyError, TypeError, AttributeError):  # it has no message
                 return line
             except (ValueError, RecursionError):  # it cannot be read, or is too long when written again
                 pass
-        for form in self._written:
+        for form in self._forms:
             line = line.replace(form, HIDDEN.encode())
         return line
 
@@ -148,7 +150,7 @@ def pieces(prefix: bytes, line: bytes) -> Iterator[bytes]:
         return
     while line:
         end = room
-        # A cut before a continuation byte of UTF-8 would split a character.
+        # A cut before a continuation byte of UTF-8 would split a character, which has at most three of them.
         while room - 4 < end < len(line) and line[end] & 0xC0 == 0x80:  # noqa: PLR2004
             end -= 1
         yield prefix + line[:end] + b"\n"
@@ -160,7 +162,7 @@ class OrphanedError(Exception):
 
 
 class PipeWriter:
-    """Writes lines to the launcher, never more than it takes in one read, so that none is torn.
+    """Writes lines to the launcher, no more at a time than it takes in one read, so that none is torn.
 
     mpirun reads blocks and passes them on as they are: of two lines that do not fit into a block one is torn,
     and another rank's line lands in between. So this waits while the pipe would hold over 4,096 bytes.
@@ -202,7 +204,8 @@ class PipeWriter:
         """
         if not self._has_fill_level:
             return
-        deadline, unread = time.monotonic() + _READER_TIMEOUT_S, array.array("i", [0])
+        deadline = time.monotonic() + _READER_TIMEOUT_S
+        unread = array.array("i", [0])  # bytes, which the call below writes
         while time.monotonic() < deadline:
             fcntl.ioctl(self._file, termios.FIONREAD, unread)
             if unread[0] <= max(limit, 0):

@@ -19,6 +19,7 @@ def with_host(words: list[str], node_rank: int) -> list[str]:
     >>> with_host(["--rdzv-conf=join_timeout=9", "--no-python", "train", "--rdzv-conf=mine"], node_rank=0)
     ['--rdzv-conf=join_timeout=9,is_host=1', '--no-python', 'train', '--rdzv-conf=mine']
     """
+    # The first such word: a later one is the program's own.
     at = next(at for at, word in enumerate(words) if word.startswith(_CONFIGURATION))
     return [*words[:at], f"{words[at]},is_host={int(node_rank == 0)}", *words[at + 1 :]]
 
