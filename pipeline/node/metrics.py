@@ -24,8 +24,8 @@ from typing import Any, Final
 from manycpu.pipeline.node.emit import say, warn
 from manycpu.pipeline.spec.output import METRICS
 
-_STEP: Final[list[int | None]] = []
-"""The step of the last progress report, as the only element; empty before the first."""
+_LAST_STEP: Final[list[int | None]] = [None]
+"""The step of the last progress report, as the only element; None: there was none, or it gave no step."""
 _REPORTED: Final[set[str]] = set()
 """Kinds of events that the program has reported."""
 _TRAINER_STATE: Final = "trainer_state.json"
@@ -70,7 +70,7 @@ def progress(  # noqa: PLR0913 - each is optional and has a name
         "seconds_left": seconds_left,
     }
     plain = {name: _as_json(name, value) for name, value in given.items() if value is not None}
-    _STEP[:] = [plain.get("step")]
+    _LAST_STEP[0] = plain.get("step")
     _REPORTED.add("progress")
     say("progress", **plain)
 
@@ -86,10 +86,11 @@ def metrics(values: Mapping[str, Any], *, step: int | None = None) -> None:
         step: The step that they belong to; default: that of the last :func:`progress`, if there was one.
     """
     plain = report(values, step)
-    if not plain:
+    if not plain:  # nothing was reported
         return
     _REPORTED.add("metrics")
-    if not (output := os.environ.get("MANYCPU_OUTPUT")):
+    output = os.environ.get("MANYCPU_OUTPUT")
+    if not output:
         return
     path = Path(output) / METRICS
     try:
@@ -98,7 +99,7 @@ def metrics(values: Mapping[str, Any], *, step: int | None = None) -> None:
         recorded = json.loads(text) if "\n" in text.strip() else None
     except FileNotFoundError:
         recorded = {}
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):  # the program wrote it, and no JSON
         recorded = None
     if not isinstance(recorded, dict):
         _warn_that_it_stays(path)
@@ -113,12 +114,16 @@ def metrics(values: Mapping[str, Any], *, step: int | None = None) -> None:
 
 
 def report_trainer_files() -> None:
-    """Report all_results.json and trainer_state.json of the output, if the script has reported nothing."""
+    """Report all_results.json and trainer_state.json of the output, if the script has reported nothing.
+
+    Files that are not the Trainer's are not reported, with a warning.
+    """
     output = os.environ.get("MANYCPU_OUTPUT")
     if not output or not _is_reporting() or _REPORTED:
         return
     try:
-        state, results = (_read(Path(output), name) for name in (_TRAINER_STATE, _TRAINER_RESULTS))
+        state = _read(Path(output), _TRAINER_STATE)
+        results = _read(Path(output), _TRAINER_RESULTS)
         logged = state.get("log_history", [])
         steps = [entry for entry in logged if "loss" in entry]
         # Every n-th entry, so that a curve has at most _MAX_POINTS points.
@@ -128,7 +133,7 @@ def report_trainer_files() -> None:
         values: dict[str, Any] = {}
         for entry in (*logged, results):  # a later value replaces an earlier one
             values |= _numbers(entry)
-        values.pop("step", None)
+        values.pop("step", None)  # it is no result: the event has it as a field
         if values:
             report(values, state.get("global_step"))
     except Exception as error:  # noqa: BLE001 - the files may hold anything; the training has succeeded
@@ -139,15 +144,16 @@ def report_trainer_files() -> None:
 
 
 def report(values: Mapping[str, Any], step: int | None = None) -> dict[str, Any]:
-    """Report results as events, and write no file; returns the values as JSON can hold them.
+    """Report values as events only: the Trainer's file has them already, or they are no results of the program.
 
-    Outside of a run, and on other ranks than 0, it reports nothing and returns an empty mapping.
+    Returns the values as JSON can hold them. Outside of a run, and on other ranks than 0, it reports nothing
+    and returns an empty mapping.
 
     ``step`` None: the step of the last progress report.
     """
     if not _is_reporting():
         return {}
-    step = next(iter(_STEP), None) if step is None else _as_json("step", step)
+    step = _LAST_STEP[0] if step is None else _as_json("step", step)
     plain = {str(name): _as_json(str(name), value) for name, value in values.items()}
     _say_metrics(plain, {} if step is None else {"step": step})
     return plain
@@ -181,7 +187,10 @@ def _say_metrics(values: dict[str, Any], fields: dict[str, Any]) -> None:
 
 
 def _as_json(name: str, value: Any) -> Any:
-    """Return a value as JSON can hold it: a number that is not finite becomes null, with a warning."""
+    """Return a value as JSON can hold it: a number that is not finite becomes null, with a warning.
+
+    A scalar of numpy or torch becomes Python's number.
+    """
     value = value.item() if hasattr(value, "item") else value
     if isinstance(value, float) and not math.isfinite(value):
         warn(f"{name} is {value}: JSON has no such number, null is recorded")
@@ -195,8 +204,11 @@ def _read(output: Path, name: str) -> dict[str, Any]:
     Such a folder is, for example, a checkpoint. Empty: there is no such file.
     """
     candidates = [file for pattern in (name, f"*/{name}", f"*/*/{name}") for file in output.glob(pattern)]
-    file = output / name if output / name in candidates else max(candidates, key=_modified, default=None)
-    content: dict[str, Any] = {} if file is None else json.loads(file.read_text())
+    if not candidates:
+        return {}
+    direct = output / name
+    file = direct if direct in candidates else max(candidates, key=_modified)
+    content: dict[str, Any] = json.loads(file.read_text())
     return content
 
 

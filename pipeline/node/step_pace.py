@@ -21,10 +21,10 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from manycpu.pipeline.node.emit import say
 
 _REPORT_INTERVAL_S: Final = 10.0  # at least
-_SAMPLES: Final[list[int]] = []  # of a step, as the only element; empty or 0: not known
+_SAMPLES_PER_STEP: Final[list[int]] = [0]  # of this rank, as the only element; 0: not known
 _WAIT_TIMES: Final = ("avg_backward_comm_time", "avg_backward_compute_comm_overlap_time")  # in nanoseconds
 _NANOSECONDS: Final = 1e9  # in a second
-_MODELS: Final[list[weakref.ref[Any]]] = []
+_MODELS: Final[list[weakref.ref[Any]]] = []  # those that DDP has wrapped, in their order
 _MAX_DURATIONS: Final = 4096  # of steps since the last report
 _MAX_OTHER_STEPS: Final = 8  # of other optimizers, after which the first one counts as no longer used
 
@@ -65,8 +65,9 @@ class StepPace:
         now, calls = self._clock(), _collectives()
         if self._steps:
             self._seconds.append(now - self._last)
-            self._alone += calls is not None and calls == self._calls  # no collective since the last step
-        else:
+            if calls is not None and calls == self._calls:  # no collective since the last step
+                self._alone += 1
+        else:  # the time until the first report begins with the first step
             self._reported = now
         self._steps += 1
         self._last, self._calls = now, calls
@@ -91,11 +92,15 @@ class StepPace:
         self._seconds.clear()
         self._reported = self._clock()
         fields: dict[str, Any] = {"step": self._steps, "step_seconds": round(seconds, 6)}
-        if seconds and (samples := next(iter(_SAMPLES), 0)):
+        samples = _SAMPLES_PER_STEP[0]
+        if seconds and samples:
             fields["samples_per_second"] = round(samples / seconds, 3)
-        # Of the first model that has them: the time in which gradients were on their way and nothing was
+        # Of the first model that has it: the time in which gradients were on their way, and nothing was
         # computed.
-        for model in [model for reference in _MODELS if (model := reference()) is not None]:
+        for reference in _MODELS:
+            model = reference()
+            if model is None:  # the program has dropped it
+                continue
             with suppress(Exception):  # torch does not promise these values
                 times = model._get_ddp_logging_data()  # noqa: SLF001 - no other way
                 on_the_way, overlapped = (int(times[name]) for name in _WAIT_TIMES)
@@ -116,7 +121,7 @@ def _collectives() -> int | None:
 
 def set_samples_per_step(samples: int) -> None:
     """Set how many samples this rank takes in each step of its optimizer; 0: not known."""
-    _SAMPLES[:] = [samples]
+    _SAMPLES_PER_STEP[0] = samples
 
 
 def watch() -> StepPace:

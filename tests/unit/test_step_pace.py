@@ -37,7 +37,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Told:
 def nothing_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the models and the batch of other tests in this process: they are none of these steps'."""
     monkeypatch.setattr(step_pace, "_MODELS", [])
-    monkeypatch.setattr(step_pace, "_SAMPLES", [])
+    monkeypatch.setattr(step_pace, "_SAMPLES_PER_STEP", [0])
 
 
 @pytest.fixture
