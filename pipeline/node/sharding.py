@@ -171,8 +171,11 @@ def block_names(model: nn.Module, classes: Sequence[type[nn.Module]] = ()) -> li
     Raises:
         ValueError: The model has no module of these classes.
     """
-    wanted = {kind.__name__ for kind in classes} or set(getattr(model, "_no_split_modules", None) or ())
-    blocks = {name: one for name, one in model.named_modules() if name and type(one).__name__ in wanted}
+    wanted = {kind.__name__ for kind in classes}
+    if not wanted:
+        wanted = set(getattr(model, "_no_split_modules", None) or ())  # some models have it, as None
+    blocks = {name: module for name, module in model.named_modules() if type(module).__name__ in wanted}
+    blocks.pop("", None)  # the model itself
     if not blocks:
         classes_text = ", ".join(sorted(wanted)) or "blocks"
         raise ValueError(
@@ -182,13 +185,13 @@ def block_names(model: nn.Module, classes: Sequence[type[nn.Module]] = ()) -> li
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             owners[parameter].add(module)
-    # An outer module comes before its inner ones; torch shards the inner ones first. A block is named if all
-    # modules that have its parameters are inside of it.
-    return [
-        name
-        for name, block in reversed(blocks.items())
-        if set[nn.Module]().union(*map(owners.__getitem__, block.parameters())) <= {*block.modules()}
-    ]
+    names = []
+    # Reversed: torch shards the inner modules first, and an outer one comes before its inner ones here.
+    for name, block in reversed(blocks.items()):
+        inside = {*block.modules()}
+        if all(owners[parameter] <= inside for parameter in block.parameters()):
+            names.append(name)
+    return names
 
 
 def overlap(model: nn.Module) -> None:
@@ -237,7 +240,8 @@ def save(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer,
         RuntimeError: The ranks do not share the folder.
         TypeError: JSON has no such value.
     """
-    extra_json, final, new_folder = json.dumps(extra), Path(folder), _unfinished(folder)
+    extra_json = json.dumps(extra)  # first: if it fails, nothing was written
+    final, new_folder = Path(folder), _unfinished(folder)
     if _rank() == 0:
         # An earlier save wrote a complete checkpoint, and was killed before the last rename.
         if (new_folder / ".metadata").exists() and not final.exists():
@@ -247,15 +251,18 @@ def save(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer,
     _barrier()  # no rank writes before the folder exists
     release(model)
     with _without_empty_groups(optimizer):
-        states = get_state_dict(model, optimizer, options=_OPTIONS)
-    trained = _without_frozen(model, states[0])  # states: of the model, of the optimizer
-    save_shares({"model": trained, "optimizer": states[1], _EXTRA: extra_json}, checkpoint_id=new_folder)
+        model_state, optimizer_state = get_state_dict(model, optimizer, options=_OPTIONS)
+    trained = _without_frozen(model, model_state)
+    save_shares(
+        {"model": trained, "optimizer": optimizer_state, _EXTRA: extra_json}, checkpoint_id=new_folder
+    )
     _barrier()
     # Each rank tells whether it sees what rank 0 wrote last.
-    sees_metadata = [(new_folder / ".metadata").exists()] * _ranks()
+    sees_metadata = (new_folder / ".metadata").exists()
+    answers = [sees_metadata] * _ranks()
     if dist.is_initialized():
-        dist.all_gather_object(sees_metadata, sees_metadata[0])
-    if not all(sees_metadata):
+        dist.all_gather_object(answers, sees_metadata)  # replaces them by those of all ranks
+    if not all(answers):
         raise RuntimeError(f"{folder} is not shared by all ranks: a sharded checkpoint needs such a folder")
     if _rank() == 0:
         # A rename does not replace a folder that has files: move the old checkpoint aside first.
@@ -275,7 +282,10 @@ def _unfinished(folder: str | Path) -> Path:
 
 def _complete(folder: str | Path) -> Path:
     """Return the folder to read from: the unfinished one, if its writer was killed before the last rename."""
-    return Path(folder) if Path(folder).exists() or not _unfinished(folder).exists() else _unfinished(folder)
+    unfinished = _unfinished(folder)
+    if not Path(folder).exists() and unfinished.exists():
+        return unfinished
+    return Path(folder)
 
 
 def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -299,6 +309,7 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
             load_shares(state, checkpoint_id=folder)
         except (CheckpointException, OSError, ValueError) as error:
             raise RuntimeError(f"cannot resume from {folder}: {error}") from error
+        # Of the optimizer, also what the checkpoint lacks: it is 0 now.
         set_state_dict(
             model,
             optimizer,
@@ -315,13 +326,15 @@ def _make_room_for_extra_state(model: dict[str, Any], metadata: Metadata) -> Non
 
     torch reads a value only into one of the same form.
     """
-    stored = {  # name of a value in the checkpoint -> its place: "model", the name in its state, keys
+    # Name of a value in the checkpoint -> its place: "model", the name in the model's state, and keys, if the
+    # extra state of that name is a dictionary.
+    stored = {
         name: place
         for name, place in (metadata.planner_data or {}).items()
-        if place[0] == "model" and place[1] in model and f".{place[1]}".endswith("._extra_state")
+        if place[0] == "model" and place[1] in model and place[1].split(".")[-1] == "_extra_state"
     }
     for place in stored.values():
-        model.pop(place[1], None)
+        model.pop(place[1], None)  # whole, since its own form may be another one
     for name, place in stored.items():
         value = metadata.state_dict_metadata[name]
         if isinstance(value, TensorStorageMetadata):
@@ -346,9 +359,9 @@ def _part_in_checkpoint(
     foreign = [name for name in stored if name.startswith(("model.", "optimizer.state.")) and name not in own]
     if foreign:
         raise ValueError(f"it is of another model or optimizer: it has {min(foreign)}")
-    in_checkpoint = {name: value for name, value in optimizer.items() if f"optimizer.{name}" in stored}
-    unused = [name for name in optimizer.keys() - in_checkpoint.keys() if name.startswith("state.")]
-    if not any(name.startswith("state.") for name in in_checkpoint):
+    of_parameters = {name for name in optimizer if name.startswith("state.")}
+    unused = {name for name in of_parameters if f"optimizer.{name}" not in stored}
+    if unused == of_parameters:
         return optimizer  # no parameter has state there: torch's loading raises an error
     for name in unused:
         optimizer[name].zero_()
@@ -419,10 +432,12 @@ def export(model: nn.Module, folder: str | Path) -> None:
     Parameters are gathered one at a time: beyond its share, a rank holds one whole parameter.
     """
     release(model)
-    target, keys_of_files = Path(folder), _files(model)
+    target = Path(folder)
+    keys_of_files = _divide_among_files(model)
     state = model.state_dict()
-    if _rank() == 0 and (others := [name for name, value in state.items() if not _is_exported(value)]):
-        warn(f"{first_of(others)}: no tensor that safetensors can hold, so the exported model lacks it")
+    left_out = [name for name, value in state.items() if not _is_exported(value)]
+    if left_out and _rank() == 0:
+        warn(f"{first_of(left_out)}: no tensor that safetensors can hold, so the exported model lacks it")
     names = [_file_name(number, len(keys_of_files)) for number in range(1, len(keys_of_files) + 1)]
     for file_name, keys in zip(names, keys_of_files, strict=True):
         if _rank() == 0:
@@ -461,7 +476,7 @@ def _write_file(path: Path, tensors: dict[str, torch.Tensor]) -> None:
         for tensor in tensors.values():
             file.write(_whole(tensor).reshape(-1).view(torch.uint8).numpy().data)
         file.flush()
-        os.fsync(file.fileno())
+        os.fsync(file.fileno())  # before the rename: a loss of power leaves no cut file under the name
     unfinished.replace(path)
 
 
@@ -477,14 +492,16 @@ def _recompute_activations(block: nn.Module) -> None:
     block.forward = checkpointed
 
 
-def _files(model: nn.Module) -> list[list[str]]:
+def _divide_among_files(model: nn.Module) -> list[list[str]]:
     """Divide the names of a model's tensors among files of at most 5 GB; returns the names in each file.
 
     A tensor that is tied to (the same as) an earlier one is left out, and so is what safetensors cannot hold.
     A tensor above 5 GB has its own file.
     """
     names_of_files: list[list[str]] = [[]]
-    tensor_ids, file_bytes = set[int](), 0
+    file_bytes = 0  # of the last file
+    tensor_ids: set[int] = set()
+    # keep_vars: the parameters themselves, so that tied ones have one id.
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) in tensor_ids or not _is_exported(tensor):
             continue
