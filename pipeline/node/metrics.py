@@ -144,7 +144,7 @@ def report_trainer_files() -> None:
 
 
 def report(values: Mapping[str, Any], step: int | None = None) -> dict[str, Any]:
-    """Report values as events only: the Trainer's file has them already, or they are no results of the program.
+    """Report values as events only: the Trainer's file has them already, or the program did not make them.
 
     Returns the values as JSON can hold them. Outside of a run, and on other ranks than 0, it reports nothing
     and returns an empty mapping.

@@ -72,8 +72,10 @@ class Steps:
         """
         if self._present is None:
             return
-        (shapes, since, before), self._present = self._present, None  # since: when the step began
-        seconds, compiled = self._clock() - since, self._compiled().since(before)
+        shapes, began_at, compiled_before = self._present
+        self._present = None
+        seconds = self._clock() - began_at
+        compiled = self._compiled().since(compiled_before)
         self._first = self._first or seconds
         if compiled.number:
             self._note_compilation(shapes, compiled)
@@ -85,7 +87,8 @@ class Steps:
             count = len(self._slow)
             subject = "the first step was" if count == 1 else f"the first {count} steps were"
             say("start", message=f"{subject} slow: XLA compiled ({total}); a step takes {seconds:.3f} s now")
-        self._later_steps, self._later = self._later_steps + 1, self._later + seconds
+        self._later_steps += 1
+        self._later += seconds
 
     def metrics(self) -> dict[str, float | int]:
         """Return the metrics of ``report.json``: seconds, and numbers of compilations."""
@@ -108,15 +111,16 @@ class Steps:
         if shapes == self._usual or shapes in self._warned or len(self._warned) == _MAX_WARNINGS:
             return
         self._warned.add(shapes)
-        new_shapes, usual_shapes = (
-            " and ".join("x".join(map(str, shape)) or "a number" for shape in batch)
-            for batch in (shapes, self._usual)
-        )
         warn(
-            f"a batch of another size made XLA compile again ({compiled}): its tensors are {new_shapes}, "
-            f"and those of the first batch {usual_shapes}. Give all batches one size, also the "
-            "evaluation's: drop_last=True for the last one, and padding to one length"
+            f"a batch of another size made XLA compile again ({compiled}): its tensors are "
+            f"{_described(shapes)}, and those of the first batch {_described(self._usual)}. "
+            "Give all batches one size, also the evaluation's: drop_last=True for the last one, and padding "
+            "to one length"
         )
+
+
+def _described(shapes: Shapes) -> str:
+    return " and ".join("x".join(map(str, shape)) or "a number" for shape in shapes)
 
 
 class Devices(NamedTuple):
@@ -126,7 +130,7 @@ class Devices(NamedTuple):
     steps: Steps
 
     def report(self) -> None:
-        """Report the times of compilations and of steps, which are no results of the program's own."""
+        """Report the times of compilations and of steps: as events only, as no program has made them."""
         metrics.report(self.steps.metrics())
 
     def check(self, program: str) -> None:
@@ -180,7 +184,7 @@ def _read_compiled() -> Compiled:
 class _BatchDivision:
     """Tells torch_xla how to divide a batch's tensors among the devices: by their first dimension."""
 
-    minibatch: Final = False
+    minibatch: Final = False  # torch_xla asks: each batch is a whole one, not the part of this process
 
     def __init__(self, devices: int) -> None:
         import numpy as np
@@ -197,18 +201,21 @@ class _BatchDivision:
 
 
 def _wrap_loaders(devices: int, steps: Steps) -> None:
-    """Have torch_xla's loaders divide each batch among the devices, and time the steps."""
+    """Have torch_xla's loaders divide each batch among the devices, and time the steps.
+
+    If Accelerate's ``downcast_bf16`` is asked for, they also send each tensor in a narrower type.
+    """
     from torch_xla.distributed import parallel_loader
     from torch_xla.utils.utils import for_each_instance, for_each_instance_rewrite
 
     loader, device_loader = parallel_loader.ParallelLoader, parallel_loader.PerDeviceLoader
-    divided = _BatchDivision(devices)
+    division = _BatchDivision(devices)
     original_init, original_next = loader.__init__, device_loader.next
 
     @functools.wraps(original_init)
     def divide(self: Any, *args: Any, **kwargs: Any) -> None:
         # A division that the program asks for stays.
-        kwargs["input_sharding"] = kwargs.get("input_sharding") or divided
+        kwargs["input_sharding"] = kwargs.get("input_sharding") or division
         original_init(self, *args, **kwargs)
 
     @functools.wraps(original_next)
