@@ -20,7 +20,7 @@ _USE_CPU: Final = "ACCELERATE_USE_CPU"
 
 
 def prepare(rank: Rank) -> None:
-    """Set ACCELERATE_USE_CPU where there are several ranks, unless run.env sets it.
+    """Set ACCELERATE_USE_CPU where there are several ranks, unless run.env sets it; warn if that is not true.
 
     Without the variable Accelerate takes each rank on CPUs for a world of one process.
     """
@@ -44,7 +44,8 @@ def prepare_devices(environ: MutableMapping[str, str], devices: int | None) -> N
             "CPU_NUM_DEVICES": str(devices),  # where there is no TPU, and where PJRT_DEVICE is CPU
             "TF_CPP_MIN_LOG_LEVEL": "2",  # else XLA's partitioner warns with every compilation
         }
-        variables |= {"ACCELERATE_MIXED_PRECISION": "bf16"} if environ.get("MANYCPU_DTYPE") == "bf16" else {}
+        if environ.get("MANYCPU_DTYPE") == "bf16":
+            variables["ACCELERATE_MIXED_PRECISION"] = "bf16"
     elif "MANYCPU_RUN" in environ and find_spec("torch_xla") is not None:
         variables = {"USE_TORCH_XLA": "false"}  # else Accelerate uses XLA's device
     else:
@@ -55,17 +56,17 @@ def prepare_devices(environ: MutableMapping[str, str], devices: int | None) -> N
 
 def _state() -> dict[str, Any]:
     """Return the state that all of Accelerate's objects share; empty: the program has not made one."""
-    state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
-    return getattr(state, "_shared_state", {})
+    state_class = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+    return getattr(state_class, "_shared_state", {})
 
 
-def own_state(kind: Any) -> Any:
+def own_state(state_class: Any) -> Any:
     """Make an object of a state class of Accelerate, such as PartialState, with this process's own state.
 
     A pickle of such an object calls this function: the state of the process that wrote it is wrong here.
     """
-    state = kind.__new__(kind)
-    state.__dict__ = kind._shared_state  # noqa: SLF001 - as its __init__ does
+    state = state_class.__new__(state_class)
+    state.__dict__ = state_class._shared_state  # noqa: SLF001 - as its __init__ does
     return state
 
 
@@ -110,20 +111,20 @@ class _AfterImport(MetaPathFinder):
 
 def _adapt() -> None:
     """Correct Accelerate's classes, if its modules that define them are imported."""
-    accelerator = getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", None)
-    state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
-    if accelerator is not None and state is not None:
-        _train_after_evaluation(accelerator)
-        _shard_on_cpus(state)
+    accelerator_class = getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", None)
+    state_class = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+    if accelerator_class is not None and state_class is not None:
+        _train_after_evaluation(accelerator_class)
+        _shard_on_cpus(state_class)
 
 
-def _train_after_evaluation(accelerator: Any) -> None:
+def _train_after_evaluation(accelerator_class: Any) -> None:
     """Wrap a model for training that was prepared for an evaluation.
 
     Accelerate 1.15 wraps no model twice, and ``Trainer.evaluate()`` counts as the first time: with
     ``Trainer.train()`` after it, each rank would train alone.
     """
-    original = accelerator.prepare_model
+    original = accelerator_class.prepare_model
 
     @functools.wraps(original)
     def prepare_model(
@@ -132,6 +133,7 @@ def _train_after_evaluation(accelerator: Any) -> None:
         if evaluation_mode:
             was_prepared = getattr(model, "_is_accelerate_prepared", False)
             prepared = original(self, model, device_placement, evaluation_mode)
+            # __dict__: only if this object has the mark, not if a wrapper around it has.
             if not was_prepared and model.__dict__.get("_is_accelerate_prepared"):
                 model._manycpu_evaluated = True  # noqa: SLF001 - Accelerate marks models so too
             return prepared
@@ -142,17 +144,21 @@ def _train_after_evaluation(accelerator: Any) -> None:
             self._models = [other for other in self._models if other is not model]
         return original(self, model, device_placement, evaluation_mode)
 
-    accelerator.prepare_model = prepare_model
+    accelerator_class.prepare_model = prepare_model
 
 
-def _shard_on_cpus(state: Any) -> None:
-    """Apply a request for FSDP, which Accelerate 1.15 ignores on CPUs: each rank would hold a replica."""
-    original = state.__init__
+def _shard_on_cpus(state_class: Any) -> None:
+    """Apply a request for FSDP, which Accelerate 1.15 ignores on CPUs: each rank would hold a replica.
+
+    All objects of the class share their attributes: the first one with a plugin sets it for the others.
+    """
+    original = state_class.__init__
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)  # sets the distributed type again for each object
-        plugin = kwargs.get("fsdp_plugin") or getattr(self, "fsdp_plugin", None)
+        original(self, *args, **kwargs)  # sets the distributed type again, for all objects
+        shared_plugin = getattr(self, "fsdp_plugin", None)  # set here for an earlier object
+        plugin = kwargs.get("fsdp_plugin") or shared_plugin
         if plugin is None or self.distributed_type.value != "MULTI_CPU":
             return
         if plugin.fsdp_version == 1:
@@ -160,11 +166,12 @@ def _shard_on_cpus(state: Any) -> None:
                 "FSDP of version 1 does not train on CPUs: set fsdp_version to 2 "
                 "(`accelerate to-fsdp2` translates a config)"
             )
-        if getattr(self, "fsdp_plugin", None) is None and self._mixed_precision != "no":
+        if shared_plugin is None and self._mixed_precision != "no":  # once, as Accelerate does for FSDP
             plugin.set_mixed_precision(self._mixed_precision)
-        self.distributed_type, self.fsdp_plugin = type(self.distributed_type).FSDP, plugin
+        self.distributed_type = type(self.distributed_type).FSDP
+        self.fsdp_plugin = plugin
 
-    state.__init__ = init
+    state_class.__init__ = init
 
 
 def widen_fp16() -> None:
