@@ -54,7 +54,9 @@ def register() -> None:
     @functools.wraps(original)
     def records(model: Any) -> dict[str, Any]:
         record = original(model)
-        return record | ({"backend_name": "ccl"} if dist.get_backend(model.process_group) == "ccl" else {})
+        if dist.get_backend(model.process_group) == "ccl":
+            record["backend_name"] = "ccl"
+        return record
 
     DistributedDataParallel._get_ddp_logging_data = records  # type: ignore[method-assign] # noqa: SLF001
 

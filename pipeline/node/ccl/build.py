@@ -127,7 +127,8 @@ def folder_of(base: Path, oneccl: OneCcl, compiler: Compiler | None) -> Path:
     # When one of these changes, even a comment in the source, every machine builds it again.
     source = [path.read_text() for path in sorted(SOURCE.iterdir())]
     inputs = [torch.__version__, oneccl.version, str(sysconfig.get_config_var("SOABI")), *_FLAGS, *source]
-    return base / "ccl" / f"{_digest(inputs)}-{_digest([compiler.version]) if compiler else 'none'}"
+    of_compiler = _digest([compiler.version]) if compiler else "none"
+    return base / "ccl" / f"{_digest(inputs)}-{of_compiler}"
 
 
 def _digest(words: list[str]) -> str:
@@ -213,7 +214,8 @@ def _find_built_by_other_compiler(folder: Path) -> Path:
 def _build_unless_failed(library: Path, oneccl: OneCcl, compiler: Compiler) -> None:
     """Build the library, unless another rank of the same attempt has failed to.
 
-    Else the ranks would try one after the other, each for up to minutes. The next attempt tries again.
+    Else the ranks would try one after the other, each for up to minutes. The next attempt tries again. The
+    reason of a failure is written to ``failed.json`` beside the library, for the other ranks.
     """
     attempt = [os.environ.get("MANYCPU_RUN"), os.environ.get("MANYCPU_ATTEMPT")]
     failure = library.with_name("failed.json")

@@ -56,8 +56,11 @@ def settings(  # noqa: PLR0913 - everything that they depend on
         system_has_fabric: Whether the system has a libfabric, which Intel MPI then uses.
     """
     # If the launcher belongs to an installation of Intel MPI, use the library of that installation.
-    launchers_mpi = Path(environ.get("I_MPI_ROOT", "")) / "lib" / mpi.name
-    mpi_library = launchers_mpi if environ.get("I_MPI_ROOT") and launchers_mpi.exists() else mpi
+    mpi_library = mpi
+    if environ.get("I_MPI_ROOT"):
+        launchers_mpi = Path(environ["I_MPI_ROOT"]) / "lib" / mpi.name
+        if launchers_mpi.exists():
+            mpi_library = launchers_mpi
     variables = _FIXED | {
         "CCL_OFI_LIBRARY_PATH": str(fabric),
         "CCL_MPI_LIBRARY_PATH": str(mpi_library),
@@ -69,8 +72,9 @@ def settings(  # noqa: PLR0913 - everything that they depend on
     if rank.launcher == "hydra" and any(name.startswith("I_MPI_") for name in environ):
         # Intel MPI looks for libfabric among the system's libraries, but impi-rt has it beside MPI's library.
         beside = mpi_library.with_name(fabric.name)
-        setting = {"I_MPI_OFI_LIBRARY": str(beside)} if beside.exists() and not system_has_fabric else {}
-        return variables | setting | {"CCL_ATL_TRANSPORT": "mpi", "CCL_ALLTOALLV": _ALLTOALLV}
+        if beside.exists() and not system_has_fabric:
+            variables["I_MPI_OFI_LIBRARY"] = str(beside)
+        return variables | {"CCL_ATL_TRANSPORT": "mpi", "CCL_ALLTOALLV": _ALLTOALLV}
     return variables | {
         "CCL_ATL_TRANSPORT": "ofi",
         "CCL_PROCESS_LAUNCHER": "none",
@@ -86,12 +90,15 @@ def interface() -> str:
 
 
 def address() -> str:
-    """Find this host's address on the interface that :func:`interface` names, IPv4 if it has one."""
+    """Find this host's address on the interface that :func:`interface` names, IPv4 if it has one.
+
+    If the interface has no address, the one by which this host reaches the meeting point.
+    """
     addresses = psutil.net_if_addrs().get(interface(), [])
     for kind in (socket.AF_INET, socket.AF_INET6):
         for candidate in addresses:
             if candidate.family == kind:
-                return candidate.address.partition("%")[0]
+                return candidate.address.partition("%")[0]  # without the scope of an IPv6 address
     return _towards_master()
 
 

@@ -28,6 +28,7 @@ _OFFER: Final = "offer"
 _VERDICT: Final = "verdict"
 _ELSEWHERE: Final = "elsewhere"
 _YES: Final = "yes"
+_NO: Final = "no"
 _CLOEXEC: Final = 1  # MFD_CLOEXEC
 
 
@@ -119,7 +120,10 @@ def _greeting(link: socket.socket, token: str, deadline: float) -> tuple[int, st
 
 
 def _join(store: Store, rank: int, deadline: float) -> Peers:
-    """On every other rank: connect to rank 0, whose address and token are in the store."""
+    """On every other rank: connect to rank 0, whose address and token are in the store.
+
+    Tries until the deadline, and then raises a TimeoutError.
+    """
     store.wait([_KEY], timedelta(seconds=_seconds_left(deadline, "rank 0 of the group did not come")))
     while True:
         # Read it in each try: torchrun may have replaced rank 0, and the store still have the old address.
@@ -169,7 +173,8 @@ def _offer(store: Store, size: int, timeout: timedelta, part: int) -> int | None
 
     Returns a descriptor, or None if it could not be created; the caller reads the verdict.
     """
-    memory, answer = None, _YES
+    memory = None
+    answer = _YES  # of rank 0 itself
     try:
         memory = _create_nameless(f"manycpu-{secrets.token_hex(8)}")
         os.ftruncate(memory, size * part)
@@ -178,11 +183,11 @@ def _offer(store: Store, size: int, timeout: timedelta, part: int) -> int | None
         store.set(_OFFER, f"{_host()}\n{fd_path}\n{fd_path.readlink()}")
     except OSError as error:
         answer = str(error)
-        store.set(_OFFER, _ELSEWHERE)
+        store.set(_OFFER, _ELSEWHERE)  # no rank is there, so none opens it
     others = [str(rank) for rank in range(1, size)]
     store.wait(others, timeout)
     all_answers = {answer, *(store.get(rank).decode() for rank in others)}
-    store.set(_VERDICT, _YES if all_answers == {_YES} else _ELSEWHERE)
+    store.set(_VERDICT, _YES if all_answers == {_YES} else _NO)
     faults = all_answers - {_YES, _ELSEWHERE}  # a rank on another host is no fault, and needs no warning
     if faults:
         _warn(f"ccl: the ranks of this host share no memory, so that collectives are slower: {min(faults)}")
@@ -192,9 +197,10 @@ def _offer(store: Store, size: int, timeout: timedelta, part: int) -> int | None
 def _accept(store: Store, rank: int, timeout: timedelta, part: int) -> int | None:
     """On every other rank: open the memory of rank 0, if that is on this host; answer, and await the verdict.
 
-    Returns a descriptor, or None if it could not be opened.
+    Returns a descriptor, or None if it could not be opened; the caller reads the verdict.
     """
-    memory, answer = None, _ELSEWHERE
+    memory = None
+    answer = _ELSEWHERE
     store.wait([_OFFER], timeout)
     offer = store.get(_OFFER).decode().split("\n")
     if offer[0] == _host():
