@@ -71,9 +71,9 @@ def forward_logs(child: int, launcher: int, stream: int, signature: str, identit
         status = _serve(child, stream, writer, wake, launcher)
         received = [number for number in signals if number in _ENDING]  # before the rank ended
         if status == 0:  # a script that failed is expected to leave processes
-            warnings = _warn_of_leftovers(stream, writer, killer)
+            warnings = _warnings_of_leftovers(stream, writer, killer)
     except OrphanedError:
-        received = [signal.SIGTERM]
+        received = [signal.SIGTERM]  # which the rank gets here, in place of its launcher
         status = _end(child)
     _kill_all(child)  # also what the script left running
     code = os.waitstatus_to_exitcode(status)
@@ -81,12 +81,17 @@ def forward_logs(child: int, launcher: int, stream: int, signature: str, identit
         code = 128 + received[0]  # its program may have saved at the signal, and stopped before its end
     with suppress(OrphanedError):
         writer.read(stream)  # what the pipe still holds
-    hostname = socket.gethostname()
-    # In a pod it is the pod's name: a host may have several pods.
-    where = {"host": host} | ({} if hostname == host else {"hostname": hostname})
+    where = {"host": host}
+    if socket.gethostname() != host:  # in a pod it is the pod's name: a host may have several pods
+        where["hostname"] = socket.gethostname()
     writer.record.write(code, rank=rank, **where)  # before the last lines, which may wait for a reader
     with suppress(OrphanedError):
         writer.finish(*warnings, events.encode("exit", code=code, rank=rank, **where))
+    _exit_as(code)
+
+
+def _exit_as(code: int) -> NoReturn:
+    """End this process as the rank ended: with its exit code, or, if that is negative, by its signal."""
     exit_code = code if code >= 0 else 128 - code  # for a signal, as shells report it
     if code:
         # Hydra (Intel MPI, MPICH) ends the other ranks of MPI programs only: ask for it, by a line of the PMI
@@ -146,10 +151,11 @@ class _Writer:
         self._secrets = HiddenSecrets(os.environ, sys.argv[1:])
         self._written_at = time.monotonic()
         stall_timeout = float(os.environ.get("MANYCPU_STALL_TIMEOUT") or "inf")
-        self.bar_interval_s = min(_MAX_BAR_INTERVAL_S, stall_timeout / 3)  # see tick
+        # Several times within a stall timeout, so that a long epoch is not taken for a stall.
+        self.bar_interval_s = min(_MAX_BAR_INTERVAL_S, stall_timeout / 3)
 
     def read(self, stream: int) -> bool:
-        """Forward what can be read without waiting; returns False at the stream's end."""
+        """Forward what can be read without waiting, or a part of much; returns False at the stream's end."""
         for _ in range(_MAX_BLOCKS):
             try:
                 block = os.read(stream, _BLOCK_BYTES)
@@ -161,12 +167,15 @@ class _Writer:
         return True
 
     def tick(self) -> None:
-        """Show a progress bar from time to time, so that a long epoch is not taken for a stall."""
-        if time.monotonic() - self._written_at > self.bar_interval_s and (bar := self._lines.bar()):
+        """Show the present state of a progress bar if no line was written for some time."""
+        if time.monotonic() - self._written_at <= self.bar_interval_s:
+            return
+        bar = self._lines.bar()
+        if bar:
             self._write([bar])
 
     def finish(self, *last: str) -> None:
-        """Write the line that has no newline yet, and then the last lines."""
+        """Write the line that has no newline yet, and then the last lines; wait until they are read."""
         self._write([*self._lines.rest(), *(line.encode() for line in last)])
         if self._log:
             self._log.close()
@@ -191,10 +200,11 @@ def _serve(child: int, stream: int, writer: _Writer, wake: int, launcher: int) -
     ``wake`` is readable after each signal.
 
     Raises:
-        OrphanedError: The launcher has ended.
+        OrphanedError: The launcher has ended, or reads no more.
     """
     os.set_blocking(stream, False)
-    readers, interval_s = [stream, wake], min(_PARENT_CHECK_INTERVAL_S, writer.bar_interval_s)
+    readers = [stream, wake]
+    interval_s = min(_PARENT_CHECK_INTERVAL_S, writer.bar_interval_s)
     while (status := _reap(child)) is None:
         ready, _, _ = select.select(readers, [], [], interval_s)
         if wake in ready:
@@ -202,7 +212,7 @@ def _serve(child: int, stream: int, writer: _Writer, wake: int, launcher: int) -
                 while os.read(wake, 512):  # empties the pipe
                     pass
         if stream in ready and not writer.read(stream):
-            readers.remove(stream)
+            readers.remove(stream)  # the rank closed it, but may still run
         writer.tick()
         if os.getppid() != launcher:
             raise OrphanedError
@@ -232,10 +242,10 @@ def _reap(child: int) -> int | None:
     return None
 
 
-def _warn_of_leftovers(stream: int, writer: _Writer, killer: int) -> list[str]:
+def _warnings_of_leftovers(stream: int, writer: _Writer, killer: int) -> list[str]:
     """Return the warning about processes that the script left running, such as an upload that hangs.
 
-    The list is empty if all of them end by themselves within two seconds.
+    Waits for them, for two seconds at most, and forwards what they print; empty: all of them have ended.
     """
     deadline = time.monotonic() + _HELPER_GRACE_S
     while (running := _names_of_leftovers(but=killer)) and time.monotonic() < deadline:
@@ -244,9 +254,13 @@ def _warn_of_leftovers(stream: int, writer: _Writer, killer: int) -> list[str]:
             writer.read(stream)  # so that none of them hangs because the pipe is full
     if not running:
         return []
-    number, was = ("1 process", "was") if len(running) == 1 else (f"{len(running)} processes", "were")
-    names = ", ".join([*running[:_MAX_NAMED], *(["…"] if len(running) > _MAX_NAMED else [])])
-    message = f"{number} that the script left running {was} ended: {names}"
+    names = ", ".join(running[:_MAX_NAMED])
+    if len(running) > _MAX_NAMED:
+        names += ", …"
+    if len(running) == 1:
+        message = f"1 process that the script left running was ended: {names}"
+    else:
+        message = f"{len(running)} processes that the script left running were ended: {names}"
     return [events.encode("warning", message=message)]
 
 
