@@ -38,6 +38,8 @@ def open_meeting_point() -> socket.socket:
 def fork_ranks(count: int) -> socket.socket | None:
     """Fork a process for each of ``count`` ranks; the parent waits, and exits as the first that failed.
 
+    This process may first be replaced by itself, with the CPU plan's libraries preloaded.
+
     Returns:
         Only in the ranks: in rank 0 the socket on which it serves its store, in the others None.
     """
@@ -70,8 +72,11 @@ def fork_ranks(count: int) -> socket.socket | None:
         # What the first rank that failed recorded belongs where the whole run was to record it.
         for rank in range(count):
             record = Path(_error_file_of(rank, error_file))
-            with suppress(OSError):
-                record.replace(error_file) if rank == first_failed else record.unlink()
+            with suppress(OSError):  # it has recorded nothing
+                if rank == first_failed:
+                    record.replace(error_file)
+                else:
+                    record.unlink()
     sys.exit(code)
 
 
@@ -94,6 +99,8 @@ def _error_file_of(rank: int, path: str) -> str:
 def _wait(ranks: dict[int, int]) -> tuple[int, int | None]:
     """Wait for all ranks; end the others once one has failed, or when this process gets an ending signal.
 
+    They get SIGTERM, or that signal, and after a grace period SIGKILL. Other signals are passed on.
+
     Returns the exit code as a shell has it, and the rank that failed first; None: no rank did.
     """
     # The exit code, and the rank that failed first, or None if a signal came first; None: neither has come.
@@ -109,13 +116,18 @@ def _wait(ranks: dict[int, int]) -> tuple[int, int | None]:
             _send(ranks, signal.SIGKILL)
             continue
         number = received.si_signo
-        failed = _reap(ranks) if number == signal.SIGCHLD else None
-        if number != signal.SIGCHLD:  # a signal to this process: pass it on
+        new_outcome: tuple[int, int | None] | None = None
+        if number == signal.SIGCHLD:
+            new_outcome = _reap(ranks)
+            if new_outcome is not None and outcome is None:
+                _send(ranks, signal.SIGTERM)
+        else:
             _send(ranks, number)
-        elif failed and outcome is None:
-            _send(ranks, signal.SIGTERM)
-        if outcome is None and (failed or number in _ENDING):  # the others now have a grace period
-            outcome, deadline = failed or (128 + number, None), time.monotonic() + GRACE
+            if number in _ENDING:
+                new_outcome = (128 + number, None)
+        if outcome is None and new_outcome is not None:
+            outcome = new_outcome
+            deadline = time.monotonic() + GRACE  # of the other ranks
     return outcome or (0, None)
 
 
@@ -125,11 +137,14 @@ def _reap(ranks: dict[int, int]) -> tuple[int, int] | None:
     Returns the exit code and the number of a rank that failed; None: none of them failed.
     """
     failed = None
-    while ranks and (ended := os.waitpid(-1, os.WNOHANG))[0]:
-        # There may also be a child that this process had before it was replaced by this program (exec).
-        rank, code = ranks.pop(ended[0], None), os.waitstatus_to_exitcode(ended[1])
-        if rank is not None and code and failed is None:
-            failed = (code if code > 0 else 128 - code, rank)
+    while ranks:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:  # no other child has ended
+            break
+        rank = ranks.pop(pid, None)  # None: a child from before this program replaced another one (exec)
+        code = os.waitstatus_to_exitcode(status)
+        if rank is not None and code != 0 and failed is None:
+            failed = (code if code > 0 else 128 - code, rank)  # for a signal, as shells report it
     return failed
 
 
