@@ -179,8 +179,12 @@ def _on_cpu(backend: str) -> str:
 
 
 def _check_group(backend: str | None, world_size: int) -> None:
-    """Check the backend and the size of the group that torch has made, and report them."""
-    observed, size = _on_cpu(distributed_c10d.get_backend_config()), torch.distributed.get_world_size()
+    """Check the backend and the size of the default group that torch has made; record and report it.
+
+    Another backend ends the rank with exit code 88, another size with 87.
+    """
+    observed = _on_cpu(distributed_c10d.get_backend_config())
+    size = torch.distributed.get_world_size()
     if backend is not None and observed != backend:
         raise NodeExit(
             EXIT_BACKEND, f"run.backend: {backend!r} was asked for, and torch.distributed uses {observed!r}."

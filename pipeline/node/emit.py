@@ -45,7 +45,7 @@ def keep(file: int, signature: str) -> None:
 def say(event: str, *, message: str | None = None, **fields: Any) -> None:
     """Write an event at once; a long message is cut, the fields are not.
 
-    The event is lost if no descriptor leads to the log forwarder any more.
+    Without a log forwarder it goes to stdout. It is lost if no descriptor leads to the forwarder any more.
 
     Raises:
         ValueError: The fields are longer than a line may be.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from manycpu.pipeline.node import accelerate_world
 from manycpu.pipeline.node.emit import say, warn
@@ -30,8 +30,9 @@ _BAD_INPUT: Final = 2
 def call(folder: Path) -> None:
     """Call the function, in a folder where its relative paths lead to the same files as in the notebook.
 
-    ``folder`` has the function and the notes on it, as :mod:`manycpu.pipeline.notebook` writes them. The rank
-    ends with 2 if its Python, torch or accelerate is not the notebook's, or lacks a module.
+    ``folder`` has the function and the notes on it, as :mod:`manycpu.pipeline.functions.pickled` writes them.
+    Rank 0 reports what the function returns. The rank ends with 2 if its Python, torch or accelerate is not
+    the notebook's, or lacks a module.
     """
     notes = json.loads((folder / NOTES).read_text())
     own_versions = versions()
@@ -43,7 +44,7 @@ def call(folder: Path) -> None:
     if differences:
         differences_text = " and ".join(differences)
         _refuse(f"this node has {differences_text}: a function travels between the same versions only")
-    # A cell is no file: put its lines where tracebacks look for them.
+    # A cell is no file: put its lines where tracebacks look for them. None: they belong to no file on a disk.
     for name, lines in notes["sources"].items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     with _working_folder(notes):
@@ -54,7 +55,7 @@ def call(folder: Path) -> None:
         rank, process = os.environ.get("RANK", "0"), os.getpid()
         results_folder = Path(os.environ["MANYCPU_OUTPUT"]).parent / RETURNED
         returned = function(*args)
-        if rank == "0" and os.getpid() == process:
+        if rank == "0" and os.getpid() == process:  # not a child that the function forked
             _report(returned, results_folder)
 
 
@@ -106,17 +107,16 @@ def _load(file: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         _refuse(f"the function needs what this node lacks: {error}. Install it there, or in the image")
     # Put what came with the function where it was defined: pickles of its classes name that place.
     main = vars(sys.modules["__main__"])
-    own_globals = {
-        name: value for name, value in getattr(function, "__globals__", {}).items() if name[:2] != "__"
-    }
     if getattr(function, "__module__", None) == "__main__":
-        main.update(own_globals)
+        own_globals = getattr(function, "__globals__", {})
+        main.update({name: value for name, value in own_globals.items() if not name.startswith("__")})
+    # The classes that cloudpickle has made here from their pickles.
     classes = [*getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})]
     main.update({kind.__name__: kind for kind in classes if kind.__module__ == "__main__"})
     return function, args
 
 
-def _refuse(message: str) -> None:
+def _refuse(message: str) -> NoReturn:
     say("error", kind="Refusal", message=message)
     raise SystemExit(_BAD_INPUT)
 
@@ -135,15 +135,16 @@ def _working_folder(notes: Mapping[str, Any]) -> Iterator[None]:
         return
     # If the rank is killed, the clean-up of the run deletes this folder; a pod's own disk goes with the pod.
     attempt = Path(os.environ["MANYCPU_OUTPUT"]).parent.resolve()
-    is_on_a_machine = Path.cwd().is_relative_to(attempt)
-    root = Path(tempfile.mkdtemp(prefix="manycpu-", dir=attempt if is_on_a_machine else None))
+    in_pod = not Path.cwd().is_relative_to(attempt)  # on machines, ranks start in their attempt's folder
+    root = Path(tempfile.mkdtemp(prefix="manycpu-", dir=None if in_pod else attempt))
     folder = root / notebook_folder.relative_to("/")
     folder.mkdir(parents=True)
     staged = os.environ.get("MANYCPU_DATA")
     if notes["data"] is not None and staged is not None:
         _link(root / Path(notes["data"]).relative_to("/"), Path(staged))
     os.chdir(folder)
-    began, process = root.stat().st_mtime, os.getpid()
+    began = root.stat().st_mtime  # not time.time(): it is compared with times by a file system's clock
+    process = os.getpid()
     try:
         yield
     finally:
@@ -175,10 +176,10 @@ def _link(path: Path, staged: Path) -> None:
         _link(path / item.name, item)
 
 
-def _report(returned: Any, place: Path) -> None:
+def _report(returned: Any, folder: Path) -> None:
     """Report what the function returned, or why that cannot be sent; neither fails the training.
 
-    A plain value that fits into an event is sent in it, any other as a pickle in the folder ``place``.
+    A plain value that fits into an event is sent in it, any other is pickled into a file of ``folder``.
     """
     import cloudpickle
 
@@ -198,14 +199,14 @@ def _report(returned: Any, place: Path) -> None:
         say("result", message=f"{what} takes {len(pickled):,} bytes, of which {LARGEST:,} can travel. {fix}")
         return
     digest = hashlib.sha256(pickled).hexdigest()
-    partial = place.parent / f".{digest}"
+    partial = folder.parent / f".{digest}"
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
             file.write(pickled)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(place / digest)  # atomic: no reader sees half of it
+        partial.replace(folder / digest)  # atomic: no reader sees half of it
         say("result", sha256=digest)
     except OSError as error:
         say("result", message=f"{what} could not be written: {error}")
