@@ -20,13 +20,19 @@ def main(command: str) -> int:
     from manycpu.pipeline.pod.channel import Channel
     from manycpu.pipeline.pod.commands import answer
 
-    stdin, stdout = open(0, "rb", buffering=1 << 20), open(os.dup(1), "wb")  # noqa: PTH123, SIM115 - stay open
+    stdin = open(0, "rb", buffering=1 << 20)  # noqa: SIM115 - stays open
+    stdout = open(os.dup(1), "wb")  # noqa: PTH123, SIM115 - stays open
     os.dup2(2, 1)  # what libraries print to stdout goes to stderr, and not between frames
     try:
         streams = direct.accept(stdin, stdout) if sys.argv[2:] == ["direct"] else None
     except ConnectionError:
         return os.EX_UNAVAILABLE
-    with Channel(streams or stdin, streams or stdout, lambda: os._exit(os.EX_UNAVAILABLE)) as channel:
+
+    def end_process() -> None:
+        """Close the channel, because the worker is silent, or this end's work stands still."""
+        os._exit(os.EX_UNAVAILABLE)
+
+    with Channel(streams or stdin, streams or stdout, end_process) as channel:
         code = answer(channel, command)
         stdout.flush()
         # Not sys.exit: Python would wait for the thread that reads stdin.

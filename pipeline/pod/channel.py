@@ -233,7 +233,7 @@ class Channel:
                 self._dispatch(kind, self._read_exactly(size))
         except Exception as error:  # noqa: BLE001 - it is raised in the thread that receives frames
             failure = error if isinstance(error, (LostError, RemoteError)) else LostError(str(error))
-            self._failure = self._failure or failure
+            self._failure = self._failure or failure  # an earlier one closed the stream, and is the reason
             self._frames.put(self._failure)
 
     def _dispatch(self, kind: bytes, content: Content) -> None:
@@ -296,14 +296,16 @@ def send_rows(channel: Channel, kind: str, rows: Rows[Row], **fields: Any) -> No
     _send_blocks(channel, memoryview(rows.content))
 
 
-def receive_rows(channel: Channel, message: Message, kind: Callable[[str, int, str, bool], Row]) -> Rows[Row]:
-    """Receive the list of files that follows a message; ``kind`` is the class of its rows, Item or File.
+def receive_rows(
+    channel: Channel, message: Message, row_class: Callable[[str, int, str, bool], Row]
+) -> Rows[Row]:
+    """Receive the list of files that follows a message; ``row_class`` is Item or File.
 
     Raises:
         TransferError: A path leads out of the folder, or the list is cut off.
     """
     try:
-        rows = Rows.of(kind, _receive_bytes(channel, message["bytes"]))
+        rows = Rows.of(row_class, _receive_bytes(channel, message["bytes"]))
     except ValueError as error:
         raise TransferError(str(error)) from error
     for path, *_ in rows:
@@ -313,7 +315,7 @@ def receive_rows(channel: Channel, message: Message, kind: Callable[[str, int, s
 
 
 def _send_blocks(channel: Channel, content: memoryview) -> None:
-    """Send bytes in blocks, between which the other end's progress is reported."""
+    """Send bytes in blocks: after each, the other end's progress is reported."""
     for start in range(0, len(content), _BLOCK_BYTES):
         channel.send_content(content[start : start + _BLOCK_BYTES])
     channel.flush()
@@ -351,9 +353,10 @@ class Incoming:
 
     def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
         """Send how many bytes of each file exist here, and then receive the rest of each file in turn."""
-        counts = memoryview(array("q", starts if any(starts) else [])).cast("B")  # empty: none of any file
-        self._channel.send_message("have", bytes=len(counts))
-        _send_blocks(self._channel, counts)
+        numbers = array("q", starts) if any(starts) else array("q")  # empty: none of any file
+        content = memoryview(numbers).cast("B")
+        self._channel.send_message("have", bytes=len(content))
+        _send_blocks(self._channel, content)
         return self._receive_files(items, starts)
 
     def _receive_files(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:

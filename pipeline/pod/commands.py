@@ -121,29 +121,30 @@ def fetch(channel: Channel, url: str, folder: str, field: str) -> None:
 
 def publish(channel: Channel, source: str, url: str, key: str) -> None:
     """Copy a folder of the volume to a URL; answer with the list of files, empty if the folder has none."""
-    manifest, location = Manifest(), transfer.written(source)
+    manifest = Manifest()
+    location = transfer.written(source)
     items = location.items(channel.tick) if location.exists() else ()
     if any(not item.is_folder for item in items):
-        target = Location.of(url, "run.output")
+        target = Location.of(url, field="run.output")
         manifest = transfer.publish(Path(source), target, key, _progress_sender(channel), channel.tick)
     send_rows(channel, "done", manifest.files)
 
 
 def claim(channel: Channel, url: str, **claimant: Any) -> None:
     """Claim an output for a run; the answer names another run that holds it, if there is one."""
-    output = Location.of(url, "run.output")
+    output = Location.of(url, field="run.output")
     _answer_with_holder(channel, transfer.claim, output, transfer.Claimant(**claimant))
 
 
 def release(channel: Channel, url: str, key: str) -> None:
     """Delete a run's claim of an output."""
-    transfer.release(Location.of(url, "run.output"), key)
+    transfer.release(Location.of(url, field="run.output"), key)
     channel.send_message("done")
 
 
 def write_report(channel: Channel, url: str, key: str, text: str) -> None:
     """Write a run's report.json to a URL; the answer names another run that holds it, if there is one."""
-    _answer_with_holder(channel, transfer.write_report, Location.of(url, "run.output"), key, text)
+    _answer_with_holder(channel, transfer.write_report, Location.of(url, field="run.output"), key, text)
 
 
 def _answer_with_holder(channel: Channel, act: Callable[..., None], *arguments: Any) -> None:
@@ -158,16 +159,17 @@ def _answer_with_holder(channel: Channel, act: Callable[..., None], *arguments: 
 
 def write_beside(channel: Channel, url: str, key: str, name: str, text: str) -> None:
     """Write a run's report.html or run.log to a URL; see :func:`transfer.write_beside`."""
-    transfer.write_beside(Location.of(url, "run.output"), key, name, text)
+    transfer.write_beside(Location.of(url, field="run.output"), key, name, text)
     channel.send_message("done")
 
 
 def read(channel: Channel, url: str, name: str) -> None:
     """Read a small file of the folder at a URL, and list the first two files there.
 
-    The list is without a run's report.html and run.log. Two names are enough to judge whether it is in use.
+    The list is without a run's report.html and run.log. Two names are enough to judge whether the folder is
+    in use.
     """
-    location = Location.of(url, "run.output")
+    location = Location.of(url, field="run.output")
     # A file that cannot be copied, such as a FIFO, does not count.
     items = location.without_odd(lambda *_: None).items() if location.exists() else ()
     own_files = transfer.for_people(location)
@@ -203,7 +205,7 @@ def remove(channel: Channel, folder: str) -> None:
 def trim(channel: Channel, folder: str, within: str, checkpoints: bool = True) -> None:
     """Delete everything in a folder except a run's outputs and checkpoints; answer which of these have files.
 
-    A result that has no file is deleted too.
+    A result that has no file is deleted too. Without checkpoints, so is an output with the metrics alone.
 
     Args:
         channel: The other end.
@@ -212,9 +214,11 @@ def trim(channel: Channel, folder: str, within: str, checkpoints: bool = True) -
         checkpoints: Whether the checkpoints are results too.
     """
     run = Path(folder)
-    candidates = [*([run / "checkpoints"] if checkpoints else []), *_outputs(run)]
+    candidates = _outputs(run)
+    if checkpoints:
+        candidates.insert(0, run / "checkpoints")
     results = [path for path in candidates if disk.may_hold_files(path)]
-    if not checkpoints:  # the report has the metrics
+    if not checkpoints:  # the metrics alone are no result to keep: the report has them
         results = [path for path in results if not disk.holds_only(path, METRICS)]
     _delete_others(Path(within), results, channel.tick)
     channel.send_message("done", results=[path.relative_to(run).as_posix() for path in results])
@@ -271,7 +275,10 @@ def _leases(channel: Channel) -> Lock:
 
 
 def _progress_sender(channel: Channel) -> Progress:
-    """Return a callback that sends the other end bytes done and bytes in all, at most twice a second."""
+    """Return a callback that sends the other end bytes done and bytes in all, at most twice a second.
+
+    Each call of it also records that this end's work makes progress.
+    """
     last = 0.0
 
     def report(done: int, total: int) -> None:

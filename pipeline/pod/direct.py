@@ -98,7 +98,8 @@ def make_identity(name: str) -> bytes:
     from cryptography.x509.oid import NameOID
 
     key = ec.generate_private_key(ec.SECP256R1())
-    subject, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])]), datetime.now(UTC)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+    now = datetime.now(UTC)
     certificate = (
         x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - _VALID)
@@ -235,7 +236,8 @@ class _Server:
             connection = self._context.wrap_socket(plain, server_side=True)
             _set_up(connection)
             direction = connection.recv(1)
-            self._connections[direction] = connection  # before the answer, after which the worker may choose
+            # Kept before the answer: after it the worker may choose, which ends this server.
+            self._connections[direction] = connection
             connection.sendall(_ACCEPTED)
         except OSError:  # a peer without the key, or a broken connection
             plain.close()
