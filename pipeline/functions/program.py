@@ -51,7 +51,7 @@ def globals_of(code: CodeType) -> set[str]:
     return names
 
 
-def does_nothing(function: Callable[..., Any]) -> bool:
+def is_generator_or_async(function: Callable[..., Any]) -> bool:
     """Whether a call of a function does not run it: it is a generator, or async."""
     checks = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     return any(is_kind(function) for is_kind in checks)

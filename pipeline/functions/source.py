@@ -19,7 +19,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from manycpu.pipeline.functions.difference import Comparison
-from manycpu.pipeline.functions.program import does_nothing, globals_of, item_name, operands, write_program
+from manycpu.pipeline.functions.program import (
+    globals_of,
+    is_generator_or_async,
+    item_name,
+    operands,
+    write_program,
+)
 from manycpu.pipeline.spec.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -141,22 +147,7 @@ def _check_unchanged(
         BadInputError: A value differs, or the body cannot be executed twice.
     """
     module = ast.fix_missing_locations(ast.Module(body, type_ignores=[]))
-    name, file = function.__module__, function.__code__.co_filename
-    again = ModuleType(name)
-    again.__file__ = file
-    executed_again = vars(again)
-    # Libraries look up the names of annotations in the module: they must find only what ranks will have.
-    present = {name: sys.modules[name]} if name in sys.modules else {}
-    sys.modules[name] = again
-    try:
-        # With the file's name and lines: code of other lines compares as different.
-        exec(compile(module, file, "exec", dont_inherit=True), executed_again)  # noqa: S102 - the DAG file's own code
-    except Exception as error:
-        reason = f"what it uses of its file cannot be defined a second time ({type(error).__name__}: {error})"
-        raise _refusal(function, reason, "Define that inside the function") from error
-    finally:
-        sys.modules.pop(name, None)
-        sys.modules |= present
+    executed_again = _execute_again(function, module)
     # Comparison ignores private attributes whose name is not in the source: they belong to libraries.
     fields = ("id", "attr", "name", "arg")
     names_in_source = {getattr(node, field, None) for node in ast.walk(module) for field in fields}
@@ -174,6 +165,30 @@ def _check_unchanged(
             raise _refusal(function, f"{subject} is changed after its definition ({difference})", _ONCE)
 
 
+def _execute_again(function: Callable[..., Any], module: ast.Module) -> dict[str, Any]:
+    """Execute a module made of a function's file, here and in place of that file; returns its globals.
+
+    Raises:
+        BadInputError: The execution fails.
+    """
+    name, file = function.__module__, function.__code__.co_filename
+    again = ModuleType(name)
+    again.__file__ = file
+    # Libraries look up the names of annotations in the module: they must find only what ranks will have.
+    present = {name: sys.modules[name]} if name in sys.modules else {}
+    sys.modules[name] = again
+    try:
+        # With the file's name and lines: code of other lines compares as different.
+        exec(compile(module, file, "exec", dont_inherit=True), vars(again))  # noqa: S102 - the DAG file's own code
+    except Exception as error:
+        reason = f"what it uses of its file cannot be defined a second time ({type(error).__name__}: {error})"
+        raise _refusal(function, reason, "Define that inside the function") from error
+    finally:
+        sys.modules.pop(name, None)
+        sys.modules |= present
+    return vars(again)
+
+
 def _reasons_against(function: Callable[..., Any], foreign: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield every reason why a function cannot be a program, each with its fix."""
     # The caller refuses the function at the first reason: later checks rely on the earlier ones.
@@ -188,7 +203,7 @@ def _reasons_against(function: Callable[..., Any], foreign: Collection[str]) -> 
         listed = ", ".join(f"`{name}`" for name in names)
         fix = f"Move that to the top of the file, or {_ARGUMENT}"
         yield f"it uses {listed} of the function around it (a closure)", fix
-    if does_nothing(function):
+    if is_generator_or_async(function):
         yield "it is a generator or async: a call would not run it", "Write a plain function"
     for name, parameter in inspect.signature(function).parameters.items():
         if name in foreign and parameter.default in (parameter.empty, None):
@@ -224,7 +239,7 @@ class _UsedStatements:
         function: The function.
         tree: The file.
         node: The definition of the function in the file.
-        with_annotated: Whether to add also what only annotations name, if possible; if not, only imports.
+        with_annotated: Whether to add, where possible, what only annotations name; False: only its imports.
 
     Raises:
         BadInputError: One of the statements cannot be copied to the ranks.
@@ -249,7 +264,7 @@ class _UsedStatements:
         self.by_name: dict[str, list[ast.stmt]] = {node.name: []}
         """Name that is used -> the statements that define it; the function's own definition is not listed."""
         self._add_used_statements(node, function)
-        self._add_annotated(node, only_imports=not with_annotated)
+        self._add_annotated(node, with_annotated=with_annotated)
 
     def _add_used_statements(self, statement: ast.stmt, value: Any) -> None:
         """Add the statements that a statement uses, and those that they use in turn.
@@ -268,12 +283,12 @@ class _UsedStatements:
             if not self._is_builtin(name):
                 self._add(name)
 
-    def _add_annotated(self, node: ast.FunctionDef, *, only_imports: bool) -> None:
+    def _add_annotated(self, node: ast.FunctionDef, *, with_annotated: bool) -> None:
         """Add what only annotations name, such as ``ClassVar`` or a model, since libraries look for it.
 
         Args:
             node: The definition of the function.
-            only_imports: Whether to leave out all that is no import.
+            with_annotated: False: add only what is imported.
         """
         tried: set[str] = set()
         while True:  # each round may add statements with annotations of their own
@@ -282,25 +297,29 @@ class _UsedStatements:
             if named <= tried:
                 return
             for name in sorted(named - tried):
-                if not only_imports or all(isinstance(one, _Import) for one in self._defined_in_file[name]):
+                is_imported = all(isinstance(one, _Import) for one in self._defined_in_file[name])
+                if is_imported or with_annotated:
                     self._add_if_possible(name)
             tried |= named
 
     def _add_if_possible(self, name: str) -> None:
         """Add a name as ``_add`` does, unless ranks might not have all that it needs."""
-        before = self.by_name.copy(), self.modules.copy()
+        by_name_before, modules_before = self.by_name.copy(), self.modules.copy()
         with suppress(BadInputError):
             self._add(name)
             # Ranks may lack a package that only annotations need.
-            if self.modules <= before[1] | _ANNOTATION_LIBRARIES:
+            if self.modules <= modules_before | _ANNOTATION_LIBRARIES:
                 return
-        self.by_name, self.modules = before
+        self.by_name, self.modules = by_name_before, modules_before
 
     def _is_builtin(self, name: str) -> bool:
         """Whether a name is one of Python's own, which the file does not define, nor import by a star."""
+        if name not in _BUILTIN_NAMES or name in self._defined_in_file:
+            return False
+        if name.startswith("__"):  # each module has its own `__name__`: that it differs means nothing
+            return True
         own = getattr(builtins, name, None)
-        is_imported = self._function.__globals__.get(name, own) is not own and not name.startswith("__")
-        return name in _BUILTIN_NAMES and name not in self._defined_in_file and not is_imported
+        return self._function.__globals__.get(name, own) is own  # else a star import has replaced it
 
     def _add(self, name: str) -> None:
         """Add the statements that define a name, and those that they use in turn."""
@@ -334,7 +353,7 @@ class _UsedStatements:
                     | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as given)
                 ) if name in members and _may_change_each_time(given):
                     if not self._is_field_description(given):
-                        # Without a literal the call stays, and `_check_unchanged` compares its results.
+                        # If there is no literal, the call stays, and `_check_unchanged` compares its results.
                         member.value = _as_literal(members[name], given) or given
                 case ast.Assign() | ast.AnnAssign() | ast.Pass() | ast.Expr(value=ast.Constant()):
                     pass
@@ -420,8 +439,9 @@ class _UsedStatements:
             BadInputError: Ranks cannot import it.
         """
         aliases = [alias for alias in statement.names if _bound_name(alias) == name]
-        module = (statement.module or "") if isinstance(statement, ast.ImportFrom) else aliases[0].name
-        top = module.partition(".")[0]
+        # The module of `from . import name` has no name.
+        module = statement.module if isinstance(statement, ast.ImportFrom) else aliases[0].name
+        top = (module or "").partition(".")[0]
         if top == "airflow":
             raise self._refusal(name, "is of Airflow, which ranks do not have", "Use it in another task")
         if getattr(statement, "level", 0):
@@ -492,8 +512,11 @@ def _is_constant(statement: ast.Assign | ast.AnnAssign) -> bool:
 
 
 def _may_change_each_time(value: ast.expr) -> bool:
-    """Whether an expression may have another value each time: it has a call, or an item of an attribute."""
-    if isinstance(value, ast.Lambda):
+    """Whether an expression may have another value each time: it has a call, or an item of an attribute.
+
+    Such an item is ``os.environ["HOME"]``.
+    """
+    if isinstance(value, ast.Lambda):  # its body is not executed here
         return False
     has_item = isinstance(value, ast.Subscript) and isinstance(value.value, ast.Attribute)
     parts = (part for part in ast.iter_child_nodes(value) if isinstance(part, ast.expr))
@@ -528,27 +551,30 @@ def _first_line_that_changes(tree: ast.Module, name: str, *, imported: bool = Fa
         name: The name of the value.
         imported: Whether the name is imported: then only assignments to its attributes count.
     """
-
-    def changes(node: ast.stmt | ast.expr) -> bool:
-        """Whether a node assigns to a part of the value, or calls a method of it."""
-        match node:
-            case ast.Attribute(ctx=ast.Store() | ast.Del()):
-                return _base_name(node) == name
-            case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[first, *_]):
-                return _base_name(first) == name
-            case ast.Subscript(ctx=ast.Store() | ast.Del()) if not imported:
-                return _base_name(node) == name
-            case ast.AugAssign(target=target) if not imported:
-                return _base_name(target) == name
-            case ast.Expr(value=ast.Call(func=ast.Attribute() as method)) if not imported:
-                return _base_name(method) == name
-        return False
-
     for statement in tree.body:
         for node in _executed_with(statement):
-            if changes(node):
+            if _changes(node, name, imported=imported):
                 return node.lineno
     return None
+
+
+def _changes(node: ast.stmt | ast.expr, name: str, *, imported: bool) -> bool:
+    """Whether a node assigns to a part of a value, or calls a method of it and ignores the result."""
+    changed: ast.expr | None = None
+    match node:
+        case ast.Attribute(ctx=ast.Store() | ast.Del()):
+            changed = node
+        case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[first, *_]):
+            changed = first
+        case _ if imported:  # a call such as logging.basicConfig() does not change the import itself
+            pass
+        case ast.Subscript(ctx=ast.Store() | ast.Del()):
+            changed = node
+        case ast.AugAssign(target=target):
+            changed = target
+        case ast.Expr(value=ast.Call(func=ast.Attribute() as method)):  # such as values.append(1)
+            changed = method
+    return changed is not None and _base_name(changed) == name
 
 
 def _executed_with(statement: ast.stmt) -> Iterator[ast.stmt | ast.expr]:

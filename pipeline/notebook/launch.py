@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from manycpu.pipeline.functions import pickled
-from manycpu.pipeline.functions.program import does_nothing, item_name, script_name
+from manycpu.pipeline.functions.program import is_generator_or_async, item_name, script_name
 from manycpu.pipeline.node.function import meet, versions
 from manycpu.pipeline.notebook.cell import CellDisplay, Returned, block_of_cell
 from manycpu.pipeline.runfile import read_run_file
@@ -100,15 +100,19 @@ def launch(
         ctx = open_context(
             {**run, "program": str(script), "args": ()}, target_fields, "notebook", chosen_id, base=base
         )
-        # A repeated run keeps its first name. Its nodes need this Python, torch and accelerate.
-        ctx = replace(find(ctx) if run_id else ctx, needs=versions())
-        local_data = ctx.run.data if ctx.run.data and "://" not in ctx.run.data else None
+        if run_id:
+            ctx = find(ctx)  # a repeated run keeps its first name
+        ctx = replace(ctx, needs=versions())  # its nodes need this Python, torch and accelerate
+        local_data = ctx.run.data or None
+        if local_data is not None and "://" in local_data:
+            local_data = None
         same_machine = ctx.target.is_this_machine
         call = pickled.Call(function, args)
         pickled.write(Path(folder), call, base=working_folder, data=local_data, same_machine=same_machine)
         with closing(CellDisplay(block_of_cell())) as display:
             display.say(_announcement(ctx))
-            if ctx.run.device == "xla" and (advice := pickled.model_advice(call)):
+            advice = pickled.model_advice(call) if ctx.run.device == "xla" else None
+            if advice is not None:
                 display.warn(advice)
             if not same_machine:
                 paths = pickled.paths_of_here(call, working_folder, local_data)
@@ -216,7 +220,7 @@ def _check_call(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         fix = "Write them as a tuple: args=(1, 2), or (1,)"
         raise BadInputError(f"args are {args!r}", field="args", fix=fix)
     name = item_name(function)
-    if does_nothing(function):
+    if is_generator_or_async(function):
         fix = "Wrap it into a function that does the work"
         message = f"{name} is async or yields: a call of it does nothing"
         raise BadInputError(message, field="function", fix=fix)
@@ -260,7 +264,7 @@ def _read_target(target: AnyTarget) -> tuple[dict[str, Any], TargetFields | Mapp
                 file = file.with_suffix(suffix)
                 break
     run_fields, target_fields = read_run_file(file)
-    for name in (*_PROGRAM_FIELDS, *_PATH_FIELDS):
+    for name in (*_PROGRAM_FIELDS, *_PATH_FIELDS):  # of the file's own program, which is not run
         run_fields.pop(name, None)
     return run_fields, target_fields, file.absolute().parent
 
@@ -278,8 +282,12 @@ def _run_fields(of_file: Mapping[str, Any], of_call: Mapping[str, Any], here: Pa
     for name in _PATH_FIELDS:
         path = of_call.get(name)
         if isinstance(path, (str, os.PathLike)) and os.fspath(path).strip():
-            text = os.fspath(path)  # validation refuses a URL that lost a slash
-            run[name] = text if MISTYPED_URL.match(text) else absolute(text, here, name)
+            text = os.fspath(path)
+            if MISTYPED_URL.match(text):  # a URL that lost a slash is no path: validation refuses it
+                run[name] = text
+            else:
+                run[name] = absolute(text, here, name)
+    # The default of Accelerator() in the function; what env sets wins.
     precision_env = {"ACCELERATE_MIXED_PRECISION": "bf16"} if run.get("dtype") == "bf16" else {}
     run["env"] = {**precision_env, **(of_file.get("env") or {}), **env}
     return run
@@ -317,7 +325,8 @@ def _run(ctx: RunContext, display: CellDisplay, read_returned: Callable[[Handle]
             raise KeyboardInterrupt(str(ended)) from None
         raise
     except TrainingFailedError as error:
-        if (failure := display.failure()) is None:
+        failure = display.failure()
+        if failure is None:
             raise error from None
         rank, host, trace = failure  # the whole traceback instead of its last lines
         raise TrainingFailedError(f"rank {rank} on {host} failed:\n\n{trace}", field=error.field) from None
