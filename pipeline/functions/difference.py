@@ -72,9 +72,11 @@ class Comparison:
             return None
         if _is_equal(now, written):
             return True
+        if have_parts:
+            return None
         # Types without __eq__, such as locks, differ by identity only: that proves no change.
         equality: Any = type(now).__eq__
-        return None if have_parts else equality is object.__eq__
+        return equality is object.__eq__
 
     def _parts(self, item: Any) -> Iterator[tuple[str, Any]]:
         """Yield the name of each part of an item, such as ``.rate``, ``[0]`` or nothing, and its value."""
@@ -110,8 +112,10 @@ class Comparison:
             return isinstance(value, _METHOD_TYPES) and name != "__annotate_func__"
         if name == "_value_":  # of a member of an Enum
             return True
+        if not name.startswith("_"):
+            return True
         # In a class, `__rate` is stored as `_Model__rate`.
-        return not name.startswith("_") or not self._names.isdisjoint({name, re.sub("^_.*?__", "__", name)})
+        return name in self._names or re.sub("^_.*?__", "__", name) in self._names
 
 
 def _parts_of_container(container: Any) -> Iterator[tuple[str, Any]]:
@@ -119,7 +123,9 @@ def _parts_of_container(container: Any) -> Iterator[tuple[str, Any]]:
     match container:
         case dict() | MappingProxyType():
             for key, value in container.items():
-                yield f"[{_name(key) if callable(key) else repr(key)}]", value
+                # The repr of a function has its address, which is another one each time.
+                key_name = _name(key) if callable(key) else repr(key)
+                yield f"[{key_name}]", value
         case list() | tuple():
             yield from ((f"[{place}]", value) for place, value in enumerate(container))
         case _:
@@ -127,10 +133,10 @@ def _parts_of_container(container: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of_code(code: CodeType) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of code that do not depend on its place in a file."""
+    """Yield the parts of code that depend neither on its place in a file nor on the function around it."""
     yield "", (code.co_flags & ~inspect.CO_NESTED, *(getattr(code, name) for name in _CODE_FIELDS))
     for place, constant in enumerate(code.co_consts):
-        # The qualified name of a class within a function: the enclosing function may differ.
+        # The qualified name of a class within a function begins with that function.
         if isinstance(constant, str):
             constant = constant.rpartition("<locals>.")[2]  # noqa: PLW2901 - the part that is compared
         yield f" (constant {place})", constant

@@ -84,10 +84,11 @@ class Call:
             for name, value in _used_by(item):
                 variables.append((f"{name} (which {user} uses)" if user else name, value))
                 to_search.append((item_name(value) if callable(value) else name, value))
-        first_name_of_value: dict[int, tuple[str, Any]] = {}
+        # A value that has several names is listed once, by the first one.
+        by_id: dict[int, tuple[str, Any]] = {}
         for name, value in variables:
-            first_name_of_value.setdefault(id(value), (name, value))
-        return [*first_name_of_value.values()]
+            by_id.setdefault(id(value), (name, value))
+        return [*by_id.values()]
 
 
 def write(folder: Path, call: Call, *, base: Path, data: str | None, same_machine: bool) -> Path:
@@ -132,7 +133,7 @@ def write(folder: Path, call: Call, *, base: Path, data: str | None, same_machin
 
 
 def _used_by(item: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the value of each thing that a function or class of the notebook uses.
+    """Yield the name and the value of each thing that a function, class or object of the notebook uses.
 
     Yields nothing for imported ones: ranks import them too.
     """
@@ -159,6 +160,7 @@ def _used_by(item: Any) -> Iterator[tuple[str, Any]]:
                 method = getattr(member, "__func__", member)  # of a class method or a static method
                 if isinstance(method, FunctionType):
                     yield name, method
+        # An object of a class of the notebook.
         case _ if not isinstance(item, (FunctionType, type)) and _travels_by_value(type(item)):
             yield type(item).__name__, type(item)
 
@@ -174,9 +176,9 @@ def _modules_of(items: Collection[Any]) -> Iterator[str]:
         module = item.__name__ if isinstance(item, ModuleType) else getattr(item, "__module__", None)
         if isinstance(module, str):  # not that of a function made by hand
             yield module.split(".")[0]
-        # What a function imports while it runs.
-        for code in code_objects(item.__code__) if isinstance(item, FunctionType) else ():
-            yield from (name.split(".")[0] for name in operands(code, "IMPORT_NAME"))
+        if isinstance(item, FunctionType):  # what it imports while it runs
+            for code in code_objects(item.__code__):
+                yield from (name.split(".")[0] for name in operands(code, "IMPORT_NAME"))
 
 
 def _pickled(call: Call, travelling: list[Any]) -> bytes:
@@ -277,11 +279,12 @@ def _own_of_each_process(obj: Any) -> tuple[Any, ...] | None:
         if type(obj) in _LOCKS:
             return _LOCKS[type(obj)], ()
         return type(obj), (obj.lock_file, obj.timeout)  # of filelock
-    cached_function: Any = obj.__wrapped__ if isinstance(obj, _CACHED) else None
-    if cached_function is not None and _travels_by_value(cached_function):
-        max_size, typed = obj.cache_parameters().values()
-        arguments = (cached_function, max_size, typed, functools._CacheInfo)  # noqa: SLF001
-        return type(obj), arguments, dict(vars(obj))
+    if isinstance(obj, _CACHED):  # a function with a cache, which stays here
+        function: Any = obj.__wrapped__
+        if _travels_by_value(function):
+            max_size, typed = obj.cache_parameters().values()
+            arguments = (function, max_size, typed, functools._CacheInfo)  # noqa: SLF001
+            return type(obj), arguments, dict(vars(obj))
     return None
 
 
@@ -327,8 +330,10 @@ def _reason_against(value: Any) -> str | None:
 
 def _reason_within(value: Any) -> str | None:
     """Return why a value must not be in an object that travels; None if no reason is known."""
-    # Two exceptions: cloudpickle copies the text of an open file, and TrainingArguments always have a state.
-    return None if isinstance(value, io.IOBase) or _is_partial_state(value) else _reason_against(value)
+    # cloudpickle copies the text of an open file, and TrainingArguments always have a state.
+    if isinstance(value, io.IOBase) or _is_partial_state(value):
+        return None
+    return _reason_against(value)
 
 
 def _is_partial_state(value: Any) -> bool:
@@ -346,7 +351,8 @@ def _innermost_unpicklable(name: str, value: Any, depth: int = _MAX_DEPTH) -> tu
     except Exception as error:  # noqa: BLE001 - objects may raise anything
         if reason := _reason_against(value):
             return name, reason
-        for path, part in _parts(value, attributes=True) if depth else ():
+        parts = _parts(value, attributes=True) if depth > 0 else ()
+        for path, part in parts:
             inner = _innermost_unpicklable(name + path, part, depth - 1)
             if inner is not None:
                 return inner
@@ -357,8 +363,9 @@ def _innermost_unpicklable(name: str, value: Any, depth: int = _MAX_DEPTH) -> tu
 def _with_contents(name: str, value: Any, depth: int = _MAX_DEPTH) -> Iterator[tuple[str, Any]]:
     """Yield the name and the value of a variable, and of a container also its items, to ``depth`` levels."""
     yield name, value
-    for path, part in _parts(value) if depth else ():
-        yield from _with_contents(name + path, part, depth - 1)
+    if depth > 0:
+        for path, part in _parts(value):
+            yield from _with_contents(name + path, part, depth - 1)
 
 
 def _parts(value: Any, *, attributes: bool = False) -> Iterator[tuple[str, Any]]:
@@ -430,7 +437,7 @@ def _is_path_of_this_machine(text: str, base: Path, data: str | None) -> bool:
 
 _MODEL: Final = re.compile(r"[A-Z]\w*(?:Model|For[A-Z]\w*)(?:Head)?|Sequential")
 _NO_MODEL_NAME: Final = re.compile(r"DataCollator|Tokenizer|Processor|Config|Arguments|Output")
-_MAKERS: Final = ("create_model", "from_pretrained", "from_config")
+_METHODS_THAT_MAKE: Final = ("from_pretrained", "from_config")
 
 
 def advice_on_source(source: str, modules: Collection[str] = ()) -> str | None:
@@ -471,7 +478,8 @@ def _makes_model(callee: ast.expr, models: Collection[str]) -> bool:
     name = _last_name(callee)
     if name in models or name == "create_model":
         return True
-    if name in _MAKERS and isinstance(callee, ast.Attribute):  # tokenizers and configurations have it too
+    # Tokenizers and configurations have these methods too: judge by the class.
+    if name in _METHODS_THAT_MAKE and isinstance(callee, ast.Attribute):
         name = _last_name(callee.value)
     return bool(_MODEL.fullmatch(name)) and not _NO_MODEL_NAME.search(name)
 
