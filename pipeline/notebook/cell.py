@@ -64,8 +64,10 @@ class Returned:
             fix="The same call trains again now, or says what is kept of the run",
         )
 
-    def read(self, result: ResultEvent | None, read: Callable[[str], bytes]) -> bool:
+    def read(self, result: ResultEvent | None, read_file: Callable[[str], bytes]) -> bool:
         """Read the value that the event ``result`` announces; keep an error, for :meth:`value` to raise.
+
+        ``read_file`` returns the content of the file with a sha256.
 
         Returns False if the value's file must be kept, because a later try may read it.
         """
@@ -79,14 +81,14 @@ class Returned:
                 self._error = ManycpuError(f"the training succeeded, but {why_not}")
             case ResultEvent(sha256=str(digest)):
                 try:
-                    self._value, self._error = _unpickled(read(digest), digest), None
+                    self._value, self._error = _unpickled(read_file(digest), digest), None
                 except Exception as error:  # noqa: BLE001 - the model must be exported all the same
                     if isinstance(error, FileNotFoundError) and digest in str(error.filename):
                         return True  # its file was deleted: the error stays that it is gone
                     self._error = ManycpuError(f"{_SUBJECT} could not be read: {error}", fix=self._fix)
                     self._error.__cause__ = error
                     return False
-            case _:
+            case _:  # the event has the value itself
                 self._value, self._error = result.value, None
         return True
 
@@ -135,7 +137,8 @@ class CellDisplay(Silent):
         self._ranks_that_raised: set[int] = set()
         self._failures: list[Failure] = []
         self._warned: set[str] = set()
-        self._current_step, self._step_text, self._progress_text, self._metrics_text = "", "", "", ""
+        # What the block shows: the verb or how the run ended, what of it, and the training's last report.
+        self._title, self._subtitle, self._progress_text, self._metrics_text = "", "", "", ""
         self._losses = Series()
         self._fraction_done: float | None = None
         self._last_drawn_at = 0.0
@@ -152,12 +155,12 @@ class CellDisplay(Silent):
             self.say(f"warning: {text}")
 
     def begin(self, verb: str) -> None:
-        self._current_step = "training" if verb == "wait" else verb
-        self._step_text, self._fraction_done = "", None
+        self._title = "training" if verb == "wait" else verb
+        self._subtitle, self._fraction_done = "", None
         self._draw()
 
     def progress(self, done: int, total: int) -> None:
-        self._step_text = f"{decimal(done)} of {decimal(total)}"
+        self._subtitle = f"{decimal(done)} of {decimal(total)}"
         self._fraction_done = done / total if total else None
         self._draw()
 
@@ -171,7 +174,7 @@ class CellDisplay(Silent):
         self.say(line.text if line.rank in (0, None) else str(line))
 
     def event(self, event: Event, line: RankLine) -> None:
-        """Draw the block again, print warnings, keep how a rank ended."""
+        """Draw the block again, print warnings, keep how a rank ended; without a block, print progress."""
         match event:
             case ProofEvent() if event.meeting != self._meeting:  # a restart: forget earlier failures
                 self._meeting, self._ranks_that_raised, self._failures = event.meeting, set(), []
@@ -196,7 +199,7 @@ class CellDisplay(Silent):
 
     def report(self, written: Report, path: str) -> None:
         """Show in the block how the run ended, and where its report is; :meth:`close` draws it."""
-        self._current_step, self._step_text, self._fraction_done = str(written.state), f"report: {path}", None
+        self._title, self._subtitle, self._fraction_done = str(written.state), f"report: {path}", None
 
     def close(self) -> None:
         """Draw the block's last state."""
@@ -247,7 +250,7 @@ class CellDisplay(Silent):
         if self._block is None or time.monotonic() < self._last_drawn_at + _DRAW_INTERVAL_S:
             return
         self._last_drawn_at = time.monotonic()
-        head = " · ".join(text for text in (self._current_step, self._step_text) if text)
+        head = " · ".join(text for text in (self._title, self._subtitle) if text)
         rows = [text for text in (head, self._progress_text, self._metrics_text) if text]
         bar = ""
         if self._fraction_done is not None:
@@ -262,11 +265,13 @@ def curve(series: Series) -> str:
     losses = series.values
     if len(losses) < 2:  # noqa: PLR2004 - a line has two ends
         return ""
+    # A loss that was reported without a step stands at its own number.
     steps = [
         number if step is None else step for number, step in zip(series.index, series.steps, strict=True)
     ]
     low, high = min(losses), max(losses)
-    step_range, loss_range = (steps[-1] - steps[0]) or 1, (high - low) or 1
+    step_range = (steps[-1] - steps[0]) or 1  # never 0, as it divides below
+    loss_range = (high - low) or 1
     points = " ".join(
         f"{(step - steps[0]) / step_range * _WIDTH:.1f},{(high - loss) / loss_range * _HEIGHT:.1f}"
         for step, loss in zip(steps, losses, strict=True)
