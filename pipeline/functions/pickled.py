@@ -407,7 +407,7 @@ def paths_of_here(call: Call, base: Path, data: str | None) -> Mapping[str, str]
 def _texts_of(call: Call) -> Iterator[tuple[str, str]]:
     """Yield the texts that a call takes along, each after the variable that has it, as in ``in config``."""
     for name, value in [("", call.function), *call.variables]:
-        constants: list[tuple[str, Any]] = []  # in the function's code
+        constants: list[tuple[str, Any]] = []  # of a function: a path may be written in its code
         if isinstance(value, FunctionType) and _travels_by_value(value):
             for code in code_objects(value.__code__):
                 constants += [(value.__name__, constant) for constant in code.co_consts]

@@ -51,6 +51,8 @@ def die_with_parent(parent: int) -> None:
 def forward_logs(child: int, launcher: int, stream: int, signature: str, identity: Rank) -> NoReturn:
     """Forward a rank's lines and signals until it ends, then end as it did.
 
+    Before that, kill what the script left running, write the exit record, and report the exit.
+
     Args:
         child: The rank's process id; the rank leads a process group.
         launcher: The process id of this process's parent, read before the parent could end.
@@ -91,7 +93,10 @@ def forward_logs(child: int, launcher: int, stream: int, signature: str, identit
 
 
 def _exit_as(code: int) -> NoReturn:
-    """End this process as the rank ended: with its exit code, or, if that is negative, by its signal."""
+    """End this process as the rank ended: with its exit code, or, if that is negative, by its signal.
+
+    If the rank failed, the launcher Hydra is asked to end the other ranks.
+    """
     exit_code = code if code >= 0 else 128 - code  # for a signal, as shells report it
     if code:
         # Hydra (Intel MPI, MPICH) ends the other ranks of MPI programs only: ask for it, by a line of the PMI
