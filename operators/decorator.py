@@ -99,7 +99,7 @@ class FunctionOperator(DecoratedOperator, WholeRunOperator):
 
         call = _Call(self.python_callable, tuple(self.op_args), dict(self.op_kwargs), self.run)
         program = home() / "functions" / key / script_name(self.python_callable)
-        return {**call.fields, "program": str(program), "args": [call.argument()]}, self.target
+        return {**call.fields, "program": str(program), "args": [call.arguments_as_json()]}, self.target
 
 
 class _Call:
@@ -138,7 +138,7 @@ class _Call:
         """The fields of the run, without its program; paths from the call win over the decorator's."""
         return {"output": None, **self.run, **self._paths}
 
-    def argument(self, *, templates: bool = False) -> str:
+    def arguments_as_json(self, *, templates: bool = False) -> str:
         """Return the function's arguments in JSON, as the program's only argument; ranks fill in the paths.
 
         Args:
@@ -147,11 +147,14 @@ class _Call:
         Raises:
             BadInputError: They are not JSON, or more than 32 KiB of it.
         """
-        from manycpu.pipeline.spec.events import RETURN_LIMIT
+        from manycpu.pipeline.spec.events import JSON_LIMIT
 
-        # Parameters whose paths the rank fills in: those with a value, and checkpoints in any case.
-        places = [name for name in self.places if self._paths.get(name) is not None or name == "checkpoints"]
-        arguments = {name: value for name, value in self._arguments.items() if name not in places}
+        # The rank fills in the paths of places with a value, and of checkpoints in any case. A place whose
+        # value is None is an argument like any other.
+        filled_by_rank = [
+            name for name in self.places if self._paths.get(name) is not None or name == "checkpoints"
+        ]
+        arguments = {name: value for name, value in self._arguments.items() if name not in filled_by_rank}
         field = self.function.__name__
         for key in _keys_that_are_no_text(arguments):
             fix = f"Use texts as keys, and convert them inside the function. {_USE_A_FILE}"
@@ -169,12 +172,12 @@ class _Call:
             raise TypeError(f"there is a {type(value).__name__} among them")
 
         try:
-            text = json.dumps({"arguments": arguments, "places": places}, default=as_json_value)
+            text = json.dumps({"arguments": arguments, "places": filled_by_rank}, default=as_json_value)
         except (TypeError, ValueError) as error:
             fix = f"Give numbers, texts, lists and mappings. {_USE_A_FILE}"
             raise BadInputError(f"its arguments are no JSON: {error}", field=field, fix=fix) from error
-        if len(text) > RETURN_LIMIT:
-            message = f"its arguments take {len(text):,} bytes of JSON, and {RETURN_LIMIT:,} can be passed on"
+        if len(text) > JSON_LIMIT:
+            message = f"its arguments take {len(text):,} bytes of JSON, and {JSON_LIMIT:,} can be passed on"
             raise BadInputError(message, field=field, fix=_USE_A_FILE)
         return _BRACE_OF_PLACEHOLDER.sub(r"\\u007b", text)  # else run.args would take it for a placeholder
 
@@ -244,6 +247,7 @@ def manycpu_task(
 
 def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split options into fields of the run and arguments of the operator; unknown ones count as fields."""
+    # Airflow's own code passes options that begin with an underscore.
     operator_names = {name for name in options if name in _OPERATOR_OPTIONS or name.startswith("_")}
     run = {name: fields_of(value) for name, value in options.items() if name not in operator_names}
     return run, {name: options[name] for name in operator_names}
@@ -261,11 +265,11 @@ def _check_when_parsed(call: _Call, target: Any) -> None:
         fix = f"Write it as {{'kind': {target!r}, ...}}, or as Kubernetes(...), which names its fields"
         raise BadInputError("a target is a mapping of its fields", field="target", fix=fix)
     known_fields = {name: value for name, value in call.fields.items() if not _has_templates(value)}
-    known_fields.setdefault("output", "known later")  # a template gives it
+    known_fields.setdefault("output", "known later")  # any valid text: a template gives the value later
     read_run({**known_fields, "program": call.function.__name__})
     if not _has_templates(target):
         read_target(target)
-    call.argument(templates=True)  # raises if the arguments are no JSON, or too long
+    call.arguments_as_json(templates=True)  # raises if the arguments are no JSON, or too long
 
 
 def _has_templates(value: Any) -> bool:

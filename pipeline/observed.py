@@ -23,7 +23,7 @@ from manycpu.pipeline.spec.event_types import (
     WarningEvent,
     decode,
 )
-from manycpu.pipeline.spec.events import RETURN_LIMIT, RankLine, is_shallow, split
+from manycpu.pipeline.spec.events import JSON_LIMIT, RankLine, is_shallow, split
 from manycpu.pipeline.spec.observed import FIRST_METRICS, Observed, Pace, Progress, Rank, Series, values_of
 from manycpu.pipeline.spec.state import RankFailure
 
@@ -153,7 +153,7 @@ class Observer:
         # A part that is read again does not fit the number of parts so far, and is ignored.
         parts_before = self.observed.parts if event.part > 1 else []
         parts = [*parts_before, event.text]
-        if rank != 0 or len(parts) != event.part or sum(map(len, parts)) > RETURN_LIMIT:
+        if rank != 0 or len(parts) != event.part or sum(map(len, parts)) > JSON_LIMIT:
             return False
         if event.part != event.parts:
             self.observed.parts = parts

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from manycpu.pipeline.node.emit import NodeExit, say_in_parts
-from manycpu.pipeline.spec.events import RETURN_LIMIT, is_shallow
+from manycpu.pipeline.spec.events import JSON_LIMIT, is_shallow
 from manycpu.pipeline.spec.exit_records import EXIT_RETURNED
 
 
@@ -57,8 +57,8 @@ def _as_json(name: str, value: Any) -> str:
         raise _refusal(name, f"returned what is no JSON ({error})") from error
     if not shallow:
         raise _refusal(name, "returned lists and mappings in each other, more than 32 levels deep")
-    if size > RETURN_LIMIT:
-        raise _refusal(name, f"returned {size:,} bytes of JSON, and {RETURN_LIMIT:,} can be passed on")
+    if size > JSON_LIMIT:
+        raise _refusal(name, f"returned {size:,} bytes of JSON, and {JSON_LIMIT:,} can be passed on")
     return text
 
 

@@ -24,7 +24,7 @@ RESERVED = frozenset(
     | {"pickled"}  # which notebooks of older versions unpickle
 )
 """Events on which decisions depend: only manycpu itself reports them. A program may print all others."""
-RETURN_LIMIT = 32 << 10
+JSON_LIMIT = 32 << 10
 """Bytes of JSON that a function's arguments, and its return value, may take: both are kept in databases."""
 _DEPTH = 32  # levels of lists and mappings; libraries that serialize them again take few more
 _SECRET_BYTES = 8
