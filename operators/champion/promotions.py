@@ -63,7 +63,7 @@ def promote(folder: Path, candidate: Candidate, instead_of: int) -> Champion:
     """Make a candidate the champion, if the present champion is the one that it was compared with.
 
     The model of the previous champion is kept, because programs may still read it; older ones are deleted.
-    A retry finds its candidate promoted already.
+    A retry finds its candidate promoted already: then nothing else is done.
 
     Args:
         folder: Folder of the champions.
@@ -82,17 +82,10 @@ def promote(folder: Path, candidate: Candidate, instead_of: int) -> Champion:
         return last
     if instead_of != (last.number if last else 0):
         raise _superseded(last, instead_of)
-    model, promotions_folder = folder / "models" / candidate.name, folder / "promotions"
+    model = folder / "models" / candidate.name
     _copy_once(candidate, model)
     promotion = Champion(**{**candidate.model_dump(), "path": str(model)}, number=instead_of + 1)
-    promotions_folder.mkdir(parents=True, exist_ok=True)
-    partial_file = promotions_folder / f".{promotion.name}.{uuid.uuid4().hex}"
-    partial_file.write_text(promotion.model_dump_json(indent=1) + "\n")
-    disk.sync(promotions_folder)  # first the content: a crash must not leave an empty promotion
-    with suppress(FileExistsError):  # unlike a rename, a link replaces no file
-        os.link(partial_file, promotions_folder / f"{promotion.number:06}.json")
-    partial_file.unlink()
-    disk.sync(promotions_folder)
+    _write_once(folder / "promotions", promotion)
     promotions = _promotions(folder)
     last = promotions[-1]
     if last.name != candidate.name:  # another process has created the file of this number
@@ -102,6 +95,18 @@ def promote(folder: Path, candidate: Candidate, instead_of: int) -> Champion:
         with suppress(OSError):  # another promotion may delete it too; the candidate is promoted in any case
             _remove(folder / "models" / name)
     return last
+
+
+def _write_once(promotions_folder: Path, promotion: Champion) -> None:
+    """Write the file of a promotion atomically, unless another process has written the one of this number."""
+    promotions_folder.mkdir(parents=True, exist_ok=True)
+    partial_file = promotions_folder / f".{promotion.name}.{uuid.uuid4().hex}"
+    partial_file.write_text(promotion.model_dump_json(indent=1) + "\n")
+    disk.sync(promotions_folder)  # first the content: a crash must not leave an empty promotion
+    with suppress(FileExistsError):  # unlike a rename, a link replaces no file
+        os.link(partial_file, promotions_folder / f"{promotion.number:06}.json")
+    partial_file.unlink()
+    disk.sync(promotions_folder)
 
 
 def discard(folder: Path, prefix: str) -> list[str]:
@@ -155,7 +160,7 @@ def _copy_once(candidate: Candidate, model: Path) -> None:
         try:
             (own_folder / model.name).rename(model)
         except OSError as error:
-            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
+            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:  # of a name that is taken
                 raise
             if not _is_complete_copy(model, candidate.sha256):
                 message = f"{model} is not the model that was evaluated: nothing was promoted"

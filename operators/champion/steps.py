@@ -45,19 +45,16 @@ def begin(
     from manycpu.pipeline.spec.validation import read_target
 
     folder = _champion_folder(params)
-    events: list[Any] = []
-    for events_of_asset in (triggering_asset_events or {}).values():
-        events += events_of_asset
-    event_extra = events[-1].extra if events else {}  # what `new_version` or a person put into the event
-    event_fields = json.loads(event_extra) if isinstance(event_extra, str) else event_extra or {}
-    path = event_fields.get("path")
+    path = _path_of_event(triggering_asset_events or {})
     with failing_without_retry():
         read_target(params["target"])
-        newest_version = None if path else newest(folder / "data")
-        if not path and newest_version is None:
-            fix = "Trigger DAG digits_dataset, which writes one, and starts this DAG itself"
-            raise BadInputError(f"there is no version of the data set in {folder / 'data'}", fix=fix)
-        version = read_version(newest_version.path if newest_version else str(path))
+        if not path:
+            newest_version = newest(folder / "data")
+            if newest_version is None:
+                fix = "Trigger DAG digits_dataset, which writes one, and starts this DAG itself"
+                raise BadInputError(f"there is no version of the data set in {folder / 'data'}", fix=fix)
+            path = newest_version.path
+        version = read_version(str(path))
     _LOG.info("version %d of the data set: %s", version.number, version.path)
     run = run_name(dag_run.run_id, run_key(dag_run.dag_id, dag_run.run_id))
     return {
@@ -68,6 +65,17 @@ def begin(
         "predictions": str(folder / "predictions" / run),
         **{name: params[name] for name in ("nproc_per_node", "target")},
     }
+
+
+def _path_of_event(triggering_asset_events: Mapping[Any, Any]) -> Any:
+    """Return the path that the last asset event names; None: there is no event, or it names none."""
+    events: list[Any] = []
+    for events_of_asset in triggering_asset_events.values():
+        events += events_of_asset
+    extra = events[-1].extra if events else None  # what `new_version` or a person put into the event
+    if isinstance(extra, str):
+        extra = json.loads(extra)
+    return (extra or {}).get("path")
 
 
 def rates(params: Any = None) -> list[float]:
@@ -192,27 +200,28 @@ def _comparison_as_markdown(
     says: str, contenders: Sequence[Fields], scores: Sequence[float], tried: Sequence[Fields]
 ) -> str:
     """Return the comparison as Markdown: ``says``, a table of the contenders, and one of all candidates."""
-    rows = [
+    model_rows = [
         ["accuracy on digits that neither saw", *_as_percentages(scores)],
         ["learning rate", *(f"{contender['rate']:g}" for contender in contenders)],
         ["trained on version", *(Path(contender["data"]).name for contender in contenders)],
         ["sha256", *(f"`{contender['sha256'][:12]}`" for contender in contenders)],
     ]
     if len(contenders) == 1:
-        rows = [[*row, "none yet"] for row in rows]
-    models_table = _markdown_table(["", "candidate", "champion"], rows)
+        model_rows = [[*row, "none yet"] for row in model_rows]  # in the champion's column
+    models_table = _markdown_table(["", "candidate", "champion"], model_rows)
     links = [f"[The candidate's training]({trial['page']})" for trial in tried if trial["chosen"]][:1]
 
     succeeded = [trial for trial in tried if trial["accuracy"] is not None]
     succeeded.sort(key=lambda trial: trial["accuracy"], reverse=True)
     failed = [trial for trial in tried if trial["accuracy"] is None]
     results = [*_as_percentages([trial["accuracy"] for trial in succeeded]), *(["failed"] * len(failed))]
-    rows = []
+    candidate_rows = []
     for trial, result in zip([*succeeded, *failed], results, strict=True):
-        rows.append(
-            [f"[{trial['rate']:g}]({trial['page']})", result, "the candidate" if trial["chosen"] else ""]
-        )
-    candidates_table = _markdown_table(["learning rate", "accuracy on digits to choose by", ""], rows)
+        role = "the candidate" if trial["chosen"] else ""
+        candidate_rows.append([f"[{trial['rate']:g}]({trial['page']})", result, role])
+    candidates_table = _markdown_table(
+        ["learning rate", "accuracy on digits to choose by", ""], candidate_rows
+    )
     return "\n\n".join([says, models_table, *links, candidates_table]) + "\n"
 
 
@@ -250,6 +259,7 @@ def promote(
     from manycpu.pipeline.tracking.ending import tell_champion
 
     best = contenders[0]
+    # `best` has its accuracy on the rows for choosing; `accuracy` is that on the holdout rows.
     if reason := _why_failed(best) or _why_failed({"accuracy": accuracy}):
         raise AirflowFailException(f"nothing was promoted: {reason}")
     metrics = {**best["metrics"], "holdout_accuracy": accuracy}
@@ -303,8 +313,9 @@ def conclude(ti: Any = None) -> Fields:
         paths = {"model": promoted["path"], "predictions": begun["predictions"]}
         decision = "The threshold decided: it was promoted."
         if approval is not None:
-            user = approval.get("responded_by_user")
-            name = user.get("name") or user.get("id") if isinstance(user, dict) else user
+            name = approval.get("responded_by_user")
+            if isinstance(name, dict):
+                name = name.get("name") or name.get("id")
             decision = f"It was promoted: {name} approved."
         decision += f" The model is in {paths['model']}, its predictions are in {paths['predictions']}."
     says = f"{compared['says']} {decision}"

@@ -1,6 +1,5 @@
 """Versions of a data set: each is a folder, renamed when it is complete, with one part for each use."""
 
-import os
 import random
 import shutil
 import tempfile
@@ -41,7 +40,7 @@ def write_version(folder: Path, more: int) -> Version:
         for part, rows in _parts(number * more).items():
             (partial_folder / part).mkdir()
             lines = (",".join(map(str, row)) for row in rows)
-            (partial_folder / part / "digits.csv").write_text("\n".join(lines) + os.linesep)
+            (partial_folder / part / "digits.csv").write_text("\n".join(lines) + "\n")
         partial_folder.chmod(0o755)  # a temporary folder is readable by its owner only
         path = partial_folder.rename(folder / f"v{number:04}")  # fails if the version exists
     except BaseException:
