@@ -36,7 +36,7 @@ def form_defaults(folder: os.PathLike[str]) -> dict[str, Any]:
         run = demo_run("")
     except BadInputError:
         return {}
-    dag_folder = os.path.realpath(folder)
+    dag_folder = os.path.realpath(folder)  # ".." in a relative path leaves a link's target, not the link
     paths = {name: os.path.relpath(os.path.realpath(run[name]), dag_folder) for name in ("data", "model")}
     fields = {name: run[name] for name in ("program", "nproc_per_node", "dtype")}
     return {**fields, **paths, "args": shlex.join(run["args"])}

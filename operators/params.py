@@ -53,11 +53,12 @@ def training_params(defaults: Mapping[str, Any] | None = None) -> dict[str, Para
     }
     for kind, model in kinds.items():
         for name, field in _schema(model)["properties"].items():
-            if name != "kind":
-                # Nullable even if this target requires the field: the run may choose another target.
-                section = str(field["section"])
-                subsection = "" if section == "Target" else f", {section.lower()}"
-                specs[f"{kind}_{name}"] = _param_arguments(field | {"section": f"Target: {kind}{subsection}"})
+            if name == "kind":  # `target_kind` chooses it
+                continue
+            section = str(field["section"])
+            subsection = "" if section == "Target" else f", {section.lower()}"
+            # Not required, even if this target requires the field: the run may choose another target.
+            specs[f"{kind}_{name}"] = _param_arguments(field | {"section": f"Target: {kind}{subsection}"})
     _refuse_unknown(defaults or {}, specs)
     for name, default in (defaults or {}).items():
         specs[name]["default"] = default
@@ -81,10 +82,10 @@ def read_params(
     for (*outer, last), _, _ in _fields_of_run():  # outer: the field that holds this one, if any
         value = params.get("_".join((*outer, last)))
         if value not in _EMPTY:
-            fields = run  # then the mapping that holds this field
+            holder = run  # the mapping that holds this field
             for name in outer:
-                fields = fields.setdefault(name, {})
-            fields[last] = value
+                holder = holder.setdefault(name, {})
+            holder[last] = value
     if "output" not in run:
         run["output"] = str(home() / "models" / run_name(run_id, key))
     kinds = _models_by_kind()
@@ -153,12 +154,16 @@ def _param_arguments(field: dict[str, Any], *, required: bool = False) -> dict[s
         keywords["enum"] = [field["const"]]
     default = field.get("default")
     if field.get("text") and types == ["array"]:  # the form shows one text, as in a shell
-        types, default = ["string", "array"], shlex.join(default or ())
+        types = ["string", "array"]
+        default = shlex.join(default or ())
         keywords["format"] = "multiline"
-    if types == ["integer", "string"]:
-        types, default = ["string"], str(default)  # the form makes a text area of a field with several types
-    if "array" in types and (items := variants[0].get("items", {})).get("type") != "string":
-        keywords["items"] = items  # the form takes such lists as JSON, and lists of strings line by line
+    if types == ["integer", "string"]:  # the form makes a text area of a field with several types
+        types = ["string"]
+        default = str(default)
+    if "array" in types:
+        items = variants[0].get("items", {})
+        if items.get("type") != "string":  # then the form takes the list as JSON, not line by line
+            keywords["items"] = items
     examples = [str(example) for example in field.get("examples", ()) if isinstance(example, (str, int))]
     description = str(field.get("description", ""))
     if examples:
@@ -169,14 +174,16 @@ def _param_arguments(field: dict[str, Any], *, required: bool = False) -> dict[s
         "description": description.replace("`", ""),  # the lines of the form are too close for code
         **keywords,
     }
-    if required:
+    if required:  # the form then asks for a value
         return spec
-    return (_nullable(spec) if default in _EMPTY else spec) | {"default": default}
+    if default in _EMPTY:
+        spec = _nullable(spec)
+    return spec | {"default": default}
 
 
 def _nullable(spec: dict[str, Any]) -> dict[str, Any]:
     """Return arguments of a Param that may be null, which the form sends for a field that is left empty."""
-    enum = (
-        {"enum": [*spec["enum"], None]} if "enum" in spec else {}
-    )  # an enum refuses null unless it lists it
-    return spec | {"type": ["null", *spec["type"]]} | enum
+    nullable = spec | {"type": ["null", *spec["type"]]}
+    if "enum" in spec:  # an enum refuses null unless it lists it
+        nullable["enum"] = [*spec["enum"], None]
+    return nullable
