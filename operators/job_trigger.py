@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from manycpu.pipeline.adapters.cluster import Cluster
     from manycpu.pipeline.adapters.cluster_watch import Changes
+    from manycpu.pipeline.spec.state import Status
     from manycpu.pipeline.targets.kubernetes.context import ClusterContext
     from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder
     from manycpu.pipeline.targets.kubernetes.following.follower import Follower
@@ -65,7 +66,10 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
     async def filter_shared_stream(
         self, shared_stream: AsyncIterator[list[Changes]]
     ) -> AsyncIterator[TriggerEvent]:
-        """Follow the job to its end by the shared changes; yield one event, its handle and status."""
+        """Follow the job to its end by the shared changes; yield one event, its handle and status.
+
+        At the deadline, the training is cancelled, and its end is awaited.
+        """
         from manycpu.pipeline.adapters.cluster_watch import shared
         from manycpu.pipeline.targets.kubernetes.context import cluster_of
         from manycpu.pipeline.targets.kubernetes.following.follower import Follower
@@ -82,13 +86,8 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
             following = asyncio.create_task(follow_to_end)
             updating_page = asyncio.create_task(self._keep_page_current(follower, recorder))
             try:
-                timeout = None if self.deadline is None else max(0.0, self.deadline - time.time())
-                await asyncio.wait([following], timeout=timeout)
-                if not following.done():
-                    try:
-                        await self._retry_on_thread(self._cancel, "execution_timeout")
-                    except LaunchError as error:  # the job is being ended, which takes time
-                        self.log.warning("%s", error)
+                if self.deadline is not None:
+                    await self._cancel_at_deadline(following, self.deadline)
                 status = await following  # after a cancellation, this waits until the job has ended
             except asyncio.CancelledError:  # Airflow cancels the trigger
                 following.cancel()
@@ -101,6 +100,15 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
                 updating_page.cancel()
         status = outcome(ctx, status, recorder.state.observed)
         yield await self._final_event(status)
+
+    async def _cancel_at_deadline(self, following: asyncio.Task[Status], deadline: float) -> None:
+        """Wait until the job has ended or the deadline has come; cancel the training if it came first."""
+        await asyncio.wait([following], timeout=max(0.0, deadline - time.time()))
+        if not following.done():
+            try:
+                await self._retry_on_thread(self._cancel, "execution_timeout")
+            except LaunchError as error:  # the job is being ended, which takes time
+                self.log.warning("%s", error)
 
     async def _keep_page_current(self, follower: Follower, recorder: AttemptRecorder) -> None:
         """Write the training's page whenever that is due, until this task is cancelled."""

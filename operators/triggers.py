@@ -209,16 +209,21 @@ class TrainingTrigger(FollowingTrigger):
     """Follow a supervised process by its log, on any triggerer of its machine; another one sends it back."""
 
     async def _follow(self) -> AsyncIterator[TriggerEvent]:
+        """Follow the process to its end, which is brought about at the deadline; yield the one event.
+
+        On another machine, the event says so, and the task's worker continues.
+        """
         if not await asyncio.to_thread(Path(self.handle["directory"]).exists):
             reason = f"{self.handle['directory']} is not on {socket.gethostname()}, where the triggerer runs"
             yield await self._event(Status(state=RunState.UNKNOWN, reason=reason))
             return
-        watching = await asyncio.to_thread(self._watch)
+        watching = await asyncio.to_thread(self._begin_watching)
         # Files are read, and long logs written, on a thread: other triggers share this event loop.
         async with self._keeping_alive(watching.ctx):
-            while not (
-                status := await asyncio.to_thread(self._deliver_and_get_status, watching)
-            ).state.terminal:
+            while True:
+                status = await asyncio.to_thread(self._deliver_and_get_status, watching)
+                if status.state.terminal:
+                    break
                 if self.deadline is not None and time.time() >= self.deadline:
                     await asyncio.to_thread(self._cancel, "execution_timeout")
                 if not watching.behind:
@@ -226,9 +231,10 @@ class TrainingTrigger(FollowingTrigger):
         yield await self._final_event(status)
 
     def _context(self) -> RunContext:
-        directory = Path(self.handle["directory"]).parents[1]  # of HOME/runs/NAME/attempts/NUMBER
-        entry, home = FileLedger(directory).read(), str(directory.parents[1])
-        return reopen(entry, home, attempt=self.handle["attempt"])
+        attempt_directory = Path(self.handle["directory"])  # HOME/runs/NAME/attempts/NUMBER
+        run_directory, home = attempt_directory.parents[1], attempt_directory.parents[3]
+        entry = FileLedger(run_directory).read()
+        return reopen(entry, str(home), attempt=self.handle["attempt"])
 
     @property
     def _bookmark(self) -> Path:
@@ -239,13 +245,16 @@ class TrainingTrigger(FollowingTrigger):
         with suppress(OSError):  # such as a full disk: another triggerer repeats lines then
             self._bookmark.write_text(str(cursor))
 
-    def _watch(self) -> Watch:
-        """Watch the attempt from this try's bookmark on, or else from where the worker stopped reading."""
+    def _begin_watching(self) -> Watch:
+        """Watch the attempt from this try's bookmark on, or else from where the worker stopped reading.
+
+        Makes the bookmark, and the listeners.
+        """
         try:
             cursor = int(self._bookmark.read_text())
         except (OSError, ValueError):
             cursor = self.cursor
-            self._write_bookmark(cursor)
+            self._write_bookmark(cursor)  # the file also shows that a triggerer follows the attempt
         handle = read_handle(self.handle)
         watching = watch(self._context(), handle, cursor)
         self._make_listeners(watching.ctx, handle, watching.observed)
