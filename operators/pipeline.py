@@ -65,6 +65,7 @@ def training_pipeline(
         prepare = PrepareOperator(task_id="prepare", **shared)
         stage = StageDatasetOperator(task_id="stage", **shared)
         build = BuildImageOperator(task_id="build", **shared)
+        # 1, but none if `default_args` ask for none.
         train_options = {"retries": min(1, common["retries"]), **train_options}
         train = TrainOperator(
             task_id="train", **shared, staged=stage.output, built=build.output, **train_options

@@ -125,6 +125,11 @@ class TrainOperator(RunOperator):
 
         ``event`` holds the attempt's handle and status. If the triggerer did not see the attempt, this worker
         follows it to the end.
+
+        Raises:
+            AirflowTaskTimeout: The trigger ended the training at the deadline.
+            AirflowFailException: Bad input, a refusal that the next try would meet too, or cancelled.
+            TrainingFailedError: The training failed.
         """
         from manycpu.pipeline.verbs.wait import conclude
 
@@ -149,14 +154,18 @@ class TrainOperator(RunOperator):
             return self._conclude(context, ctx, handle, status)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Resume after the trigger; if no triggerer ran and the deferral timed out, end the training here."""
+        """Resume after the trigger; end the training here if no triggerer has done so at the deadline.
+
+        Raises:
+            TaskDeferralTimeout: The deferral timed out without ``execution_timeout``, or without an attempt.
+        """
         from manycpu.pipeline.verbs.cancel import cancel
         from manycpu.pipeline.verbs.wait import wait
 
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except TaskDeferralTimeout:
-            if self.execution_timeout is None:
+            if self.execution_timeout is None:  # the trigger has stopped to work: a retry attaches
                 raise
             with failing_without_retry():
                 ctx = require_begun(self.open(context))
@@ -215,7 +224,8 @@ class TrainOperator(RunOperator):
         from manycpu.pipeline.verbs.build import build, built_from
         from manycpu.pipeline.verbs.stage import stage, staged_from
 
-        # No ledger: no other task prepares this run, or it was cleaned up before this task was cleared.
+        # No ledger: no other task prepares this run, or it was cleaned up before this task was cleared. What
+        # earlier tasks staged and built may then be deleted.
         is_new = not ctx.ledger.exists()
         if is_new:
             prepare_run(ctx, self.executor, self.log)
@@ -373,11 +383,14 @@ class WholeRunOperator(TrainOperator):
             return super().resume_execution(next_method, next_kwargs, context)
 
     def _train(self, context: Context, ctx: RunContext) -> Any:
-        """Train, unless an earlier try exported the model and was killed during its clean-up, or after it."""
+        """Train, unless an earlier try exported the model and was killed during its clean-up, or after it.
+
+        The ledger gets the number of this try, by which an earlier one that is still alive finds it.
+        """
         from manycpu.pipeline.verbs.cleanup import only_cleanup_is_left
 
         instance: Any = context["ti"]
-        # Airflow adds tries when a person clears the task, which then trains again.
+        # A task that a person cleared trains again: Airflow has added to its `max_tries` then.
         is_retry = instance.try_number > 1 and instance.max_tries == self.retries
         if only_cleanup_is_left(ctx, or_nothing=is_retry):
             return self._conclude_run(context, ctx)
@@ -432,14 +445,15 @@ class WholeRunOperator(TrainOperator):
 
     @contextmanager
     def _cleaning_up_after_last_try(self, context: Context) -> Iterator[None]:
-        """Clean up if the block fails and no retry follows."""
+        """Clean up if the block fails and no retry follows; a failure to clean up is only logged."""
         try:
             yield
         except TaskDeferred:  # the training still runs
             raise
         except BaseException as error:
-            # Leave a run that another process works on; `failing_without_retry` wraps the ForeignRunError.
-            if not isinstance(error.__cause__, ForeignRunError) and not _has_next_try(context, error):
+            # Another process works on the run; `failing_without_retry` has wrapped the ForeignRunError.
+            belongs_to_another = isinstance(error.__cause__, ForeignRunError)
+            if not belongs_to_another and not _has_next_try(context, error):
                 try:
                     with suppress(BadInputError):  # the run never began
                         ctx = self.open(context)
