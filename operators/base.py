@@ -123,7 +123,7 @@ class RunOperator(BaseOperator):
         _mask_secrets(*(getattr(parent, name, None) for name in template_fields))
 
     def open(self, context: Context, name: str | None = None) -> RunContext:
-        """Validate the rendered run and target, and return the context of the run for its verbs.
+        """Validate the rendered run and target, mask their secrets, and return the run for its verbs.
 
         ``name`` is the run's name, if a handle names it; None: it is made from the DAG run and ``training``.
 
@@ -138,7 +138,7 @@ class RunOperator(BaseOperator):
         owner = (self.training,) if self.training else ("task", self.task_id)
         airflow = airflow_instance()
         identity = (airflow, instance.dag_id, instance.run_id, *owner, instance.map_index)
-        key = key_of(name) if name else run_key(*identity)
+        key = key_of(name) if name else run_key(*identity)  # a handle names the run that was launched
         run, target = self._fields(context, key)
         _mask_secrets(run, target)
         demand_instance(target)
@@ -233,8 +233,9 @@ def _s3_options(login: str, field: str) -> dict[str, Any]:
     """
     connection = _read_connection(login, field)
     extra = connection.extra_dejson
-    if connection.conn_type != "aws" or extra.get("role_arn"):
-        reason = "assumes a role" if extra.get("role_arn") else f"is of type {connection.conn_type}"
+    assumes_role = bool(extra.get("role_arn"))  # s3fs has no option for a role
+    if connection.conn_type != "aws" or assumes_role:
+        reason = "assumes a role" if assumes_role else f"is of type {connection.conn_type}"
         fix = "Name a connection of type aws with a key or a profile; for a role, set up a profile"
         raise BadInputError(f"connection {login!r} {reason}", field=field, fix=fix)
     options = {

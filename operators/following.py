@@ -162,7 +162,10 @@ class Live:
             self._write(status, lambda: observed)
 
     def end(self, status: Status, observed: Callable[[], Observed]) -> None:
-        """Write the last status of an attempt, due or not; ``observed`` reads what its ranks reported."""
+        """Write the last status of an attempt, due or not.
+
+        ``observed`` reads what its ranks reported. It is called here, where a failure is only logged.
+        """
         if self._interval_s:
             self._write(status, observed)
 
@@ -176,6 +179,7 @@ class Live:
         from manycpu.pipeline.run_report import compact, draft
 
         try:
+            # Read once: while an attempt runs, the page needs nothing newer of the ledger.
             self._entry = self._entry or self._ctx.ledger.read()
             reported = observed()
             report = draft(self._entry, reported, status.state)

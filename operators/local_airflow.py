@@ -134,17 +134,16 @@ def perform(conf: Mapping[str, Any], home: Path, console: Console) -> int:
     from manycpu.pipeline.spec.output import REPORT
 
     configure(home, AIRFLOW__LOGGING__JSON_LOGS="True")
-    log = home / "demo.log"
+    log, output = home / "demo.log", conf["output"]
     console.out(f"Airflow in {home}; its output is in {log}", highlight=False)
     try:
         code = asyncio.run(_follow_demo(console, log, json.dumps(conf)))
     except KeyboardInterrupt:
-        _clean_up_run(conf["output"])
+        _clean_up_run(output)
         return _INTERRUPTED
-    output = conf["output"]
     report = run_report.parse(Location.of(output, "run.output").read_text(REPORT))
     if report is None:  # cleanup, which writes it, did not run or failed
-        _clean_up_run(conf["output"])
+        _clean_up_run(output)
         console.out(f"the DAG run ended without a report; see {log}", highlight=False)
         return code or 1
     display.summary(console, report, f"{output}/{REPORT}")
@@ -205,7 +204,9 @@ def _line_to_print(raw: bytes) -> str | None:
         step = _STEPS.get(logger.rpartition(".")[2])
         if step:
             return f"{step:<8} {record['event']}"
-    return f"airflow  {record.get('event')}" if record.get("level") in ("error", "critical") else None
+    if record.get("level") in ("error", "critical"):
+        return f"airflow  {record.get('event')}"
+    return None
 
 
 def _clean_up_run(output: str) -> None:
@@ -295,7 +296,7 @@ async def _run_standalone(home: Path, port: int, console: Console) -> int:
     ready = asyncio.create_task(_wait_until_ready(port))
     try:
         await asyncio.wait({ended, stopped, ready}, return_when=asyncio.FIRST_COMPLETED)
-        if ready.done():
+        if ready.done():  # else it ended before that, or a signal came
             passwords = json.loads((home / _PASSWORDS).read_text())
             console.out(f"\n  address:  http://127.0.0.1:{port}/dags/train")
             for user, password in passwords.items():
@@ -339,10 +340,11 @@ def _cancel_trainings(console: Console) -> None:
     from manycpu.pipeline.verbs.cancel import cancel
 
     for ctx in driver_of("local").runs(Local()):
-        try:  # $MANYCPU_HOME may have runs of others
+        try:
+            # $MANYCPU_HOME may have runs of other Airflows.
             if ctx.ledger.read().dag.get("instance") == airflow_instance():
                 cancel(ctx, by="the end of make ui")
-        except RunGoneError:
+        except RunGoneError:  # it was cleaned up meanwhile
             continue
         except (ManycpuError, OSError) as error:  # OSError: a full disk, after the training was ended
             console.out(str(error))

@@ -150,7 +150,8 @@ class CleanupOperator(RunOperator):
         with failing_without_retry():
             ctx = self.open(context)
             report = clean_up_and_log(ctx, self.log, place_of(context))
-        # The next try, perhaps on another machine, reads in the report at the output what is left.
+        # The ledger may be deleted. The next try, perhaps on another machine, then finds the run by the
+        # report at its output, and only if the run was exported: `only_cleanup_is_left` tells.
         may_try_again = ctx.run.output is not None and has_tries_left(context)
         if report and report.left_behind and may_try_again and only_cleanup_is_left(ctx):
             raise left_behind_error(report.left_behind)
@@ -221,11 +222,14 @@ class ReportOperator(RunOperator):
         return path
 
     def _upstream_states(self, context: Context) -> list[tuple[type, str, str]]:
-        """List the upstream tasks of this training: class, id, and state in this DAG run."""
+        """List the upstream tasks of this training that have a state in this DAG run: class, id and state.
+
+        A task without ``training`` reports a run of its own, and has no such tasks.
+        """
         own_tasks = dict[str, type]()
         relatives: Any = self.get_flat_relatives(upstream=True) if self.training is not None else ()
         for task in relatives:
-            fields = getattr(task, "partial_kwargs", None) or vars(task)  # expanded: partial_kwargs
+            fields = getattr(task, "partial_kwargs", None) or vars(task)  # of an expanded task: the former
             kind = getattr(task, "operator_class", type(task))
             if issubclass(kind, RunOperator) and fields.get("training") == self.training:
                 own_tasks[task.task_id] = kind
