@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -45,7 +44,7 @@ facts = {name: version(name) for name in ("manycpu", "torch", "accelerate")}
 facts["python"] = "%d.%d" % sys.version_info[:2]
 facts["hostname"] = socket.gethostname()
 facts["ssh"] = os.environ.get("SSH_CONNECTION", "").split()
-facts["files"] = [path for path in sys.argv[1:] if not pathlib.Path(path).exists()]
+facts["missing_files"] = [path for path in sys.argv[1:] if not pathlib.Path(path).exists()]
 if facts["manycpu"]:
     from manycpu.pipeline.spec.machine import Machine
     facts["cores"], facts["memory"] = Machine.observe().processors, Machine.observe().memory
@@ -146,6 +145,8 @@ def check(
 ) -> list[Finding]:
     """Return a finding for each problem of the hosts: Python, manycpu, torch, cores, memory, MPI.
 
+    A hostfile that cannot be used is the only finding.
+
     Args:
         target: The target.
         run: The run.
@@ -192,9 +193,10 @@ def placement(target: BareMetal, run: TrainingRun) -> dict[str, Any]:
     """
     hosts = chosen(target, run)
     facts = _probe(target, hosts[0], [])
-    # SSH_CONNECTION has address and port of this machine, then of the host; without it, use the host's name.
-    connection = facts["ssh"] if len(facts["ssh"]) == 4 else ("", "", hosts[0].name, "")  # noqa: PLR2004
-    own_address, _, host_address, _ = connection
+    try:  # SSH_CONNECTION has address and port of this machine, then of the host
+        own_address, _, host_address, _ = facts["ssh"]
+    except ValueError:  # the host does not set it
+        own_address, host_address = "", hosts[0].name
     return {
         "hosts": hosts,
         "python": python_of(target),
@@ -235,11 +237,12 @@ def _check_host(target: BareMetal, run: TrainingRun, inspected: _Inspected) -> I
                 f"{python_of(target)} on host {name} has no {package}",
                 "Install it there: pip install 'manycpu[train]'",
             )
-    for path in facts["files"]:
+    for path in facts["missing_files"]:
         yield Finding(
             "target.mpi", f"host {name} has no {path}", "Install the same MPI at the same path on every host"
         )
-    if run.processes > (cores := facts.get("cores", run.processes)) and not run.oversubscribe:
+    cores = facts.get("cores")  # unknown without manycpu
+    if cores is not None and run.processes > cores and not run.oversubscribe:
         yield Finding(
             "run.nproc_per_node",
             f"{run.processes} processes were asked for, and host {name} grants {cores:g} cores",
@@ -258,19 +261,22 @@ def _compare_hosts(inspected: Sequence[_Inspected]) -> Iterator[Finding]:
                 f"the hosts have different versions of {package}: {shown}",
                 f"Install the same version of {package} on every host",
             )
-    if version("manycpu") not in (numbers := {entry.facts["manycpu"] for entry in inspected}):
+    on_hosts, here = {entry.facts["manycpu"] for entry in inspected}, version("manycpu")
+    if here not in on_hosts:
         yield Finding(
             "target.python",
-            f"the hosts have manycpu {', '.join(sorted(numbers))}, this machine has {version('manycpu')}",
+            f"the hosts have manycpu {', '.join(sorted(on_hosts))}, this machine has {here}",
             "Install the same version of manycpu everywhere",
         )
-    # The third word of SSH_CONNECTION is the address of the host itself.
-    for address, count in Counter(tuple(entry.facts["ssh"][2:3]) for entry in inspected).items():
-        if count > 1 and address:
-            names = [entry.host.name for entry in inspected if tuple(entry.facts["ssh"][2:3]) == address]
+    names_by_address: dict[str, list[str]] = {}
+    for entry in inspected:
+        for address in entry.facts["ssh"][2:3]:  # the third word of SSH_CONNECTION, if the host sets it
+            names_by_address.setdefault(address, []).append(entry.host.name)
+    for address, names in names_by_address.items():
+        if len(names) > 1:
             yield Finding(
                 "target.hostfile",
-                f"{' and '.join(names)} are names of one host, {address[0]}",
+                f"{' and '.join(names)} are names of one host, {address}",
                 "Name each host once; run.nproc_per_node says how many processes it gets",
             )
 
@@ -278,6 +284,7 @@ def _compare_hosts(inspected: Sequence[_Inspected]) -> Iterator[Finding]:
 def _compare_with_needs(inspected: Sequence[_Inspected], needs: Mapping[str, str]) -> Iterator[Finding]:
     """Yield a finding for each version that differs from that of the notebook, which sends a function."""
     for name, needed in needs.items():
+        # The needs name Python, the facts python.
         hosts_by_version = {public(entry.facts[name.lower()] or ""): entry.host.name for entry in inspected}
         for present, host in hosts_by_version.items():
             if present not in ("", needed):  # empty: the host lacks the package
