@@ -131,14 +131,7 @@ def deliver(
             identity, *users = answer.split(" ")  # of the host's folder; empty: it has none
             present = _host_listing(target, host, folder) if identity else None
             if present is not None and expected.items() <= present.items():
-                surplus = [name for name in present.keys() - expected.keys() if "__pycache__" not in name]
-                if surplus := [name for name in surplus if not name.endswith(".pyc")]:
-                    _LOG.warning(
-                        "%s on host %s also has %s, which is none of it",
-                        folder,
-                        host.name,
-                        recordable(first_of(surplus)),
-                    )
+                _warn_of_surplus(present.keys() - expected.keys(), folder, host)
                 return Delivered([], [])
             if identity and (users or in_use()):
                 return Delivered([], [f"{host.name} ({', '.join(users) or 'a run of this machine'})"])
@@ -148,18 +141,31 @@ def deliver(
 
     delivered = ssh.at_all(hosts, deliver_to)
     return Delivered(
-        [name for result in delivered for name in result.copied],
-        [entry for outcome in delivered for entry in outcome.in_use],
+        [name for of_host in delivered for name in of_host.copied],
+        [entry for of_host in delivered for entry in of_host.in_use],
     )
+
+
+def _warn_of_surplus(surplus: Iterable[str], folder: Path, host: Host) -> None:
+    """Log that a host's folder also has files that are not of the source, except bytecode."""
+    names = [name for name in surplus if "__pycache__" not in name and not name.endswith(".pyc")]
+    if names:
+        shown = recordable(first_of(names))
+        _LOG.warning("%s on host %s also has %s, which is none of it", folder, host.name, shown)
 
 
 def _send(target: BareMetal, host: Host, delivery: Delivery, seen: str) -> bool:
     """Copy to a new folder on a host, and put it in the place of the folder whose identity is ``seen``.
 
     ``seen`` is device and inode of the host's folder; empty: it had none. False: another folder is there now,
-    or another run uses the folder.
+    or another run uses the folder; then the copy is deleted.
+
+    Raises:
+        StageError: The copy failed, or differs from the source.
+        LaunchError: The host cannot be reached.
     """
-    partial = delivery.run / "deliveries" / uuid.uuid4().hex
+    partial = delivery.run / "deliveries" / uuid.uuid4().hex  # below the run's folder, and deleted with it
+    # Not by ssh.script(), which gives a script no input: tar reads the archive from stdin.
     unpack = f"PARTIAL={shlex.quote(str(partial))}{_UNPACK}"
     with tempfile.NamedTemporaryFile() as listed:
         listed.writelines(b"./%s\0" % os.fsencode(path) for path in delivery.files)
@@ -173,13 +179,16 @@ def _send(target: BareMetal, host: Host, delivery: Delivery, seen: str) -> bool:
 
 
 def hosts_without(
-    target: BareMetal, hosts: Sequence[Host], place: Path, files: Mapping[str, str]
+    target: BareMetal, hosts: Sequence[Host], path: Path, files: Mapping[str, str]
 ) -> list[str]:
-    """Name the hosts on which a file or folder, with the targets of its links, differs from this machine."""
+    """Name the hosts on which a file or folder, with the targets of its links, differs from ``files``.
+
+    ``files`` is path -> sha256, as this machine has them.
+    """
     expected = _expected_listing(files)
 
     def differs(host: Host) -> bool:
-        done = _hashed(target, host, _FILES_IN_PLACE, {"PLACE": place, "ONLY": ""})
+        done = _hashed(target, host, _FILES_IN_PLACE, {"PLACE": path, "ONLY": ""})
         # An exit code: the host has no such file or folder, or cannot read it.
         return bool(done.code) or _parse_listing(done.output) != expected
 
@@ -231,15 +240,17 @@ def collect(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]
 
 def _refuse_conflicts(listings: Mapping[str, Listing], folder: Path) -> None:
     """Raise an ExportError if two machines have different content at one path, or a file and a folder."""
+    # Path -> the first machine that has it, and its content there: a sha256, or "folder".
     first_seen: dict[str, tuple[str, str]] = {}
     for machine, listing in listings.items():
-        for path, content in listing.items():
-            folders = dict.fromkeys(map(str, PurePath(path).parents), "folder")
-            for place, its_content in {path: content, **folders}.items():
-                first, first_content = first_seen.setdefault(place, (machine, its_content))
-                if first_content != its_content:
+        for file, sha256 in listing.items():
+            # The folders around a file count too: where one machine has a folder, another may have a file.
+            folders = dict.fromkeys(map(str, PurePath(file).parents), "folder")
+            for path, content in {file: sha256, **folders}.items():
+                first, first_content = first_seen.setdefault(path, (machine, content))
+                if first_content != content:
                     raise ExportError(
-                        f"{first} and {machine} have different content in {folder}/{place}, and the files of "
+                        f"{first} and {machine} have different content in {folder}/{path}, and the files of "
                         "all hosts come into one folder",
                         field="run.output",
                         fix="Have one rank alone write it, or put the rank into its name; or rename it on "
@@ -250,10 +261,17 @@ def _refuse_conflicts(listings: Mapping[str, Listing], folder: Path) -> None:
 def _copy_missing(
     target: BareMetal, host: Host, folder: Path, listing: Listing, missing: Iterable[str]
 ) -> None:
-    """Copy a whole folder of a host, verify it, and move the files that are missing here into place."""
+    """Copy a whole folder of a host, verify it, and move the files that are missing here into place.
+
+    Mostly all of it is missing: if the machines share the folder, nothing is, and this is not called.
+
+    Raises:
+        StageError: The copy failed, or differs from ``listing``, which the host gave before.
+    """
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
+    # What the host prints before the marker, such as a banner, does not belong to the archive.
     pack = f"printf {shlex.quote(ssh.BEGIN)} && cd {shlex.quote(str(folder))} && {_PACK_OUTPUT}"
     _stream(
         ssh.command(target, host, ["sh", "-c", pack]),
@@ -302,9 +320,13 @@ def _hashed(
 
 def _parse_listing(printed: bytes) -> Listing:
     """Parse what :func:`_hashed` returns: ``SHA256  PATH``; or ``->TARGET``, then the path, for a link."""
-    records, listing = iter(os.fsdecode(printed).split("\0")[:-1]), Listing()
+    listing = Listing()
+    records = iter(os.fsdecode(printed).split("\0")[:-1])
     for record in records:
-        content, path = (record, next(records)) if record.startswith("->") else record.split("  ", 1)
+        if record.startswith("->"):
+            content, path = record, next(records)
+        else:
+            content, path = record.split("  ", 1)
         listing[path.removeprefix("./")] = content
     return listing
 
