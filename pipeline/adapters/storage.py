@@ -149,7 +149,8 @@ class Location:
             return self
         from huggingface_hub.utils import http_backoff  # type: ignore[attr-defined] # of() has found it
 
-        # Those after which the client asks again for all but the commit: of httpx, httpx2 or requests.
+        # Errors of a broken connection, which depend on the client's HTTP library. The client retries after
+        # them by itself, but not when it asks for a commit.
         broken = signature(http_backoff).parameters["retry_on_exceptions"].default
         for pause_s in _PAUSES_S:
             try:
@@ -174,7 +175,7 @@ class Location:
         if commit is None:  # a mirror that does not say
             return self
         root = replace(named, revision=commit, _raw_revision=None).unresolve()
-        self.fs.resolve_path(root)  # here, as the client asks but once whether there is a revision
+        self.fs.resolve_path(root)  # asks once whether the commit exists: here, where errors are retried
         return replace(self, root=root, is_fixed=True)
 
     def only(self, paths: Iterable[str]) -> "Location":
@@ -258,7 +259,7 @@ class Location:
         if self.local is None and not self.is_fixed:
             self.fs.invalidate_cache()  # there may be new files, and new content
         if self.is_file():
-            if self._is_s3 and self._is_folder_too():
+            if self._is_s3 and self._is_folder_too():  # which of the two is meant, cannot be told
                 raise OddFileError("it is both a file and a folder")
             if self.is_web_page():
                 raise OddFileError(
@@ -301,7 +302,7 @@ class Location:
             file.close()
         except BaseException:
             with suppress(Exception):  # the connection may be broken: see delete_broken_uploads()
-                if isinstance(file, AbstractBufferedFile):
+                if isinstance(file, AbstractBufferedFile):  # of a URL
                     file.closed = True  # so that nothing completes it
                     file.discard()
                 else:
@@ -385,7 +386,8 @@ class Location:
             with partial.open("wb") as file:
                 file.write(text.encode())
                 file.flush()
-                os.fsync(file.fileno())  # else a loss of power may leave it empty, as if of others
+                # Else a loss of power may leave an empty report, which its run takes for a file of others.
+                os.fsync(file.fileno())
             partial.replace(at)
         except OSError:  # such as a full disk
             with suppress(OSError):
@@ -412,7 +414,7 @@ class Location:
         """Read a file below, or its first ``size`` bytes; None: there is none."""
         try:
             at = self._at(path)
-            if self.local is None or Path(at).is_dir():
+            if self.local is None or Path(at).is_dir():  # of a folder, fsspec raises what is expected below
                 # S3 refuses to send a part of an empty object.
                 is_empty = size is not None and self.fs.size(at) == 0
                 return b"" if is_empty else cast("bytes", self.fs.cat_file(at, end=size))
@@ -451,7 +453,8 @@ class Location:
         """Return when a file below was last changed, in seconds since the epoch; None: nothing tells it."""
         with suppress(Exception):  # each fsspec protocol raises its own error types
             when = self.fs.modified(self._below(path))
-            return float(when.timestamp()) if when.tzinfo else None
+            if when.tzinfo:  # else the time zone is unknown
+                return float(when.timestamp())
         return None
 
     def sha256(self, item: Item, tick: Callable[[], None] = lambda: None) -> str:
