@@ -73,8 +73,8 @@ def try_out(folder: Path) -> None:
     existing_parent = next(parent for parent in folder.parents if os.path.lexists(parent))
     for trial in existing_parent.glob(f"{_TRIAL_PREFIX}*"):  # left by killed processes
         with suppress(OSError), _lock_of_trial(trial) as is_free:
-            # The age counts where the file system locks no folders.
-            if is_free or time.time() - trial.lstat().st_mtime > _TRIAL_STALE_S:
+            is_old = time.time() - trial.lstat().st_mtime > _TRIAL_STALE_S
+            if is_free or is_old:  # the age counts where the file system locks no folders
                 for inner, _, _ in os.walk(trial, topdown=False):
                     Path(inner).rmdir()  # empty folders only
     with (
@@ -116,7 +116,7 @@ def remove(folder: str, tick: Callable[[], None]) -> None:
 
 
 def copy(source: Path, folder: Path) -> None:
-    """Copy a folder, and make all of the copy writable for its owner.
+    """Copy a folder, and make all of the copy writable for its owner; links stay links.
 
     Raises:
         LaunchError: A file cannot be copied, for example because the disk is full.

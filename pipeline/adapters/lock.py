@@ -40,19 +40,13 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[int]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
-        try:
-            file = path.open("a")
-        except PermissionError as refused:  # to lock a file of another user, read permission is enough
-            try:
-                file = path.open()
-            except FileNotFoundError:
-                raise refused from None
-        with file:
+        with _open(path) as file:
             last_sign, since = 0, time.monotonic()
             while not _try_flock(file, path):
                 if not wait:
                     raise BlockingIOError(errno.EAGAIN, "another process holds it", str(path))
-                if (sign := os.fstat(file.fileno()).st_mtime_ns) != last_sign:
+                sign = os.fstat(file.fileno()).st_mtime_ns  # the holder touches the file
+                if sign != last_sign:
                     last_sign, since = sign, time.monotonic()
                 elif time.monotonic() - since > _SILENCE_TIMEOUT_S:
                     raise DeadlineError(
@@ -69,6 +63,21 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[int]:
                 continue
             yield file.fileno()
             return
+
+
+def _open(path: Path) -> IO[str]:
+    """Open the file of a lock, which is created if necessary.
+
+    Raises:
+        PermissionError: It cannot be created, or not be read.
+    """
+    try:
+        return path.open("a")
+    except PermissionError as refused:  # to lock a file of another user, read permission is enough
+        try:
+            return path.open()
+        except FileNotFoundError:  # there is none to read: that it cannot be created is the fault
+            raise refused from None
 
 
 def signs(descriptor: int) -> Callable[[], None]:
