@@ -23,7 +23,7 @@ class Archive:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._places: dict[str, str] = {}  # digest of a blob -> its path, in docker's own layout
+        self._docker_paths: dict[str, str] = {}  # digest of a blob -> its path, in docker's own layout
         try:
             with tarfile.open(file) as tar:
                 self.image = self._oci(tar) if "index.json" in tar.getnames() else self._docker(tar)
@@ -56,18 +56,19 @@ class Archive:
         layers = []
         for digest, path in zip(json.loads(config)["rootfs"]["diff_ids"], entry["Layers"], strict=True):
             if tar.getmember(path).isfile():  # a repeated layer is a link the second time
-                self._places[digest] = path
-            size = tar.getmember(self._places[digest]).size
+                self._docker_paths[digest] = path
+            size = tar.getmember(self._docker_paths[digest]).size
             layers.append({"mediaType": f"{_MEDIA_TYPE}layer.v1.tar", "digest": digest, "size": size})
-        kind = f"{_MEDIA_TYPE}config.v1+json"
-        described = {"mediaType": kind, "digest": sha256(config), "size": len(config)}
-        manifest = {"schemaVersion": 2, "mediaType": OCI, "config": described, "layers": layers}
+        config_type = f"{_MEDIA_TYPE}config.v1+json"
+        config_entry = {"mediaType": config_type, "digest": sha256(config), "size": len(config)}
+        manifest = {"schemaVersion": 2, "mediaType": OCI, "config": config_entry, "layers": layers}
         return Image(json.dumps(manifest).encode(), config)
 
     def _open(self, digest: str) -> BinaryIO:
         """Open the archive at the start of a blob; the caller must read no more bytes than the blob has."""
         with tarfile.open(self.file) as tar:
-            member = tar.getmember(self._places.get(digest) or _path(digest))
+            member = tar.getmember(self._docker_paths.get(digest) or _path(digest))
+        # Not by `tar`, which closes its streams with itself.
         stream = self.file.open("rb")
         stream.seek(member.offset_data)
         return stream

@@ -291,7 +291,10 @@ _ANONYMOUS: Final = _Header("", None)
 
 
 def _cause(error: BaseException) -> str:
-    """Return the text of the innermost cause of an error of requests."""
+    """Return the text of the innermost cause of an error of requests.
+
+    It wraps errors of urllib3, which may wrap others as their ``reason``; the outer texts are long.
+    """
     inner = error.args[0] if error.args else None
     reason = getattr(inner, "reason", inner)
     return _cause(reason) if isinstance(reason, BaseException) else str(error)
@@ -411,36 +414,37 @@ class Repository:
         No request is retried by itself (``patient``): :meth:`push` repeats the whole upload.
         """
         begun = self._ask("POST", "blobs/uploads/", self._push, patient=False)
-        place = self._upload_url(begun)
+        url = self._upload_url(begun)
         with closing(content.open()) as stream:
             sent = 0
             body = _read(stream, min(CHUNK, content.size))
             while sent + len(body) < content.size:
-                place = self._send_part(place, body, sent)
+                url = self._send_part(url, body, sent)
                 sent += len(body)
                 body = _read(stream, min(CHUNK, content.size - sent))
-        if sent:  # the last part of several; a blob of one part goes with the PUT
-            place, body = self._send_part(place, body, sent), b""
+        if sent:  # the last part goes like the others, and the PUT is empty; one part alone goes with the PUT
+            url = self._send_part(url, body, sent)
+            body = b""
         query = {"digest": content.digest}
-        self._ask("PUT", place, self._push, params=query, data=body, headers=_BYTES, patient=False)
+        self._ask("PUT", url, self._push, params=query, data=body, headers=_BYTES, patient=False)
 
-    def _send_part(self, place: str, body: bytes, start: int) -> str:
+    def _send_part(self, url: str, body: bytes, start: int) -> str:
         """Send a part of a blob, which begins at byte ``start``; returns the URL for the next part."""
         if not body:
             raise TransientError("what was to be pushed ended too early", field="target.registry")
         headers = {**_BYTES, "Content-Range": f"{start}-{start + len(body) - 1}"}
-        answer = self._ask("PATCH", place, self._push, data=body, headers=headers, patient=False)
+        answer = self._ask("PATCH", url, self._push, data=body, headers=headers, patient=False)
         return self._upload_url(answer)
 
     def _cancel(self, begun: requests.Response) -> None:
         """Cancel an upload, by the answer with which it began."""
-        place = self._upload_url(begun)
+        url = self._upload_url(begun)
         # Registries may lack or refuse this call: they delete unfinished uploads in time.
         with suppress(RegistryError):
-            self._ask("DELETE", place, self._push, patient=False)
+            self._ask("DELETE", url, self._push, patient=False)
 
     def _upload_url(self, answer: requests.Response) -> str:
-        """Return the URL at which an upload continues."""
+        """Return the URL at which an upload continues; raise RegistryError if the answer names none."""
         location = answer.headers.get("Location")
         if location is None:
             raise self.connection.no_registry("it does not say where an upload goes")

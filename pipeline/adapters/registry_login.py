@@ -44,19 +44,28 @@ def docker_folder() -> Path:
 
 
 def docker_config(path: str | None = None) -> dict[str, Any]:
-    """Read docker's config.json: the one given, $DOCKER_CONFIG's or ~/.docker's; empty: there is none."""
+    """Read docker's config.json: the one given, $DOCKER_CONFIG's or ~/.docker's; empty: there is none.
+
+    Raises:
+        BadInputError: The one given does not exist, or it cannot be read.
+    """
     file = Path(path).expanduser() if path else docker_folder() / "config.json"
     try:
         return _parse(file.read_bytes())
-    except (OSError, ValueError) as error:
-        is_missing = isinstance(error, FileNotFoundError)
-        if is_missing and path is None:
+    except FileNotFoundError:
+        if path is None:
             return {}
-        raise BadInputError(
-            f"docker's config {file} cannot be read: {'there is no such file' if is_missing else error}",
-            field="target.registry_connection",
-            fix="Give the path of a config.json as `docker login` writes it",
-        ) from (None if is_missing else error)
+        raise _unreadable_config(file, "there is no such file") from None
+    except (OSError, ValueError) as error:
+        raise _unreadable_config(file, error) from error
+
+
+def _unreadable_config(file: Path, reason: object) -> BadInputError:
+    return BadInputError(
+        f"docker's config {file} cannot be read: {reason}",
+        field="target.registry_connection",
+        fix="Give the path of a config.json as `docker login` writes it",
+    )
 
 
 def _parse(text: bytes) -> dict[str, Any]:
@@ -136,12 +145,17 @@ def _fits(key: str, image: Reference) -> bool:
 def _host_and_path(key: str) -> tuple[str, str]:
     """Split a key of a Secret into host and prefix of repositories; an empty prefix: all of them."""
     host, _, path = key.rpartition("://")[2].partition("/")
-    path = f"{path.strip('/')}/".lstrip("/")
+    path = f"{path.strip('/')}/".lstrip("/")  # ends with a slash, unless it is empty
+    # Some keys are the address of a registry's API, such as docker's own https://index.docker.io/v1/.
     return host, path.removeprefix("v1/").removeprefix("v2/")
 
 
 def _login(entry: Mapping[str, str], key: str) -> Login | None:
-    """Read a login from an entry of docker's config; None: the entry has none."""
+    """Read a login from an entry of docker's config; None: the entry has none.
+
+    Raises:
+        BadInputError: The entry is of another form.
+    """
     try:
         token = entry.get("identitytoken", "")
         if entry.get("username"):
@@ -153,7 +167,9 @@ def _login(entry: Mapping[str, str], key: str) -> Login | None:
             field="target.registry_connection",
             fix=f"Log in again: docker login {key}",
         ) from None
-    return Login(name, password.rstrip("\0"), token) if name or token else None
+    if not name and not token:
+        return None
+    return Login(name, password.rstrip("\0"), token)  # docker ignores NULs at the end, too
 
 
 def _from_helper(helper: str, key: str) -> Login | None:
