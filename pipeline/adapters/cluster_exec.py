@@ -51,7 +51,7 @@ def start(cluster: Cluster, pod: str, container: str, argv: Sequence[str]) -> "E
     tls = {name: value for name, value in tls.items() if value is not None}
     web_socket = WebSocket(sslopt=tls, skip_utf8_validation=True, enable_multithread=True)
     try:
-        web_socket.connect(url, **_options(settings, url, headers))
+        web_socket.connect(url, **_options(settings, url, headers))  # with a timeout
         web_socket.settimeout(None)  # from here on, the user of the Exec watches for silence
     except WebSocketBadStatusException as error:
         try:
@@ -134,7 +134,8 @@ class Exec:
                     opcode, message = self._socket.recv_data()
                     if opcode == ABNF.OPCODE_CLOSE:
                         return content[:filled]
-                    channel = message[0] if message else _STDOUT  # the first byte is the channel's number
+                    # The first byte is the channel's number; a message without it counts as no output.
+                    channel = message[0] if message else _STDOUT
                     if channel == _STDOUT:
                         self._unread = memoryview(message)[1:]
                     else:

@@ -119,10 +119,11 @@ class ClusterStream:
             configuration = Configuration()
             for name, value in options.items():
                 setattr(configuration, name, value)
-            url, configuration.proxy_headers = parse_url(configuration.proxy or ""), None
-            if url.auth:  # a header carries the login: aiohttp's errors quote the URL
-                configuration.proxy = url._replace(auth=None).url
-                configuration.proxy_headers = make_headers(proxy_basic_auth=unquote(url.auth))
+            configuration.proxy_headers = None
+            proxy_url = parse_url(configuration.proxy or "")
+            if proxy_url.auth:  # a header carries the login: aiohttp's errors quote the URL
+                configuration.proxy = proxy_url._replace(auth=None).url
+                configuration.proxy_headers = make_headers(proxy_basic_auth=unquote(proxy_url.auth))
             configuration.connection_pool_maxsize = 0  # no limit: each followed log keeps a connection
             self._clients[key] = RESTClientObject(configuration)
         return self._clients[key]
@@ -136,9 +137,10 @@ class Lines:
 
     def feed(self, block: bytes) -> list[bytes]:
         """Add a block of bytes; returns the lines that it completes. The unfinished one stays in ``rest``."""
-        *lines, rest = (self.rest + block).split(b"\n") if self.rest else block.split(b"\n")
-        self.rest = rest if self._limit is None else rest[: self._limit]
-        return lines if self._limit is None else [line[: self._limit] for line in lines]
+        *lines, rest = (self.rest + block).split(b"\n")
+        # A slice to None is the whole line.
+        self.rest = rest[: self._limit]
+        return [line[: self._limit] for line in lines]
 
 
 def _credentials(settings: Any) -> dict[str, str]:

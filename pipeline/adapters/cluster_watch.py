@@ -98,7 +98,10 @@ class ClusterWatch:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def changes(self, kind: str, query: Mapping[str, str]) -> AsyncGenerator[Changes]:
-        """Yield all objects of a kind, then what changes; all of them again after every break, for ever."""
+        """Yield all objects of a kind, then what changes; all of them again after every break, for ever.
+
+        If they cannot be listed, a change without objects says why.
+        """
         backoff = Backoff()
         while True:
             try:
@@ -119,9 +122,12 @@ class ClusterWatch:
             aiohttp.ClientError: The connection broke; or OSError, TimeoutError.
         """
         query = {"container": container, "timestamps": "true"}
-        query |= {"follow": "true"} if part.follow else {}
-        query |= {"previous": "true"} if part.previous else {}
-        query |= {} if part.tail is None else {"tailLines": str(part.tail)}
+        if part.follow:
+            query["follow"] = "true"
+        if part.previous:
+            query["previous"] = "true"
+        if part.tail is not None:
+            query["tailLines"] = str(part.tail)
         if part.since is not None:
             query["sinceTime"] = datetime.fromtimestamp(part.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         lines = Lines(_LINE_LIMIT_BYTES)
@@ -165,7 +171,9 @@ class ClusterWatch:
         path, objects = await self._path(kind), list[KubeObject]()
         continuation = ""
         while True:
-            parameters = {**query, "limit": str(_PAGE)} | ({"continue": continuation} if continuation else {})
+            parameters = {**query, "limit": str(_PAGE)}
+            if continuation:
+                parameters["continue"] = continuation
             async with self._answer(path, parameters) as answer:
                 page = json.loads(await answer.read())
             objects += [_without_managed_fields(item) for item in page["items"]]
