@@ -319,7 +319,7 @@ def _liveness_here(handle: ProcessHandle) -> tuple[bool | None, str]:
             return _start_ticks(handle.pid) == handle.start_ticks, ""
         process = psutil.Process(handle.pid)  # not Linux, or a handle of an earlier version
         alive = process.status() != psutil.STATUS_ZOMBIE
-        same = abs(process.create_time() - handle.start_time) < 1
+        same = abs(process.create_time() - handle.start_time) < 1  # and no other process with this number
     except _HiddenError:
         return None, f"the processes of host {handle.host} are hidden from this one"
     except psutil.NoSuchProcess:
@@ -359,9 +359,14 @@ def _start_ticks(pid: int | str) -> int | None:
 
 
 def _machine() -> str | None:
-    """Return a digest of this machine's id, which is independent of its name; None: it has no id."""
+    """Return a digest of this machine's id, which is independent of the host's name; None: it has no id.
+
+    The id itself is confidential, says machine-id(5), and the digest is written to handles.
+    """
     machine_id = _read(Path("/etc/machine-id")) if sys.platform == "linux" else f"{uuid.getnode():x}"
-    return hashlib.sha256(f"manycpu {machine_id.strip()}".encode()).hexdigest()[:32] if machine_id else None
+    if not machine_id:
+        return None
+    return hashlib.sha256(f"manycpu {machine_id.strip()}".encode()).hexdigest()[:32]
 
 
 def read_record(model: type[Record], path: Path) -> Record | None:

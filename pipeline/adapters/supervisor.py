@@ -151,23 +151,26 @@ class LogCopy:
 
     def _put(self, lines: list[bytes]) -> int:
         """Write lines while the disk has room; returns how many were written whole."""
+        if not lines:
+            return 0
         text = b"".join(line + b"\n" for line in lines)
         start = b"\n" if self._torn else b""  # ends the line that an earlier call has cut
-        content, sent = start + text if text else b"", 0  # without lines, not even the newline is written
+        content = start + text
+        sent = 0
         while sent < len(content):
             try:
                 sent += os.write(self._log, content[sent:])
-            except OSError:
+            except OSError:  # mostly a full disk
                 break
         written = sent - len(start)  # of the text; less than 0: not even the newline before it
-        if written < 0 or not text:
+        if written < 0:
             return 0
         self._torn = written > 0 and text[written - 1 : written] != b"\n"
         return text[:written].count(b"\n")
 
 
 def main(directory: str) -> None:
-    """Run the command of ``command.json`` to its end in a child, and write the exit record.
+    """Run the command of ``command.json`` to its end in a child process, and write the exit record.
 
     The parent exits as soon as the child has written the handle by which other processes find it. So the
     child is an orphan, which the process that called this one need not reap later.
@@ -178,7 +181,7 @@ def main(directory: str) -> None:
         os.close(announce)
         os._exit(0 if os.read(ready, 1) else 1)
     os.close(ready)
-    os.setsid()
+    os.setsid()  # a session of its own: that of the parent loses its leader
     try:
         record = ExitRecord(Path(directory))  # first: without space for its record, no training starts
         command = json.loads((Path(directory) / process.COMMAND).read_text())
@@ -259,10 +262,12 @@ class _LogWatch:
         """Return which time budget the silence of the ranks has used up, as a reason; empty: none."""
         if not self._log.spoken and time.monotonic() - self._started > self._start_timeout:
             return f"run.start_timeout: no rank spoke within {self._start_timeout} s"
-        if (received := self._log.received) != self._received:  # output has come since the last call
+        received = self._log.received
+        if received != self._received:  # output has come since the last call
             self._received, self._grown = received, time.monotonic()
-        stalled = self._stall_timeout and time.monotonic() - self._grown > self._stall_timeout
-        return f"run.stall_timeout: no line from any rank for {self._stall_timeout} s" if stalled else ""
+        if self._stall_timeout and time.monotonic() - self._grown > self._stall_timeout:
+            return f"run.stall_timeout: no line from any rank for {self._stall_timeout} s"
+        return ""
 
 
 def end_tree(pid: int | None = None, code: int | None = None) -> int:
