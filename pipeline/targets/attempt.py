@@ -22,7 +22,7 @@ def join(ctx: RunContext, entry: Entry, role: str) -> None:
     Raises:
         ForeignRunError: Another task does this step, and describes another training.
     """
-    if not ctx.task:
+    if not ctx.task:  # outside of Airflow, no other task shares the run
         return
     first_task = entry.tasks.setdefault(role, ctx.task)
     if first_task != ctx.task:
@@ -86,8 +86,10 @@ def should_attach(status: Status, entry: Entry) -> bool:
 
     If not, the attempt's end is recorded in the ledger's entry, and the next attempt may start.
     """
+    if not status.state.terminal:
+        return True
     # fruitless: an export found that the attempt had written no model.
-    if not status.state.terminal or (status.state is RunState.SUCCEEDED and not entry.described().fruitless):
+    if status.state is RunState.SUCCEEDED and not entry.described().fruitless:
         return True
     entry.ends.setdefault(entry.attempt, End(state=status.state, reason=status.in_short))
     return False

@@ -145,7 +145,10 @@ class RunContext(Generic[Target_co, Ledger_co]):
         return self.target.recorded(self.target.model_dump(mode="json", exclude_none=True))
 
     def origin(self, *fields: str) -> str:
-        """Hash some fields of the run, and the target: results of the same hash are reused."""
+        """Hash some fields of the run, and the target: results of the same hash are reused.
+
+        Fields that only say how to reach the target, such as a connection, do not count.
+        """
         target = {
             name: value for name, value in self.target_fields.items() if name not in self.target.reached_by
         }

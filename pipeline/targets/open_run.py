@@ -112,16 +112,23 @@ def as_started(ctx: RunContext, entry: Entry, attempt: int) -> RunContext:
         ctx: The run; its fields may have been edited since.
         entry: Its ledger's entry.
         attempt: The attempt; if an older version started it without a record, the entry's fields are used.
+
+    Some fields are the present ones in any case: ``FIELDS_AT_ONCE``, and those of the target that say how to
+    reach it.
     """
     if attempt == 0:  # none has begun
         return ctx
     started = entry.described(attempt)
     if (started.run, started.target) == (ctx.run_fields, ctx.target_fields):
         return ctx
-    present_fields = {name: getattr(ctx.target, name) for name in ctx.target.reached_by}
+    present_of_run = {name: getattr(ctx.run, name) for name in FIELDS_AT_ONCE}
+    present_of_target = {name: getattr(ctx.target, name) for name in ctx.target.reached_by}
     run, target = read_recorded(started.run, started.target)
-    run = run.model_copy(update={name: getattr(ctx.run, name) for name in FIELDS_AT_ONCE})
-    return replace(ctx, run=run, target=target.model_copy(update=present_fields))
+    return replace(
+        ctx,
+        run=run.model_copy(update=present_of_run),
+        target=target.model_copy(update=present_of_target),
+    )
 
 
 def _context(run: TrainingRun, target: TargetFields, access: Access | None, **identity: Any) -> RunContext:
@@ -171,12 +178,15 @@ def absolute(path: str | None, base: Path, field: str) -> str | None:
     Raises:
         BadInputError: The path is of an unknown user or another host; ``field`` is where it came from.
     """
-    if path is None or "://" in (path := without_protocol(path, field)):
+    if path is None:
+        return None
+    path = without_protocol(path, field)
+    if "://" in path:
         return path
     try:
         absolute_path: str = passable(os.path.normpath(base.absolute() / Path(path).expanduser()))
     except RuntimeError as error:  # ~name, and there is no such user
         raise BadInputError(f"{path}: {error}", field=field, fix="Write the path without ~") from error
-    except ValueError as error:
+    except ValueError as error:  # of a folder whose name is no UTF-8, which no record can hold
         raise BadInputError(f"{str(base)!r}: {error}", fix="Start from a folder with another name") from error
     return absolute_path

@@ -51,7 +51,10 @@ def claim(ctx: RunContext, holder: ProcessHandle | None = None) -> None:
 
 
 def _trains(ctx: RunContext, claim: transfer.Claim) -> bool:
-    """Whether a training of the run that has a claim still runs, such as after its command was killed."""
+    """Whether a training of the run that has a claim still runs, such as after its command was killed.
+
+    False if that cannot be seen from here: then the claim alone counts.
+    """
     other = replace(ctx, name=claim.run, key=claim.key)
     try:
         entry = other.ledger.read()
@@ -59,7 +62,7 @@ def _trains(ctx: RunContext, claim: transfer.Claim) -> bool:
         if handle is None or entry.key != claim.key:
             return False
         state = attempt_status(other, handle, entry).state
-    except (ManycpuError, OSError, ValueError):  # the claim alone counts
+    except (ManycpuError, OSError, ValueError):
         return False
     return not state.terminal and state is not RunState.UNKNOWN
 
@@ -137,7 +140,7 @@ def occupied_finding(ctx: RunContext, names: Sequence[str], text: str | None) ->
         return None
     report = run_report.parse(text)
     if report is not None:
-        is_own = report.key == ctx.key
+        is_own = report.key == ctx.key  # this run, which is resumed, wrote the files
         is_only_report_of_a_failure = len(names) == 1 and replaceable(text, ctx.key)
         if is_own or is_only_report_of_a_failure:
             return None

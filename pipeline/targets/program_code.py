@@ -113,12 +113,14 @@ def installed(module: str) -> bool:
 
 
 def installed_digest() -> str:
-    """Hash the code of manycpu that runs inside a training process, so that a change of it is noticed."""
+    """Hash the code of manycpu that runs inside a training process.
+
+    After an update of manycpu it differs: then a task does not reuse what an earlier task built.
+    """
     packages = ("node", "recipes", "spec")
     files = [path for package in packages for path in sorted((_PACKAGE / package).rglob("*.py"))]
-    source = Location.of(str(_PACKAGE), "run.program").only(
-        [path.relative_to(_PACKAGE).as_posix() for path in files]
-    )
+    paths = [path.relative_to(_PACKAGE).as_posix() for path in files]
+    source = Location.of(str(_PACKAGE), field="run.program").only(paths)
     return transfer.scan(source).digest
 
 
@@ -134,7 +136,7 @@ class Code(NamedTuple):
     @property
     def location(self) -> Location:
         """The code's files, as a source to copy."""
-        return Location.of(str(self.root), "run.program").only(sorted(self.files))
+        return Location.of(str(self.root), field="run.program").only(sorted(self.files))
 
     def __str__(self) -> str:
         size = decimal(sum(self.files.values()))
@@ -311,8 +313,11 @@ def docker_ignores(docker: "PathSpec[Any]", path: str) -> bool:
     """Whether .dockerignore excludes a path: the last pattern that matches it or a parent folder decides."""
     parts = path.split("/")
     checks = [docker.check_file("/".join(parts[:end])) for end in range(1, len(parts) + 1)]
+    # The index is the number of the pattern that matched.
     matching = [check for check in checks if check.index is not None]
-    return bool(matching and max(matching, key=lambda check: check.index or 0).include)
+    if not matching:
+        return False
+    return bool(max(matching, key=lambda check: check.index or 0).include)
 
 
 def _lines(file: Path) -> list[str]:
@@ -352,7 +357,10 @@ def import_findings(ctx: RunContext) -> Iterator[Finding]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return  # Python reports it when it starts the program
     imported = [(name, line) for name, line in _imported_modules(tree.body) if not installed(name)]
-    files, reported = _files_of_code(ctx) if imported else (), set[str]()
+    if not imported:
+        return
+    files = _files_of_code(ctx)
+    reported = set[str]()
     for name, line in imported:
         if name not in reported and (outside := _find_outside_code(ctx, name, files)):
             reported.add(name)
