@@ -36,6 +36,8 @@ _RESULTS = (*_OUTPUTS, "checkpoints", "checkpoints/*")
 def keep_results(ctx: MachineContext, seconds: float | None, *, checkpoints: bool = True) -> list[str]:
     """Keep output and checkpoints for some seconds (None: for ever), and delete the rest of the run's folder.
 
+    Ranks that are left on hosts are ended first, and the lease records for how long the results are kept.
+
     Returns:
         The kept paths, and ``host:folder`` for each other host that may have results; empty: there are no
         results, and nothing was deleted.
@@ -44,12 +46,12 @@ def keep_results(ctx: MachineContext, seconds: float | None, *, checkpoints: boo
     hosts.end_ranks(ctx, ctx.ledger.read())
     attempts = _attempts(ctx)
     outputs = [*(attempt / "output" for attempt in attempts), *_stray_results(ctx)]
-    if checkpoints:
-        outputs.insert(0, folder / "checkpoints")
     results = [path for path in outputs if disk.may_hold_files(path)]
     if checkpoints:
+        if disk.may_hold_files(folder / "checkpoints"):
+            results.insert(0, folder / "checkpoints")
         on_hosts = hosts.holding_files(ctx, folder, *_RESULTS)
-    else:  # the report has the metrics
+    else:  # an output with nothing but metrics is no result: the report has the metrics
         results = [path for path in results if not disk.holds_only(path, METRICS)]
         on_hosts = hosts.holding_files(ctx, folder, *_OUTPUTS, but=(METRICS,))
     strays_on_hosts = _strays_on_hosts(ctx)
@@ -78,23 +80,26 @@ def _attempts(ctx: MachineContext) -> list[Path]:
 
 def _stray_results(ctx: MachineContext) -> list[Path]:
     """List the ``work`` folders in which programs wrote files, of attempts that wrote none to an output."""
-    works = [(working_folder(folder), Path(attempt.code or "")) for folder, attempt in _without_output(ctx)]
+    works = [(working_folder(folder), code) for folder, code, _ in _without_output(ctx)]
     return [work.parent for work, code in works if work.is_dir() and transfer.strays(code, work)]
 
 
 def _strays_on_hosts(ctx: MachineContext) -> list[str]:
-    """List files in the ``work`` folders of hosts, as :func:`_stray_results` does here, as ``host:path``."""
+    """List the files that programs left in ``work`` folders on hosts, each as ``host:path``.
+
+    Only attempts that wrote no output count.
+    """
     return [
         stray
-        for folder, attempt in _without_output(ctx)
-        for stray in hosts.strays(ctx, folder, files_of_code(Path(attempt.code or "")), attempt)
+        for folder, code, attempt in _without_output(ctx)
+        for stray in hosts.strays(ctx, folder, files_of_code(code), attempt)
     ]
 
 
-def _without_output(ctx: MachineContext) -> list[tuple[Path, Attempt]]:
-    """List the attempts with code that wrote no output, each with its folder."""
+def _without_output(ctx: MachineContext) -> list[tuple[Path, Path, Attempt]]:
+    """List the attempts with code that wrote no output: folder, folder of the code, and attempt."""
     return [
-        (attempt_directory(ctx, number), attempt)
+        (attempt_directory(ctx, number), Path(attempt.code), attempt)
         for number, attempt in ctx.ledger.read().attempts.items()
         if attempt.code and (attempt.fruitless or ctx.run.output is None)
     ]
@@ -137,8 +142,11 @@ def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
         left = ctx.ledger.remove(elsewhere, only_over=only_over)
     except OSError as error:
         return [f"{folder}: {error}"]
-    # With ``only_over``, the folder of a run with a new lease stays, which is no fault.
-    return [*left, str(folder)] if folder.exists() and not only_over else left
+    if (
+        folder.exists() and not only_over
+    ):  # else the folder of a run with a new lease stays, which is no fault
+        return [*left, str(folder)]
+    return left
 
 
 def _remove_elsewhere(

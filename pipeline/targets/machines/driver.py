@@ -78,7 +78,15 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         return record["ended"] - record["started"] if record else 0.0
 
     def cancel(self, ctx: MachineContext, by: str, attempt: int | None) -> bool:
-        """End the present attempt, and record ``by`` whom; False: it had ended, or is not ``attempt``."""
+        """End the present attempt, and record ``by`` whom; False: it had ended, or is not ``attempt``.
+
+        If only its supervisor has ended, the ranks that are left are ended too.
+
+        Raises:
+            UnseenError: Whether it runs cannot be seen from here.
+            LaunchError: A process does not end, or a host cannot be reached.
+            OSError: The record cannot be written; the attempt was ended.
+        """
         to_end: ProcessHandle | None = None
         try:
             with ctx.ledger.update() as entry:
@@ -109,20 +117,29 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         return True
 
     def declare_gone(self, ctx: MachineContext, entry: Entry) -> bool:
-        """Write the exit record of an attempt whose host or container is gone; False: it is not needed."""
+        """Write the exit record of an attempt whose host or container is gone, and end its ranks on hosts.
+
+        False: there is no attempt, or its end is known.
+        """
         handle = launch.present_handle(ctx, entry)
-        if handle is None or process.observe(handle)["exit"] is not None:  # no attempt, or its end is known
+        if handle is None or process.observe(handle)["exit"] is not None:
             return False
         process.declare_gone(handle, ctx.typed("cancel"))
         hosts.end_ranks(ctx, entry)
         return True
 
     def export(self, ctx: MachineContext, handle: ProcessHandle, progress: Progress) -> Manifest:
-        """Collect the program's files from the hosts, and copy them to the output; return what was copied."""
+        """Collect the program's files from the hosts, and copy them to the output; return what was copied.
+
+        The manifest is empty if the program wrote no file.
+
+        Raises:
+            ExportError: The output was not written, or hosts have different files of one name.
+        """
         source = Path(handle.directory) / "output"
         hosts.collect(ctx, handle.attempt, source)
         if not source.exists() or all(item.is_folder for item in transfer.written(str(source)).items()):
-            return Manifest()
+            return Manifest()  # no file was written, and empty folders do not count
         _check_mount(ctx, source, ctx.ledger.read().described(handle.attempt).output_mount)
         try:
             return transfer.publish(source, ctx.output, ctx.key, progress)
@@ -165,14 +182,14 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
 
 def _check_mount(ctx: MachineContext, source: Path, mount_at_launch: str | None) -> None:
     """Raise if the disk of the output is no longer mounted: the model would go to the disk below."""
-    output, is_mounted = ctx.output.local, False
+    output = ctx.output.local
     if mount_at_launch is None or output is None:
         return
+    is_safe = False
     with suppress(OSError):  # such as a mount whose server is gone
-        is_mounted = Path(mount_at_launch).is_mount()
         # Without the mount, an output that was edited to another disk is fine too.
-        is_mounted = is_mounted or not output.resolve().is_relative_to(mount_at_launch)
-    if not is_mounted:
+        is_safe = Path(mount_at_launch).is_mount() or not output.resolve().is_relative_to(mount_at_launch)
+    if not is_safe:
         raise ExportError(
             f"nothing is mounted at {mount_at_launch} any more, as there was at the launch",
             field="run.output",

@@ -34,7 +34,7 @@ def recorded(
 ) -> list[HostGroup]:
     """Return hosts that have a folder of a run, as one group; none on ``local``.
 
-    The hostfile is not read: it may have been edited since.
+    The hostfile is read only if the ledger does not name the hosts: it may have been edited since.
 
     Args:
         entry: The run.
@@ -47,14 +47,16 @@ def recorded(
     if attempt is not None and not isinstance(read_target(attempt.target), BareMetal):
         return []
     fields = [entry.described().target, entry.target, *(one.target for one in entry.attempts.values())]
-    targets = [present, *map(read_target, fields)]
+    targets = [present, *map(read_target, fields)]  # the newest first, for its ssh command
     target = next((one for one in targets if isinstance(one, BareMetal)), None)
     if target is None:
         return []
-    all_names = {*entry.hosts, *(name for one in entry.attempts.values() for name in one.hosts)}
-    names = (attempt and attempt.hosts) or all_names
+    if attempt is not None and attempt.hosts:
+        names = set(attempt.hosts)
+    else:
+        names = {*entry.hosts, *(name for one in entry.attempts.values() for name in one.hosts)}
     members = tuple(Host(name) for name in sorted(names))
-    if not members and not entry.owner:  # an older version recorded no hosts
+    if not members and not entry.owner:  # an older version, which named no owner, recorded no hosts either
         members = hosts.chosen(target, read_run(entry.described().run))
     return [(target, members)] if members else []
 
@@ -73,7 +75,8 @@ def claim(ctx: MachineContext, entry: Entry) -> None:
         entry: The ledger's entry; the caller holds the ledger's lock.
 
     Raises:
-        ForeignRunError: Another run has the folder: another machine launched it, or its ledger is lost.
+        ForeignRunError: Another run has the folder: another machine launched it, or its ledger is lost. The
+            error names the first such host.
     """
     folder = directory_of(ctx)
     for target, members in _next_hosts(ctx):
@@ -127,7 +130,7 @@ def deliver(ctx: MachineContext, stored: transfer.Stored, in_use: Callable[[], b
     if not isinstance(ctx.target, BareMetal):
         return False
     with ctx.ledger.hold() as (entry, _):
-        claim(ctx, entry)
+        claim(ctx, entry)  # the run's folder there records the use of the copy
     delivery = ssh_copies.Delivery(stored.path, _digests(stored.manifest), directory_of(ctx))
     delivered = ssh_copies.deliver(ctx.target, hosts.chosen(ctx.target, ctx.run), delivery, in_use)
     if delivered.in_use:

@@ -40,6 +40,11 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
 
     The attempt is recorded before anything starts. The ledger's lock keeps other processes from launching;
     the started process holds it too, until its handle is on disk.
+
+    Raises:
+        ForeignRunError: Another task or another run is in the way.
+        UnseenError: Whether the present attempt runs cannot be seen from here.
+        LaunchError: The training cannot be started, or ranks of an earlier attempt do not end.
     """
     with ctx.ledger.hold() as (entry, lock):
         join(ctx, entry, "train")  # refuses another task of the DAG run with other fields

@@ -6,7 +6,6 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from manycpu.pipeline.adapters import disk, hosts, lock, mpi
@@ -14,7 +13,6 @@ from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec import memory_estimate
 from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError, install
 from manycpu.pipeline.spec.machine import Machine, has_bf16
-from manycpu.pipeline.spec.placement import Mpi
 from manycpu.pipeline.spec.targets import BareMetal, Local
 from manycpu.pipeline.targets.machines.context import MachineContext, directory_of, home_of
 from manycpu.pipeline.targets.machines.launch import objects
@@ -28,11 +26,12 @@ def findings(ctx: MachineContext) -> Iterator[Finding]:
         yield from _check_environment(ctx)
     yield from _check_mpirun(ctx)
     resume = ctx.run.resume_from
+    # Where there are other hosts, the checkpoint is on them.
     if resume is not None and isinstance(ctx.target, Local) and not Path(resume).is_dir():
         yield Finding("run.resume_from", f"there is no folder {resume}", "Give a checkpoint's folder")
     folder = directory_of(ctx)
     try:
-        disk.try_out(folder)
+        disk.try_out(folder)  # leaves nothing behind: locks are tried in a folder that exists
         lock.try_out(next(parent for parent in folder.parents if parent.exists()))
     except BadInputError as error:
         yield Finding.of(error, "target.directory")
@@ -100,20 +99,16 @@ def _check_mpirun(ctx: MachineContext) -> Iterator[Finding]:
     if ctx.target.launch != "mpirun":
         return
     try:
-        found = [*_check_hosts(ctx, mpi.find(ctx.target.mpi))]
+        mpi_here = mpi.find(ctx.target.mpi)
+        found: list[Finding] = []
+        if isinstance(ctx.target, BareMetal):
+            estimated = memory_estimate.estimate(ctx.run, ctx.base)
+            found = hosts.check(ctx.target, ctx.run, mpi_here, ctx.needs, estimated)
         yield from found
         if not any(finding.fatal for finding in found):
-            objects(ctx)  # builds the command, for which it asks the first host once more
+            objects(ctx)  # raises what the command refuses; it asks the first host once more
     except (BadInputError, LaunchError) as error:
         yield Finding(error.field or "target.mpi", error.message, error.fix or "Install Intel MPI: impi-rt")
-
-
-def _check_hosts(ctx: MachineContext, mpi_here: Mpi) -> Iterator[Finding]:
-    """Check the hosts of a hostfile, if there is one."""
-    if isinstance(ctx.target, BareMetal):
-        with suppress(BadInputError, LaunchError):
-            estimated = memory_estimate.estimate(ctx.run, ctx.base)
-            yield from hosts.check(ctx.target, ctx.run, mpi_here, ctx.needs, estimated)
 
 
 def _check_disk(ctx: MachineContext) -> Iterator[Finding]:

@@ -81,7 +81,7 @@ def build(ctx: MachineContext) -> tuple[Built, bool]:
     """
     root, arguments = program_of(ctx)
     if root is None:
-        return Built(code=None, program=arguments, digest=installed_digest()), True
+        return Built(code=None, program=arguments, digest=installed_digest()), True  # nothing to make
     source = code_of(ctx, root, arguments)
     _LOG.info("the code: %s", source)
     digest = transfer.identity(source.location)
@@ -129,7 +129,7 @@ def _in_use(ctx: MachineContext, folder: Path) -> bool:
 
 
 def _trains_on(ctx: RunContext, folder: Path) -> bool:
-    """Whether a run's present attempt uses a folder and has not ended; true if its end cannot be seen."""
+    """Whether a run's present attempt uses a folder and has not ended; true if that cannot be seen."""
     try:
         entry = ctx.ledger.read()
         handle = ctx.driver.present_handle(ctx, entry)

@@ -86,6 +86,9 @@ def status(
 ) -> Status:
     """Read the status of an attempt; a success needs the proof of scale, which is in the log.
 
+    If the exit record does not say how the ranks ended, the ranks' own exit records decide. They are added to
+    what the ranks have reported.
+
     ``activity`` is the log's reader, which continues from its offset; None: from the offset that was saved.
     """
     observation = process.observe(handle)  # before the log, so that the log of an ended attempt is complete
@@ -93,12 +96,11 @@ def status(
     facts = {"cancelled": handle.attempt in entry.cancelled, "met": observed.met}
     status = process_state(observation | facts)
     record = observation["exit"]
-    if status.state is RunState.FAILED and (record is None or record["reason"]):
-        # The exit record does not say how the ranks ended: it is missing, or a budget was used up.
-        with suppress(OSError):
-            add_exit_records(
-                observed, exit_records.finished_round(Path(handle.directory) / exit_records.FOLDER)
-            )
+    ends_are_unknown = record is None or record["reason"]  # no exit record, or a budget was used up
+    if status.state is RunState.FAILED and ends_are_unknown:
+        with suppress(OSError):  # the records of the ranks cannot be read: it stays a failure
+            finished = exit_records.finished_round(Path(handle.directory) / exit_records.FOLDER)
+            add_exit_records(observed, finished)
         if observed.finished:
             reason = f"all ranks had finished before: {status.in_short}"
             status = Status(state=RunState.SUCCEEDED, reason=reason)
@@ -130,7 +132,11 @@ class MachineWatch:
         return self._log.offset
 
     def look(self) -> tuple[list[RankLine], Status]:
-        """Read the lines since the last look, and the status. After a terminal status no more lines come."""
+        """Read the lines since the last look, and the status. After a terminal status no more lines come.
+
+        Raises:
+            DeadlineError: The supervisor has not ended the training ten minutes after its time was over.
+        """
         entry = self.ctx.ledger.read()
         new_status = with_canceller(status(self.ctx, self.handle, entry, self._activity), self.handle, entry)
         offset_before = self._log.offset
