@@ -128,19 +128,29 @@ class Exec:
     def read(self, size: int) -> memoryview:
         """Read exactly ``size`` bytes from its stdout; fewer only at the end."""
         content, filled = memoryview(bytearray(size)), 0
-        with suppress(OSError, WebSocketException):
+        with suppress(OSError, WebSocketException):  # a broken connection is the end, too
             while filled < size:
-                while not self._unread:
-                    opcode, message = self._socket.recv_data()
-                    if opcode == ABNF.OPCODE_CLOSE:
-                        return content[:filled]
-                    # The first byte is the channel's number; a message without it counts as no output.
-                    channel = message[0] if message else _STDOUT
-                    if channel == _STDOUT:
-                        self._unread = memoryview(message)[1:]
-                    else:
-                        self._output[channel] = (self._output.get(channel, b"") + message[1:])[-_KEPT_BYTES:]
+                if not self._unread and not self._receive():
+                    break
                 part = self._unread[: size - filled]
                 content[filled : filled + len(part)] = part
-                filled, self._unread = filled + len(part), self._unread[len(part) :]
+                filled += len(part)
+                self._unread = self._unread[len(part) :]
         return content[:filled]
+
+    def _receive(self) -> bool:
+        """Receive messages until one has output for stdout, and keep those of other channels.
+
+        False: the connection has ended.
+        """
+        while not self._unread:
+            opcode, message = self._socket.recv_data()
+            if opcode == ABNF.OPCODE_CLOSE:
+                return False
+            # The first byte is the channel's number; a message without it counts as no output.
+            channel = message[0] if message else _STDOUT
+            if channel == _STDOUT:
+                self._unread = memoryview(message)[1:]
+            else:
+                self._output[channel] = (self._output.get(channel, b"") + message[1:])[-_KEPT_BYTES:]
+        return True

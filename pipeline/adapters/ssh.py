@@ -151,6 +151,7 @@ def script(
     If the script succeeds, the output is without the host's banners.
     """
     assignments = "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in variables.items())
+    # A subshell: `exit` in the script ends it alone, and the end marker follows a success.
     marked = f"{assignments}printf {shlex.quote(BEGIN)}\n(\n{text}\n) && printf {shlex.quote(_END)}"
     done = run(target, host, ["sh", "-c", marked], timeout=timeout)
     _, begin, rest = done.output.partition(BEGIN.encode())

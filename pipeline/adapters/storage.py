@@ -195,9 +195,9 @@ class Location:
         return self._is_there(self.root)
 
     def missing(self, timeout_s: float) -> str | None:
-        """Say why there is nothing in a bucket, on the Hub or a web server; None: it does not clearly say so.
+        """Say why there is nothing in a bucket, on the Hub or a web server; None: there is, or there may be.
 
-        A server that does not answer, or refuses to, does not say so either.
+        There may be something if a server does not answer, or refuses to, and in other storage.
         """
         if not (self.in_bucket or self._is_http or self._is_hub):
             return None  # some protocols have no information about folders
@@ -693,9 +693,10 @@ def fault_of(url: str, field: str) -> Finding | None:
         if protocol not in known and similar:
             message = without_secrets(f"{url!r} cannot be opened: Protocol not known: {protocol}", url)
             return Finding(field, message, f"Did you mean {similar[0]}?")
-    place = _LOGIN.sub(r"\1", url).split("::")[0].partition("://")[2]
-    # A client's error would quote parts of a secret.
-    if not _S3.isdisjoint(protocols(url)[:1]) and not _BUCKET.match(place):
+    bucket_and_key = _LOGIN.sub(r"\1", url).split("::")[0].partition("://")[2]
+    is_s3 = not _S3.isdisjoint(protocols(url)[:1])
+    # Found here, because an error of the client would quote parts of a secret that is in the URL.
+    if is_s3 and not _BUCKET.match(bucket_and_key):
         fix = "Write s3://BUCKET/FOLDER; credentials belong into the environment"
         return Finding(field, f"{redacted(url)!r} names no bucket", fix)
     return None
