@@ -117,6 +117,7 @@ class _Call:
     ) -> None:
         signature = inspect.signature(function)
         self.function, self.args, self.kwargs, self.run = function, args, kwargs, run
+        # Below, arguments are bound partially: the inputs of a mapped task come later.
         # Parameters that are fields of the run, and so paths or URLs.
         self.places = [name for name in PLACES if name in signature.parameters]
         arguments_of_call = signature.bind_partial(*args, **kwargs).arguments

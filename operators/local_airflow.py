@@ -40,7 +40,7 @@ _SESSION_CHECK_INTERVAL_S = 0.05
 _PASSWORDS = "simple_auth_manager_passwords.json.generated"
 
 
-def home() -> Path:
+def airflow_home() -> Path:
     """Find the folder of the embedded Airflow: $AIRFLOW_HOME, or ``.airflow`` here."""
     return Path(os.environ.get("AIRFLOW_HOME") or ".airflow").absolute()
 
@@ -116,7 +116,7 @@ def demo() -> int:
     from manycpu.pipeline.recipes.question_answering.demo import demo_run
     from manycpu.pipeline.spec.machine import Machine
 
-    folder = home()
+    folder = airflow_home()
     run = demo_run(str(folder / "models" / time.strftime("demo-%Y%m%dT%H%M%S")))
     oversubscribe = Machine.observe().processors < run["nproc_per_node"]
     # As the trigger form gives them: there, the number of nodes is a text.
@@ -222,7 +222,7 @@ def _clean_up_run(output: str) -> None:
 
 def ui() -> int:
     """Run Airflow until Ctrl-C or SIGTERM; returns 0 then, or Airflow's exit code if it ends by itself."""
-    folder = home()
+    folder = airflow_home()
     if chosen_port := os.environ.get("PORT"):
         if not chosen_port.isdecimal() or not 0 < int(chosen_port) < 1 << 16:
             raise SystemExit(f"manycpu: PORT={chosen_port} is no port; choose one: PORT=9000 make ui")

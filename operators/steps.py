@@ -201,8 +201,10 @@ class ReportOperator(RunOperator):
         try:
             report = conclude(Report.model_validate(self.written) if self.written else read_report(ctx))
         except NoReportError as error:
-            prepared = [state for kind, _, state in upstream_states if issubclass(kind, PrepareOperator)]
-            if "skipped" in prepared:
+            was_skipped = any(
+                issubclass(kind, PrepareOperator) and state == "skipped" for kind, _, state in upstream_states
+            )
+            if was_skipped:
                 text = "the training was skipped: a branch before it chose another path"
                 raise AirflowSkipException(text) from error
             raise AirflowFailException(str(error)) from error
@@ -274,7 +276,7 @@ def worker_disk_findings(
     """
     from manycpu.pipeline.adapters.storage import is_remote
 
-    name = executor or str(conf.get("core", "executor", fallback="")).split(",", maxsplit=1)[0]
+    name = executor or str(conf.get("core", "executor", fallback="")).split(",", maxsplit=1)[0]  # the default
     # In its own pod, a task sees a LocalExecutor: the pod template of Airflow's Helm chart configures that.
     if _IN_POD in os.environ:
         name = _POD_PER_TASK
@@ -286,7 +288,7 @@ def worker_disk_findings(
     if ctx.run.output is not None and not is_remote(ctx.run.output):
         folders["run.output"] = ctx.output.local
     for field, folder in folders.items():
-        if not folder:
+        if not folder:  # it is not on this machine
             continue
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         # The same device as /: no volume.
@@ -303,12 +305,15 @@ def _is_empty_dir(folder: Path, mounts: Path) -> bool:
     """Whether a folder is on an emptyDir of its pod, which is deleted with the pod."""
     # A line, as in proc_pid_mountinfo(5): `id parent device mounted_folder point ... - type ...`; point is
     # where the mounted folder of a file system appears.
-    mounted = dict[str, bool]()
-    for line in mounts.read_text(errors="replace").splitlines() if mounts.exists() else ():  # only on Linux
+    if not mounts.exists():  # only Linux has this file
+        return False
+    mounted = dict[str, bool]()  # where a file system is mounted -> whether it is an emptyDir
+    for line in mounts.read_text(errors="replace").splitlines():
         mount, _, file_system = line.partition(" - ")
         mounted_folder, point = mount.split()[3:5]
         # An emptyDir with medium Memory is a tmpfs, which no two pods share.
         mounted[point] = _EMPTY_DIR in mounted_folder or file_system.startswith("tmpfs ")
+    # The nearest mount counts.
     return next((mounted[str(path)] for path in (folder, *folder.parents) if str(path) in mounted), False)
 
 
@@ -316,6 +321,8 @@ def clean_up_and_log(
     ctx: RunContext, log: Any, place: Mapping[str, Any], attempt: int | None = None
 ) -> Report | None:
     """Run the verb cleanup, keep the report for the page of the task at ``place``, and log what stays behind.
+
+    If an earlier try has cleaned up, its report is kept for the page again.
 
     ``attempt`` is the latest one that the clean-up may delete; None: any.
 
