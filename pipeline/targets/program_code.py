@@ -175,9 +175,11 @@ def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
     *module_option, name = program
     if module_option:  # -m: the top package or module must be code
         top = name.split(".", 1)[0]
-        program_path, is_code = _module_path(root, top), _is_module_among(Path(top), code.files)
+        program_path = _module_path(root, top)
+        is_code = _is_module_among(Path(top), code.files)
     else:
-        program_path, is_code = root / name, name in code.files
+        program_path = root / name
+        is_code = name in code.files
     if not is_code:
         why, fix = _why_left_out(ctx, root, program_path)
         raise BadInputError(f"{name} {why}", field="run.program", fix=fix)
@@ -396,19 +398,21 @@ def _find_outside_code(ctx: RunContext, module: str, files: Collection[str]) -> 
     root, program = program_of(ctx)
     if root is None:
         return None
-    # Python searches the folder of the code and the folder of the script.
-    found = [place for place in (root, (root / program[-1]).parent) if has_module(place, module)]
-    if any(_is_module_among((place / module).relative_to(root), files) for place in found):
+    # Python searches the folder of the code and the folder of the script, which `-m module` does not have.
+    searched = (root, (root / program[-1]).parent)
+    found = [folder for folder in searched if has_module(folder, module)]
+    if any(_is_module_among((folder / module).relative_to(root), files) for folder in found):
         return None
     if found:
         why, fix = _why_left_out(ctx, root, _module_path(found[0], module))
         return f"{module} {why}", fix
     for folder in root.parents:
-        for place in (folder, folder / _SOURCES):
-            if has_module(place, module):
-                also_set = "" if place == folder else f" and run.env to {{PYTHONPATH: {_SOURCES}}}"
+        for sources in (folder, folder / _SOURCES):
+            if has_module(sources, module):
+                # Python searches the code's folder by itself, but not a folder in it.
+                also_set = "" if sources == folder else f" and run.env to {{PYTHONPATH: {_SOURCES}}}"
                 return (
-                    f"{module} is in {place}, and the code is {root} alone",
+                    f"{module} is in {sources}, and the code is {root} alone",
                     f"Set run.code to {folder}{also_set}",
                 )
         if _is_project(folder):

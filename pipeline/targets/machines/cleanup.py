@@ -59,17 +59,22 @@ def keep_results(ctx: MachineContext, seconds: float | None, *, checkpoints: boo
     if not results and not on_hosts:
         return []
     ctx.ledger.keep(seconds)  # first, so that a kill from here on loses no record
+    _keep_only(folder, attempts, results)
+    kept_names = {*_RUN_RECORDS, *_ATTEMPT_RECORDS, "attempts", "checkpoints", "output"}
+    # Hosts may share the folder with this machine: what is kept here must stay there too.
+    has_strays = bool(strays_on_hosts) or any(path.name == "work" for path in results)
+    hosts.keep_only(ctx, folder, kept_names | ({"work"} if has_strays else set()))
+    return [*map(str, results), *on_hosts]
+
+
+def _keep_only(folder: Path, attempts: list[Path], results: list[Path]) -> None:
+    """Delete all but results and records in a run's folder here, and in the folders of its attempts."""
     needed = {folder / name for name in _RUN_RECORDS} | set(results)
     needed |= {attempt / name for attempt in attempts for name in _ATTEMPT_RECORDS}
     children = [*_children(folder), *(child for attempt in attempts for child in _children(attempt))]
     for path in children:
         if path not in needed and path.name != "attempts":
             _delete(path)
-    kept_names = {*_RUN_RECORDS, *_ATTEMPT_RECORDS, "attempts", "checkpoints", "output"}
-    # Hosts may share the folder with this machine: what is kept here must stay there too.
-    has_strays = bool(strays_on_hosts) or any(path.name == "work" for path in results)
-    hosts.keep_only(ctx, folder, kept_names | ({"work"} if has_strays else set()))
-    return [*map(str, results), *on_hosts]
 
 
 def _attempts(ctx: MachineContext) -> list[Path]:

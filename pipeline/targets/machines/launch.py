@@ -62,7 +62,7 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
             hosts.end_ranks(ctx, entry, hosts.names(ctx))
         hosts.claim(ctx, entry)
         output = ctx.output.local if ctx.run.output is not None else None
-        mount = output and str(disk.mount_point(output))
+        mount = output and str(disk.mount_point(output))  # the export refuses if it is gone by then
         description = attempt_of(ctx, staged, built)
         description = description.model_copy(update={"hosts": hosts.names(ctx), "output_mount": mount})
         begin_attempt(entry, entry.attempt + 1, description)

@@ -42,8 +42,8 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
             return _use_in_place(ctx, source.local, transfer.scan(source), field)
         source = source.at_commit()
         identity = transfer.identity(source)
-        folder = home / name / identity[: transfer.DIGITS]
-        folder, manifest, reused = _copy_everywhere(ctx, source, folder, identity, progress)
+        intended_folder = home / name / identity[: transfer.DIGITS]
+        folder, manifest, reused = _copy_everywhere(ctx, source, intended_folder, identity, progress)
         # The copy of a single file is a folder with this file.
         path = folder / source.name if source.is_file() else folder
     except (BadInputError, LaunchError, RunGoneError, StageError):  # these already say which host or field

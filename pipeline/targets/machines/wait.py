@@ -142,7 +142,8 @@ class MachineWatch:
         offset_before = self._log.offset
         lines = [events.split(line) for line in self._log.read(_BLOCK_BYTES)]
         ended = new_status.state.terminal
-        is_full_block = self._log.offset - offset_before > _BLOCK_BYTES // 2  # then there may be more
+        # Only whole lines are read, so a full block may be shorter than its limit; then there may be more.
+        is_full_block = self._log.offset - offset_before > _BLOCK_BYTES // 2
         self.behind = bool(lines) and (ended or is_full_block)
         if ended and self.behind:
             return lines, Status(state=RunState.RUNNING)  # the last lines have not been read yet
