@@ -347,12 +347,13 @@ def _start_ticks(pid: int | str) -> int | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError) as error:
-        # Signal 0 asks the kernel whether the process exists; a refusal proves it too. /proc may hide it.
-        with suppress(ProcessLookupError):
-            with suppress(PermissionError):
-                os.kill(int(pid), 0)
-            raise _HiddenError from error
-        return None
+        try:
+            os.kill(int(pid), 0)  # no signal: only asks the kernel whether the process exists
+        except ProcessLookupError:
+            return None
+        except PermissionError:  # it exists, and belongs to another user
+            pass
+        raise _HiddenError from error
     # The name in parentheses may hold anything: the state follows the last one, the start 19 fields later.
     state, *fields = text.rpartition(b")")[2].split()
     return None if state in (b"Z", b"X") else int(fields[18])

@@ -177,7 +177,7 @@ def main(directory: str) -> None:
     """
     ready, announce = os.pipe()
     # The child writes a byte when it can be found; if it ends before that, the parent reads nothing.
-    if os.fork():
+    if os.fork():  # the parent
         os.close(announce)
         os._exit(0 if os.read(ready, 1) else 1)
     os.close(ready)
@@ -255,7 +255,7 @@ class _LogWatch:
 
     def __init__(self, log: LogCopy, command: dict[str, Any]) -> None:
         self._log, self._started = log, time.monotonic()
-        self._received, self._grown = -1, self._started  # bytes of output, and when the last came
+        self._received, self._last_output_at = -1, self._started  # bytes of output, and when the last came
         self._start_timeout, self._stall_timeout = command["start_timeout"], command["stall_timeout"]
 
     def silence(self) -> str:
@@ -264,8 +264,8 @@ class _LogWatch:
             return f"run.start_timeout: no rank spoke within {self._start_timeout} s"
         received = self._log.received
         if received != self._received:  # output has come since the last call
-            self._received, self._grown = received, time.monotonic()
-        if self._stall_timeout and time.monotonic() - self._grown > self._stall_timeout:
+            self._received, self._last_output_at = received, time.monotonic()
+        if self._stall_timeout and time.monotonic() - self._last_output_at > self._stall_timeout:
             return f"run.stall_timeout: no line from any rank for {self._stall_timeout} s"
         return ""
 

@@ -89,25 +89,26 @@ def status(
     If the exit record does not say how the ranks ended, the ranks' own exit records decide. They are added to
     what the ranks have reported.
 
-    ``activity`` is the log's reader, which continues from its offset; None: from the offset that was saved.
+    ``activity`` is the log's reader, which continues from its offset. None: read from the offset that was
+    saved, and save the present one.
     """
     observation = process.observe(handle)  # before the log, so that the log of an ended attempt is complete
     observed = activity.read_new() if activity else ActivityLog(Path(handle.directory)).read_all()
     facts = {"cancelled": handle.attempt in entry.cancelled, "met": observed.met}
-    status = process_state(observation | facts)
+    judged = process_state(observation | facts)
     record = observation["exit"]
     ends_are_unknown = record is None or record["reason"]  # no exit record, or a budget was used up
-    if status.state is RunState.FAILED and ends_are_unknown:
+    if judged.state is RunState.FAILED and ends_are_unknown:
         with suppress(OSError):  # the records of the ranks cannot be read: it stays a failure
             finished = exit_records.finished_round(Path(handle.directory) / exit_records.FOLDER)
             add_exit_records(observed, finished)
         if observed.finished:
-            reason = f"all ranks had finished before: {status.in_short}"
-            status = Status(state=RunState.SUCCEEDED, reason=reason)
-    if status.state is RunState.FAILED and record is None and entry.cancelled_by_person(handle.attempt):
+            reason = f"all ranks had finished before: {judged.in_short}"
+            judged = Status(state=RunState.SUCCEEDED, reason=reason)
+    if judged.state is RunState.FAILED and record is None and entry.cancelled_by_person(handle.attempt):
         # The supervisor was killed after the cancellation, before it wrote its exit record.
-        status = Status(state=RunState.CANCELLED, reason=status.reason)
-    return outcome(ctx, status, observed) if status.state is RunState.SUCCEEDED else status
+        judged = Status(state=RunState.CANCELLED, reason=judged.reason)
+    return outcome(ctx, judged, observed) if judged.state is RunState.SUCCEEDED else judged
 
 
 class MachineWatch:
