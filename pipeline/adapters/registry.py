@@ -393,7 +393,7 @@ class Repository:
         if self.has(content.digest):
             return
         stop = stop_all(stop_after_delay(self.connection.deadline), stop_after_attempt(3))
-        self.connection.retrying(self.connection.deadline).copy(stop=stop)(self._send, content)
+        self.connection.retrying(self.connection.deadline).copy(stop=stop)(self._upload, content)
 
     def push_image(self, image: Image, tag: str) -> str:
         """Push a manifest, after the blobs that it names; returns the digest."""
@@ -408,7 +408,7 @@ class Repository:
         """Check that pushes are allowed: begin an upload, and cancel it."""
         self._cancel(self._ask("POST", "blobs/uploads/", self._push))
 
-    def _send(self, content: Content) -> None:
+    def _upload(self, content: Content) -> None:
         """Upload a blob, in parts if it is larger than ``CHUNK``; the last request names its digest.
 
         No request is retried by itself (``patient``): :meth:`push` repeats the whole upload.

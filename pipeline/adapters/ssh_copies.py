@@ -192,7 +192,8 @@ def hosts_without(
         # An exit code: the host has no such file or folder, or cannot read it.
         return bool(done.code) or _parse_listing(done.output) != expected
 
-    return [host.name for host, lacks in zip(hosts, ssh.at_all(hosts, differs), strict=True) if lacks]
+    answers = zip(hosts, ssh.at_all(hosts, differs), strict=True)
+    return [host.name for host, is_different in answers if is_different]
 
 
 def _expected_listing(files: Mapping[str, str]) -> Listing:
@@ -373,17 +374,17 @@ def _pump(source: IO[bytes], sink: IO[bytes], begin: bytes) -> None:
     """
     os.set_blocking(sink.fileno(), False)
     before, found = b"", not begin
-    while block := _when(source, select.POLLIN, sink).read(_BLOCK_BYTES):
+    while block := _when_ready(source, select.POLLIN, sink).read(_BLOCK_BYTES):
         if not found:
-            before += block
+            before += block  # the marker may be split between two blocks
             _, marker, block = before.partition(begin)
             found = bool(marker)
         rest = memoryview(block)
         while rest:
-            rest = rest[_when(sink, select.POLLOUT, sink).write(rest) or 0 :]
+            rest = rest[_when_ready(sink, select.POLLOUT, sink).write(rest) or 0 :]
 
 
-def _when(pipe: IO[bytes], event: int, sink: IO[bytes]) -> IO[bytes]:
+def _when_ready(pipe: IO[bytes], event: int, sink: IO[bytes]) -> IO[bytes]:
     """Return a pipe when it can be read or written, or raise as :func:`_pump` does."""
     poll = select.poll()
     poll.register(sink, 0)  # the end of its reader is always reported

@@ -362,7 +362,7 @@ class Location:
         Raises:
             OSError: The file is another one by now.
         """
-        length = min(self._begins(item, begin).step, item.size - begin)
+        length = min(self._begins(item, begin).step, item.size - begin)  # the step is the size of a part
         with self.fs.open(at, size=item.size, cache_type="none") as file:
             # Known from the list of files: s3fs would ask for them by another request.
             file.details = {"name": at, "size": item.size, "ETag": item.version}
@@ -487,7 +487,9 @@ class Location:
                     position += len(block)
                     yield block
                 return
-        except (TimeoutError, ValueError):  # a web server that sends no parts of a file, perhaps slowly
+        except (TimeoutError, ValueError):
+            # A web server may send only whole files: fsspec then refuses a large one (ValueError), or cannot
+            # read it within its five minutes.
             if not self._is_http:
                 raise
         yield from self._from_whole(item, position)
