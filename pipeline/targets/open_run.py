@@ -108,13 +108,13 @@ def find(ctx: RunContext) -> RunContext:
 def as_started(ctx: RunContext, entry: Entry, attempt: int) -> RunContext:
     """Return the run with the fields that an attempt was started with: the attempt is judged by these.
 
+    Some fields are the present ones in any case: ``FIELDS_AT_ONCE``, and those of the target that say how to
+    reach it.
+
     Args:
         ctx: The run; its fields may have been edited since.
         entry: Its ledger's entry.
         attempt: The attempt; if an older version started it without a record, the entry's fields are used.
-
-    Some fields are the present ones in any case: ``FIELDS_AT_ONCE``, and those of the target that say how to
-    reach it.
     """
     if attempt == 0:  # none has begun
         return ctx

@@ -99,7 +99,7 @@ def write_report(ctx: RunContext, text: str) -> None:
 
 
 def check_report(ctx: RunContext, names: Sequence[str], text: str | None) -> None:
-    """Check that the run may write the output's report.json.
+    """Check that the run may write report.json: the output has no file, or a report that it may replace.
 
     Args:
         ctx: The run.

@@ -304,10 +304,11 @@ def docker_patterns(file: Path) -> "PathSpec[Any]":  # in quotes: not generic be
     patterns = []
     for line in _lines(file) if file.is_file() else ():
         text = line.strip()
+        if not text or line.startswith("#"):  # a comment
+            continue
         negation = "!" if text.startswith("!") else ""
         pattern = os.path.normpath(text.removeprefix("!").lstrip(" /"))
-        if text and not line.startswith("#"):  # neither an empty line nor a comment
-            patterns.append(f"{negation}/{pattern}")  # a slash, as they begin at the root
+        patterns.append(f"{negation}/{pattern}")  # a slash, as they begin at the root
     return PathSpec.from_lines("gitignore", _usable(patterns))
 
 

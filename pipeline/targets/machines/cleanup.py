@@ -147,9 +147,8 @@ def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
         left = ctx.ledger.remove(elsewhere, only_over=only_over)
     except OSError as error:
         return [f"{folder}: {error}"]
-    if (
-        folder.exists() and not only_over
-    ):  # else the folder of a run with a new lease stays, which is no fault
+    # With ``only_over``, the folder of a run with a new lease stays, which is no fault.
+    if folder.exists() and not only_over:
         return [*left, str(folder)]
     return left
 

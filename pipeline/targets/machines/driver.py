@@ -96,8 +96,9 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
                 observed = process.observe(handle)
                 if observed["exit"] is not None:  # the supervisor ends right after it wrote this record
                     process.wait_until_gone(handle, END_TIMEOUT)
+                    # An earlier cancellation may have failed to write this. A clean-up was never the one.
                     if observed["exit"]["reason"] == "cancelled" and by != CLEANUP:
-                        entry.record_canceller(by)  # an earlier cancellation may have failed to write this
+                        entry.record_canceller(by)
                     return False
                 if observed["alive"] is None:
                     raise process.unseen_error(handle, observed["unseen"], ctx.typed("cancel", "--gone"))
@@ -135,6 +136,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
 
         Raises:
             ExportError: The output was not written, or hosts have different files of one name.
+            StageError: A copy from a host failed.
         """
         source = Path(handle.directory) / "output"
         hosts.collect(ctx, handle.attempt, source)

@@ -219,18 +219,18 @@ def strays(ctx: MachineContext, folder: Path, code: Container[str], attempt: Att
     Returns:
         The files that this machine lacks; of a host whose files are unknown, the attempt's folder.
     """
-    strays = []
+    found = []
     for target, members in recorded(ctx.ledger.read(), ctx.target, attempt):
         for host, paths in ssh.holding_files(target, members, folder, "work/*").items():
             if paths is None:  # the host cannot be reached, or has no such folder
-                strays.append(f"{host.name}:{folder}")
+                found.append(f"{host.name}:{folder}")
                 continue
-            strays += [
+            found += [
                 recordable(f"{host.name}:{folder / path}")
                 for path in paths
                 if path not in code and "__pycache__" not in path and not os.path.lexists(folder / path)
             ]
-    return strays
+    return found
 
 
 def keep_only(ctx: MachineContext, folder: Path, names: Iterable[str]) -> None:
