@@ -117,7 +117,7 @@ def champion() -> None:
         task_id="approve",
         subject="Is this model to be the champion?",
         body=compared["body"],
-        defaults="Reject",
+        defaults="Reject",  # without an answer in time
         **approval_timeout(APPROVAL_TIMEOUT),
     )
     # It runs without `approve` too, which `road` may skip.

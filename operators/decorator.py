@@ -71,6 +71,7 @@ class FunctionOperator(DecoratedOperator, WholeRunOperator):
         op_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        # It adds the arguments that the decorator gives.
         call = _Call(python_callable, tuple(op_args or ()), dict(op_kwargs or {}), dict(run or {}))
         _check_when_parsed(call, fields_of(target))
         super().__init__(
@@ -117,10 +118,9 @@ class _Call:
     ) -> None:
         signature = inspect.signature(function)
         self.function, self.args, self.kwargs, self.run = function, args, kwargs, run
-        # Below, arguments are bound partially: the inputs of a mapped task come later.
         # Parameters that are fields of the run, and so paths or URLs.
         self.places = [name for name in PLACES if name in signature.parameters]
-        arguments_of_call = signature.bind_partial(*args, **kwargs).arguments
+        arguments_of_call = signature.bind_partial(*args, **kwargs).arguments  # a mapped task has more later
         # The call's value wins over the decorator's, and that one over the function's default.
         # Checkpoints are passed even as None: a run has a folder for them in any case.
         for name in self.places:

@@ -134,7 +134,7 @@ class Live:
         self._ctx, self._place, self._log = ctx, place, log
         try:
             interval_s = float(conf.get("manycpu", "live_seconds", fallback=_DEFAULT_LIVE_S) or 0)
-        except ValueError:
+        except ValueError:  # the setting is no number
             interval_s = _DEFAULT_LIVE_S
         self._interval_s = max(0.0, interval_s) if place else 0.0  # 0: nothing is written
         # A random delay: triggers that start together must not all write at the same time.

@@ -102,7 +102,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         yield await self._final_event(status)
 
     async def _cancel_at_deadline(self, following: asyncio.Task[Status], deadline: float) -> None:
-        """Wait until the job has ended or the deadline has come; cancel the training if it came first."""
+        """Wait until the job has ended, or else until the deadline, and then cancel the training."""
         await asyncio.wait([following], timeout=max(0.0, deadline - time.time()))
         if not following.done():
             try:

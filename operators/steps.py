@@ -231,7 +231,7 @@ class ReportOperator(RunOperator):
         own_tasks = dict[str, type]()
         relatives: Any = self.get_flat_relatives(upstream=True) if self.training is not None else ()
         for task in relatives:
-            fields = getattr(task, "partial_kwargs", None) or vars(task)  # of an expanded task: the former
+            fields = getattr(task, "partial_kwargs", None) or vars(task)  # expanded tasks have the first
             kind = getattr(task, "operator_class", type(task))
             if issubclass(kind, RunOperator) and fields.get("training") == self.training:
                 own_tasks[task.task_id] = kind

@@ -244,7 +244,8 @@ class TrainOperator(RunOperator):
         Raises:
             AirflowTaskTimeout: The training has not ended by the deadline.
             TaskDeferred: The first seconds are over, and the triggerer continues.
-            AirflowException: The task has ended, but not the training.
+            AirflowFailException: A person ended the task, and so the training.
+            AirflowException: This worker stops, and the training continues.
         """
         from manycpu.pipeline.listeners import Guarded, flush, tell
         from manycpu.pipeline.targets.outcome import outcome

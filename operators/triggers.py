@@ -126,10 +126,9 @@ class FollowingTrigger(BaseTrigger):
     async def _retry_on_thread(
         self, act: Callable[..., T], *args: Any, retried: tuple[type[Exception], ...] = (ClusterError,)
     ) -> T:
-        """Call a function on a thread, and return its result; after an error, retry for an hour.
+        """Call a function on a thread, and return its result; after errors of ``retried``, retry for an hour.
 
-        Raises:
-            ClusterError: The cluster has not answered for an hour; the job is left as it is.
+        The last error is raised, such as a ClusterError if the cluster has not answered for an hour.
         """
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(retried),
@@ -224,7 +223,9 @@ class TrainingTrigger(FollowingTrigger):
                 status = await asyncio.to_thread(self._deliver_and_get_status, watching)
                 if status.state.terminal:
                     break
-                if self.deadline is not None and time.time() >= self.deadline:
+                if (
+                    self.deadline is not None and time.time() >= self.deadline
+                ):  # at each look, until it has ended
                     await asyncio.to_thread(self._cancel, "execution_timeout")
                 if not watching.behind:
                     await asyncio.sleep(POLL)

@@ -75,7 +75,7 @@ def promote(folder: Path, candidate: Candidate, instead_of: int) -> Champion:
         ManycpuError: The model is gone, or is not what was exported.
         ValueError: A number of the candidate is missing or not finite.
     """
-    # pydantic does not check model_copy(update=...)
+    # Again: pydantic does not check a candidate that model_copy(update=...) has made.
     candidate = Candidate.model_validate(candidate.model_dump())
     last = champion(folder)
     if last and last.name == candidate.name:
@@ -84,8 +84,8 @@ def promote(folder: Path, candidate: Candidate, instead_of: int) -> Champion:
         raise _superseded(last, instead_of)
     model = folder / "models" / candidate.name
     _copy_once(candidate, model)
-    promotion = Champion(**{**candidate.model_dump(), "path": str(model)}, number=instead_of + 1)
-    _write_once(folder / "promotions", promotion)
+    fields = candidate.model_dump() | {"path": str(model), "number": instead_of + 1}
+    _write_once(folder / "promotions", Champion(**fields))
     promotions = _promotions(folder)
     last = promotions[-1]
     if last.name != candidate.name:  # another process has created the file of this number
