@@ -79,6 +79,7 @@ def read_accelerate_config(path: Path, run: Fields, target: Fields) -> Translati
         BadInputError: The file cannot be read, or CPUs cannot do what it asks for.
     """
     written = "a file that `accelerate config` has written"
+    # A user may give the script in the place of the config.
     script_fix = f"Write --accelerate-config FILE {path}" if path.suffix == ".py" else None
     content = read_mapping(path, written, f"Give {written}", script_fix)
     return translate(content, run, target)
@@ -103,21 +104,26 @@ def translate(config: Fields, run: Fields, target: Fields) -> Translation:
     """
     _refuse_parallelism(config)  # first: configs for other places have other keys
     _refuse_unknown(config)
-    asked_precision = str(config.get("mixed_precision") or ("fp16" if config.get("fp16") else "no")).lower()
+    # Configs of older versions have `fp16: true` instead. YAML reads `mixed_precision: no` as false.
+    older_precision = "fp16" if config.get("fp16") else "no"
+    asked_precision = str(config.get("mixed_precision") or older_precision).lower()
     if asked_precision not in _DTYPES:
         fix = f"Choose one of: {', '.join(_DTYPES)}"
         raise BadInputError(f"there is no {asked_precision!r}", field="mixed_precision", fix=fix)
     scale = _scale(config, run)
     dtype = run.get("dtype", _DTYPES[asked_precision])
+    # The variables by which `accelerate launch` hands a config to the script.
     env = {"ACCELERATE_MIXED_PRECISION": "bf16" if dtype == "bf16" else "no"}
-    env |= {"ACCELERATE_DEBUG_MODE": "true"} if is_true(str(config.get("debug"))) else {}
-    fields = {"output": None, "dtype": dtype, "env": env | _dynamo(config) | _fsdp(config), **scale}
+    if is_true(str(config.get("debug"))):
+        env["ACCELERATE_DEBUG_MODE"] = "true"
+    env |= _dynamo(config) | _fsdp(config)
+    fields = {"output": None, "dtype": dtype, "env": env, **scale}
     target_fields = _missing_target_fields(config, scale["nnodes"], target)
     return Translation(fields, target_fields, tuple(_notes(config, asked_precision, dtype)))
 
 
 def _refuse_unknown(config: Fields) -> None:
-    """Raise BadInputError if the config has a key that Accelerate does not know, also in a section."""
+    """Raise BadInputError for a key that Accelerate does not know, or a section that is no mapping."""
     _refuse_unknown_keys(config, (*_TRANSLATED, *_UNUSED, *_OTHER_SECTIONS))
     for name, known in _SECTION_KEYS.items():
         section = config.get(name) or {}
@@ -138,7 +144,7 @@ def _refuse_unknown_keys(section: Fields, known: tuple[str, ...], prefix: str = 
 
 
 def _refuse_parallelism(config: Fields) -> None:
-    """Refuse a config for a cloud service, or for more than data parallelism and FSDP."""
+    """Raise BadInputError for a config for a cloud service, or for more than data parallelism and FSDP."""
     environment = config.get("compute_environment", "LOCAL_MACHINE")
     if environment != "LOCAL_MACHINE":
         fix = "Answer `accelerate config` with this machine, and give the target here: --target-kind"
@@ -155,14 +161,18 @@ def _scale(config: Fields, run: Fields) -> dict[str, Any]:
     """Return ``nnodes`` and ``nproc_per_node``, as given, else from the config.
 
     The config's ``num_processes`` counts the ranks of all machines together.
+
+    Raises:
+        BadInputError: The number is not given, or it cannot be shared evenly by the machines.
     """
     nnodes = run.get("nnodes", config.get("num_machines", 1))
     if "nproc_per_node" in run:
         return {"nnodes": nnodes, "nproc_per_node": run["nproc_per_node"]}
-    total, machines = config.get("num_processes"), _count(nnodes)
+    total = config.get("num_processes")
     if total in (None, -1):  # Accelerate leaves the number to its launcher
         fix = "Give --nproc-per-node, the processes on each machine"
         raise BadInputError("the config leaves it open", field="num_processes", fix=fix)
+    machines = _count(nnodes)
     processes = _count(total)
     if not machines or not processes or processes % machines:
         fix = f"Give --nproc-per-node, the processes on each machine, or a multiple of {nnodes}"
@@ -189,47 +199,55 @@ def _missing_target_fields(config: Fields, nnodes: object, given: Fields) -> dic
     """
     path = (config.get("mpirun_config") or {}).get("mpirun_hostfile")
     hostfile = str(Path(path).expanduser()) if path else None
-    if given.get("kind", "baremetal") != "baremetal" or "hostfile" in given:
-        return {"kind": given.get("kind", "baremetal")}
-    if "kind" not in given and str(nnodes) == "1":
+    kind = given.get("kind", "baremetal")
+    has_one_machine = str(nnodes) == "1"
+    if kind != "baremetal" or "hostfile" in given:
+        return {"kind": kind}
+    if "kind" not in given and has_one_machine:
         return {"launch": "mpirun"} if hostfile else {}
     if hostfile is None:
         fix = "Give --target-hostfile FILE, with a host on each line, or --target-kind kubernetes"
-        is_one = str(nnodes) == "1"
-        asked_for = "1 machine is asked for" if is_one else f"{nnodes} machines are asked for"
-        message = f"{asked_for}, and no hostfile names {'it' if is_one else 'them'}"
+        message = f"{nnodes} machines are asked for, and no hostfile names them"
+        if has_one_machine:
+            message = "1 machine is asked for, and no hostfile names it"
         raise BadInputError(message, field="mpirun_config.mpirun_hostfile", fix=fix)
     return {"kind": "baremetal", "hostfile": hostfile}
 
 
 def _dynamo(config: Fields) -> dict[str, str]:
     """Return the environment variables that make Accelerate compile models, if the config asks for it."""
-    section = {"backend": config.get("dynamo_backend")} | {
+    # A config names the backend at its top or in the section, whose keys may have the prefix.
+    options = {"backend": config.get("dynamo_backend")} | {
         str(name).removeprefix("dynamo_"): value
         for name, value in (config.get("dynamo_config") or {}).items()
     }
-    backend = str(section["backend"] or "NO").upper()
-    if backend == "NO":
+    options["backend"] = str(options["backend"] or "NO").upper()
+    if options["backend"] == "NO":
         return {}
-    named = section | {"backend": backend}
     return {
-        f"ACCELERATE_DYNAMO_{name.upper()}": str(value) for name, value in named.items() if value is not None
+        f"ACCELERATE_DYNAMO_{name.upper()}": str(value)
+        for name, value in options.items()
+        if value is not None
     }
 
 
 def _fsdp(config: Fields) -> dict[str, str]:
-    """Return the environment variables that make Accelerate shard models, if the config asks for FSDP."""
+    """Return the environment variables that make Accelerate shard models, if the config asks for FSDP.
+
+    Raises:
+        BadInputError: The config asks for FSDP of version 1, or to offload parameters.
+    """
     if config.get("distributed_type") != "FSDP":
         return {}
     section = config.get("fsdp_config") or {}
-    if str(section.get("fsdp_version", 1)) != "2":
+    if str(section.get("fsdp_version", 1)) != "2":  # 1 is Accelerate's default
         fix = "Set `fsdp_version: 2`; `accelerate to-fsdp2` translates the file"
         raise BadInputError("FSDP of version 1 is not for CPUs", field="fsdp_config.fsdp_version", fix=fix)
     if is_true(str(section.get("fsdp_offload_params"))):
-        message, field = "shares are in the memory of the CPUs already", "fsdp_config.fsdp_offload_params"
-        raise BadInputError(message, field=field, fix="Set it to false")
+        message = "shares are in the memory of the CPUs already"
+        raise BadInputError(message, field="fsdp_config.fsdp_offload_params", fix="Set it to false")
     options = {name.removeprefix("fsdp_"): value for name, value in section.items() if value is not None}
-    if "transformer_layer_cls_to_wrap" in options:
+    if "transformer_layer_cls_to_wrap" in options:  # the variable has a shorter name than the key
         options["transformer_cls_to_wrap"] = options.pop("transformer_layer_cls_to_wrap")
     variables = {
         f"FSDP_{name.upper()}": str(value).lower() if isinstance(value, bool) else str(value)
@@ -242,10 +260,11 @@ def _notes(config: Fields, asked_precision: str, dtype: str) -> list[str]:
     """List notes for the user on what of the config is replaced by something else, or is not used."""
     kind = config.get("distributed_type") or "NO"  # YAML reads NO as false
     unused = [name for name in _UNUSED if config.get(name) not in _EMPTY_VALUES]
-    notes = {
-        f"distributed_type {kind}: the processes train on CPUs": kind in _DEVICE_TYPES,
-        f"mixed_precision {asked_precision} becomes bf16: CPUs train in fp32 or bf16": dtype == "bf16"
-        and asked_precision.startswith("fp"),
-        f"not needed here: {', '.join(sorted(unused))}": bool(unused),
-    }
-    return [note for note, holds in notes.items() if holds]
+    notes: list[str] = []
+    if kind in _DEVICE_TYPES:
+        notes.append(f"distributed_type {kind}: the processes train on CPUs")
+    if asked_precision in ("fp16", "fp8") and dtype == "bf16":
+        notes.append(f"mixed_precision {asked_precision} becomes bf16: CPUs train in fp32 or bf16")
+    if unused:
+        notes.append(f"not needed here: {', '.join(sorted(unused))}")
+    return notes

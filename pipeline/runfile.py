@@ -81,6 +81,7 @@ def read_run_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         BadInputError: The file cannot be read, is not YAML, or has other parts than ``run`` and ``target``.
     """
+    # A user may give the script in the place of the run file.
     script_fix = f"Give a script as --program {path}, with --output" if path.suffix == ".py" else None
     content = read_mapping(path, "a run file", "Begin it with `run:` and, below, `program: ...`", script_fix)
     if script_fix and content.keys() - {*_PARTS}:
@@ -107,21 +108,29 @@ def is_run_file(path: Path) -> bool:
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return False
-    if not isinstance(content, Mapping) or not content or content.keys() - {*_PARTS}:
+    if not isinstance(content, Mapping) or not content or content.keys() - {*_PARTS}:  # it has another part
         return False
     run, target = (content.get(part) or {} for part in _PARTS)
     if not isinstance(run, Mapping) or not isinstance(target, Mapping):
         return False
     kind = KINDS.get(str(target.get("kind", "local")))
-    has_unknown = run.keys() - TrainingRun.model_fields or target.keys() - (kind.model_fields if kind else {})
-    return not has_unknown and ("program" in run or "kind" in target)
+    target_fields = kind.model_fields if kind else {}
+    if run.keys() - TrainingRun.model_fields or target.keys() - target_fields:  # it has another field
+        return False
+    return "program" in run or "kind" in target
 
 
 def read_mapping(path: Path, what: str, shape_fix: str, script_fix: str | None = None) -> Mapping[str, Any]:
     """Read a YAML file whose content is a mapping.
 
-    ``what`` names the file that is expected. The advice is ``shape_fix`` if the content is no mapping, but
-    ``script_fix`` if the path is that of a script, which is given in another way.
+    Args:
+        path: The file.
+        what: Names the file that is expected, for messages.
+        shape_fix: The advice if the content is no mapping.
+        script_fix: How to give a script, if the path is that of one; it wins over other advice.
+
+    Raises:
+        BadInputError: The file cannot be read, is not YAML, or holds no mapping.
     """
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
@@ -129,7 +138,8 @@ def read_mapping(path: Path, what: str, shape_fix: str, script_fix: str | None =
         fix = ". ".join(filter(None, [f"Give the path of {what}", script_fix]))
         raise BadInputError(f"{path} cannot be read: {error.strerror}", fix=fix) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        if script_fix or isinstance(error, UnicodeDecodeError):  # no place in the file would help
+        # The line that YAML names is no help in a script, and a binary file has none.
+        if script_fix or isinstance(error, UnicodeDecodeError):
             raise _wrong_file(path, what, script_fix) from error
         raise BadInputError(f"{path} is not YAML: {error}", fix="Mend it at the line above") from error
     if not isinstance(content, Mapping):
