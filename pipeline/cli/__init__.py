@@ -72,14 +72,19 @@ for _command in (*spec_commands.COMMANDS, *run_commands.COMMANDS, report_command
 
 
 def main() -> None:
-    """Run the command; an error is one message and exit code 2 (bad input), 130 (interrupted) or 1."""
+    """Run the command; an error is one message and exit code 2 (bad input), 130 (interrupted) or 1.
+
+    Errors that are faults of this program are raised.
+    """
     try:
         cli(standalone_mode=False)
     except ManycpuError as error:
         click.echo(f"manycpu: {_with_notes(error, str(error))}", err=True)
-        sys.exit(_EXIT_INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else error.exit_code)
+        # A verb that Ctrl-C interrupts raises an error from it, which says what stays.
+        was_interrupted = isinstance(error.__cause__, KeyboardInterrupt)
+        sys.exit(_EXIT_INTERRUPTED if was_interrupted else error.exit_code)
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
+        if error.errno == errno.ENAMETOOLONG:  # a path that the user gave
             click.echo(
                 f"manycpu: a path is too long: {error.strerror}: {str(error.filename)[:100]}...", err=True
             )

@@ -66,15 +66,19 @@ def describe(text: str) -> Machine:
         BadInputError: A word or a value is none of these, or they contradict one another.
     """
     values = dict(_parse_words(text))
-    limit, request = values.get("limit"), values.get("request")
-    all_cpus, allowed = list(_processors_of(values)), values.get("cpus")
+    all_cpus = list(_processors_of(values))
+    allowed = values.get("cpus")
     cpus = [cpu for cpu in all_cpus if allowed is None or cpu.number in allowed]
     if not cpus or (allowed and max(allowed) >= len(all_cpus)):
         raise _bad_node(f"the node has the processors 0 to {len(all_cpus) - 1}", "Choose cpus= from these")
+    limit, request = values.get("limit"), values.get("request")
+    guaranteed = None  # unknown: one of the two is not described
+    if limit is not None and request is not None:
+        guaranteed = limit == request
     return Machine(
         cpus=tuple(sorted(cpus)),
         quota=limit,
-        guaranteed=None if limit is None or request is None else limit == request,
+        guaranteed=guaranteed,
         memory=values.get("memory"),
         shm=values.get("shm"),
         flags=values.get("bf16", frozenset()),
@@ -82,7 +86,11 @@ def describe(text: str) -> Machine:
 
 
 def _parse_words(text: str) -> Iterator[tuple[str, Any]]:
-    """Yield each ``WORD=VALUE`` as the word and its parsed value."""
+    """Yield each ``WORD=VALUE`` as the word and its parsed value.
+
+    Raises:
+        BadInputError: There is no such word, or its value cannot be read.
+    """
     # A comma before a digit belongs to a list of processors.
     for part in re.split(r"\s*,\s*(?!\d)", text.strip()):
         name, _, value = part.partition("=")
@@ -99,6 +107,9 @@ def _processors_of(words: Mapping[str, Any]) -> Iterator[Cpu]:
     """Yield the logical processors of the described node, in the order in which Linux numbers them.
 
     First comes the first hyper-thread of every core, socket by socket, then the second of every core.
+
+    Raises:
+        BadInputError: Cores are missing, there are too many processors, or NUMA nodes do not fit the sockets.
     """
     if "cores" not in words:
         raise _bad_node("cores= is missing", f"Say at least that, as in {EXAMPLE}")

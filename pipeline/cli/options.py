@@ -95,7 +95,7 @@ class _RunCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help of the options, panel by panel."""
+        """Write the help of the options, panel by panel; advanced panels only if --help-all is given."""
         panels: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             if isinstance(param, click.Argument):
@@ -131,15 +131,18 @@ def fields(command: Command) -> Command:
     """
     # Here and below from last to first: click shows first what is added last.
     for (part, name), (_, field) in reversed(_FIELDS.items()):
-        metavar, repetition = _SHAPES[_shape(field)]
+        shape = _shape(field)
+        metavar, repetition = _SHAPES[shape]
+        # A target's `kind` has no description: its values are one.
+        description = field.description or f"{' or '.join(KINDS)}."
         command = click.option(
             _option_name(part, name),
             f"{part}__{name}",
             cls=_PanelOption,
             panel=_panel(part, name),
             metavar="|".join(_choices(part, name)) or metavar,
-            multiple=bool(repetition),
-            help=(field.description or f"{' or '.join(KINDS)}.") + repetition,
+            multiple=shape != "value",
+            help=description + repetition,
         )(command)
     for add_parameter in (
         click.option("-m", "module", is_flag=True, help=f"With {_CONFIG}: SCRIPT is the name of a module."),
@@ -185,7 +188,7 @@ def _choices(part: str, name: str) -> list[str]:
         # The schema lists the values if the type does not.
         listed: Any = extra.get("enum", ()) if isinstance(extra, dict) else ()
         values = [str(value) for value in listed] or _literal_values(field.annotation)
-        if not values:
+        if not values:  # one target takes any value
             return []
         choices |= dict.fromkeys(values)
     return list(choices)
@@ -203,8 +206,9 @@ def _shape(field: FieldInfo) -> Shape:
     kind = field.annotation
     if get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return "mapping"
-    splits_words = any(isinstance(validator, BeforeValidator) for validator in field.metadata)
     if get_origin(kind) is tuple:
+        # Only fields of words have such a validator, which splits one text into words.
+        splits_words = any(isinstance(validator, BeforeValidator) for validator in field.metadata)
         return "words" if splits_words else "list"
     return "value"
 
@@ -227,8 +231,10 @@ def location_options(command: Command) -> Command:
 
 def open_run(file: Path | None, options: Options, name: str) -> RunContext:
     """Open the run that a file and options describe; ``name`` tells it from others, as a run id does."""
-    parts, config = fields_of(file, options), options.get("accelerate_config")
-    base = file.parent if file and not config else Path.cwd()
+    parts = fields_of(file, options)
+    config = options.get("accelerate_config")
+    # Relative paths start at the run file; with a config of Accelerate, where `file` is a script, not.
+    base = Path.cwd() if config or not file else file.parent
     ctx = open_context(parts["run"], parts["target"], "cli", name, base=base)
     return replace(ctx, run_file=config or file)
 
@@ -237,18 +243,30 @@ def fields_of(file: Path | None, options: Options) -> dict[str, dict[str, Any]]:
     """Return the fields of ``run`` and of ``target`` from a file and from options; options win.
 
     With a config of Accelerate among the options, ``file`` is a script, and the fields are in the config.
+
+    Raises:
+        BadInputError: A file or an option cannot be read, or only a config of Accelerate takes the option.
     """
     if config := options.get("accelerate_config"):
         return _fields_of_accelerate(config, file, options)
-    if extra := [*(["-m"] if options.get("module") else []), *options.get("words", ())]:
+    unusable = list(options.get("words", ()))
+    if options.get("module"):
+        unusable.insert(0, "-m")
+    if unusable:
         fix = f"A script's own words come after {_CONFIG} CONFIG SCRIPT, or in --args"
-        raise BadInputError(f"{' '.join(extra)!r} cannot be used", fix=fix)
+        raise BadInputError(f"{' '.join(unusable)!r} cannot be used", fix=fix)
     run_fields, target_fields = read_run_file(file) if file else ({}, {})
     return _with_options({"run": run_fields, "target": target_fields}, options)
 
 
 def _fields_of_accelerate(config: Path, script: Path | None, options: Options) -> dict[str, dict[str, Any]]:
-    """Return the fields of run and target from a config of Accelerate, a script, its words and options."""
+    """Return the fields of run and target from a config of Accelerate, a script, its words and options.
+
+    Prints notes on what of the config is read in another way.
+
+    Raises:
+        BadInputError: The config or an option cannot be read, the script is a folder, or it is given twice.
+    """
     # First the options alone, since the translation depends on them; below they win over its result.
     from_options = _with_options({"run": {}, "target": {}}, options)
     translated = read_accelerate_config(config, from_options["run"], from_options["target"])
@@ -261,7 +279,9 @@ def _fields_of_accelerate(config: Path, script: Path | None, options: Options) -
         script_fields["program"] = f"-m {script}" if options["module"] else str(script)
     if options["words"]:
         script_fields["args"] = list(options["words"])
-    for name in script_fields.keys() & from_options["run"].keys():
+    given_twice = script_fields.keys() & from_options["run"].keys()
+    if given_twice:
+        name = next(iter(given_twice))
         raise BadInputError(
             "it is given twice", field=f"run.{name}", fix=f"Leave out {_option_name('run', name)}"
         )
@@ -282,6 +302,10 @@ def _parse_option(part: str, name: str, raw: str | tuple[str, ...], before: Any)
     """Parse the text of an option, or the texts if it may be repeated, as YAML where they look like it.
 
     All else is left to the validation of the field. A mapping is added to ``before``, the value of the file.
+
+    Raises:
+        BadInputError: A text begins like YAML and is none, its words cannot be told apart, or it is no
+            ``NAME=value`` of a mapping.
     """
     field = f"{part}.{name}"
     if isinstance(raw, str):
@@ -301,22 +325,36 @@ def _parse_option(part: str, name: str, raw: str | tuple[str, ...], before: Any)
             parsed = _parse_yaml_text(field, text)
             values += parsed if isinstance(parsed, list) else [parsed]
         return values
+    fix = f"Write it as {_option_name(part, name)} NAME=value, once for each"
     mapping = dict(before) if isinstance(before, Mapping) else {}
-    for text in raw:
-        key, equals, value = text.partition("=")
+    return _parse_mapping(field, raw, mapping, fix)
+
+
+def _parse_mapping(field: str, texts: tuple[str, ...], mapping: dict[str, Any], fix: str) -> Any:
+    """Add each ``NAME=value`` to ``mapping``; a text in braces is YAML, and replaces the whole mapping.
+
+    Raises:
+        BadInputError: A text is neither; ``fix`` says how to write it.
+    """
+    parsed: Any = mapping
+    for text in texts:
+        name, equals, value = text.partition("=")
         if text.lstrip().startswith("{"):
-            mapping = _parse_yaml_text(field, text)  # replaces the whole mapping
-        elif equals and key:
-            mapping[key] = value
+            parsed = _parse_yaml_text(field, text)
+        elif equals and name:
+            parsed[name] = value
         else:
-            fix = f"Write it as {_option_name(part, name)} NAME=value, once for each"
-            key = re.split(r"[=:\s]", text, maxsplit=1)[0]  # what follows may be a secret
-            raise BadInputError(f"{key!r} is no NAME=value", field=field, fix=fix)
-    return mapping
+            first_word = re.split(r"[=:\s]", text, maxsplit=1)[0]  # what follows may be a secret
+            raise BadInputError(f"{first_word!r} is no NAME=value", field=field, fix=fix)
+    return parsed
 
 
 def _words(text: str) -> list[str]:
-    """Split words as a shell does; an object of JSON is one word, and keeps its quotes."""
+    """Split words as a shell does; an object of JSON is one word, and keeps its quotes.
+
+    Raises:
+        ValueError: A quote has no end.
+    """
     with suppress(json.JSONDecodeError):
         if isinstance(json.loads(text), dict):
             return [text]

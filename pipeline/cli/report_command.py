@@ -47,8 +47,9 @@ def report(path: str | None, page: str | None) -> None:
             display.summary(console, checked, redacted(path))
             display.failure(console, checked)
         else:
-            click.echo(_write(_page_path(path) if page == _BESIDE else Path(page), as_html(fields)))
-    except ValidationError as error:
+            file = _page_path(path) if page == _BESIDE else Path(page)
+            click.echo(_write(file, as_html(fields)))
+    except ValidationError as error:  # a page shows what fields there are, the terminal needs all
         wrong_fields = ", ".join(dict.fromkeys(str(problem["loc"][0]) for problem in error.errors()))
         fix = "--html shows the fields that it has"
         raise BadInputError(f"{redacted(path)} is not a whole report: see {wrong_fields}", fix=fix) from error
@@ -57,7 +58,11 @@ def report(path: str | None, page: str | None) -> None:
 
 
 def _newest_path(page: str | None) -> str:
-    """Return the path or URL of the report of the run that ended last, for a command without PATH."""
+    """Return the path or URL of the report of the run that ended last, for a command without PATH.
+
+    Raises:
+        UsageError: No run has ended here, or PATH was given as the FILE of --html by mistake.
+    """
     if page not in (None, _BESIDE):  # click took the user's PATH as the FILE of --html
         fix = f"Type: manycpu report {quote(redacted(page))} --html"
         raise click.UsageError(f"Missing argument 'PATH': what follows --html is its FILE. {fix}")
@@ -68,10 +73,14 @@ def _newest_path(page: str | None) -> str:
 
 
 def _read(path: str) -> dict[str, Any]:
-    """Read the fields of the report at a path, folder or URL; some may be missing."""
+    """Read the fields of the report at a path, folder or URL; some may be missing.
+
+    Raises:
+        BadInputError: There is no report, or it cannot be read.
+    """
     try:
         text = Location.of(path, "PATH").read_text(REPORT)
-    except BadInputError:
+    except BadInputError:  # it says what is wrong already
         raise
     except Exception as error:  # every protocol of fsspec has errors of its own
         raise BadInputError(without_secrets(f"{path} cannot be read: {error}", path)) from error
@@ -95,7 +104,11 @@ def _page_path(path: str) -> Path:
 
 
 def _write(file: Path, text: str) -> Path:
-    """Write a page and return its path; an existing file is replaced only if it is the page of a report."""
+    """Write a page and return its path; an existing file is replaced only if it is the page of a report.
+
+    Raises:
+        BadInputError: Another file is there, or the page cannot be written.
+    """
     try:
         if file.exists() and not (file.is_file() and is_page(file.read_text(errors="replace"))):
             raise BadInputError(f"{file} exists, and is no page of a report", fix="Give another FILE")

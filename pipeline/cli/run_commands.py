@@ -47,19 +47,24 @@ def _require_name(ctx: click.Context, parameter: click.Parameter, name: str | No
 @location_options
 def status(name: str | None, **location: str | None) -> None:
     """List the runs of this machine or of a namespace, or look at one."""
-    titles = ("state", "attempt", "begun", *([] if name else ["reason"]))
+    titles = ["state", "attempt", "begun"]
+    if not name:  # a single run has its whole reason below the table
+        titles.append("reason")
     # `cancel` and `clean` take whole names only: a narrow terminal must not cut them.
     table = Table(Column("run", no_wrap=True), *(Column(title, overflow="fold") for title in titles))
     reason = ""
-    for ctx in [_find(name, location)] if name else _runs(location):
+    runs = [_find(name, location)] if name else _runs(location)
+    for ctx in runs:
         try:
             entry = ctx.ledger.read()
             state, reason = _state_and_reason(ctx, entry)
         except RunGoneError:
             continue  # it ended meanwhile
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created))
-        cells = (entry.name, state, str(entry.attempt), began, *([] if name else [reason]))
-        table.add_row(*(Text("\n".join(map(escaped, cell.splitlines()))) for cell in cells))
+        cells = [entry.name, state, str(entry.attempt), began]
+        if not name:
+            cells.append(reason)
+        table.add_row(*(Text(_escaped_lines(cell)) for cell in cells))
     if not table.rows:
         click.echo(
             f"no run in {_searched_place(location)}; "
@@ -67,16 +72,25 @@ def status(name: str | None, **location: str | None) -> None:
         )
         return
     Console().print(table)
-    if name and reason:  # a single run has room for the whole reason
-        click.echo("\n".join(map(escaped, reason.splitlines())))
+    if name and reason:
+        click.echo(_escaped_lines(reason))
+
+
+def _escaped_lines(text: str) -> str:
+    """Escape control characters, but keep the ends of lines."""
+    return "\n".join(map(escaped, text.splitlines()))
 
 
 def _state_and_reason(ctx: RunContext, entry: Entry) -> tuple[str, str]:
-    """Return the state of a run, and why; after an error ``unknown``, so that other runs are still listed."""
+    """Return the state of a run, and why; after an error ``unknown``, so that other runs are still listed.
+
+    Raises:
+        RunGoneError: The run has ended meanwhile.
+    """
     try:
         handle = ctx.driver.present_handle(ctx, entry)
         current = attempt_status(ctx, handle, entry) if handle else None
-    except RunGoneError:
+    except RunGoneError:  # also a ManycpuError
         raise
     except (ManycpuError, OSError, ValueError) as error:
         return "unknown", str(error)
@@ -111,12 +125,12 @@ def logs(name: str | None, *, follow: bool, **location: str | None) -> None:
     handle = ctx.driver.present_handle(ctx, ctx.ledger.read())
     if handle is None:
         raise BadInputError(f"run {ctx.name} has launched nothing yet", fix="See `manycpu status`")
-    if follow:
-        wait.wait(ctx, handle, ReadableLog(click.echo))
-        return
     log = ReadableLog(click.echo)
-    tell(wait.lines_so_far(ctx, handle), log)
-    log.flush()
+    if follow:
+        wait.wait(ctx, handle, log)
+    else:
+        tell(wait.lines_so_far(ctx, handle), log)
+        log.flush()
 
 
 @click.command()
@@ -161,11 +175,9 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
     candidates, partly_removed = _to_clean(name, location)
     removable = [ctx for ctx in candidates if _removable(ctx, delete_model=delete_model)]
     home_folder = home(location["directory"])
-    folders = (
-        _removable_folders(home_folder, {ctx.name for ctx in removable})
-        if data and location["namespace"] is None
-        else []
-    )
+    folders: list[Path] = []
+    if data and location["namespace"] is None:  # runs of a namespace have no folders here
+        folders = _removable_folders(home_folder, {ctx.name for ctx in removable})
     lines = [f"run {partial}: the rest of it, which an earlier removal left" for partial in partly_removed]
     lines += [*(f"run {ctx.name}: {ctx.where}" for ctx in removable), *map(str, folders)]
     for line in lines:
@@ -188,14 +200,18 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
 
 
 def _to_clean(name: str | None, location: Location) -> tuple[list[RunContext], list[str]]:
-    """Return the runs at a location, and names of partly removed ones; ``name``: only the run so named."""
+    """Return the runs at a location, and names of partly removed ones; ``name``: only the run so named.
+
+    Raises:
+        BadInputError: There is no run of that name.
+    """
     target = _target_of(location)
     partly_removed = driver_of(target.kind).half_removed(target)
     if name is None:
         return _runs(location), partly_removed
-    partly_removed = [partial for partial in partly_removed if partial == name]
-    # A partly removed run has no ledger: it is not among the runs.
-    return [] if partly_removed else [_find(name, location, whole=True)], partly_removed
+    if name in partly_removed:
+        return [], [name]  # it has no ledger, so it is not among the runs
+    return [_find(name, location, whole=True)], []
 
 
 def _finish_removals(names: Iterable[str], location: Location) -> list[str]:
@@ -206,23 +222,26 @@ def _finish_removals(names: Iterable[str], location: Location) -> list[str]:
 
 
 def _remove(runs: Iterable[RunContext], *, delete_model: bool) -> list[str]:
-    """Clean up runs; return what cannot be deleted and why, a line for each."""
+    """Clean up runs, and print the advice of each; return what cannot be deleted and why, a line for each."""
     not_deleted: list[str] = []
     for ctx in runs:
         lease = _removable(ctx, delete_model=delete_model)  # it may have changed while the question waited
-        if lease:
-            holder = process.handle_of_this_process(Path(), ctx.name, 0)
-            try:
-                with ctx.ledger.held_by(holder, lease):  # so that no other process resumes it meanwhile
-                    report = cleanup(ctx, keep=False, delete_model=delete_model)
-            except RunGoneError:  # another process has removed it
-                continue
-            except (ManycpuError, OSError) as error:
-                not_deleted.append(f"run {ctx.name}: {error}")
-                continue
-            if report is not None and report.advice:
-                click.echo(f"run {ctx.name}: {report.advice}")
-            not_deleted += report.left_behind if report is not None else ()
+        if lease is None:
+            continue
+        holder = process.handle_of_this_process(Path(), ctx.name, 0)
+        try:
+            with ctx.ledger.held_by(holder, lease):  # so that no other process resumes it meanwhile
+                report = cleanup(ctx, keep=False, delete_model=delete_model)
+        except RunGoneError:  # another process has removed it
+            continue
+        except (ManycpuError, OSError) as error:
+            not_deleted.append(f"run {ctx.name}: {error}")
+            continue
+        if report is None:  # it was cleaned up already
+            continue
+        if report.advice:
+            click.echo(f"run {ctx.name}: {report.advice}")
+        not_deleted += report.left_behind
     return not_deleted
 
 
@@ -270,7 +289,7 @@ def _searched_place(location: Location) -> str:
 
 
 def _removable(ctx: RunContext, *, delete_model: bool) -> Lease | None:
-    """Return the lease of a run that may be removed; None: it may not, and why is printed."""
+    """Return the lease of a run that may be removed; None: it is gone, or may not, and why is printed."""
     lease = None
     try:
         lease = ctx.ledger.lease()
@@ -285,7 +304,11 @@ def _removable(ctx: RunContext, *, delete_model: bool) -> Lease | None:
 
 
 def _reason_to_keep(ctx: RunContext, lease: Lease, *, delete_model: bool) -> str:
-    """Return why `clean` must not remove a run with this lease; an empty text if it may."""
+    """Return why `clean` must not remove a run with this lease; an empty text if it may.
+
+    Raises:
+        RunGoneError: Another process has removed it.
+    """
     now = ctx.ledger.now()
     entry = ctx.ledger.read()
     handle = ctx.driver.present_handle(ctx, entry)
@@ -303,7 +326,7 @@ def _reason_to_keep(ctx: RunContext, lease: Lease, *, delete_model: bool) -> str
     remaining = Remains.NOTHING if delete_model else remains(ctx)
     if remaining is Remains.MODEL:
         return f"it has a model that was not exported; `{ctx.deletion}` deletes it"
-    kept = lease.kept and not lease.no_longer_kept(now)
+    kept = lease.kept and not lease.no_longer_kept(now)  # its results are, for a time that is not over
     if remaining is Remains.UNREAD and kept:
         return f"what its function returned could not be read, and is kept; `{ctx.deletion}` deletes it"
     if remaining in (Remains.FAILED, Remains.UNKNOWN) and kept:

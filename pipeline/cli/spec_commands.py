@@ -40,9 +40,11 @@ def run(file: Path | None, run_id: str | None, **values: Any) -> None:
     """
     # A closed terminal ends neither the run nor a library that prints.
     sys.stdout, sys.stderr = display.lossy(sys.stdout), display.lossy(sys.stderr)
-    has_run_id, run_id = bool(run_id), run_id or all_verbs.new_run_id()
+    is_new = not run_id
+    run_id = run_id or all_verbs.new_run_id()
     ctx = options.open_run(file, values, run_id)
-    ctx = find(ctx) if has_run_id else ctx  # the run may have begun under another name
+    if not is_new:
+        ctx = find(ctx)  # the run may have begun under another name
     console = Console()
     console.print(f"run {ctx.name} (--run-id {run_id})", markup=False, highlight=False, soft_wrap=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the run as Ctrl-C does
@@ -56,7 +58,9 @@ def run(file: Path | None, run_id: str | None, **values: Any) -> None:
 def preflight_(file: Path | None, run_id: str | None, **values: Any) -> None:
     """Check a run against its target, and start nothing."""
     ctx = options.open_run(file, values, run_id or "preflight")
-    findings = preflight.preflight(find(ctx) if run_id else ctx)
+    if run_id:
+        ctx = find(ctx)  # the run may have begun under another name
+    findings = preflight.preflight(ctx)
     for finding in findings:
         click.echo(f"{'error' if finding.fatal else 'warning'}: {finding}")
     if any(finding.fatal for finding in findings):
@@ -65,11 +69,16 @@ def preflight_(file: Path | None, run_id: str | None, **values: Any) -> None:
 
 
 def _count(ctx: click.Context, parameter: click.Parameter, text: str | None) -> int | None:  # noqa: ARG001
-    """Return the count of parameters that a text such as 350M or 7B means; None: it was not given."""
+    """Return the count of parameters that a text such as 350M or 7B means; None: it was not given.
+
+    Raises:
+        BadInputError: The text means no count, or less than 1.
+    """
     if text is None:
         return None
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)([KMB]?)", text, flags=re.IGNORECASE)
-    if match is None or (count := int(float(match[1]) * _UNITS[match[2].upper()])) < 1:
+    count = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    if count < 1:
         fix = "Write it as 350M or 7B"
         raise BadInputError(f"{text!r} is no number of parameters", field="--parameters", fix=fix)
     return count
@@ -91,6 +100,7 @@ def plan(file: Path | None, node: str | None, parameters: int | None, **values: 
     table is the memory of a recipe's ranks, or of a model with --parameters (docs/large_models.md).
     """
     machine = node_spec.describe(node) if node else Machine.observe()
+    base = file.parent if file else Path.cwd()  # where relative paths of the run start
     run_fields = options.fields_of(file, values)["run"]
     # The plan needs no program and no output, but a run has both.
     requested = read_run({"program": "any", "output": "any", **run_fields})
@@ -102,12 +112,12 @@ def plan(file: Path | None, node: str | None, parameters: int | None, **values: 
     for warning in node_plan.warnings:
         click.echo(f"warning: {warning}")
     if parameters is not None or requested.program in memory_estimate.RECIPES:
+        # The run may leave the number of processes to the plan, and its memory to the node.
         sized_run = requested.model_copy(update={"nproc_per_node": node_plan.processes})
-        base = file.parent if file else Path.cwd()
         memory = requested.cpu_request.memory or machine.memory
         estimated = memory_estimate.estimate(sized_run, base, parameters, has_bf16=has_bf16(machine.flags))
         _show_memory(estimated, memory)
-    if path := main_file(requested, file.parent if file else Path.cwd()):
+    if path := main_file(requested, base):
         source = path.read_text(errors="replace")
         for finding in process_findings(source, path.name, requested.subprocesses, node_plan.threads):
             click.echo(f"warning: {finding}")
@@ -141,7 +151,7 @@ def render(file: Path | None, run_id: str | None, **values: Any) -> None:
 def image(file: Path | None, archive: Path, **values: Any) -> None:
     """Write the training image as an OCI archive, for nodes without a registry; print its name."""
     ctx = options.open_run(file, values, "image")
-    with display.Display(Console(stderr=True)):
+    with display.Display(Console(stderr=True)):  # shows the build's log; stdout has the name alone
         name = ctx.driver.save_image(ctx, archive)
     click.echo(name)
 
