@@ -83,7 +83,7 @@ class Display:
             disable=not console.is_terminal,
         )
         self._bar: TaskID | None = None
-        self._printed_at = 0.0
+        self._printed_at = 0.0  # when the last plain line was printed, or the verb began
         self._losses = Series()
         self._paced = Paced(self._print_event)
         self._log = _Log(self)
@@ -99,10 +99,11 @@ class Display:
 
     def begin(self, verb: str) -> None:
         """Show the bar of a verb."""
-        self._bar, self._printed_at = self._bars.add_task(verb, total=None, text=""), time.monotonic()
+        self._bar = self._bars.add_task(verb, total=None, text="")
+        self._printed_at = time.monotonic()
 
     def end(self, verb: str, seconds: float, result: str) -> None:
-        """Remove the bar, and print the verb's result."""
+        """Print progress that is held back, remove the bar, and print the verb's result."""
         self.flush()
         if self._bar is not None:
             self._bars.remove_task(self._bar)
@@ -110,12 +111,13 @@ class Display:
         self._print(f"{verb:<8} {result} in {seconds:.1f} s", "red" if result == "failed" else "green")
 
     def progress(self, done: int, total: int) -> None:
-        """Move the bar of a transfer; without a bar, print a line every ten seconds."""
+        """Move the bar of a transfer; if the output is no terminal, print a line every ten seconds."""
         self._move_bar(done, total, f"{decimal(done)} of {decimal(total)}")
         now = time.monotonic()
         if not self._console.is_terminal and now >= self._printed_at + _PLAIN_LINE_INTERVAL_S:
             self._printed_at = now
-            self._print(f"  {100 * done // total if total else 100} % of {decimal(total)}")
+            percent = 100 * done // total if total else 100
+            self._print(f"  {percent} % of {decimal(total)}")
 
     def line(self, line: RankLine) -> None:
         """Print a rank's line."""
@@ -131,7 +133,7 @@ class Display:
             self._paced.event(event, line)
 
     def flush(self) -> None:
-        """Print the last progress if there is no bar."""
+        """Print progress that is held back; on a terminal there is none, as the bar shows it."""
         self._paced.flush()
 
     def finding(self, finding: Finding) -> None:
@@ -163,8 +165,9 @@ class _Log(logging.Handler):
 
     def __init__(self, display: Display) -> None:
         super().__init__(logging.INFO)
-        self._display, self._logger = display, logging.getLogger("manycpu")
-        self._before = self._logger.level
+        self._display = display
+        self._logger = logging.getLogger("manycpu")
+        self._level_before = self._logger.level
 
     def open(self) -> None:
         self._logger.addHandler(self)
@@ -172,7 +175,7 @@ class _Log(logging.Handler):
 
     def close(self) -> None:
         self._logger.removeHandler(self)
-        self._logger.setLevel(self._before)
+        self._logger.setLevel(self._level_before)
         super().close()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -228,10 +231,12 @@ def failure(console: Console, report: Report) -> None:
 
 
 def _loss_curve_lines(report: Report) -> list[str]:
-    """Draw the loss over its steps, with its first and last value below."""
+    """Draw the loss over its steps, with its first and last value below; empty: too few points."""
     series = report.series.get("loss")
-    lines = draw(series, *_CURVE_SIZE) if series else []
-    if series is None or not lines:
+    if series is None:
+        return []
+    lines = draw(series, *_CURVE_SIZE)
+    if not lines:
         return []
     steps = ""
     if None not in series.steps:

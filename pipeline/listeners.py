@@ -115,13 +115,15 @@ class Paced:
 
     def __init__(self, show: Callable[[Event, RankLine], object]) -> None:
         self._show = show
-        self._shown: float | None = None  # when progress was last passed on, by the rank's clock
-        self._held: tuple[ProgressEvent, RankLine] | None = (
-            None  # the last progress, if it is not passed on yet
-        )
+        self._shown_at: float | None = None  # when progress was last passed on, by the rank's clock
+        self._held: tuple[ProgressEvent, RankLine] | None = None  # the last progress, if not passed on yet
 
     def event(self, event: Event, line: RankLine) -> None:
-        """Pass an event on, or hold it back if it is progress that comes too soon."""
+        """Pass an event on, or hold it back if it is progress that comes too soon.
+
+        Progress that is held back is passed on before a later event of its rank, once ten seconds have
+        passed, and before an error or the end of a rank.
+        """
         if isinstance(event, ProgressEvent):
             self._held = (event, line)
         elif isinstance(event, (ErrorEvent, ExitEvent)):  # after which ranks may restart
@@ -129,17 +131,23 @@ class Paced:
         if self._held is not None:
             progress, progress_line = self._held
             is_last = progress.step is not None and progress.step == progress.total_steps
-            too_soon = self._shown is not None and 0 <= _time_of(event) - self._shown < _PROGRESS_INTERVAL_S
+            is_too_soon = False
+            if self._shown_at is not None:
+                # A negative time: the clock was set back, or is that of another host after a restart.
+                is_too_soon = 0 <= _time_of(event) - self._shown_at < _PROGRESS_INTERVAL_S
             # Only an event of the same rank tells how much time has passed: clocks of ranks differ.
-            if line.rank == progress_line.rank and (is_last or not too_soon):
+            if line.rank == progress_line.rank and (is_last or not is_too_soon):
                 self._show(*self._held)
-                self._shown, self._held = _time_of(event), None
+                self._shown_at = _time_of(event)
+                self._held = None
         if not isinstance(event, ProgressEvent):
             self._show(event, line)
 
     def flush(self) -> None:
         """Pass on the progress that is held back, as the last one; the next is passed on at once."""
-        held, self._held, self._shown = self._held, None, None
+        held = self._held
+        self._held = None
+        self._shown_at = None
         if held is not None:
             self._show(*held)
 

@@ -91,7 +91,10 @@ class Observer:
 
     @_reduce.register
     def _on_proof(self, event: ProofEvent, _: int | None, time: float) -> bool:
-        """Add a rank to the meeting that it has joined; the first rank begins the meeting."""
+        """Add a rank to the meeting that it has joined; the first rank begins the meeting.
+
+        If a restarted rank has found that the last meeting succeeded, the ranks of it get exit code 0.
+        """
         rank = Rank(
             rank=event.rank,
             host=event.host,
@@ -109,8 +112,8 @@ class Observer:
         meeting["ranks"].append(rank.rank)
         if rank.host not in meeting["hosts"]:
             meeting["hosts"].append(rank.host)
-        if meeting is self.observed.rounds[-1]:
-            bisect.insort(self.observed.ranks, rank, key=attrgetter("rank"))  # only of the last meeting
+        if meeting is self.observed.rounds[-1]:  # `ranks` are those of the last meeting
+            bisect.insort(self.observed.ranks, rank, key=attrgetter("rank"))
             _apply_finished_meeting(self.observed)
         return True
 
@@ -149,17 +152,21 @@ class Observer:
 
     @_reduce.register
     def _on_returned(self, event: ReturnedEvent, rank: int | None, _: float) -> bool:
-        """Collect the parts of what rank 0 returned; the last part completes it."""
-        # A part that is read again does not fit the number of parts so far, and is ignored.
+        """Collect the parts of what rank 0 returned; the last part completes it.
+
+        Parts of other ranks are ignored, and parts that make the value longer than ``JSON_LIMIT``.
+        """
         parts_before = self.observed.parts if event.part > 1 else []
         parts = [*parts_before, event.text]
-        if rank != 0 or len(parts) != event.part or sum(map(len, parts)) > JSON_LIMIT:
+        is_next = len(parts) == event.part  # else it is read again
+        if rank != 0 or not is_next or sum(map(len, parts)) > JSON_LIMIT:
             return False
         if event.part != event.parts:
             self.observed.parts = parts
             return False
         self.observed.parts = []
-        self.observed.returned, self.observed.has_returned = _parse_returned("".join(parts)), True
+        self.observed.returned = _parse_returned("".join(parts))
+        self.observed.has_returned = True
         return True
 
     @_reduce.register
@@ -203,8 +210,10 @@ class Observer:
         is_first = self.observed.failure is None or self.observed.failed_at > time
         if event.code != 0 and is_first:
             lines = tuple(self.tails.get(rank, ()))
-            failure = RankFailure(rank=rank, host=event.host, exit_code=event.code, last_lines=lines)
-            self.observed.failure, self.observed.failed_at = failure, time
+            self.observed.failure = RankFailure(
+                rank=rank, host=event.host, exit_code=event.code, last_lines=lines
+            )
+            self.observed.failed_at = time
         return True
 
 
@@ -218,9 +227,10 @@ def _is_of_earlier_meeting(observed: Observed, event: ExitEvent, rank: Rank | No
     last_meeting = observed.rounds[-1]
     if event.meeting is not None:
         return bool(event.meeting != last_meeting.get("meeting"))
-    # Without a restart, an earlier time only shows that the clocks of two nodes differ. The rank's own times
-    # are of one clock.
-    return _has_restarted(observed) and time < (rank.met if rank else _begin_of(last_meeting))
+    if not _has_restarted(observed):
+        return False  # an earlier time only shows that the clocks of two nodes differ
+    # Better than when the meeting began: a rank's own times are of one clock.
+    return time < (rank.met if rank else _begin_of(last_meeting))
 
 
 def _has_restarted(observed: Observed) -> bool:
@@ -244,7 +254,8 @@ def _apply_finished_meeting(observed: Observed) -> None:
 def _find_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str, Any] | None:
     """Find the meeting that a rank has joined; None: the rank is the first to report it.
 
-    A meeting is one start of all ranks together; each restart of the ranks is another meeting.
+    A meeting is one start of all ranks together; each restart of the ranks is another meeting. If meetings
+    have no names, ``observed.introduced`` notes which lines were read.
     """
     if event.meeting is not None:
         named = (meeting for meeting in observed.rounds if meeting.get("meeting") == event.meeting)
@@ -252,8 +263,9 @@ def _find_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[st
     # The image has an older manycpu: meetings have no name, but a restart has a number.
     number, world, rank = event.round or 0, event.world_size, event.rank
     if time:  # 0: unknown
-        if (introduction := f"{rank}@{time}") in observed.introduced:
-            return {"ranks": [rank]}  # the line is read again: a meeting that the rank has joined
+        introduction = f"{rank}@{time}"
+        if introduction in observed.introduced:  # the line is read again
+            return {"ranks": [rank]}  # stands for the meeting that the rank has joined
         observed.introduced.append(introduction)
     # The first that still misses the rank: the lines of several pods arrive in no particular order.
     for meeting in observed.rounds:
@@ -263,18 +275,23 @@ def _find_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[st
 
 
 def _new_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str, Any]:
-    """Add a meeting in the order of time; the last meeting is the one that counts."""
+    """Add a meeting in the order of time; if it is the last, forget what earlier meetings showed.
+
+    Facts of an earlier meeting prove nothing about the last one, which is the one that counts.
+    """
     meeting: dict[str, Any] = {"round": event.round or 0, "world_size": event.world_size}
     meeting |= {"began": time, "hosts": [], "ranks": []}
-    meeting |= {"meeting": event.meeting} if event.meeting is not None else {}
+    if event.meeting is not None:
+        meeting["meeting"] = event.meeting
     observed.rounds.append(meeting)
     observed.rounds.sort(key=_begin_of)
     if meeting is observed.rounds[-1]:
-        # Facts of an earlier meeting prove nothing about this one.
-        observed.ranks, observed.world_size, observed.backend = [], event.world_size, None
+        observed.ranks = []
+        observed.world_size = event.world_size
+        observed.backend = None
         observed.returned, observed.has_returned, observed.parts = None, False, []
         observed.result = None
-        if _has_restarted(observed):
+        if _has_restarted(observed):  # that failure did not end the training: it was restarted
             observed.forget_failure(until=time)
     return meeting
 
@@ -303,14 +320,15 @@ def _add_curve_points(observed: Observed, event: Event, rank: int | None, time: 
     """Add an event's values to the curves of its metrics; beyond the largest number of curves, warn."""
     progress = observed.progress
     step, values = values_of(event, rank, progress.step if progress else None)
+    is_exact = not isinstance(event, PaceEvent)  # a pace gets the step of the progress before it
     for name, value in values.items():
         series = observed.series.get(name) or Series()
-        is_exact = not isinstance(event, PaceEvent)  # a pace gets the step of the progress before it
-        # Ignores what is no finite number.
         series.add(step, _time_of(event, time), value, step_is_exact=is_exact)
-        if series.values and (len(observed.series) < _MAX_CURVES or name in _ALWAYS_CURVES):
+        if name in observed.series or not series.values:  # no values: `add` ignores what is no finite number
+            continue
+        if len(observed.series) < _MAX_CURVES or name in _ALWAYS_CURVES:
             observed.series[name] = series
-        elif series.values and name not in observed.series:
+        else:
             _add_warning(observed, f"of the metrics, the first {_MAX_CURVES} names have curves")
 
 

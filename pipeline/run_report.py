@@ -90,12 +90,13 @@ class Report(BaseModel):
 def draft(entry: Entry, observed: Observed, state: RunState, error: str | None = None) -> Report:
     """Build the report from the ledger and the ranks' events, before the run's folder is deleted."""
     ran = entry.described()
-    hide = partial(without_secrets, value=[ran.run, ran.target])  # a message may quote a line of the training
+    # A message may quote a line of the training, which may show a secret of the run.
+    hide = partial(without_secrets, value=[ran.run, ran.target])
     verbs = {
         name: record.model_copy(update={"error": record.error and hide(record.error)})
         for name, record in entry.verbs.items()
     }
-    # What was staged and built: for the attempt, and last for the run.
+    # For the attempt, and last for the run: its fields may have changed since the attempt was started.
     staged_and_built = [
         path
         for origin in (ran, entry)
@@ -131,7 +132,8 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
 def compact(report: Report, limit: int = COMPACT) -> dict[str, Any]:
     """Shrink a report to about ``limit`` bytes of JSON, for a database: shorter curves, lists and texts.
 
-    ``counts`` has the length of each list before it was cut.
+    A returned value is left out rather than cut, and metrics that are lists or mappings if nothing else is
+    enough. ``counts`` has the length of each list before it was cut.
     """
     # By way of text, in which NaN and infinite numbers become null as in report.json: Airflow refuses them.
     everything: dict[str, Any] = json.loads(report.model_dump_json(exclude_defaults=True, exclude={"series"}))
@@ -145,7 +147,7 @@ def compact(report: Report, limit: int = COMPACT) -> dict[str, Any]:
         fields = {name: _cut(value, text_bytes, items) for name, value in everything.items()}
         if _size(fields) <= limit * _FIELDS_SHARE:
             break
-        everything.pop("returned", None)  # a returned value is left out before it is cut
+        everything.pop("returned", None)
     else:  # even the smallest limits are not enough: drop nested metrics, such as a confusion matrix
         metrics = fields["metrics"].items()
         fields["metrics"] = {name: value for name, value in metrics if not isinstance(value, dict | list)}
@@ -183,12 +185,17 @@ def _choose_ranks(ranks: list[dict[str, Any]], count: int) -> list[dict[str, Any
     timed: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
     for rank in sorted(ranks, key=lambda rank: computing_seconds(rank) or 0):
-        is_timed = computing_seconds(rank) is not None
-        (failed if rank.get("exit_code") else timed if is_timed else others).append(rank)
+        if rank.get("exit_code"):
+            failed.append(rank)
+        elif computing_seconds(rank) is not None:
+            timed.append(rank)
+        else:
+            others.append(rank)
     chosen: list[dict[str, Any]] = []
     for group in (failed, timed, others):
         room = min(count - len(chosen), len(group))
-        chosen += [group[at * (len(group) - 1) // max(1, room - 1)] for at in range(room)]
+        last, gaps = len(group) - 1, max(1, room - 1)
+        chosen += [group[at * last // gaps] for at in range(room)]  # the first, the last, and evenly between
     return sorted(chosen, key=itemgetter("rank"))
 
 
@@ -199,12 +206,15 @@ def _cut(value: Any, text_bytes: int, items: int) -> Any:
     """
     if isinstance(value, str):
         while _size(value) > text_bytes + 2:  # with the quotes
+            # Characters differ in their bytes: cut by the mean, and look again.
             value = value[: max(1, len(value) * text_bytes // _size(value)) - 1]
         return value
     if isinstance(value, dict):
         kept = [(name, item) for name, item in value.items() if len(name) <= text_bytes][: items * 4]
         return {name: _cut(item, text_bytes, items) for name, item in kept}
-    return [_cut(item, text_bytes, items) for item in value[:items]] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_cut(item, text_bytes, items) for item in value[:items]]
+    return value
 
 
 def _size(value: Any) -> int:
