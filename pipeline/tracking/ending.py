@@ -45,7 +45,10 @@ class Delivery(NamedTuple):
 
 
 def tell_end(ctx: RunContext, entry: Entry, report: Report, path: str) -> Delivery:
-    """Send the end of a run to its trackers, with its report's path; none of their failures is raised."""
+    """Send the end of a run to its trackers, with its report's path.
+
+    A failure of a tracker is not raised: it is a warning of the result, and in the log.
+    """
     if entry.attempt == 0:
         return Delivery({}, [])  # nothing was ever launched
     run = as_started(ctx, entry, entry.attempt).run
@@ -60,9 +63,9 @@ def tell_end(ctx: RunContext, entry: Entry, report: Report, path: str) -> Delive
 def tell_state(ctx: RunContext, handle: Handle, status: Status) -> None:
     """Send the end of an attempt to the trackers of its run, before the model is exported.
 
-    A tracker that does not receive it receives it at the end of the run.
+    A failure is not raised, only logged: the end of the run sends it again.
     """
-    with suppress(ManycpuError):  # unreadable ledger or events: the end of the run sends it again
+    with suppress(ManycpuError):  # the ledger or the events cannot be read
         entry = ctx.ledger.read()
         trackers = as_started(ctx, entry, handle.attempt).run.tracking
         if not trackers or entry.attempt != handle.attempt:  # a later attempt has begun
@@ -70,7 +73,8 @@ def tell_state(ctx: RunContext, handle: Handle, status: Status) -> None:
         observed = ctx.driver.observed_of(ctx, handle)
         report = run_report.draft(entry, observed, status.state, status.reason)
         ending = ending_of(report, time.time())
-        for warning in _deliver(ctx, trackers, tracked(entry, handle.attempt), ending, {}):
+        places: dict[str, Place] = {}  # not needed: a draft is not reported
+        for warning in _deliver(ctx, trackers, tracked(entry, handle.attempt), ending, places):
             _LOG.info("%s; the end of the run sends it again", warning)
 
 
@@ -88,31 +92,33 @@ def tell_champion(key: str, sha256: str) -> None:
         _LOG.warning("MLflow did not receive the champion: %s", redacted(why))
 
 
-def ending_of(report: Report, time: float, path: str | None = None, model: str | None = None) -> Ending:
+def ending_of(
+    report: Report, time: float, report_path: str | None = None, model: str | None = None
+) -> Ending:
     """Describe for a tracker how the last attempt of a run ended.
 
     Args:
         report: The run's report.
         time: When the attempt ended, in seconds since the epoch.
-        path: Where the report is; None if the run continues and this is a draft.
+        report_path: Where the report is; None if the run continues and this is a draft.
         model: Name under which the exported model is to be registered.
     """
     export = report.export or {}
-    exported = export.get("path")
+    model_path = export.get("path")
     tags = {name: getattr(report, name) for name in ("state", "world_size", "backend", "error")}
-    tags |= {"report": path, "export": export.get("sha256")}
+    tags |= {"report": report_path, "export": export.get("sha256")}
     return Ending(
         state=_STATES.get(report.state, "failed"),
         time=time,
-        final=path is not None,
+        final=report_path is not None,
         points=[
             Point(name, int(step or 0), written_at, float(value))
             for name, curve in report.series.items()
             for step, written_at, value in zip(curve.steps, curve.times, curve.values, strict=True)
         ],
         tags={f"manycpu.{name}": str(value) for name, value in tags.items() if value is not None},
-        model=model if exported and report.state is RunState.SUCCEEDED else None,
-        path=exported,
+        model=model if model_path and report.state is RunState.SUCCEEDED else None,
+        path=model_path,
     )
 
 
@@ -121,8 +127,12 @@ def _deliver(
 ) -> Iterator[str]:
     """Send an end to trackers, and note where each has the attempt; yield a warning for each failure."""
     for name in dict.fromkeys(trackers):
-        timeout_s = _END_TIMEOUT_S if ending.final else _DRAFT_TIMEOUT_S
-        timeout_s = _UPLOAD_TIMEOUT_S if name == "mlflow" and ending.model else timeout_s
+        if name == "mlflow" and ending.model:  # only MLflow registers models
+            timeout_s = _UPLOAD_TIMEOUT_S
+        elif ending.final:
+            timeout_s = _END_TIMEOUT_S
+        else:
+            timeout_s = _DRAFT_TIMEOUT_S
         if why := _failure(partial(_send, name, ctx, attempt, ending, places), timeout_s):
             yield f"{TRACKERS[name].label} did not receive all of the run: {redacted(why)}"
 

@@ -58,16 +58,21 @@ class _TrackerListener(Silent):
         say: Callable[[str], object],
         step: float | None,
     ) -> None:
-        self._name, self._label, self._ctx, self._handle = name, TRACKERS[name].label, ctx, handle
-        self._warn, self._say, self._step = warn, say, step
+        self._name, self._label = name, TRACKERS[name].label
+        self._ctx, self._handle = ctx, handle
+        self._warn, self._say = warn, say
+        self._step = step  # the last one that the training reported
         self._queue: deque[Point] = deque(maxlen=_QUEUE_POINTS)
         self._change = threading.Condition()  # notified when a flush begins, and when the thread ends
-        # `_sending`: the thread runs. `_gave_up`: it ends after a failure; the next point starts another.
-        self._sending = self._gave_up = self._flushing = self._warned = self._said_place = False
+        self._sending = False  # the thread runs
+        self._gave_up = False  # the thread ends after a failure; the next point starts another
+        self._flushing = False  # the thread must not pause; reset by the next point
+        self._warned = False
+        self._said_place = False
         self._opened: tuple[Tracker, Tracked] | None = None
 
     def event(self, event: Event, line: RankLine) -> None:
-        """Queue the event's points."""
+        """Queue the event's points, and start the thread unless it runs; warn if old points are dropped."""
         if isinstance(event, ProgressEvent):
             self._step = event.step
         points = points_of(event, line.rank, self._step, time.time())
@@ -77,13 +82,14 @@ class _TrackerListener(Silent):
             if len(self._queue) + len(points) > _QUEUE_POINTS:
                 self._warn_once("it accepts points more slowly than the training reports them")
             self._queue.extend(points)
-            self._gave_up = self._flushing = False
+            self._gave_up = False
+            self._flushing = False
             if not self._sending:
                 self._sending = True
                 threading.Thread(target=self._run, name=f"to {self._label}", daemon=True).start()
 
     def flush(self) -> None:
-        """Make the thread send the queued points now, and wait until it ends, at most ten seconds."""
+        """Make the thread send the queued points now, and wait until it ends; warn after ten seconds."""
         with self._change:
             self._flushing = True
             self._change.notify_all()
@@ -106,7 +112,8 @@ class _TrackerListener(Silent):
                     self._warn_once(why)
                     # Put the batch back before the newer points; its oldest are dropped if there is no room.
                     room = _QUEUE_POINTS - len(self._queue)
-                    self._queue.extendleft(reversed(batch[-room:] if room else []))
+                    newest = batch[-room:] if room else []  # [-0:] would be all
+                    self._queue.extendleft(reversed(newest))
                 queued = len(self._queue)
                 pause_s = _BATCH_INTERVAL_S if why is None else _RETRY_INTERVAL_S
                 self._change.wait_for(lambda: self._flushing, pause_s)
@@ -115,7 +122,10 @@ class _TrackerListener(Silent):
                 self._gave_up = why is not None and (self._flushing or len(self._queue) == queued)
 
     def _send(self, batch: Sequence[Point]) -> str | None:
-        """Send a batch to the tracker, which the first batch opens; return why that failed, else None."""
+        """Send a batch to the tracker; return why that failed, else None.
+
+        The first batch opens the tracker, and says where it has the attempt.
+        """
         try:
             if self._opened is None:
                 self._opened = open_tracker(self._name, self._ctx), _described(self._ctx, self._handle)

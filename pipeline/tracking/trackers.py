@@ -89,7 +89,10 @@ def _absence_of_tensorboard(ctx: RunContext) -> str | None:
 def _folder(ctx: RunContext) -> Path:
     """Return TensorBoard's folder: $MANYCPU_TENSORBOARD, or else one in the home of the run's target."""
     chosen = os.environ.get("MANYCPU_TENSORBOARD", "").strip()
-    return home(chosen) if chosen else home(getattr(ctx.target, "directory", None)) / "tensorboard"
+    if chosen:
+        return home(chosen)
+    directory = getattr(ctx.target, "directory", None)  # Kubernetes has none: then it is manycpu's default
+    return home(directory) / "tensorboard"
 
 
 TRACKERS: Final[Mapping[str, Kind]] = {
@@ -107,7 +110,7 @@ def points_of(event: Event, rank: int | None, step: float | None, now: float) ->
     Args:
         event: The event.
         rank: The rank.
-        step: The training's last step, for events of pace.
+        step: The training's last step, for events of pace, whose own steps are those of the rank's process.
         now: Time of an event that has none, in seconds since the epoch.
     """
     event_step, values = values_of(event, rank, step)
@@ -121,7 +124,12 @@ def points_of(event: Event, rank: int | None, step: float | None, now: float) ->
 
 def tracked(entry: Entry, attempt: int) -> Tracked:
     """Describe an attempt for a tracker: its run, its group, its parameters and tags."""
-    described, handle = entry.described(attempt), entry.handle
+    described = entry.described(attempt)
+    started = entry.created
+    if (
+        entry.handle is not None and entry.handle.attempt == attempt
+    ):  # the entry has one attempt's handle only
+        started = entry.handle.began
     # The program's name: without its folder, `.py`, or the `-m` of a module.
     script = described.run["program"].rsplit("/", 1)[-1].removesuffix(".py").removeprefix("-m").strip()
     tags = {
@@ -139,7 +147,7 @@ def tracked(entry: Entry, attempt: int) -> Tracked:
         name=entry.name,
         began=entry.created,
         attempt=attempt,
-        started=handle.began if handle is not None and handle.attempt == attempt else entry.created,
+        started=started,
         group=entry.dag.get("dag_id") or described.run.get("job_name") or script,
         params=_params(described.run, described.target),
         tags={name: value for name, value in tags.items() if value},
@@ -158,12 +166,14 @@ def _params(run: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, str]
     params |= {"env": sorted(run.get("env") or {})}
     params |= {f"target.{name}": target[name] for name in ("kind", "launch") if name in target}
     # Of the program's arguments: --name value, --name=value, and --name, which is true.
-    # The added "--" follows the last word.
-    for word, following in pairwise([*(shown.get("args") or ()), "--"]):
+    words = [*(shown.get("args") or ()), "--"]  # the added "--" follows the last word
+    for word, following in pairwise(words):
         name, equals, value = word.partition("=")
-        if name.startswith("--") and name.strip("-"):
-            next_value = "true" if following.startswith("--") else following
-            params[f"args.{name.lstrip('-')}"] = value if equals else next_value
+        if not name.startswith("--") or not name.strip("-"):
+            continue
+        if not equals:
+            value = "true" if following.startswith("--") else following
+        params[f"args.{name.lstrip('-')}"] = value
     return {name: text for name, text in _flat(params) if text}
 
 
