@@ -54,12 +54,19 @@ class Parser(HfArgumentParser):
         raise BadInputError(message, field="run.args", fix="`--help` lists all options")
 
     def read(self, words: Sequence[str]) -> tuple[Any, ...]:
-        """Parse the words of a command line into one object of each dataclass."""
+        """Parse the words of a command line into one object of each dataclass.
+
+        Raises:
+            BadInputError: There is no such option, or its value is wrong.
+        """
         try:
             *parsed, unknown = self.parse_args_into_dataclasses(
                 list(words), return_remaining_strings=True, look_for_args_file=False
             )
-        except (ImportError, ValueError) as error:  # an option's package may be missing, such as deepspeed
+        except (
+            ImportError,
+            ValueError,
+        ) as error:  # ImportError: an option needs a package, such as deepspeed
             self.error(str(error).strip())
         if unknown:
             name = unknown[0].partition("=")[0]
@@ -113,7 +120,7 @@ def translate(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], 
         The words of the new command line, and a note for each option that was replaced or left out.
     """
     accepted = parser._option_string_actions  # noqa: SLF001 - argparse has no other way to list its options
-    groups: list[list[str]] = []  # each one is an option and its values
+    groups: list[list[str]] = []  # each one is an option and its values; the first may have no option
     for word in words:
         head, equals, value = word.partition("=")
         if word.startswith("--"):
@@ -124,34 +131,38 @@ def translate(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], 
             groups.append([word])
     translated: list[str] = []
     notes: list[str] = []
-    for option, *values in groups:
-        new_words, note = _replacement(option, values, known=option in accepted)
+    for flag, *values in groups:
+        new_words, note = _replacement(flag, values, known=flag in accepted)
         match new_words:  # argparse takes a value such as -1e-3 for an option, unless `=` is before it
             case [name, value] if value.startswith("-") and value not in accepted:
                 new_words = [f"{name}={value}"]
         translated += new_words
-        notes += [note] if note else []
+        if note:
+            notes.append(note)
     return translated, notes
 
 
-def _replacement(option: str, values: list[str], *, known: bool) -> tuple[list[str], str]:
+def _replacement(flag: str, values: list[str], *, known: bool) -> tuple[list[str], str]:
     """Return the words that replace an option and its values, and a note; empty note: nothing changes.
 
-    ``known``: this version of the Trainer has an option of that name.
+    ``flag`` is the option as it was given. ``known``: this version of the Trainer has an option of that name.
     """
-    name = option.removeprefix("--").replace("-", "_")
+    name = flag.removeprefix("--").replace("-", "_")
     if (name, *values) in _GONE_CHOICES:
-        return [], f"{option} {values[0]} is left out: run.backend decides"
-    # With another value, it is an old name of --token.
-    if name == "use_auth_token" and (not values or values[0].lower() in _FALSE or is_true(values[0])):
-        return [], f"{option} is left out: the login of the Hub, or HF_TOKEN, is always used"
+        return [], f"{flag} {values[0]} is left out: run.backend decides"
+    is_off = bool(values) and values[0].lower() in _FALSE
+    # With a value that is no switch, it is an old name of --token.
+    if name == "use_auth_token" and (not values or is_off or is_true(values[0])):
+        return [], f"{flag} is left out: the login of the Hub, or HF_TOKEN, is always used"
     if not known and name in _NEEDLESS:
-        return [], f"{option} is left out: {_NEEDLESS[name]}"
+        return [], f"{flag} is left out: {_NEEDLESS[name]}"
     if known or name not in recipe_options.RENAMED:
-        return [option, *values], ""
+        return [flag, *values], ""
     new_option, fixed_value = recipe_options.RENAMED[name]
-    # With a fixed value, the old option was a switch; it may have been switched off.
-    if fixed_value is not None and values and values[0].lower() in _FALSE:
-        return [], f"{option} is left out: it is switched off"
-    words = [new_option, *values] if fixed_value is None else [new_option, fixed_value]
-    return words, f"{option} is an old name: read as {' '.join(words)}"
+    if fixed_value is None:
+        words = [new_option, *values]
+    elif is_off:  # with a fixed value, the old option was a switch
+        return [], f"{flag} is left out: it is switched off"
+    else:
+        words = [new_option, fixed_value]
+    return words, f"{flag} is an old name: read as {' '.join(words)}"

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.model_shape import header
-from manycpu.pipeline.spec.recipe_options import Options, first, is_on
+from manycpu.pipeline.spec.recipe_options import Options, is_on, value_of
 
 _PARTS: Final = (
     ("config.json", ("config.json",), "config_name"),
@@ -20,12 +20,15 @@ _WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")  # the first that i
 def faults(folder: Path, options: Options) -> Iterator[str]:
     """Yield what the folder of a base checkpoint lacks, unless an option replaces that part."""
     for part, patterns, alternative in _PARTS:
-        if not first(options, alternative) and not any(any(folder.glob(pattern)) for pattern in patterns):
+        is_replaced = bool(value_of(options, alternative))
+        is_there = any(any(folder.glob(pattern)) for pattern in patterns)
+        if not (is_replaced or is_there):
             yield f"{folder} has no {part}"
     # The folder of an adapter needs no weights of a model: transformers loads them from the adapter's base.
     if is_on(options, "from_scratch") or (folder / "adapter_config.json").is_file():
         return
-    if not (files := _weights(folder)):
+    files = _weights(folder)
+    if not files:
         yield f"{folder} has no weights"
     for file in files:
         if fault := _fault(file):
@@ -46,13 +49,12 @@ def _weights(folder: Path) -> list[Path]:
     for name in _WEIGHTS:
         if (folder / name).is_file():
             return [folder / name]
-        if (index := folder / f"{name}.index.json").is_file():
-            weight_map = _object(index).get("weight_map")
-            return (
-                [folder / file for file in sorted({*weight_map.values()})]
-                if isinstance(weight_map, dict)
-                else []
-            )
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            weight_map = _object(index).get("weight_map")  # name of a weight -> its file
+            if not isinstance(weight_map, dict):
+                return []
+            return [folder / file for file in sorted({*weight_map.values()})]
     return []
 
 
@@ -113,8 +115,10 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
     # Where both files name a token, tokenizer_config.json wins.
     settings = _object(folder / "special_tokens_map.json") | settings
     template = folder / "chat_template.jinja"
+    if not template.is_file():
+        return settings
     try:
-        return settings | ({"chat_template": template.read_text("utf-8")} if template.is_file() else {})
+        return settings | {"chat_template": template.read_text("utf-8")}
     except UnicodeDecodeError as error:
         message = f"{template} is not UTF-8 text: {error}"
         raise BadInputError(message, field="run.model", fix="Write it as UTF-8") from error

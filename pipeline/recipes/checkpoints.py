@@ -72,11 +72,12 @@ def newest(
     """
     skipped: list[str] = []
     found = latest_first(Path(folder), by_step=by_step)
-    # Those without a readable state first: so each of them is reported.
+    # Those without a readable state first, so that each of them is reported; the others stay in their order.
     for checkpoint in sorted(found, key=lambda path: step(path) is not None):
         # Not the folder's time: a step that is trained again is saved into the same, older folder.
         state = checkpoint / "trainer_state.json"
-        if since is not None and (state if state.exists() else checkpoint).stat().st_mtime < since:
+        written = state if state.exists() else checkpoint
+        if since is not None and written.stat().st_mtime < since:
             continue
         reason = fault(checkpoint)
         if reason is None:
@@ -95,15 +96,13 @@ def latest_first(folder: Path, *, by_step: bool = False) -> list[Path]:
     matches = {path: _NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*")}
     steps = {path: int(match[1]) for path, match in matches.items() if match}
     states = {path: _state(path) for path in steps}
-    has_epochs = not by_step and all("epoch" in state for state in states.values() if state)
-    # None: the state cannot be read. 0.0 for all others: only steps count.
-    epochs = {
-        path: state.get("epoch") if has_epochs else 0.0 if state else None for path, state in states.items()
-    }
+    compares_epochs = not by_step and all("epoch" in state for state in states.values() if state)
 
     def sort_key(path: Path) -> tuple[float, int]:
-        epoch = epochs[path]
-        return (-1.0 if epoch is None else float(epoch)), steps[path]
+        state = states[path]
+        if not state or (compares_epochs and state["epoch"] is None):
+            return -1.0, steps[path]  # last: it has no readable state
+        return (float(state["epoch"]) if compares_epochs else 0.0), steps[path]
 
     return sorted(steps, key=sort_key, reverse=True)
 
@@ -115,6 +114,7 @@ def count_foreign(folder: Path, run: str) -> int:
     """
     if folder.name != run:
         return 0
+    # Each run has a folder in the parent; earlier versions wrote into the parent itself.
     folders = (folder.parent, *folder.parent.glob("*/"))
     return sum(len(latest_first(other)) for other in folders if other != folder)
 
@@ -127,14 +127,20 @@ def fault(checkpoint: Path) -> str | None:
     if step(checkpoint) is None:
         return "it has no readable trainer_state.json: it was not written to its end"
     # Each rank writes a rng_state, and rank 0 writes the trainer_state without waiting for them.
-    is_whole = {file: zipfile.is_zipfile(file) for file in checkpoint.glob("rng_state*.pth")}
-    cut = next((file.name for file in is_whole if not is_whole[file]), None)
+    for file in checkpoint.glob("rng_state*.pth"):
+        if not zipfile.is_zipfile(file):
+            return f"{file.name} is cut short or damaged"
     if (checkpoint / SHARDED).is_dir():
-        return f"{cut} is cut short or damaged" if cut else sharding.fault(checkpoint / SHARDED)
+        return sharding.fault(checkpoint / SHARDED)
+    return _fault_without_shares(checkpoint)
+
+
+def _fault_without_shares(checkpoint: Path) -> str | None:
+    """Explain what is wrong with weights, optimizer or scheduler of a checkpoint that is not sharded."""
     weights = sorted([*checkpoint.glob("model*.safetensors"), *checkpoint.glob("adapter_model*.safetensors")])
     if not weights:
         return "it has no model*.safetensors"
-    is_whole |= {file: _is_whole(file) for file in weights}
+    is_whole = {file: _is_whole(file) for file in weights}
     for name in ("optimizer", "scheduler"):
         # The Trainer writes .pt, Accelerate .bin.
         files = [file for suffix in (".pt", ".bin") if (file := checkpoint / f"{name}{suffix}").exists()]
@@ -164,19 +170,19 @@ def _state(checkpoint: Path) -> dict[str, Any]:
 def _choose(folder: Path, env: Mapping[str, str], requested: str | None, *, by_step: bool) -> str | None:
     """Choose a checkpoint as :func:`resume_point` describes; None: there is none. Only rank 0 calls this.
 
-    An empty file notes when the run first resumed from ``requested``: checkpoints written since are its own.
+    Creates an empty file when the run first resumes from ``requested``: later checkpoints are the run's own.
     """
-    run, since = env.get("MANYCPU_RUN", ""), None  # since: older checkpoints do not count
+    run = env.get("MANYCPU_RUN", "")
     latest: Path | None = None
     skipped: list[str] = []
     first_resume_file = folder / f".resumed-{run}"  # its time is that of the first resume
-    if requested and run and first_resume_file.exists():
-        since = first_resume_file.stat().st_mtime
-    elif requested and run:  # no attempt of this run has resumed from `requested` yet
+    if not requested:
+        latest, skipped = newest(folder, by_step=by_step)
+    elif run and first_resume_file.exists():  # a retry
+        latest, skipped = newest(folder, since=first_resume_file.stat().st_mtime, by_step=by_step)
+    elif run:
         folder.mkdir(parents=True, exist_ok=True)
         first_resume_file.touch()
-    if since is not None or not requested:
-        latest, skipped = newest(folder, since=since, by_step=by_step)
     for note in skipped:
         say(f"checkpoint {note}")
     if latest or requested:

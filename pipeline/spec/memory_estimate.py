@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from manycpu.pipeline.spec import memory_plan, model_shape, recipe_options
 from manycpu.pipeline.spec.errors import BadInputError, Finding
 from manycpu.pipeline.spec.memory_plan import Model, Nodes, Shard, Training
-from manycpu.pipeline.spec.recipe_options import Options, first, is_on
+from manycpu.pipeline.spec.recipe_options import Options, is_on, value_of
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.spec.words import counted, format_bytes
 
@@ -119,7 +119,7 @@ def estimate(
     except BadInputError:  # the recipe says what is wrong with the file
         options = {}
     defaults = recipe or _Recipe(1, 1, causal=False)  # a program that is no recipe
-    name = first(options, "model_name_or_path") or run.model
+    name = value_of(options, "model_name_or_path") or run.model
     folder = base / name if name else None
     model = None
     config = overrides = _overrides(options)
@@ -133,7 +133,7 @@ def estimate(
     else:
         why = f"{name} is not a folder here with config.json or safetensors" if name else "there is none"
         return f"the size of the model is not known ({why}): give --parameters"
-    shard = first(options, "shard") or DEFAULT_SHARD
+    shard = value_of(options, "shard") or DEFAULT_SHARD
     excluded = unshardable(options)
     # The ranks choose in the same way: if they cannot count the parameters from the configuration, `auto`
     # does not shard.
@@ -152,14 +152,14 @@ def estimate(
 def unshardable(options: Options) -> str | None:
     """Return the first of a recipe's options that cannot be used with sharding; None: all can."""
     # Without the switch --torch_compile, its backend or mode turns it on.
-    compiles = first(options, "torch_compile_backend", "torch_compile_mode") is not None
+    compiles = value_of(options, "torch_compile_backend", "torch_compile_mode") is not None
     excludes = {
-        "--method dora": first(options, "method") == "dora",
+        "--method dora": value_of(options, "method") == "dora",
         "--from_scratch": is_on(options, "from_scratch"),
         "--torch_compile": is_on(options, "torch_compile", default=compiles),
-        "--gradient_compression": (first(options, "gradient_compression") or "no") != "no",
-        "--fsdp": first(options, "fsdp") is not None,
-        "--optim adafactor": first(options, "optim") == "adafactor",
+        "--gradient_compression": (value_of(options, "gradient_compression") or "no") != "no",
+        "--fsdp": value_of(options, "fsdp") is not None,
+        "--optim adafactor": value_of(options, "optim") == "adafactor",
     }
     return next((name for name, is_given in excludes.items() if is_given), None)
 
@@ -168,17 +168,17 @@ def _training(
     run: TrainingRun, recipe: _Recipe, options: Options, model: Model, config: model_shape.Config
 ) -> Training:
     """Read from a run's options how the model is trained; the recipe's defaults replace missing options."""
-    requested = _integer(first(options, *_LENGTH_OPTIONS))
+    requested = _integer(value_of(options, *_LENGTH_OPTIONS))
     if recipe.causal and requested:
         length = requested  # more than the positions of the model stretches them, or is refused
     else:
         wanted = requested or recipe.length
         length = min(wanted, model_shape.length_limit(config) or wanted)
-    has_adapters = (first(options, "method") or recipe.method) != "full"
+    has_adapters = (value_of(options, "method") or recipe.method) != "full"
     trained: int | None = None  # all parameters of the model
     adapters = 0
     if has_adapters:
-        rank = _integer(first(options, "lora_r")) or _LORA_RANK
+        rank = _integer(value_of(options, "lora_r")) or _LORA_RANK
         trained = 0
         adapters = memory_plan.adapter_parameters(model.layout, rank)
     elif model.layout and is_on(options, "freeze_embeddings"):
@@ -189,10 +189,10 @@ def _training(
     # No dtype: the nodes' processors are not known (`estimate`). What takes less memory is assumed.
     bf16_by_default = may_be_half if run.dtype is None else run.dtype == "bf16"
     bf16 = is_on(options, "bf16", default=bf16_by_default)
-    optimizer = first(options, "optim") or "adamw_torch_fused"
+    optimizer = value_of(options, "optim") or "adamw_torch_fused"
     return Training(
-        batch=_integer(first(options, "per_device_train_batch_size")) or recipe.batch,
-        evaluated=_integer(first(options, "per_device_eval_batch_size")) or 0,
+        batch=_integer(value_of(options, "per_device_train_batch_size")) or recipe.batch,
+        evaluated=_integer(value_of(options, "per_device_eval_batch_size")) or 0,
         length=length,
         bf16=bf16,
         checkpointing=is_on(options, "activation_checkpointing"),
@@ -211,7 +211,7 @@ def _integer(text: str | None) -> int | None:
 
 def _overrides(options: Options) -> dict[str, Any]:
     """Parse the option config_overrides (``name=value,name=value``): name -> value."""
-    parts = (first(options, "config_overrides") or "").split(",")
+    parts = (value_of(options, "config_overrides") or "").split(",")
     return {
         name.strip(): _value(text) for name, equals, text in (part.partition("=") for part in parts) if equals
     }

@@ -1,7 +1,7 @@
 """Read the options in ``run.args`` of a recipe, without transformers.
 
 >>> options = read(["--lora_target_modules", "q_proj", "v_proj", "--bf16", "--lora-r=8"])
->>> options["lora_target_modules"], first(options, "r", "lora_r"), is_on(options, "bf16")
+>>> options["lora_target_modules"], value_of(options, "r", "lora_r"), is_on(options, "bf16")
 (['q_proj', 'v_proj'], '8', True)
 >>> is_on(read(["--no-packing", "--packing"]), "packing")
 True
@@ -99,7 +99,7 @@ def read(args: Sequence[str], base: Path = Path()) -> dict[str, list[str]]:
     return options
 
 
-def first(options: Options, *names: str) -> str | None:
+def value_of(options: Options, *names: str) -> str | None:
     """Return the first word of the first of these options that has one; None: none of them has."""
     return next((options[name][0] for name in names if options.get(name)), None)
 
@@ -108,5 +108,5 @@ def is_on(options: Options, *names: str, default: bool = False) -> bool:
     """Whether the first of these switches that is given is on; ``default`` if none is given."""
     for name in names:
         if name in options:
-            return is_true(first(options, name) or "true")
+            return is_true(value_of(options, name) or "true")
     return default

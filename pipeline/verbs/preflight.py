@@ -199,7 +199,7 @@ def _hogwild(run: TrainingRun, data: Path | None, options: recipe_options.Option
     Raises:
         BadInputError: A file is missing.
     """
-    averaged = recipe_options.first(options, "mode") == "averaged"
+    averaged = recipe_options.value_of(options, "mode") == "averaged"
     if not averaged and (run.nproc_per_node > 1 or run.nodes.most > 1):
         fix = "Add --mode averaged to run.args, or set run.nnodes and run.nproc_per_node to 1"
         ranks = f"{run.nnodes} node(s) with {run.nproc_per_node} process(es) each"
@@ -217,9 +217,9 @@ def _check_images(run: TrainingRun, data: Path | None, options: recipe_options.O
     """
     is_named = run.data or run.env_from or "MANYCPU_DATA" in run.env or any(map(options.get, _DATA_OPTIONS))
     if data or not is_named:
-        pattern = recipe_options.first(options, "label_pattern") or images.LABEL_PATTERN
+        pattern = recipe_options.value_of(options, "label_pattern") or images.LABEL_PATTERN
         images_found = images.read(data, pattern)
-        batch = recipe_options.first(options, "batch_size") or str(images.BATCH_SIZE)
+        batch = recipe_options.value_of(options, "batch_size") or str(images.BATCH_SIZE)
         if batch.isdecimal():  # else the recipe itself refuses it
             count = images.train_count(len(images_found.files))
             images.check_sizes(count, int(batch), run.nodes.least * run.processes)

@@ -103,7 +103,9 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     bf16, bf16_notes = arguments.bf16_by_default(given_options, env)
     parser.set_defaults(bf16=bf16)
     if "early_stopping_patience" in given_options:
-        checkpoint_strategy = recipe_options.first(given_options, "save_strategy", "eval_strategy") or "epoch"
+        checkpoint_strategy = (
+            recipe_options.value_of(given_options, "save_strategy", "eval_strategy") or "epoch"
+        )
         parser.set_defaults(
             load_best_model_at_end=True, metric_for_best_model="eval_loss", greater_is_better=False
         )

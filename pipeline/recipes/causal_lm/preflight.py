@@ -7,7 +7,7 @@ from typing import Any, Final
 from manycpu.pipeline.recipes import base_folder
 from manycpu.pipeline.recipes.causal_lm import records
 from manycpu.pipeline.spec.errors import BadInputError, Finding
-from manycpu.pipeline.spec.recipe_options import Options, first, is_on
+from manycpu.pipeline.spec.recipe_options import Options, is_on, value_of
 
 _HEAD: Final = "lm_head"
 _WITHOUT_TOKENS: Final = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -23,15 +23,16 @@ def findings(data: Path | None, model: Path | None, options: Options) -> Iterato
         options: The recipe's options.
     """
     folder = model if model and model.is_dir() else None
-    tokenizer_folder, settings = None if "tokenizer_name" in options else folder, dict[str, Any]()
-    try:
-        settings = base_folder.tokenizer_settings(tokenizer_folder) if tokenizer_folder else {}
-    except BadInputError as error:
-        yield Finding.of(error, "run.model")
+    settings: dict[str, Any] = {}  # of the tokenizer; empty: unknown
+    if folder and "tokenizer_name" not in options:
+        try:
+            settings = base_folder.tokenizer_settings(folder)
+        except BadInputError as error:
+            yield Finding.of(error, "run.model")
     if data:
         yield from _data_findings(data, settings, options)
-    packing = is_on(options, "packing", default=True)
-    if settings and not packing and not settings.get("pad_token") and not first(options, "pad_token"):
+    has_pad_token = settings.get("pad_token") or value_of(options, "pad_token")
+    if settings and not has_pad_token and not is_on(options, "packing", default=True):
         end = _text(settings.get("eos_token")) or "<pad>"
         fix = f"Add --pad_token '{end}' to run.args, or leave --packing on"
         # Other classes may have a pad token of their own, which only the recipe sees.
@@ -44,7 +45,9 @@ def findings(data: Path | None, model: Path | None, options: Options) -> Iterato
 
 def _data_findings(data: Path, settings: dict[str, Any], options: Options) -> Iterator[Finding]:
     """Check the records of the data; ``settings`` are the tokenizer's, empty if they are not known."""
-    columns = records.Columns(*(first(options, f"{name}_column") or name for name in records.Columns._fields))
+    columns = records.Columns(
+        *(value_of(options, f"{name}_column") or name for name in records.Columns._fields)
+    )
     try:
         has_template = not settings or bool(settings.get("chat_template"))
         render, limits = records.renderer(settings), _limits(options)
@@ -57,7 +60,10 @@ def _data_findings(data: Path, settings: dict[str, Any], options: Options) -> It
 
 
 def _target_findings(folder: Path, targets: Sequence[str], options: Options) -> Iterator[Finding]:
-    """Check that the layers which get adapters exist; nothing is found if the folder does not show layers."""
+    """Check that the layers which get adapters exist, and that no tied head is to be merged.
+
+    Nothing is found if the folder does not show its layers.
+    """
     layers = base_folder.layers_of(folder)
     # The files hold weights that head and embeddings share only once, as the embeddings'.
     if layers and _HEAD not in layers and base_folder.has_tied_head(folder):
@@ -71,9 +77,12 @@ def _target_findings(folder: Path, targets: Sequence[str], options: Options) -> 
 def _limits(options: Options) -> dict[str, int]:
     """Return how many records of a split are used, for each split that an option limits.
 
-    A value that is no number is left out: the recipe's parser refuses it.
+    A value that is no number, or 0, is left out: the recipe's parser refuses it.
     """
-    texts = {"train": first(options, "max_train_samples"), "validation": first(options, "max_eval_samples")}
+    texts = {
+        "train": value_of(options, "max_train_samples"),
+        "validation": value_of(options, "max_eval_samples"),
+    }
     return {split: int(value) for split, value in texts.items() if value and value.isdecimal() and int(value)}
 
 
