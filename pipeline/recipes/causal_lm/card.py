@@ -46,13 +46,11 @@ def card(
     """
     model, data, training = options.model, options.data, options.training
     base = base_of(options, env)
-    fields = [
-        "library_name: transformers",
-        "pipeline_tag: text-generation",
-        "tags: [manycpu]",
-        *([f"base_model: {base.name}"] if base.is_of_hub else []),
-        *([f"datasets: [{data.dataset_name}]"] if data.dataset_name else []),
-    ]
+    fields = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [manycpu]"]
+    if base.is_of_hub:
+        fields.append(f"base_model: {base.name}")
+    if data.dataset_name:
+        fields.append(f"datasets: [{data.dataset_name}]")
     layers = ", ".join(model.lora_target_modules)
     adapter = f"{model.method}, rank {model.lora_r}, alpha {model.lora_alpha}, of {layers}"
     accumulation_steps = training.gradient_accumulation_steps
@@ -82,15 +80,17 @@ def base_of(options: Options, env: Mapping[str, str]) -> Base:
     model = options.model
     name = str(model.model_name_or_path)
     if name != env.get("MANYCPU_MODEL"):  # the option names another model than run.model
+        if Path(name).is_dir():
+            return Base(name, is_of_hub=False)
         revision = None if model.model_revision == "main" else model.model_revision
-        return Base(name, False) if Path(name).is_dir() else Base(name, True, revision)
+        return Base(name, is_of_hub=True, revision=revision)
     # `name` is the folder that run.model was staged to.
     run_model = env.get("MANYCPU_MODEL_NAME", name)
     found = _ON_THE_HUB.fullmatch(run_model)
     if not found:
-        return Base(run_model, False)
-    repository, revision, folder = found.groups("")
-    return Base(repository + folder, True, unquote(revision) or None)
+        return Base(run_model, is_of_hub=False)
+    repository, revision, folder = found.groups("")  # "": what the URL does not name
+    return Base(repository + folder, is_of_hub=True, revision=unquote(revision) or None)
 
 
 def _data(options: Options, env: Mapping[str, str], prepared: Mapping[str, Documents]) -> list[str]:

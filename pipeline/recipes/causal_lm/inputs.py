@@ -99,8 +99,9 @@ def usable_length(data: DataOptions, config: PretrainedConfig) -> int:
     if requested is None or requested <= positions:  # no need to stretch
         return requested or min(_DEFAULT_LENGTH, positions)
     rope = getattr(config, "rope_parameters", None) or {}
-    if data.rope_scaling is None or "rope_theta" not in rope:
-        fix = "Give less, or add --rope_scaling yarn (or linear)" if "rope_theta" in rope else "Give less"
+    is_rotary = "rope_theta" in rope  # only rotary positions can be stretched
+    if data.rope_scaling is None or not is_rotary:
+        fix = "Give less, or add --rope_scaling yarn (or linear)" if is_rotary else "Give less"
         message = f"--max_seq_length {requested} is more than the model's {positions} positions"
         raise BadInputError(message, field="run.args", fix=fix)
     if (present_scaling := rope.get("rope_type", "default")) != "default":
@@ -154,11 +155,11 @@ def read_data(
         parts = tables["train"].train_test_split(test_size=held_out, seed=seed)
         tables = {"train": parts["train"], "validation": parts["test"]}
     limits = {"train": data.max_train_samples, "validation": data.max_eval_samples}
-    # A split without a limit stays as it is.
-    return {
-        split: table.select(range(min(limit, len(table)))) if (limit := limits[split]) else table
-        for split, table in tables.items()
-    }
+    for split, limit in limits.items():
+        if limit and split in tables:
+            table = tables[split]
+            tables[split] = table.select(range(min(limit, len(table))))
+    return tables
 
 
 def files_of(data: DataOptions, env: Mapping[str, str]) -> dict[str, list[Path]]:
@@ -188,8 +189,8 @@ def _table(files: Sequence[Path], common: dict[str, Any], data: DataOptions) -> 
         # The reader takes texts for times if all of them are dates: these are read again, as they stand.
         if "timestamp[" in str(table.features.get(column)):  # also in messages
             values = [record.get(column) for file in files for record in records.read(file)]
-            named = table.add_column(f"{column} as text", values).remove_columns(column)
-            table = named.rename_column(f"{column} as text", column)
+            as_text = f"{column} as text"  # a column of the same name cannot be added
+            table = table.add_column(as_text, values).remove_columns(column).rename_column(as_text, column)
     return table
 
 
@@ -310,14 +311,14 @@ class _Writer(NamedTuple):
         ids: list[int] = self.tokenizer.encode(text)
         return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], begin_answer: bool) -> str:
+    def _render(self, messages: Sequence[Mapping[str, Any]], *, begins_answer: bool) -> str:
         """Return messages as the text that the tokenizer's chat template makes of them.
 
-        With ``begin_answer``, the text ends with what the template writes before an answer of the assistant.
+        With ``begins_answer``, the text ends with what the template writes before an answer of the assistant.
         """
         return str(
             self.tokenizer.apply_chat_template(
-                [*map(dict, messages)], tokenize=False, add_generation_prompt=begin_answer
+                [*map(dict, messages)], tokenize=False, add_generation_prompt=begins_answer
             )
         )
 
@@ -331,15 +332,19 @@ class _Writer(NamedTuple):
         text, answers = records.answer_spans(messages, self._render, source)
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids: list[int] = encoded["input_ids"]
-        labels, special_ids = [IGNORED] * len(ids), set(self.tokenizer.all_special_ids)
+        labels = [IGNORED] * len(ids)
+        special_ids = set(self.tokenizer.all_special_ids)
         special_tokens = tuple(self.tokenizer.all_special_tokens)
-        # Templates may write the token that ends a turn only where another turn follows.
-        unended = {stop for start, stop in answers if not text[start:stop].rstrip().endswith(special_tokens)}
+        # Templates may write the token that ends a turn only where another turn follows: then it is no part
+        # of the answer's span, but stands where the span stops.
+        turn_ends = {
+            stop for start, stop in answers if not text[start:stop].rstrip().endswith(special_tokens)
+        }
         for index, (begin, end) in enumerate(encoded["offset_mapping"]):
-            if any(begin < stop and end > start for start, stop in answers):  # it overlaps an answer
+            overlaps_answer = any(begin < stop and end > start for start, stop in answers)
+            ends_turn = index > 0 and ids[index] in special_ids and begin in turn_ends
+            if overlaps_answer or ends_turn:
                 labels[index] = ids[index]
-            elif index and ids[index] in special_ids and begin in unended:
-                labels[index] = ids[index]  # the token that ends the turn
         return ids, labels
 
     def prompt(self, record: Mapping[str, Any], room: int) -> tuple[str, list[int]]:
@@ -366,6 +371,8 @@ def load_model(
 ) -> PreTrainedModel:
     """Load the model, or make it of its configuration with random weights; sequences have ``length`` tokens.
 
+    If ``training.shard`` is ``auto``, a choice between ``no`` and ``full`` replaces it.
+
     Weights that are trained are fp32: bf16 is for the computation (autocast). With adapters, those of the
     model are frozen, and stay bf16 if the checkpoint has them so: half the memory, and no cast in each step.
     """
@@ -375,10 +382,11 @@ def load_model(
         )
         say(f"{model.num_parameters():,} weights begin at random")
         return model
+    has_adapters = options.method != "full"
     stored_dtype = getattr(config, "dtype", None)
-    is_frozen_bf16 = options.method != "full" and training.bf16 and stored_dtype == torch.bfloat16
+    is_frozen_bf16 = has_adapters and training.bf16 and stored_dtype == torch.bfloat16
     layout = layout_of(config.to_dict())
-    adapters = adapter_parameters(layout, options.lora_r) if options.method != "full" else 0
+    adapters = adapter_parameters(layout, options.lora_r) if has_adapters else 0
     name = str(options.model_name_or_path)
     try:
         load = loader(
@@ -387,7 +395,7 @@ def load_model(
             training,
             length,
             causal=True,
-            trained=None if options.method == "full" else 0,  # of the model's own parameters; None: all
+            trained=0 if has_adapters else None,  # of the model's own parameters; None: all
             adapters=adapters,
             frozen=HALF if is_frozen_bf16 else FLOAT,
         )
@@ -461,10 +469,11 @@ def check_targets(model: Any, options: ModelOptions) -> None:
     layers = [name for name, module in model.named_modules() if isinstance(module, (torch.nn.Linear, Conv1D))]
     if problem := records.missing_target(options.lora_target_modules, layers):
         raise BadInputError(problem[0], field="run.args", fix=problem[1])
-    shared = model.get_input_embeddings().weight
-    if not options.merge_adapter or getattr(model.get_output_embeddings(), "weight", None) is not shared:
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    is_tied = getattr(head, "weight", None) is embeddings.weight
+    if not options.merge_adapter or not is_tied:
         return
-    tied_modules = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
+    tied_modules = {id(embeddings), id(head)}
     names = [name for name, module in model.named_modules() if id(module) in tied_modules]
     for name in names:
         for target in options.lora_target_modules:

@@ -50,12 +50,13 @@ class Packs(Dataset[dict[str, Any]]):
     """Sequences of whole documents.
 
     Args:
-        table: Rows with ``input_ids`` and ``labels``, lists of equal length.
+        table: Rows with ``input_ids`` and ``labels``, lists of equal length, and ``length``, which is that.
         size: Tokens that a sequence takes; None: one document each.
     """
 
     def __init__(self, table: Any, size: int | None) -> None:
-        self._table, lengths = table, table["length"][:]
+        self._table = table
+        lengths = table["length"][:]
         self.tokens: int = sum(lengths)
         self.documents = len(lengths)
         self._packs = bins(lengths, size) if size else [[number] for number in range(len(lengths))]

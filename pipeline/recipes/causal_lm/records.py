@@ -7,11 +7,11 @@ import difflib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from manycpu.pipeline.recipes.files import below
 from manycpu.pipeline.spec.errors import BadInputError
@@ -27,8 +27,11 @@ _LIKE: Final = 0.6
 _MARK: Final = "\ue000"  # of Unicode's private use: no text has it
 _THOUGHT: Final = "</think>"  # templates may leave out what is before
 
-Render = Callable[[Sequence[Mapping[str, Any]], bool], str]
-"""Writes messages by a chat template; True: up to where the answer begins."""
+
+class Render(Protocol):
+    """Writes messages by a chat template; with ``begins_answer``, up to where an answer begins."""
+
+    def __call__(self, messages: Sequence[Mapping[str, Any]], *, begins_answer: bool) -> str: ...
 
 
 class Columns(NamedTuple):
@@ -50,13 +53,15 @@ class Columns(NamedTuple):
 
     def fault(self, record: Mapping[str, Any], kind: str) -> str | None:
         """Explain what is wrong with a record; None if it can be trained on."""
-        names = {"text": (self.text,), "completion": (self.prompt, self.completion)}.get(kind, ())
+        if kind == "messages":
+            return _conversation_fault(record.get(self.messages))
+        names = (self.text,) if kind == "text" else (self.prompt, self.completion)
         for name in names:
             if not isinstance(record.get(name), str):
                 return f"its {name} is no text"
-        if kind == "completion":
-            return None if record[self.completion].strip() else f"its {self.completion} is empty"
-        return _conversation_fault(record.get(self.messages)) if kind == "messages" else None
+        if kind == "completion" and not record[self.completion].strip():
+            return f"its {self.completion} is empty"
+        return None
 
 
 def _conversation_fault(messages: Any) -> str | None:
@@ -64,14 +69,15 @@ def _conversation_fault(messages: Any) -> str | None:
     if not isinstance(messages, list) or not messages:
         return "its messages are no list"
     for message in messages:
-        if not isinstance(message, dict) or not all(
+        is_message = isinstance(message, dict) and all(
             isinstance(message.get(name), str) for name in ("role", "content")
-        ):
+        )
+        if not is_message:
             return "a message of it has no role or no content"
-    answers = [message for message in messages if message["role"] == "assistant"]
-    return (
-        None if any(answer["content"].strip() for answer in answers) else "it has no answer of an assistant"
-    )
+    answers = [message["content"] for message in messages if message["role"] == "assistant"]
+    if not any(answer.strip() for answer in answers):
+        return "it has no answer of an assistant"
+    return None
 
 
 def splits(path: str | Path) -> dict[str, list[Path]]:
@@ -138,13 +144,14 @@ def read(file: Path) -> Iterator[dict[str, Any]]:
         is_list = first_line.lstrip().startswith("[")
         stream.seek(0)
         try:
-            for number, line in enumerate(json.load(stream) if is_list else stream, 1):
-                # `line` is a record already if the file is one list; an empty line holds no record.
-                record = line if is_list else json.loads(line) if line.strip() else None
-                if isinstance(record, dict):
-                    yield record
-                elif is_list or line.strip():
+            items = json.load(stream) if is_list else stream
+            for number, item in enumerate(items, 1):
+                if not is_list and not item.strip():
+                    continue  # an empty line holds no record
+                record = item if is_list else json.loads(item)
+                if not isinstance(record, dict):
                     raise _no_record(file, number, "no object")
+                yield record
         except ValueError as error:
             raise _no_record(file, number, f"not JSON: {error}") from error
 
@@ -243,15 +250,15 @@ def answer_spans(
     Raises:
         BadInputError: The chat template refuses the messages, or leaves out an answer, or a part of it.
     """
-    # Its second argument: whether the text ends where an answer begins.
     write = _with_bad_input_errors(render, source)
-    text, spans = write(messages, False), list[tuple[int, int]]()
-    spans_by_number: dict[int, tuple[int, int]] | None = None
+    text = write(messages, begins_answer=False)
+    spans: list[tuple[int, int]] = []
+    spans_by_number: dict[int, tuple[int, int]] | None = None  # None: not needed so far
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        text_before = write(messages[:number], True) if number else ""
-        text_through = write(messages[: number + 1], False)
+        text_before = write(messages[:number], begins_answer=True) if number else ""
+        text_through = write(messages[: number + 1], begins_answer=False)
         answer_text = message["content"].rpartition(_THOUGHT)[2].strip()  # templates may leave thoughts out
         # Most templates write a turn in the same way whatever follows: the answer is what the turn adds.
         is_prefix = number > 0 and text.startswith(text_before) and text.startswith(text_through)
@@ -259,9 +266,8 @@ def answer_spans(
             spans.append((len(text_before), len(text_through)))
             continue
         # Templates may write an earlier turn in another way than the last one.
-        spans_by_number = (
-            _spans_by_marks(messages, write, text) if spans_by_number is None else spans_by_number
-        )
+        if spans_by_number is None:
+            spans_by_number = _spans_by_marks(messages, write, text)
         if number not in spans_by_number:
             raise BadInputError(
                 f"{source}: the chat template cuts off or changes the answer {message['content'][:40]!r}",
@@ -279,7 +285,7 @@ def _writes_whole_answer(answer: str, messages: Sequence[Mapping[str, Any]], wri
     """
     *earlier, last = messages
     marked = {**last, "content": last["content"].rstrip() + _MARK}
-    return not answer or answer + _MARK in write([*earlier, marked], False)
+    return not answer or answer + _MARK in write([*earlier, marked], begins_answer=False)
 
 
 def _spans_by_marks(
@@ -288,44 +294,50 @@ def _spans_by_marks(
     """Find the answers in ``text``, which is what the template makes of the messages.
 
     The messages are written again, with a mark instead of each answer. What is between the marks must be in
-    ``text`` too: the rest of ``text`` is the answers.
+    ``text`` too: the rest of ``text`` is the answers, which the template may strip.
 
     Returns:
         Number of an answer's message -> its begin and end in ``text``; empty if the template changes an
         answer or the text around it.
     """
     marks = {
-        index: f"{_MARK}{index}{_MARK}"
-        for index, message in enumerate(messages)
+        number: f"{_MARK}{number}{_MARK}"
+        for number, message in enumerate(messages)
         if message["role"] == "assistant"
     }
     marked_messages = [
-        {**message, "content": marks.get(index, message["content"])} for index, message in enumerate(messages)
+        {**message, "content": marks.get(number, message["content"])}
+        for number, message in enumerate(messages)
     ]
-    rest_of_marked, position, spans = write(marked_messages, False), 0, {}
+    rest_of_marked = write(marked_messages, begins_answer=False)
+    position = 0  # in `text`: all before it is found
+    spans: dict[int, tuple[int, int]] = {}
     for number, mark in marks.items():
-        # `head` is what stands before this mark, `following` what stands between this one and the next.
         head, _, rest_of_marked = rest_of_marked.partition(mark)
-        following, content = rest_of_marked.partition(_MARK)[0], messages[number]["content"]
-        # Templates may strip an answer.
+        following = rest_of_marked.partition(_MARK)[0]  # up to the next mark
+        content = messages[number]["content"]
         forms = (content, content.strip(), content.lstrip(), content.rstrip())
+        # `following` tells the forms apart: else space of the template would pass for the answer's own.
         written = next((form for form in forms if text.startswith(head + form + following, position)), None)
         if written is None:
             return {}
         begin = position + len(head)
         position = begin + len(written)
-        # If the conversation ends here, the text after its last mark is what ends the assistant's turn.
-        end_of_turn = write(marked_messages[: number + 1], False).rpartition(mark)[2]
-        spans[number] = begin, position + (len(end_of_turn) if rest_of_marked.startswith(end_of_turn) else 0)
+        end = position
+        # Of a conversation that ends here, the text after its last mark is what ends the assistant's turn.
+        end_of_turn = write(marked_messages[: number + 1], begins_answer=False).rpartition(mark)[2]
+        if rest_of_marked.startswith(end_of_turn):
+            end += len(end_of_turn)
+        spans[number] = (begin, end)
     return spans if text[position:] == rest_of_marked else {}
 
 
 def _with_bad_input_errors(render: Render, source: str) -> Render:
     """Wrap ``render``, so that each of its errors becomes BadInputError."""
 
-    def write(messages: Sequence[Mapping[str, Any]], begins: bool) -> str:
+    def write(messages: Sequence[Mapping[str, Any]], *, begins_answer: bool) -> str:
         try:
-            return render(messages, begins)
+            return render(messages, begins_answer=begins_answer)
         except Exception as error:
             raise BadInputError(
                 f"{source}: the chat template refuses its messages: {error}",
@@ -386,6 +398,7 @@ def renderer(settings: Mapping[str, Any]) -> Render | None:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
+    # As transformers has them: jinja2's own tojson escapes what HTML does not allow.
     environment.globals |= {"raise_exception": _raise, "strftime_now": time.strftime}
     environment.filters["tojson"] = lambda value, **options: json.dumps(
         value, **{"ensure_ascii": False} | options
@@ -406,9 +419,10 @@ def renderer(settings: Mapping[str, Any]) -> Render | None:
         )
     except (TemplateError, TypeError, ValueError):
         return None
-    return lambda messages, begins: compiled.render(
+
+    def render(messages: Sequence[Mapping[str, Any]], *, begins_answer: bool) -> str:
         # Parquet has None for a key that only other messages have; transformers leaves it out too.
-        messages=[{name: value for name, value in each.items() if value is not None} for each in messages],
-        add_generation_prompt=begins,
-        **special_tokens,
-    )
+        present = [{name: value for name, value in each.items() if value is not None} for each in messages]
+        return compiled.render(messages=present, add_generation_prompt=begins_answer, **special_tokens)
+
+    return render

@@ -84,7 +84,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     metrics(results)
     _export(options, env, trainer, tokenizer, prepared, results)
     if dist.is_initialized():
-        dist.barrier()
+        dist.barrier()  # until rank 0 has written
     return results
 
 
@@ -132,7 +132,13 @@ def _trainer(
     prepared: Mapping[str, Documents],
     length: int,
 ) -> "LanguageTrainer":
-    """Make the model and its Trainer; batches are packed if the options and the model allow it."""
+    """Make the model and its Trainer; batches are packed if the options and the model allow it.
+
+    Writes to the log why they are not, and how many documents and tokens each split has.
+
+    Raises:
+        BadInputError: The model is not causal, or batches must be padded and the tokenizer has no pad token.
+    """
     training = options.training
     load = partial(inputs.load_model, options.model, config, training, length)
     model: Any = load()
@@ -199,9 +205,10 @@ class LanguageTrainer(CpuTrainer):
         ``num_items_in_batch`` counts the tokens of all ranks. DDP divides the sum of the gradients by the
         number of ranks: so the loss is multiplied by that number.
         """
-        token_count = (
-            (inputs["labels"][:, 1:] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-        )
+        if num_items_in_batch is None:  # then the mean is over this batch alone
+            token_count = (inputs["labels"][:, 1:] != IGNORED).sum()
+        else:
+            token_count = num_items_in_batch
         tokens = torch.as_tensor(token_count).clamp(min=1)
         is_global = num_items_in_batch is not None and self.args.average_tokens_across_devices
         loss = loss_sum(model, inputs) / tokens * (self.args.world_size if is_global else 1)
@@ -272,17 +279,7 @@ def _export(  # noqa: PLR0913, PLR0917 - what a model card tells
         _complete_adapter(trained_folder, options, env, model)
         tokenizer.save_pretrained(output)
     if samples:
-        metrics(
-            {
-                f"sample_{number}": f"{prompt} → {continuation}"
-                for number, (prompt, continuation) in enumerate(samples, 1)
-            }
-        )
-        text = "".join(
-            json.dumps({"prompt": prompt, "generated": continuation}, ensure_ascii=False) + "\n"
-            for prompt, continuation in samples
-        )
-        (output / "samples.jsonl").write_text(text, encoding="utf-8")
+        _write_samples(output, samples)
     (output / "README.md").write_text(card(options, env, prepared, results, samples), encoding="utf-8")
     write_results(output, results)
 
@@ -298,6 +295,21 @@ def _complete_adapter(folder: Path, options: Options, env: Mapping[str, str], mo
         # The base needs these, and the adapter does not record them.
         trained_config(model).save_pretrained(folder)
     (folder / "README.md").unlink(missing_ok=True)  # peft's form, with nothing filled in
+
+
+def _write_samples(output: Path, samples: list[tuple[str, str]]) -> None:
+    """Report samples as metrics, which a run's report shows, and write them as JSON lines."""
+    metrics(
+        {
+            f"sample_{number}": f"{prompt} → {continuation}"
+            for number, (prompt, continuation) in enumerate(samples, 1)
+        }
+    )
+    text = "".join(
+        json.dumps({"prompt": prompt, "generated": continuation}, ensure_ascii=False) + "\n"
+        for prompt, continuation in samples
+    )
+    (output / "samples.jsonl").write_text(text, encoding="utf-8")
 
 
 def _samples(
