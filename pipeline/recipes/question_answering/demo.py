@@ -31,11 +31,15 @@ def demo_run(output: str) -> dict[str, Any]:
     """Return the fields of a TrainingRun: two processes fine-tune all-MiniLM-L6-v2 (22M parameters).
 
     In bf16, or in fp32 where this processor has no instructions for bf16. The model goes to the output.
+
+    Raises:
+        BadInputError: The package with the base checkpoint is not installed.
     """
     # Found, not imported: importing it would import sentence_transformers.
-    spec = find_spec(_CHECKPOINT)
-    folders = [Path(folder) / "model" for folder in (spec.submodule_search_locations or ())] if spec else []
-    model = next((folder for folder in folders if (folder / "config.json").is_file()), None)
+    package = find_spec(_CHECKPOINT)
+    package_folders = (package.submodule_search_locations or ()) if package else ()
+    models = [Path(folder) / "model" for folder in package_folders]
+    model = next((folder for folder in models if (folder / "config.json").is_file()), None)
     if model is None:
         raise BadInputError(
             f"the package {_CHECKPOINT} with the demo's checkpoint is not installed",

@@ -123,4 +123,5 @@ def label(offsets: Sequence[tuple[int, int]], answers: Mapping[str, Sequence[Any
     # An answer may begin or end inside of a token: the tokens that cover it are the answer's.
     first = max(token for token in inside if offsets[token][0] <= begin)
     last = min(token for token in inside if offsets[token][1] >= end)
+    # A character may be several tokens with the same offsets: then `first` is the last of these.
     return first, max(first, last)

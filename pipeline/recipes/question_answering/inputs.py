@@ -45,7 +45,7 @@ _SCHEMA = datasets.Features(
 def load_model(
     options: ModelOptions, training: CpuTrainingOptions, length: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the base model and its fast tokenizer from a folder or the Hub.
+    """Load the base model, its embeddings frozen if asked for, and its fast tokenizer, padding on the right.
 
     If ``training.shard`` is ``auto``, a choice between ``no`` and ``full`` replaces it, which depends on
     ``length``, the tokens of a sample.
@@ -119,14 +119,19 @@ def read_data(model: ModelOptions, data: DataOptions, env: Mapping[str, str]) ->
     }
     for split, table in tables.items():
         _check(split, table, data)
-    return {
-        split: table if (limit := limits[split]) is None else table.select(range(min(limit, len(table))))
-        for split, table in tables.items()
-    }
+    for split, limit in limits.items():
+        if limit is not None and split in tables:
+            table = tables[split]
+            tables[split] = table.select(range(min(limit, len(table))))
+    return tables
 
 
 def _hub(model: ModelOptions, data: DataOptions) -> dict[str, Dataset]:
-    """Load the splits train, validation and test of a data set of the Hub, those that it has."""
+    """Load the splits train, validation and test of a data set of the Hub, those that it has.
+
+    Raises:
+        BadInputError: There is no such data set, or it cannot be reached.
+    """
     try:
         loaded = datasets.load_dataset(
             str(data.dataset_name), data.dataset_config_name, cache_dir=model.cache_dir, token=model.token
@@ -141,7 +146,11 @@ def _hub(model: ModelOptions, data: DataOptions) -> dict[str, Dataset]:
 
 
 def _table(split: str, files: list[Path], cache: str | None, data: DataOptions) -> Dataset:
-    """Read the files of a split, all .json or all .parquet, as one table."""
+    """Read the files of a split, all .json or all .parquet, as one table.
+
+    Raises:
+        BadInputError: A file does not exist, has another format, or what is in it is wrong.
+    """
     for file in files:
         if not file.is_file():
             raise BadInputError(f"there is no file {file}", field="run.args", fix=f"Check --{split}_file")

@@ -90,7 +90,8 @@ def answers(
         by_span = {(start, end): score for score, start, end in all_candidates}
         best = sorted(((score, *span) for span, score in by_span.items()), reverse=True)[: limits.n_best]
         texts = [(context[start:end], score) for score, start, end in best]  # the best first
-        text, no_answer_lead = texts[0][0] if texts else "", None
+        text = texts[0][0] if texts else ""
+        no_answer_lead: float | None = None
         if limits.null_threshold is not None:
             # "No answer" scores as in the stretch where it is least likely: the answer may be there.
             null_scores = (
@@ -98,7 +99,8 @@ def answers(
             )
             no_answer_score = min(null_scores, default=0.0)
             no_answer_lead = no_answer_score - texts[0][1] if texts else float("inf")
-            text = "" if no_answer_lead > limits.null_threshold else text
+            if no_answer_lead > limits.null_threshold:
+                text = ""
             texts = sorted([*texts, ("", no_answer_score)], key=lambda pair: -pair[1])
         yield Answer(text, _with_probabilities(texts), no_answer_lead)
 
@@ -131,6 +133,7 @@ def candidates(
         for logits in (starts, ends)
     )
     tokens = last[None, :] - first[:, None] + 1  # of each pair: a row for each start, a column for each end
+    # If few tokens are inside, the best starts and ends have others among them.
     valid = (tokens > 0) & (tokens <= limits.max_tokens) & inside[first][:, None] & inside[last][None, :]
     rows, columns = np.nonzero(valid)
     begin, end = first[rows], last[columns]
@@ -149,7 +152,7 @@ class Scorer:
     def __call__(self, prediction: "EvalPrediction | PredictionOutput") -> dict[str, float]:
         """Answer every question by its features' logits; returns exact match and F1, in percent.
 
-        Empty: there are no reference answers to compare with.
+        The answers are kept, for :meth:`write`. Empty: there are no reference answers to compare with.
 
         Raises:
             ValueError: There is not one row of logits for each feature.
@@ -217,14 +220,14 @@ def score(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]
     if unanswerable := [key for key, answers in references.items() if not answers]:
         answerable = [key for key, answers in references.items() if answers]
         groups |= {"has_answer_": answerable, "no_answer_": unanswerable}
-    return {
-        prefix + name: 100
-        * sum(_best_over_references(measure, predictions.get(key), references[key]) for key in keys)
-        / len(keys)
-        for prefix, keys in groups.items()
-        if keys
-        for name, measure in (("exact_match", exact_match), ("f1", f1))
-    }
+    results: dict[str, float] = {}
+    for prefix, keys in groups.items():
+        if not keys:
+            continue
+        for name, measure in (("exact_match", exact_match), ("f1", f1)):
+            total = sum(_best_over_references(measure, predictions.get(key), references[key]) for key in keys)
+            results[prefix + name] = 100 * total / len(keys)
+    return results
 
 
 def _best_over_references(

@@ -89,13 +89,13 @@ def problems(path: str | Path, *, version_2: bool = False, trains: bool = False)
         names = ", ".join(by_split)
         message = f"{path} holds nothing to train on: by their names, its files are of {names}"
         return [f"{message}. Name those to train on train*.json"]
-    return [
-        problem
-        for split, files in by_split.items()
-        for file in files
-        if file.suffix == ".json"
-        for problem in _scan(file, unanswered=version_2 or split == "test")[1]
-    ]
+    found: list[str] = []
+    for split, files in by_split.items():
+        for file in files:
+            if file.suffix == ".json":
+                _, faults = _scan(file, unanswered=version_2 or split == "test")
+                found += faults
+    return found
 
 
 def repeated_id(ids: Iterable[Any]) -> str | None:
@@ -165,37 +165,45 @@ def _questions(document: Any) -> Iterator[Question]:
 
 
 def _question(record: Any, article: Any, context: str, location: str, read_answers: Reader) -> Question:
-    """Read a question; ``article`` has its title, ``location`` is its path in the document, for messages."""
-    question_id, question = _get(record, "id", (str, int), location), _get(record, "question", str, location)
-    pairs = read_answers(record, location) if "answers" in record else []
-    texts, starts = tuple(text for text, _ in pairs), tuple(start for _, start in pairs)
+    """Read a question; ``article`` has its title, ``location`` is its path in the document, for messages.
+
+    Raises:
+        _Malformed: The record, or an answer in it, cannot be read.
+    """
+    question_id = str(_get(record, "id", (str, int), location))
+    question = _get(record, "question", str, location)
+    answers = read_answers(record, location) if "answers" in record else []
+    texts = tuple(text for text, _ in answers)
+    starts = tuple(start for _, start in answers)
     title = str(article.get("title", ""))
     try:
-        "".join([str(question_id), title, context, question, *texts]).encode()
+        "".join([question_id, title, context, question, *texts]).encode()
     except UnicodeEncodeError as error:  # JSON can name half of a character, as \ud83d
         raise _Malformed(f"{location} has half of a character: {error}") from error
-    return Question(str(question_id), title, context, question, texts, starts)
+    return Question(question_id, title, context, question, texts, starts)
 
 
 def _read_objects(record: Any, location: str) -> list[tuple[str, int]]:
     """Read answers as the official layout has them: a list of objects with text and answer_start."""
-    listed = _get(record, "answers", list, location)
-    places = [f"{location}.answers[{i}]" for i in range(len(listed))]
-    return [
-        (_get(answer, "text", str, at), _get(answer, "answer_start", int, at))
-        for answer, at in zip(listed, places, strict=True)
-    ]
+    pairs = []
+    for i, answer in enumerate(_get(record, "answers", list, location)):
+        at = f"{location}.answers[{i}]"
+        pairs.append((_get(answer, "text", str, at), _get(answer, "answer_start", int, at)))
+    return pairs
 
 
 def _read_columns(record: Any, location: str) -> list[tuple[str, int]]:
     """Read answers as flat records have them: one object with a list of texts and a list of starts."""
-    answers, at = _get(record, "answers", dict, location), f"{location}.answers"
-    texts, starts = _get(answers, "text", list, at), _get(answers, "answer_start", list, at)
+    answers = _get(record, "answers", dict, location)
+    at = f"{location}.answers"
+    texts = _get(answers, "text", list, at)
+    starts = _get(answers, "answer_start", list, at)
     if len(texts) != len(starts):
         raise _Malformed(f"{at} has {len(texts)} texts and {len(starts)} starts")
     pairs = list(zip(texts, starts, strict=True))
     for text, start in pairs:
-        if not isinstance(text, str) or not isinstance(start, int) or isinstance(start, bool):
+        is_number = isinstance(start, int) and not isinstance(start, bool)
+        if not isinstance(text, str) or not is_number:
             raise _Malformed(
                 f"{at} has {json.dumps(text)} at {json.dumps(start)}: a text and a number are needed"
             )
@@ -209,7 +217,7 @@ def _get(holder: Any, key: str, kind: type | tuple[type, ...], location: str) ->
         raise _Malformed(f"{name_of_holder} is {_kind(holder)}, not an object with {key!r}")
     if key not in holder:
         raise _Malformed(f"{name_of_holder} has no {key!r}")
-    if not isinstance(holder[key], kind) or isinstance(holder[key], bool):
+    if not isinstance(holder[key], kind) or isinstance(holder[key], bool):  # to Python, a bool is an int
         raise _Malformed(f"{key!r} of {name_of_holder} is {_kind(holder[key])}")
     return holder[key]
 
@@ -232,7 +240,8 @@ def _faults(questions: Sequence[Question], *, unanswered: bool) -> Iterator[str]
         if start < 0 or not text or question.context[start : start + len(text)] != text
     ]
     for question, text, start in misplaced[:1]:  # the first one is the example for all
-        actual = question.context[max(start, 0) : max(start, 0) + max(len(text), 1)]
+        begin = max(start, 0)
+        actual = question.context[begin : begin + max(len(text), 1)]
         yield (
             f"{len(misplaced)} answers are not where answer_start says; "
             f"the first is of question {question.id!r}: {text!r} should stand at character {start}, "

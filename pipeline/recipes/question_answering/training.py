@@ -34,8 +34,10 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     if not (training.torch_compile or training.use_ipex):  # their code serves one shape, and calls no hooks
         exclude_padding(model)
         # Not if it is sharded: a model that cannot compute without padding would stay half gathered.
-        if options.data.unpad and training.shard == "no" and (why := unpad(model)):
-            say(f"padding is computed, too: {why}")
+        if options.data.unpad and training.shard == "no":
+            why = unpad(model)
+            if why:
+                say(f"padding is computed, too: {why}")
     # The first process of a node prepares the data; the others find it in the cache.
     with training.main_process_first(local=True, desc="preparing the data"):
         splits = _chosen_splits(options, read_data(options.model, options.data, env))
@@ -61,12 +63,14 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
             if split in prepared:
                 prepared[split].write(output, prefix)
     if dist.is_initialized():
-        dist.barrier()
+        dist.barrier()  # until rank 0 has written
     return results
 
 
 def _chosen_splits(options: Options, splits: dict[str, Dataset]) -> dict[str, Dataset]:
     """Return the splits to train, evaluate or predict on; without options for it, train and evaluate.
+
+    Without such options, sets ``do_train`` and ``do_eval`` of the training's options.
 
     Raises:
         BadInputError: A chosen split does not exist, or no split is chosen.
@@ -99,6 +103,9 @@ def _prepare(
     """Return a scorer for each split, which has the split's features and the questions they come from.
 
     Features are kept in the cache of ``datasets``.
+
+    Raises:
+        BadInputError: An id names two questions, or no answer to train on fits into a feature.
     """
     length = usable_length(options.max_seq_length, tokenizer, config)
     if length < options.max_seq_length:
@@ -141,6 +148,8 @@ def _train_and_evaluate(
 ) -> dict[str, Any]:
     """Train, evaluate and predict, each if its split is prepared; returns all results by their names.
 
+    After the training, writes the model to the output.
+
     A name ends in ``_before`` for the evaluation before training, and begins with ``predict_`` for the split
     test.
     """
@@ -161,7 +170,7 @@ def _train_and_evaluate(
             results["resumed_from_step"] = resumed_step
     if "validation" in prepared:
         evaluation = trainer.evaluate()
-        # Scores get their usual names, speed and loss keep the Trainer's.
+        # Scores get their usual names, speed and loss keep the Trainer's; other values are left out.
         kept_names = ("eval_loss", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
         for name, value in evaluation.items():
             if name in kept_names:
