@@ -8,7 +8,7 @@ from manycpu.pipeline.recipes.files import below
 from manycpu.pipeline.spec.errors import BadInputError
 
 # As LeCun's page names them, or as some copies do (train-images.idx3-ubyte), also compressed.
-_NAME: Final = re.compile(r"(train|t10k)-(images[-.]idx3|labels[-.]idx1)-ubyte(\.gz)?")
+_NAME: Final = re.compile(r"(train|t10k)-(?:(images)[-.]idx3|(labels)[-.]idx1)-ubyte(?:\.gz)?")
 DIMENSIONS: Final = {"images": 3, "labels": 1}
 
 
@@ -24,8 +24,8 @@ def find(folder: Path) -> dict[str, Path]:
     path_of_part: dict[str, Path] = {}
     for path in below(folder):
         if match := _NAME.fullmatch(path.name):
-            # Both `images` and `labels` have six letters.
-            path_of_part.setdefault(f"{match[1]}-{match[2][:6]}", path)
+            part, images, labels = match.groups()
+            path_of_part.setdefault(f"{part}-{images or labels}", path)
     needed = {f"{part}-{kind}": kind for kind in DIMENSIONS for part in ("train", "t10k")}
     if missing := sorted(needed.keys() - path_of_part):
         names = [f"{name}-idx{DIMENSIONS[needed[name]]}-ubyte" for name in missing]

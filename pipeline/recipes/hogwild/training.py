@@ -74,8 +74,8 @@ def _jobs(chosen: Options, env: Mapping[str, str], trained: Images, threads: int
         BadInputError: The shared memory has not enough room for the images.
     """
     needed = trained.pixels.nbytes + trained.labels.nbytes
-    if _SHARED.is_dir() and needed > (free := shutil.disk_usage(_SHARED).free):
-        # A process that fills it up dies of SIGBUS.
+    free = shutil.disk_usage(_SHARED).free if _SHARED.is_dir() else needed
+    if needed > free:  # a process that fills it up dies of SIGBUS
         raise BadInputError(
             f"the images take {needed >> 20} MiB of shared memory, and {_SHARED} has {free >> 20} MiB left",
             field="run.data",
@@ -108,7 +108,7 @@ def _train(chosen: Options, jobs: list[Job], ranks: int) -> dict[str, Any]:
 
     All processes of all ranks take the same number of steps, so that they meet for each average.
     """
-    count = len(jobs[0].images)
+    image_count = len(jobs[0].images)
     last_losses: dict[int, float] = {}  # number of a process -> its last loss
     averages = 0  # of all processes of this rank: each reports each average
     # Processes are started first: a process group has threads, whose locks would stay held in a fork.
@@ -117,7 +117,7 @@ def _train(chosen: Options, jobs: list[Job], ranks: int) -> dict[str, Any]:
             dist.init_process_group()
         workers.ready()
         # Steps of an epoch: as many as the rank with the least data can take.
-        epoch_steps = torch.tensor(1 if chosen.dry_run else math.ceil(count / chosen.batch_size))
+        epoch_steps = torch.tensor(1 if chosen.dry_run else math.ceil(image_count / chosen.batch_size))
         if ranks > 1:
             dist.all_reduce(epoch_steps, dist.ReduceOp.MIN)
         steps = int(epoch_steps)
@@ -127,17 +127,18 @@ def _train(chosen: Options, jobs: list[Job], ranks: int) -> dict[str, Any]:
             steps, partial(_average, [job.model for job in jobs], ranks)
         ):
             last_losses[index], accuracy = values.tolist()
-            averages += report.kind == "average"
+            if report.kind == "average":
+                averages += 1
             if report.kind == "progress":
                 say(
                     f"process {index}: epoch {report.epoch}, step {report.step} of {total}, "
                     f"loss {last_losses[index]:.4f}, accuracy {accuracy:.2f}"
                 )
-                if index == 0:
+                if index == 0:  # it stands for all processes
                     progress(step=report.step, total_steps=total, epoch=report.epoch, loss=last_losses[index])
         seconds = time.monotonic() - start
     processes = len(jobs) * ranks
-    samples = min(steps * chosen.batch_size, count) * chosen.epochs * processes
+    samples = min(steps * chosen.batch_size, image_count) * chosen.epochs * processes
     return {
         "averages": averages // len(jobs),
         "processes": processes,

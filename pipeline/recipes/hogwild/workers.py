@@ -94,18 +94,20 @@ def _work(job: Job, queue: "connection.Connection[Any, Any]") -> None:
     torch.manual_seed(options.seed + job.number)
     optimizer = torch.optim.SGD(job.model.parameters(), lr=options.lr, momentum=options.momentum)
     free = list(range(len(job.tensors)))  # numbers of the tensors that the rank does not own
+    done = 0  # steps, over all epochs
+    values = torch.zeros(TENSORS[1])  # loss and accuracy of the last step
 
     def report(kind: Literal["progress", "average", "done"], epoch: int) -> None:
         """Send the last step's ``values`` in a free tensor; if none is free, wait for one from the rank."""
         if not free:
             free.append(queue.recv())
-        job.tensors[free[-1]].copy_(values)
-        queue.send(Report(kind, epoch, done, free.pop()))
+        number = free.pop()
+        job.tensors[number].copy_(values)
+        queue.send(Report(kind, epoch, done, number))
 
     queue.send(Report("ready"))
     steps = queue.recv()  # of each epoch, once all processes are ready
-    total, done = steps * options.epochs, 0
-    values = torch.zeros(TENSORS[1])
+    total = steps * options.epochs
     job.model.train()
     for epoch in range(1, options.epochs + 1):
         for indices in torch.split(torch.randperm(len(job.images)), options.batch_size)[:steps]:
@@ -180,10 +182,11 @@ class Workers:
 
     def ready(self) -> None:
         """Wait until every process has reported that it can begin; raises DiedError if one has ended."""
-        not_ready = len(self._workers)
+        ready_count = 0
         for _, report in self._reports():
-            not_ready -= report.kind == "ready"
-            if not not_ready:
+            if report.kind == "ready":
+                ready_count += 1
+            if ready_count == len(self._workers):
                 return
 
     def train(self, steps: int, average: Callable[[], None]) -> Iterator[tuple[int, Report, torch.Tensor]]:

@@ -130,6 +130,7 @@ def opened(file: str | Path) -> Iterator["OpenImage"]:
         with Image.open(file) as image:
             _check_depth(image)
             yield image
+    # What Pillow raises for files that are broken or too large, and _check_depth.
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise OSError(f"{file}: {error}") from error
 
@@ -159,7 +160,11 @@ def _is_image(path: Path) -> bool:
 
 
 def _by_name(files: Sequence[Path], pattern: str) -> Iterator[tuple[Path, str]]:
-    """Yield each file with its class, which the first group of the pattern finds in its name."""
+    """Yield each file with its class, which the first group of the pattern finds in its name.
+
+    Raises:
+        BadInputError: The pattern is wrong or has no group, or finds no class in a name.
+    """
     try:
         compiled = re.compile(pattern)
     except re.error as error:

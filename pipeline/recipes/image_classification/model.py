@@ -111,7 +111,7 @@ def _source(name: str | None, staged: str | None) -> tuple[str, Path | None]:
         BadInputError: timm has no such model, or the folder to read lacks config.json or weights.
     """
     folder = staged
-    if name is not None:
+    if name is not None:  # the option wins: a folder, or a name that timm knows
         folder = name if Path(name).is_dir() else None
     if folder:
         base_folder.check_timm(Path(folder))
@@ -134,8 +134,10 @@ def _weights(staged: Path) -> Path:
     Raises:
         BadInputError: There is no such file, or more than one.
     """
-    in_folder = [] if staged.is_file() else [path for path in staged.iterdir() if path.suffix in _WEIGHTS]
-    candidates = [staged] if staged.is_file() else sorted(in_folder)
+    if staged.is_file():
+        candidates = [staged]
+    else:
+        candidates = [path for path in staged.iterdir() if path.suffix in _WEIGHTS]
     if len(candidates) != 1:
         raise BadInputError(
             f"{staged} has {len(candidates)} files with weights ({', '.join(_WEIGHTS)}); one is needed",

@@ -61,7 +61,7 @@ class Options(NamedTuple):
     output: str
     checkpoints: str
     save_every: int | str | None
-    """Steps between two checkpoints, or ``epoch``."""
+    """Steps between two checkpoints, or ``epoch``; None: none is saved."""
     notes: tuple[str, ...] = ()
     """Notes on options that were read in another way than they are written, or have no effect."""
 
@@ -80,8 +80,12 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         parser.error(f"--lr {images.lr:g} is no learning rate: it must be greater than 0")
     output, checkpoints, notes = arguments.folders(images.output_dir, env)
     text = images.checkpointing_steps
-    every = int(text) if text.isdecimal() else {"epoch": "epoch", "no": None}.get(text, 0)  # 0: not valid
-    if every == 0:
+    save_every: int | str | None
+    if text.isdecimal() and int(text) > 0:
+        save_every = int(text)
+    elif text in ("epoch", "no"):
+        save_every = "epoch" if text == "epoch" else None
+    else:
         raise BadInputError(
             f"--checkpointing_steps {text!r} is neither a number of steps nor `epoch` or `no`",
             field="run.args",
@@ -89,4 +93,4 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         )
     if not images.pretrained and not images.unfreeze:
         notes.append("the body has random weights and is frozen: only --unfreeze has it learn")
-    return Options(images, output, checkpoints, every, (*bf16_notes, *notes))
+    return Options(images, output, checkpoints, save_every, (*bf16_notes, *notes))

@@ -83,7 +83,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     if accelerator.is_main_process:
         models.write(model, Path(options.output), labelled.classes, chosen.image_size)
         write_results(Path(options.output), results)
-    accelerator.wait_for_everyone()
+    accelerator.wait_for_everyone()  # until the main process has written
     return results
 
 
@@ -262,7 +262,10 @@ class _Epochs:
         }
 
     def _save(self) -> None:
-        """Save a checkpoint, its state last: without a state it is incomplete, and not resumed from."""
+        """Save a checkpoint, and delete the oldest ones beyond ``--checkpoints_total_limit``.
+
+        Its state is written last: without a state it is incomplete, and not resumed from.
+        """
         folder = Path(self._options.checkpoints, f"checkpoint-{self.step}")
         state = folder / "trainer_state.json"
         if self._accelerator.is_main_process:
