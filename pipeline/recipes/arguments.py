@@ -44,7 +44,12 @@ def option(default: Any, text: str) -> Any:
 
 
 class Parser(HfArgumentParser):
-    """Parses dataclasses of options; raises BadInputError for words that it cannot read."""
+    """Parses dataclasses of options; raises BadInputError for words that it cannot read.
+
+    Args:
+        kinds: The dataclasses.
+        **defaults: Name of an option -> its default in this run; None: the dataclass has it.
+    """
 
     def __init__(self, kinds: list[Any], **defaults: str | None) -> None:
         super().__init__(kinds, allow_abbrev=False)

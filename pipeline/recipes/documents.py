@@ -99,14 +99,19 @@ class _PaddingHooks:
     def read_mask(
         self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Read the mask of a batch, and replace it by one without padding, before the model runs."""
+        """Read the mask of a batch, and replace it by one without padding, before the model runs.
+
+        A batch without a mask, or with one that this class cannot handle, is computed as it is.
+        """
         mask = kwargs.get("attention_mask")
         self._real = None
         if mask is None:
             return args, kwargs
-        lengths, positions = mask.sum(1), torch.arange(mask.shape[1])
-        if not lengths.min() or not torch.equal(mask.bool(), positions < lengths[:, None]):
-            # A row without a real token, or with padding that is not on the right.
+        lengths = mask.sum(1)  # real tokens of each row
+        positions = torch.arange(mask.shape[1])
+        has_empty_row = not lengths.min()
+        is_padded_on_the_right = torch.equal(mask.bool(), positions < lengths[:, None])
+        if has_empty_row or not is_padded_on_the_right:
             return args, kwargs
         starts = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
         self._real = mask.flatten().nonzero()[:, 0]
@@ -204,7 +209,8 @@ def _attention(  # noqa: PLR0913, PLR0917 - transformers' signature
     if unsupported:
         raise ValueError(f"its attention has {unsupported[0]}, which torch's has not")
     is_causal = kwargs.get("is_causal")
-    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if is_causal is None:  # then the module says it, as in transformers' own attention
+        is_causal = getattr(module, "is_causal", True)
     if sliding_window and not is_causal:
         raise ValueError("its attention has a window to both sides, which is not known here")
     groups = query.shape[1] // key.shape[1]

@@ -67,32 +67,34 @@ class LengthGroups(Sampler[int]):
         return len(self._lengths)
 
     def __iter__(self) -> Iterator[int]:
-        """Yield each row once: groups of like length, in random order after the one with the longest row."""
+        """Yield each row once: groups of like length, in random order after the one with the longest row.
+
+        The rows that fill no group come last.
+        """
         generator = torch.Generator().manual_seed(self._seed + self._epoch())
-        rows, size = torch.randperm(len(self), generator=generator).numpy(), self._group
-        complete = len(rows) // size  # groups; the rows that fill no group come last
-        longest = int(np.argmax(self._lengths[rows])) if complete else -1
-        # The longest row must be in a complete group: only such a group can come first.
-        if longest >= complete * size:
+        rows = torch.randperm(len(self), generator=generator).numpy()
+        group_count = len(rows) // self._group
+        grouped = group_count * self._group  # the number of rows in groups
+        longest = int(np.argmax(self._lengths[rows])) if group_count else -1
+        # The longest row must be in a group: only a group can come first.
+        if longest >= grouped:
             rows[[0, longest]] = rows[[longest, 0]]
-        groups = self._groups(rows[: complete * size].reshape(complete, size))
-        order = torch.randperm(complete, generator=generator).tolist()
+        groups = self._groups(rows[:grouped].reshape(group_count, self._group))
+        order = torch.randperm(group_count, generator=generator).tolist()
         # The first row of a group is its longest.
         longest_group = max(order, key=lambda index: int(self._lengths[groups[index][0]]), default=None)
         # Sorting is stable: only the longest group moves, to the front.
-        ordered_groups = sorted(order, key=lambda index: index != longest_group)
-        return (
-            int(row)
-            for group in [*map(groups.__getitem__, ordered_groups), rows[complete * size :]]
-            for row in group
-        )
+        order.sort(key=lambda index: index != longest_group)
+        ordered_groups = [groups[index] for index in order]
+        return (int(row) for group in [*ordered_groups, rows[grouped:]] for row in group)
 
     def _groups(self, rows: Lengths) -> list[Lengths]:
         """Cut rows, of shape (groups, rows of a group), into groups of like length, the longest row first.
 
         Rows are sorted within each of several random draws only, so that a group is not always the same.
         """
-        draws = max(math.ceil(len(rows) / _GROUPS_TOGETHER), min(_LEAST_DRAWS, len(rows)), 1)
+        least_draws = min(_LEAST_DRAWS, len(rows))  # a draw has one group at least
+        draws = max(math.ceil(len(rows) / _GROUPS_TOGETHER), least_draws, 1)
         return [
             group
             for draw in np.array_split(rows, draws)

@@ -27,6 +27,9 @@ def loader(
 ) -> Callable[..., PreTrainedModel]:
     """Return a ``from_pretrained`` for this training: if it is sharded, each rank reads only its own share.
 
+    With ``auto``, a model whose checkpoint has unequal weights where the configuration ties them is not
+    sharded, and the log says so.
+
     Args:
         kind: The Auto class that loads the model.
         config: The model's configuration.
@@ -54,14 +57,7 @@ def loader(
         return load_whole
     with torch.device("meta"):  # without memory for weights
         meta_model = kind.from_config(config)
-    try:
-        blocks = sharding.block_names(meta_model)
-    except ValueError as error:
-        raise BadInputError(
-            f"{type(meta_model).__name__} does not name its blocks, so that it cannot be sharded",
-            field="run.args",
-            fix="Leave out --shard",
-        ) from error
+    plan = _sharding_plan(meta_model)
     _check_number_formats(options)
     # Late: transformers has it since 5.20, and what is not sharded needs none.
     from transformers.distributed.configuration_utils import DistributedConfig
@@ -76,20 +72,40 @@ def loader(
             return load_whole
         fix = "Set it to false (config.json, or --config_overrides), or leave out --shard"
         raise BadInputError(untied, field="run.args", fix=fix)
-    # Patterns such as layers.* name all blocks. The models' own plans do not serve: many name modules that do
-    # not exist, and the whole model would be gathered.
-    names = sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in blocks})
-    plan = dict.fromkeys(names, "free_full_weight")
-    sizes = {"fsdp_size": ranks // replica_count, "dp_replicate_size": replica_count}
-    say(
-        f"the model is sharded over {ranks // replica_count} ranks"
-        + (f", {replica_count} replicas" if replica_count > 1 else "")
-    )
-    model = type(meta_model)
+    sharing_ranks = ranks // replica_count
+    replicas = f", {replica_count} replicas" if replica_count > 1 else ""
+    say(f"the model is sharded over {sharing_ranks} ranks{replicas}")
+    model_class = type(meta_model)
     if tied:
-        model = type(model.__name__, (_Tied, model), {})
-    shares = DistributedConfig(fsdp_plan=plan, fsdp_mixed_precision=options.bf16, **sizes)
-    return partial(model.from_pretrained, distributed_config=shares)
+        model_class = type(model_class.__name__, (_Tied, model_class), {})
+    shares = DistributedConfig(
+        fsdp_plan=plan,
+        fsdp_mixed_precision=options.bf16,
+        fsdp_size=sharing_ranks,
+        dp_replicate_size=replica_count,
+    )
+    return partial(model_class.from_pretrained, distributed_config=shares)
+
+
+def _sharding_plan(model: PreTrainedModel) -> dict[str, str]:
+    """Return the plan by which transformers shards a model block by block: pattern of modules -> how.
+
+    The models' own plans do not serve: many name modules that do not exist, and the whole model would be
+    gathered.
+
+    Raises:
+        BadInputError: The model does not name its blocks.
+    """
+    try:
+        blocks = sharding.block_names(model)
+    except ValueError as error:
+        raise BadInputError(
+            f"{type(model).__name__} does not name its blocks, so that it cannot be sharded",
+            field="run.args",
+            fix="Leave out --shard",
+        ) from error
+    patterns = sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in blocks})  # such as layers.*
+    return dict.fromkeys(patterns, "free_full_weight")  # a rank keeps only its share after a pass
 
 
 def _check_number_formats(options: CpuTrainingOptions) -> None:
@@ -137,9 +153,12 @@ def _excluding_option(options: CpuTrainingOptions, *, has_adapters: bool) -> str
     if has_adapters and options.shard == "hybrid":
         # With hybrid sharding, peft takes the sizes of a share for those of the layer.
         return "adapters: give --method full, or --shard full"
+    if options.use_ipex:
+        return "--use_ipex"
     values = options.to_dict()  # type: ignore[no-untyped-call]
+    # As recipe_options.read gives them to preflight.
     set_options = {name: [str(value)] for name, value in values.items() if value}
-    return "--use_ipex" if options.use_ipex else unshardable(set_options)
+    return unshardable(set_options)
 
 
 class _Tied:
@@ -162,9 +181,11 @@ def _choose_shard(
 ) -> Literal["no", "full"]:
     """Choose what ``--shard auto`` means: "full" if some node has too little memory for replicas, else "no".
 
-    Every rank makes the same choice. It is "no" too where sharding is excluded, or too little is known.
+    Every rank makes the same choice. It is "no" too where sharding is excluded, or too little is known. The
+    choice "full" is said in the log.
     """
-    ranks, node_bytes = options.world_size, Machine.observe().memory
+    ranks = options.world_size
+    node_bytes = Machine.observe().memory
     model = model_shape.of_config(config.to_dict(), causal=training.causal)
     if ranks == 1 or node_bytes is None or model is None or _excluding_option(options, has_adapters=False):
         return "no"

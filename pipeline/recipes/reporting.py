@@ -23,17 +23,20 @@ class Pace:
     """
 
     def __init__(self, first_step: int, samples: int, ranks: int) -> None:
-        self._began, self._first, self._batch = time.monotonic(), first_step, samples * ranks
-        set_samples_per_step(samples)
+        self._began = time.monotonic()
+        self._first_step = first_step
+        self._step_samples = samples * ranks
+        set_samples_per_step(samples)  # for the pace that each rank reports by itself
 
     def report(self, step: int, total_steps: int, **values: Any) -> None:
         """Report progress: the step, speed, time left, and ``values``; nothing before a step is done."""
-        steps_done, seconds = step - self._first, time.monotonic() - self._began
+        steps_done = step - self._first_step
+        seconds = time.monotonic() - self._began
         if steps_done > 0:
             progress(
                 step=step,
                 total_steps=total_steps,
-                samples_per_second=round(steps_done * self._batch / seconds, 2),
+                samples_per_second=round(steps_done * self._step_samples / seconds, 2),
                 seconds_left=round((total_steps - step) * seconds / steps_done),
                 **values,
             )
@@ -53,8 +56,10 @@ def say_notes(notes: Iterable[str], env: Mapping[str, str], *, bf16: bool) -> No
     """
     for note in notes:
         say(note)
-    if bf16 and env.get("MANYCPU_DTYPE") != "bf16" and (warning := bf16_warning(processor_flags())):
-        say(warning)
+    if bf16 and env.get("MANYCPU_DTYPE") != "bf16":
+        warning = bf16_warning(processor_flags())
+        if warning:
+            say(warning)
 
 
 def write_results(folder: Path, results: Mapping[str, Any]) -> None:

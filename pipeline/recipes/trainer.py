@@ -147,8 +147,9 @@ class CpuTrainer(Trainer):
     lr_scheduler: Any
 
     def __init__(self, model: Any, args: CpuTrainingOptions, **kwargs: Any) -> None:
-        # The Trainer complains of a sharded optimizer unless save_only_model is set; this class can save one.
-        is_model_only, args.save_only_model = args.save_only_model, True
+        is_model_only = args.save_only_model
+        # Else the Trainer refuses a sharded optimizer, which this class can save.
+        args.save_only_model = True
         super().__init__(model, args, **kwargs)
         args.save_only_model = is_model_only
         self.is_sharded: bool = getattr(self, "is_distributed_loading_by_transformers", False)
@@ -185,7 +186,7 @@ class CpuTrainer(Trainer):
         return SequentialSampler(eval_dataset) if isinstance(eval_dataset, Sized) else None
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Make the accelerator, and set how torch's DDP stores and compresses gradients."""
+        """Make the accelerator, and set how torch's DDP stores gradients, and compresses them if asked to."""
         super().create_accelerator_and_postprocess()
         handler = self.accelerator.ddp_handler
         handler.gradient_as_bucket_view = True  # no copy from gradients to buckets
@@ -240,8 +241,9 @@ class CpuTrainer(Trainer):
         )
         self.state.global_step = done
         self.state.best_global_step = None  # here, that number is another step's
-        skipped = 0 if self.args.ignore_data_skip else done % per_epoch
-        return done // per_epoch, skipped * accumulated
+        # `per_epoch` counts steps, and a step has several batches.
+        steps_to_skip = 0 if self.args.ignore_data_skip else done % per_epoch
+        return done // per_epoch, steps_to_skip * accumulated
 
     def get_train_dataloader(self) -> Any:
         """Make the loader of the batches of this rank, and remember how many an epoch has."""
@@ -271,6 +273,7 @@ class CpuTrainer(Trainer):
 
     def _drop_metrics_of_no_step(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Drop loss and speed if this process resumed after the last step: having trained none, it has 0."""
+        # The Trainer sets _initial_global_step when a training begins: before, an evaluation may log values.
         has_trained = self.state.global_step > getattr(self, "_initial_global_step", -1)
         return {name: value for name, value in values.items() if has_trained or name not in _OF_STEPS}
 
@@ -312,7 +315,8 @@ class CpuTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model as the Trainer does, or from the shares of all ranks if it is sharded.
 
-        Intel's extension trains in bf16 and saves fp32: the configuration must say so.
+        Intel's extension trains in bf16 and saves fp32: the configuration must say so. A checkpoint of a
+        model that is not sharded loses the shares of an earlier attempt.
 
         Args:
             output_dir: The folder to write to; default: that of the options.
@@ -333,8 +337,9 @@ class CpuTrainer(Trainer):
         """Save configuration, tokenizer and weights; a checkpoint has the weights in its shares instead."""
         if self.args.should_save:
             config = trained_config(self.model)
+            # torch's fully_shard puts FSDP before the name of the model's class.
             config.architectures = [type(self.model).__name__.removeprefix("FSDP")]
-            config.dtype = torch.float32
+            config.dtype = torch.float32  # of the weights; bf16 is for the computation alone
             config.save_pretrained(folder)
             if self.model.can_generate():
                 self.model.generation_config.save_pretrained(folder)
@@ -392,7 +397,8 @@ class CpuTrainer(Trainer):
         best = Path(str(self.state.best_model_checkpoint))
         if (best / SHARDED).is_dir():
             sharding.load_weights(best / SHARDED, self.model)
-        # A whole model, and not an adapter alone: see _load_from_checkpoint for the names of its weights.
+        # A whole model, not an adapter alone: its weights may have other names than the model's. With
+        # Accelerate's FSDP, the Trainer has a way of its own.
         elif not self.is_fsdp_enabled and any(best.glob("model*.safetensors")):
             self._load_from_checkpoint(str(best))
         else:
@@ -435,11 +441,15 @@ class ProgressCallback(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
         """Begin to measure the speed, from the step that is resumed from."""
         samples = args.train_batch_size * args.gradient_accumulation_steps
-        self._pace, self._trains = Pace(state.global_step, samples, args.world_size), True
-        self._metrics: dict[str, Any] = {}
+        self._pace = Pace(state.global_step, samples, args.world_size)
+        self._trains = True
+        self._metrics: dict[str, Any] = {}  # of the last progress; empty: none was reported
 
     def on_log(self, args: Any, state: TrainerState, *_: Any, logs: Any = None, **__: Any) -> None:
-        """Report the mean loss since the last report as progress, and the other logged values as metrics."""
+        """Report the mean loss since the last report as progress, and the other logged values as metrics.
+
+        Only the first rank does, and only during the training.
+        """
         del args
         logs = logs or {}
         if not self._trains or not state.is_world_process_zero:
