@@ -105,8 +105,8 @@ class Observer:
             met=time,
         )
         existing = _find_meeting(self.observed, event, time)
-        if existing is not None and rank.rank in existing["ranks"]:
-            return True  # the log is being read a second time
+        if existing is not None and rank.rank in existing["ranks"]:  # the log is being read a second time
+            return True
         self.observed.backend_reason = event.backend_reason or self.observed.backend_reason
         meeting = existing or _new_meeting(self.observed, event, time)
         meeting["ranks"].append(rank.rank)

@@ -1,7 +1,6 @@
 """Read run files: YAML with ``run`` and ``target``, as ``manycpu run`` takes them."""
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,15 +43,17 @@ _Construct = Callable[[yaml.SafeLoader, yaml.ScalarNode], float]
 
 def _number(construct: _Construct, loader: _Loader, node: yaml.ScalarNode) -> object:
     """Construct a number that keeps its written form; what cannot be a number, or is in base 60, is text."""
-    with suppress(ValueError, OverflowError):
+    if ":" in node.value:  # in base 60
+        return node.value
+    try:
         number = construct(loader, node)
-        if str(number) == node.value:
-            return number
-        if ":" not in node.value:
-            written = _WrittenInt(number) if isinstance(number, int) else _WrittenFloat(number)
-            written.written = node.value
-            return written
-    return node.value
+    except (ValueError, OverflowError):
+        return node.value
+    if str(number) == node.value:
+        return number
+    written = _WrittenInt(number) if isinstance(number, int) else _WrittenFloat(number)
+    written.written = node.value
+    return written
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", partial(_number, yaml.SafeLoader.construct_yaml_int))

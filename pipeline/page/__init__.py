@@ -46,11 +46,14 @@ def as_html(report: Mapping[str, Any]) -> str:
     """
     name = report.get("name")
     title = f"{name} · manycpu" if isinstance(name, str) and name else "manycpu"
+    # In ASCII: a name may have half of a character, which UTF-8 does not allow. The JSON is ASCII too.
+    ascii_title = escape(title).encode("ascii", "xmlcharrefreplace").decode()
     script = _script()
     style = (_FOLDER / "training.css").read_text(encoding="utf-8") + _BODY_STYLE
     embedded = json.dumps(_plain(report), allow_nan=False, default=str)
     for unsafe in "<>&":  # these can end the element that the JSON is in, or begin a comment
         embedded = embedded.replace(unsafe, f"\\u{ord(unsafe):04x}")
+    # A second guard beside the escapes: nothing that a report holds can run, or load anything.
     rules = f"default-src 'none'; script-src {_source(script)}; style-src {_source(style)}; img-src data:"
     policy = f"{rules}; base-uri 'none'; form-action 'none'"
     return f"""\
@@ -59,7 +62,7 @@ def as_html(report: Mapping[str, Any]) -> str:
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title).encode("ascii", "xmlcharrefreplace").decode()}</title>
+<title>{ascii_title}</title>
 <link rel="icon" href="data:,">
 <style>{style}</style>
 </head>
