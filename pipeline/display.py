@@ -46,6 +46,7 @@ class _LossyFile(io.FileIO):
     """An open file that drops data if a write fails."""
 
     def write(self, data: Any) -> int:
+        """Write data, and wait while a pipe is full; return how many bytes are written or dropped."""
         try:
             while (written := super().write(data)) is None:  # a pipe that does not block, and is full
                 select.select([], [self], [])

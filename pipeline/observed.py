@@ -129,6 +129,7 @@ class Observer:
 
     @_reduce.register
     def _on_progress(self, event: ProgressEvent, _: int | None, time: float) -> bool:
+        """Replace the progress, and add its values to the metrics."""
         self.observed.start = None  # the program has begun: its start waits for nothing any more
         fields = {name: getattr(event, name) for name in Progress.model_fields}
         self.observed.progress = Progress.model_validate(fields | {"time": _time_of(event, time)})
@@ -138,6 +139,7 @@ class Observer:
 
     @_reduce.register
     def _on_pace(self, event: PaceEvent, rank: int | None, time: float) -> bool:
+        """Record the pace of a rank; that of a rank which has not joined the last meeting is ignored."""
         known_rank = _rank_of_last_meeting(self.observed, rank)
         if known_rank is not None:
             fields = event.model_dump(include=set(Pace.model_fields))
@@ -146,7 +148,7 @@ class Observer:
 
     @_reduce.register
     def _on_metrics(self, event: MetricsEvent, *_: object) -> bool:
-        self.observed.start = None
+        self.observed.start = None  # the program has begun
         _add_metrics(self.observed, event.values)
         return event.step is None  # a point of a curve is followed by the next
 
@@ -171,9 +173,10 @@ class Observer:
 
     @_reduce.register
     def _on_result(self, event: ResultEvent, rank: int | None, _: float) -> bool:
-        if rank == 0:
-            self.observed.result = event
-        return rank == 0
+        if rank != 0:
+            return False
+        self.observed.result = event
+        return True
 
     @_reduce.register
     def _on_warning(self, event: WarningEvent, *_: object) -> bool:
@@ -182,6 +185,7 @@ class Observer:
 
     @_reduce.register
     def _on_error(self, event: ErrorEvent, rank: int | None, _: float) -> bool:
+        """Add an error to the last lines of its rank, unless it is there already."""
         rank = rank if event.rank is None else event.rank
         # A script's traceback is among its lines already; why a rank refuses to run the script is not.
         if rank is not None and not any(event.message in text for text in self.tails.get(rank, ())):
@@ -190,6 +194,7 @@ class Observer:
 
     @_reduce.register
     def _on_finished(self, event: FinishedEvent, *_: object) -> bool:
+        """Note that all ranks of a meeting have succeeded; if it is the last, they get exit code 0."""
         self.observed.finished_meeting = event.meeting
         _apply_finished_meeting(self.observed)
         return True

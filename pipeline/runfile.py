@@ -68,6 +68,9 @@ def parse_yaml(text: str) -> Any:
     {'nnodes': '1:4', 'nproc_per_node': 2, 'args': [10, 1.1, 0.5, '12:30:15.5']}
     >>> [str(word) for word in parsed["args"]]
     ['012', '1.10', '0.5', '12:30:15.5']
+
+    Raises:
+        YAMLError: It is not YAML.
     """
     try:
         return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
@@ -153,7 +156,11 @@ def _wrong_file(path: Path, what: str, script_fix: str | None) -> BadInputError:
 
 
 def _part(path: Path, content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the fields of ``run`` or ``target`` in a run file; empty if the part is missing."""
+    """Return the fields of ``run`` or ``target`` in a run file; empty if the part is missing.
+
+    Raises:
+        BadInputError: The part is no mapping.
+    """
     part = content.get(name) or {}
     if not isinstance(part, Mapping):
         example = "run: {program: ...}" if name == "run" else f"target: {{kind: {part}}}"

@@ -47,6 +47,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the first word names; fail with a suggestion if another one is meant."""
         name = args[0]
         suggestions = [_SYNONYMS[name]] if name in _SYNONYMS else get_close_matches(name, self.commands, 1)
         if suggestions and self.get_command(ctx, name) is None:

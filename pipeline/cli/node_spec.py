@@ -18,12 +18,14 @@ _MAX_PROCESSORS: Final = 100_000
 
 
 def _parse_count(text: str) -> int:
+    """Parse a number from 1 to 9999; raises ValueError if it is none, as all parsers here do."""
     if not re.fullmatch(r"[1-9]\d{0,3}", text):
         raise ValueError(f"{text!r} is no count")
     return int(text)
 
 
 def _parse_cpus(text: str) -> frozenset[int]:
+    """Parse a list of processors as Linux writes it: ``0-3,8``."""
     if re.search(r"\d{6}", text):  # a range of these would take all memory
         raise ValueError("no processor has such a number")
     return frozenset(numbers(text))

@@ -90,7 +90,10 @@ class _RunCommand(click.Command):
         )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # Options may follow arguments; but what follows the script of an Accelerate config is its own.
+        """Parse the words of the command line: options may stand anywhere, but not after a script.
+
+        What follows the script of an Accelerate config is the script's own.
+        """
         ctx.allow_interspersed_args = all(word.partition("=")[0] != _CONFIG for word in args)
         return super().parse_args(ctx, args)
 

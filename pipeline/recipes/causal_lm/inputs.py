@@ -272,6 +272,9 @@ class _Writer(NamedTuple):
         Args:
             batch: Column -> its value in each record.
             rows: Number of each record in its table, from 0.
+
+        Raises:
+            BadInputError: A record cannot be trained on.
         """
         output: dict[str, list[Any]] = {"input_ids": [], "labels": [], "length": [], "cut": []}
         names = list(batch)
@@ -375,6 +378,9 @@ def load_model(
 
     Weights that are trained are fp32: bf16 is for the computation (autocast). With adapters, those of the
     model are frozen, and stay bf16 if the checkpoint has them so: half the memory, and no cast in each step.
+
+    Raises:
+        BadInputError: The checkpoint cannot be loaded, or cannot be sharded as asked (``loader``).
     """
     if options.from_scratch:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]

@@ -40,7 +40,11 @@ _LARGEST_EXPONENT: Final = 700.0  # of a perplexity that is a number
 def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     """Train and evaluate; write the model, the adapter, samples and a model card to ``options.output``.
 
-    Returns the results by name.
+    Returns:
+        The results by name.
+
+    Raises:
+        BadInputError: Data, model or checkpoint cannot be used with these options.
     """
     training = options.training
     begin(training, options.notes, env)
@@ -132,29 +136,11 @@ def _trainer(
     prepared: Mapping[str, Documents],
     length: int,
 ) -> "LanguageTrainer":
-    """Make the model and its Trainer; batches are packed if the options and the model allow it.
+    """Make the model, with adapters if asked for, and its Trainer.
 
-    Writes to the log why they are not, and how many documents and tokens each split has.
-
-    Raises:
-        BadInputError: The model is not causal, or batches must be padded and the tokenizer has no pad token.
+    Writes to the log how many documents and tokens each split has.
     """
-    training = options.training
-    load = partial(inputs.load_model, options.model, config, training, length)
-    model: Any = load()
-    if not is_causal(model):
-        message = f"{type(model).__name__} sees later tokens too: it is no causal language model"
-        raise BadInputError(
-            message, field="run.model", fix="Choose a decoder, or set is_decoder in config.json"
-        )
-    why_unpacked = use_packing(model) if options.data.packing else None
-    if why_unpacked and isinstance(model, FSDPModule):
-        del model  # first, so that memory has one model only
-        model = load()  # a forward pass that ended in the middle leaves FSDP's shares in a wrong state
-    is_packed = options.data.packing and why_unpacked is None
-    if why_unpacked:
-        say(f"--packing is left out: {why_unpacked}; batches are padded")
-        inputs.check_pad(tokenizer)
+    model, is_packed = _load_model(options, config, tokenizer, length)
     if options.model.method != "full":
         model = inputs.with_adapter(model, options.model)
     packs = {
@@ -168,13 +154,44 @@ def _trainer(
     patience = options.data.early_stopping_patience
     return LanguageTrainer(
         model=model,
-        args=training,
+        args=options.training,
         train_dataset=packs["train"],
         eval_dataset=packs.get("validation"),
         processing_class=tokenizer,
         data_collator=flat if is_packed else Padded(int(tokenizer.pad_token_id or 0)),
         callbacks=[EarlyStopping(patience)] if patience else [],
     )
+
+
+def _load_model(
+    options: Options, config: Any, tokenizer: PreTrainedTokenizerBase, length: int
+) -> tuple[Any, bool]:
+    """Load the model, and have it compute packed batches if the options ask for it.
+
+    Returns:
+        The model, and whether it computes packed batches. If it cannot, the log says why.
+
+    Raises:
+        BadInputError: The model is not causal, or batches must be padded and the tokenizer has no pad token.
+    """
+    load = partial(inputs.load_model, options.model, config, options.training, length)
+    model: Any = load()
+    if not is_causal(model):
+        message = f"{type(model).__name__} sees later tokens too: it is no causal language model"
+        raise BadInputError(
+            message, field="run.model", fix="Choose a decoder, or set is_decoder in config.json"
+        )
+    if not options.data.packing:
+        return model, False
+    why_unpacked = use_packing(model)
+    if why_unpacked is None:
+        return model, True
+    if isinstance(model, FSDPModule):
+        del model  # first, so that memory has one model only
+        model = load()  # a forward pass that ended in the middle leaves FSDP's shares in a wrong state
+    say(f"--packing is left out: {why_unpacked}; batches are padded")
+    inputs.check_pad(tokenizer)
+    return model, False
 
 
 class EarlyStopping(EarlyStoppingCallback):

@@ -106,7 +106,11 @@ def _read_images(images: Path, labels: Path) -> Images:
 
 
 def _load_digits() -> tuple[Images, Images]:
-    """Load scikit-learn's 1797 digits, enlarged from 8 x 8 pixels, to train on and to test on."""
+    """Load scikit-learn's 1797 digits, enlarged from 8 x 8 pixels, to train on and to test on.
+
+    Raises:
+        BadInputError: scikit-learn is not installed.
+    """
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError as error:

@@ -47,7 +47,11 @@ class _Parser(ArgumentParser):
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
-    """Parse the options; MANYCPU_SUBPROCESSES in the environment is the default of --num-processes."""
+    """Parse the options; MANYCPU_SUBPROCESSES in the environment is the default of --num-processes.
+
+    Raises:
+        BadInputError: An option cannot be used, or several ranks are to share one model.
+    """
     values = vars(_parser(env).parse_args(argv))
     notes = [f"--{name}: this recipe trains on CPUs, as it does now" for name in _DEVICES if values.pop(name)]
     if (device := values.pop("device")) != "cpu":
@@ -62,7 +66,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         fix_of_option["lr"] = "Give a number above 0"
     if not 0 <= options.momentum < 1:
         fix_of_option["momentum"] = "Give a number from 0 to below 1"
-    if fix_of_option:
+    if fix_of_option:  # one message is enough
         name, fix = next(iter(fix_of_option.items()))
         message = f"--{name.replace('_', '-')} {values[name]} cannot be used"
         raise BadInputError(message, field="run.args", fix=fix)
@@ -95,6 +99,7 @@ def threads(options: Options, env: Mapping[str, str], default: int) -> int:
 
 
 def _parser(env: Mapping[str, str]) -> ArgumentParser:
+    """Make the parser; the options of PyTorch's example for devices are accepted, and hidden in the help."""
     parser = _Parser("hogwild", allow_abbrev=False, formatter_class=ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("--batch-size", type=int, default=64, help="images of a training step")

@@ -67,7 +67,11 @@ class Options(NamedTuple):
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
-    """Parse the options, or one JSON file that has them; the environment of a run has defaults."""
+    """Parse the options, or one JSON file that has them; the environment of a run has defaults.
+
+    Raises:
+        BadInputError: There is no such option, or its value cannot be used.
+    """
     kinds: list[Any] = [ImageOptions]
     parser = arguments.Parser(kinds, data_dir=env.get("MANYCPU_DATA"), output_dir=env.get("MANYCPU_OUTPUT"))
     words = recipe_options.words(argv)

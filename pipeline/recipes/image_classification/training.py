@@ -163,7 +163,9 @@ class _Epochs:
         self._options, self._images, self._accelerator = options, options.images, accelerator
         self._mean, self._std = models.normalization(model)
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        lr, steps = self._images.lr, self._images.num_epochs * len(loaders[0])
+        lr = self._images.lr
+        # Before `prepare` deals the batches to the ranks: Accelerate steps the scheduler once per rank.
+        steps = self._images.num_epochs * len(loaders[0])
         optimizer = torch.optim.Adam(trainable, lr=lr / _INITIAL_DIVISOR, fused=True)
         self._one_cycle = partial(OneCycleLR, optimizer, max_lr=lr, total_steps=steps)
         self._model, self._optimizer, self._train_loader, self._eval_loader, self._schedule = (
@@ -174,7 +176,7 @@ class _Epochs:
         """Steps done."""
         self.batch = self._images.batch_size * accelerator.num_processes
         """Images of a step, of all ranks."""
-        self._losses: list[torch.Tensor] = []
+        self._losses: list[torch.Tensor] = []  # since the last report
         _register_unwrapping_hooks(accelerator)
 
     def resume(self, checkpoint: str | None) -> int:
@@ -188,8 +190,8 @@ class _Epochs:
             # The number of steps of an epoch depends on the number of ranks.
             self.step = round(float(state["epoch"]) * self._epoch_steps)
             # The checkpoint's cycle may be of other epochs, or of another rate or size of a batch.
-            # In each step, Accelerate steps the scheduler once per rank; `total_steps` counts so too.
             cycle = self._one_cycle()
+            # In each step, Accelerate steps the scheduler once per rank; `total_steps` counts so too.
             done = min(self.step * self._accelerator.num_processes, cycle.total_steps)
             cycle.load_state_dict(cycle.state_dict() | {"last_epoch": done - 1, "_step_count": done})
             cycle.step()  # computes the learning rate of this step

@@ -63,17 +63,7 @@ def build(
         where there are answers, ``example`` (the row) and ``offsets`` (pairs of characters in the context).
     """
     questions = [question.strip() for question in batch["question"]]
-    lengths = [len(ids) for ids in tokenizer(questions, add_special_tokens=False)["input_ids"]]
-    longest = max(lengths)
-    room = shape.length - longest - tokenizer.num_special_tokens_to_add(pair=True)
-    if room <= shape.stride:
-        raise BadInputError(
-            f"--max_seq_length {shape.length} leaves {max(room, 0)} tokens for the context beside question "
-            f"{batch['id'][lengths.index(longest)]!r} of {longest} tokens: not more than --doc_stride "
-            f"{shape.stride}",
-            field="run.args",
-            fix="Give a greater --max_seq_length or a smaller --doc_stride",
-        )
+    _check_room(questions, batch["id"], tokenizer, shape)
     encoded: BatchEncoding = tokenizer(
         questions,
         list(batch["context"]),
@@ -104,6 +94,23 @@ def build(
         "start_positions": [start for start, _ in spans],
         "end_positions": [end for _, end in spans],
     }
+
+
+def _check_room(
+    questions: list[str], ids: Sequence[str], tokenizer: PreTrainedTokenizerBase, shape: Shape
+) -> None:
+    """Raise BadInputError if the longest question leaves a stretch no more room than two of them share."""
+    lengths = [len(tokens) for tokens in tokenizer(questions, add_special_tokens=False)["input_ids"]]
+    longest = max(lengths)
+    room = shape.length - longest - tokenizer.num_special_tokens_to_add(pair=True)
+    if room <= shape.stride:  # a stretch would have nothing that the one before it has not
+        raise BadInputError(
+            f"--max_seq_length {shape.length} leaves {max(room, 0)} tokens for the context beside question "
+            f"{ids[lengths.index(longest)]!r} of {longest} tokens: not more than --doc_stride "
+            f"{shape.stride}",
+            field="run.args",
+            fix="Give a greater --max_seq_length or a smaller --doc_stride",
+        )
 
 
 def label(offsets: Sequence[tuple[int, int]], answers: Mapping[str, Sequence[Any]]) -> tuple[int, int]:
