@@ -236,7 +236,7 @@ def open_run(file: Path | None, options: Options, name: str) -> RunContext:
     """Open the run that a file and options describe; ``name`` tells it from others, as a run id does."""
     parts = fields_of(file, options)
     config = options.get("accelerate_config")
-    # Relative paths start at the run file; with a config of Accelerate, where `file` is a script, not.
+    # Relative paths start at a run file, but not at a script: with a config of Accelerate, `file` is one.
     base = Path.cwd() if config or not file else file.parent
     ctx = open_context(parts["run"], parts["target"], "cli", name, base=base)
     return replace(ctx, run_file=config or file)

@@ -40,10 +40,10 @@ def run(file: Path | None, run_id: str | None, **values: Any) -> None:
     """
     # A closed terminal ends neither the run nor a library that prints.
     sys.stdout, sys.stderr = display.lossy(sys.stdout), display.lossy(sys.stderr)
-    is_new = not run_id
+    has_run_id = bool(run_id)
     run_id = run_id or all_verbs.new_run_id()
     ctx = options.open_run(file, values, run_id)
-    if not is_new:
+    if has_run_id:
         ctx = find(ctx)  # the run may have begun under another name
     console = Console()
     console.print(f"run {ctx.name} (--run-id {run_id})", markup=False, highlight=False, soft_wrap=True)

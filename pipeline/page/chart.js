@@ -5,7 +5,7 @@ const SIZE = 1000; // the drawing's own units; CSS stretches it, and lines keep 
 const MOVES = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -Infinity, End: Infinity };
 const TIMES = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400];
 
-/** Choose round numbers between two, at most so many. */
+/** Choose round numbers between two, at most `most`: with a distance of `steps`, if given, and at least `least`. */
 export function ticks(low, high, most, steps, least = 0) {
   const span = high - low;
   if (!(span > 0)) return [low];
@@ -13,7 +13,7 @@ export function ticks(low, high, most, steps, least = 0) {
   const usual = [1, 2, 5, 10, 20, 50].map((factor) => factor * power);
   const choice = steps && span > most ? [...steps, ...usual] : usual;
   const step = choice.find((each) => each >= least && span / each <= most) || span;
-  const first = Math.ceil(low / step - 1e-9);
+  const first = Math.ceil(low / step - 1e-9); // a rounding error must not lose the first or the last one
   const count = Math.floor(high / step + 1e-9) - first;
   const all = Array.from({ length: Math.max(1, count + 1) }, (_, at) =>
     Number(((first + at) * step).toPrecision(12)),
@@ -109,11 +109,13 @@ export class Chart {
     this.show(this.at);
   }
 
+  /** Give the place of a value on the horizontal axis, from 0 to 1; the middle if the axis has no length. */
   left(x) {
     const { low, high } = this.axis;
     return high > low ? (x - low) / (high - low) : 0.5;
   }
 
+  /** Give the place of a value on the vertical axis, from 0 at the top to 1. */
   top(y) {
     return (this.high - y) / (this.high - this.low);
   }
@@ -130,8 +132,9 @@ export class Chart {
     ];
     const curve = ({ points, color }) => {
       const places = points.map(({ x, y }) => `${place(this.left(x))} ${place(this.top(y))}`);
-      const alone = places.length === 1 ? `M${places[0]}h0` : `M${places.join("L")}`;
-      return s("path", { class: `curve c${color}${places.length === 1 ? " alone" : ""}`, d: alone });
+      const isAlone = places.length === 1; // a line of no length is drawn as a dot
+      const path = isAlone ? `M${places[0]}h0` : `M${places.join("L")}`;
+      return s("path", { class: `curve c${color}${isAlone ? " alone" : ""}`, d: path });
     };
     const box = { viewBox: `0 0 ${SIZE} ${SIZE}`, preserveAspectRatio: "none", "aria-hidden": "true" };
     return s("svg", box, grid, this.lines.map(curve));
@@ -157,12 +160,14 @@ export class Chart {
     );
   }
 
+  /** Tell where on the horizontal axis the pointer is. */
   point(event) {
     const box = this.plot.getBoundingClientRect();
     const share = Math.min(1, Math.max(0, (event.clientX - box.left) / (box.width || 1)));
     this.onCursor(this.axis.low + share * (this.axis.high - this.axis.low), this);
   }
 
+  /** Move to another point by an arrow key, or to none by Escape; the first key begins at the last point. */
   key(event) {
     if (event.key === "Escape") return this.onCursor(null, this);
     const move = MOVES[event.key];
@@ -192,12 +197,14 @@ export class Chart {
     );
     const first = chosen.find(Boolean);
     this.rule.hidden = at === null || !first;
+    // The points of several lines may stand at different places: the rule is where a person points.
     if (!this.rule.hidden)
       this.rule.style.setProperty("--at", this.left(chosen.length > 1 ? at : first.x).toFixed(4));
     this.dots.forEach((dot, number) => this.mark(dot, chosen[number], at));
     this.read(chosen, first, at);
   }
 
+  /** Put the dot of a line on its chosen point; hide it where a person points at nothing. */
   mark(dot, point, at) {
     dot.hidden = at === null || !point;
     if (dot.hidden) return;
@@ -205,6 +212,7 @@ export class Chart {
     dot.style.setProperty("--y", this.top(point.y).toFixed(4));
   }
 
+  /** Write the values of the chosen points, and where they are; also for screen readers. */
   read(chosen, first, at) {
     const parts = chosen.flatMap((point, number) => {
       if (!point) return [];

@@ -25,6 +25,7 @@ function readPoints(series) {
   return points.filter((point) => isPlace(point.y));
 }
 
+/** Find when a run's first point was written, in seconds since the epoch; Infinity: no point has a time. */
 function began(report) {
   const times = Object.values(fieldsOf(report.series)).flatMap((series) => listOf(fieldsOf(series).times));
   return times.filter(isPlace).reduce((least, time) => Math.min(least, time), Infinity);
@@ -83,6 +84,7 @@ export class Curves {
     this.draw();
   }
 
+  /** Draw a chart for each metric, the first one large, and remove charts of metrics that are gone. */
   draw() {
     const names = ordered(new Set(this.runs.flatMap((run) => Object.keys(fieldsOf(run.report.series)))));
     const metrics = names.map((name) => [name, placed(this.linesOf(name), this.axis)]);
@@ -111,6 +113,7 @@ export class Curves {
       .filter((line) => line.raw.length);
   }
 
+  /** Find the chart of a metric, or make it: again if its size must change. */
   chart(name, large) {
     const present = this.charts.get(name);
     if (present && present.large === large) return present;
@@ -125,6 +128,7 @@ export class Curves {
     this.charts.forEach((chart) => chart.show(chart.axis.unit === from.axis.unit ? x : null));
   }
 
+  /** Remove the charts of all metrics but these. */
   drop(names) {
     for (const [name, chart] of this.charts) {
       if (names.has(name)) continue;

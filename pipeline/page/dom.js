@@ -12,6 +12,7 @@ export function s(tag, attributes, ...children) {
   return filled(document.createElementNS(SVG, tag), attributes, children);
 }
 
+/** Set attributes, handlers and CSS variables (`--name`) of an element, and append its children. */
 function filled(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (typeof value === "function") element[name] = value;
@@ -36,7 +37,7 @@ export function patch(old, fresh) {
     return;
   }
   patchAttributes(old, fresh);
-  for (const name of ["onclick", "onchange"]) old[name] = fresh[name];
+  for (const name of ["onclick", "onchange"]) old[name] = fresh[name]; // handlers are no attributes
   if ("checked" in fresh) old.checked = fresh.checked;
   const wanted = [...fresh.childNodes];
   [...old.childNodes].slice(wanted.length).forEach((extra) => extra.remove());
@@ -45,6 +46,7 @@ export function patch(old, fresh) {
   );
 }
 
+/** Give an element the attributes and the style of another one, except those that a person may have changed. */
 function patchAttributes(old, fresh) {
   for (const { name } of [...old.attributes]) {
     if (!fresh.hasAttribute(name) && !KEPT.has(name)) old.removeAttribute(name);
@@ -121,7 +123,7 @@ export function duration(seconds, as = tidy) {
   if (seconds < 0) return `-${duration(-seconds, as)}`;
   if (seconds < 0.01 && seconds > 0) return `${as((seconds * 1000).toPrecision(3))} ms`;
   if (seconds < 10) return `${as(seconds.toPrecision(3))} s`;
-  if (seconds < 59.95) return `${as(seconds.toFixed(1))} s`;
+  if (seconds < 59.95) return `${as(seconds.toFixed(1))} s`; // else it would round to 60.0 s
   let left = Math.round(seconds);
   const parts = UNITS.map(([unit, size]) => {
     const count = Math.floor(left / size);
@@ -160,6 +162,7 @@ const GOOD = new Set(["succeeded", "success", "done", "reused"]);
 const BAD = new Set(["failed", "upstream_failed", "cancelled", "killed"]);
 const BUSY = new Set(["running", "deferred", "restarting", "queued", "scheduled", "pending", "up_for_retry"]);
 
+/** Name the class of CSS for a state of a run, a task or a verb. */
 export function mood(state) {
   return GOOD.has(state) ? "good" : BAD.has(state) ? "bad" : BUSY.has(state) ? "busy" : "idle";
 }

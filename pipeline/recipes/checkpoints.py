@@ -99,10 +99,10 @@ def latest_first(folder: Path, *, by_step: bool = False) -> list[Path]:
     compares_epochs = not by_step and all("epoch" in state for state in states.values() if state)
 
     def sort_key(path: Path) -> tuple[float, int]:
-        state = states[path]
-        if not state or (compares_epochs and state["epoch"] is None):
+        epoch = states[path].get("epoch") if compares_epochs else 0.0  # 0.0 for all: only steps count
+        if not states[path] or epoch is None:
             return -1.0, steps[path]  # last: it has no readable state
-        return (float(state["epoch"]) if compares_epochs else 0.0), steps[path]
+        return float(epoch), steps[path]
 
     return sorted(steps, key=sort_key, reverse=True)
 
@@ -136,18 +136,23 @@ def fault(checkpoint: Path) -> str | None:
 
 
 def _fault_without_shares(checkpoint: Path) -> str | None:
-    """Explain what is wrong with weights, optimizer or scheduler of a checkpoint that is not sharded."""
+    """Explain what is wrong with weights, optimizer or scheduler of a checkpoint that is not sharded.
+
+    None: nothing is wrong.
+    """
     weights = sorted([*checkpoint.glob("model*.safetensors"), *checkpoint.glob("adapter_model*.safetensors")])
     if not weights:
         return "it has no model*.safetensors"
     is_whole = {file: _is_whole(file) for file in weights}
     for name in ("optimizer", "scheduler"):
         # The Trainer writes .pt, Accelerate .bin.
-        files = [file for suffix in (".pt", ".bin") if (file := checkpoint / f"{name}{suffix}").exists()]
-        if not files:
+        candidates = [checkpoint / f"{name}{suffix}" for suffix in (".pt", ".bin")]
+        file = next((candidate for candidate in candidates if candidate.exists()), None)
+        if file is None:
             return f"it has no {name}.pt"
-        is_whole[files[0]] = zipfile.is_zipfile(files[0])  # torch.save writes the table of contents last
-    return next((f"{file.name} is cut short or damaged" for file in is_whole if not is_whole[file]), None)
+        is_whole[file] = zipfile.is_zipfile(file)  # torch.save writes the table of contents last
+    cut = next((file.name for file in is_whole if not is_whole[file]), None)
+    return f"{cut} is cut short or damaged" if cut else None
 
 
 def step(checkpoint: Path) -> int | None:

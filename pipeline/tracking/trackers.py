@@ -126,9 +126,8 @@ def tracked(entry: Entry, attempt: int) -> Tracked:
     """Describe an attempt for a tracker: its run, its group, its parameters and tags."""
     described = entry.described(attempt)
     started = entry.created
-    if (
-        entry.handle is not None and entry.handle.attempt == attempt
-    ):  # the entry has one attempt's handle only
+    # The entry has the handle of one attempt only.
+    if entry.handle is not None and entry.handle.attempt == attempt:
         started = entry.handle.began
     # The program's name: without its folder, `.py`, or the `-m` of a module.
     script = described.run["program"].rsplit("/", 1)[-1].removesuffix(".py").removeprefix("-m").strip()

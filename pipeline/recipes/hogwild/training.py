@@ -74,13 +74,15 @@ def _jobs(chosen: Options, env: Mapping[str, str], trained: Images, threads: int
         BadInputError: The shared memory has not enough room for the images.
     """
     needed = trained.pixels.nbytes + trained.labels.nbytes
-    free = shutil.disk_usage(_SHARED).free if _SHARED.is_dir() else needed
-    if needed > free:  # a process that fills it up dies of SIGBUS
-        raise BadInputError(
-            f"the images take {needed >> 20} MiB of shared memory, and {_SHARED} has {free >> 20} MiB left",
-            field="run.data",
-            fix="Mount a memory-backed volume there, or run the container with --shm-size",
-        )
+    if _SHARED.is_dir():
+        free = shutil.disk_usage(_SHARED).free
+        if needed > free:  # a process that fills it up dies of SIGBUS
+            raise BadInputError(
+                f"the images take {needed >> 20} MiB of shared memory, "
+                f"and {_SHARED} has {free >> 20} MiB left",
+                field="run.data",
+                fix="Mount a memory-backed volume there, or run the container with --shm-size",
+            )
     torch.manual_seed(chosen.seed)
     model, count = Net(), chosen.num_processes
     if chosen.start_method == "fork":
