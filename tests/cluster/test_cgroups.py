@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from cluster import cgroups
-from cluster.settings import NODES
+from cluster.settings import CGROUP, NODES
 
 GROUP = "manycpu-test"
 
@@ -81,7 +81,7 @@ def test_version_1_without_a_controller(files: Path) -> None:
 
 
 def test_a_favored_pod_has_the_weight_of_a_core_with_both_versions(files: Path) -> None:
-    inside = Path(cgroups.CGROUP, "node-a", "kubepods", "burstable", "pod1")
+    inside = Path(CGROUP, "node-a", "kubepods", "burstable", "pod1")
     shares, weight = files / "cpu" / inside / "cpu.shares", files / inside / "cpu.weight"
     shares.parent.mkdir(parents=True)
     cgroups.favor("node-a", "1")

@@ -143,3 +143,9 @@ def test_a_text_that_is_refused_by_now_hides_no_recorded_run(field: str, value: 
     entry = Entry(key="0123456789", name="train-0123456789", created=1.0, run=run, target=target)
     with nullcontext() if is_read else pytest.raises(LedgerError, match=f"target.{field}"):
         assert getattr(reopen(entry).target, field) == value
+
+
+def test_an_output_that_is_refused_by_now_hides_no_recorded_run() -> None:
+    run = {"program": "/code/train.py", "output": "s3:/models/squad"}
+    entry = Entry(key="0123456789", name="train-0123456789", created=1.0, run=run, target={"kind": "local"})
+    assert reopen(entry).run.output == "s3:/models/squad"
