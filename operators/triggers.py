@@ -223,9 +223,8 @@ class TrainingTrigger(FollowingTrigger):
                 status = await asyncio.to_thread(self._deliver_and_get_status, watching)
                 if status.state.terminal:
                     break
-                if (
-                    self.deadline is not None and time.time() >= self.deadline
-                ):  # at each look, until it has ended
+                # A training that does not end is cancelled again at each look.
+                if self.deadline is not None and time.time() >= self.deadline:
                     await asyncio.to_thread(self._cancel, "execution_timeout")
                 if not watching.behind:
                     await asyncio.sleep(POLL)
