@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from selenium import webdriver
-from selenium.common.exceptions import TimeoutException, WebDriverException
+from selenium.common.exceptions import JavascriptException, TimeoutException, WebDriverException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -74,6 +74,21 @@ class Page:
     def js(self, body: str, *args: object) -> Any:
         """Run JavaScript in the page, as the body of a function, and return its result."""
         return self.browser.execute_script(body, *args)
+
+    def js_with_modules(self, body: str, *args: object) -> Any:
+        """Run JavaScript that imports modules, and return what it passes to its last argument, a function.
+
+        When an address of the machine comes or goes, such as the cluster's, Chromium drops what it loads: the
+        page is loaded once more then.
+        """
+        try:
+            return self.browser.execute_async_script(body, *args)
+        except JavascriptException:
+            complaints = "\n".join(self.complaints())
+            if "ERR_NETWORK_CHANGED" not in complaints:
+                raise
+        self.browser.refresh()
+        return self.browser.execute_async_script(body, *args)
 
     def resize(self, width: int, height: int) -> None:
         """Set the size of the page, also to widths that a window cannot have."""

@@ -127,7 +127,7 @@ def test_a_tab_says_that_it_loads_until_there_is_something_to_show(
 ) -> None:
     airflow.tasks = [instance("train", "success", 1)]
     airflow.documents = {"training.train": usual_report()}
-    blank.browser.execute_async_script(OPEN, tab)
+    blank.js_with_modules(OPEN, tab)
     assert note(blank) == "Loading …"
     assert not blank.all("main")
     airflow.answers.set()
@@ -141,7 +141,7 @@ def test_what_is_shown_grows_older_without_asking_and_has_no_age_after_the_end(
     airflow.tasks = [instance("train", "running", 1)]
     airflow.documents = {"training.train": usual_report(state="running", time=time.time() - 3700)}
     airflow.answers.set()
-    blank.browser.execute_async_script(OPEN, "openRun")
+    blank.js_with_modules(OPEN, "openRun")
     first = blank.find(".age").text
     assert first == "1 h 1 min ago"
     blank.js("document.querySelector('.age').dataset.since = Date.now() / 1000 - 12")
@@ -163,7 +163,7 @@ def test_of_a_refused_run_only_what_was_refused_is_shown(blank: Page, airflow: A
     }
     airflow.state = "failed"
     airflow.answers.set()
-    blank.browser.execute_async_script(OPEN, "openRun")
+    blank.js_with_modules(OPEN, "openRun")
     blank.shows("no such program")
     assert blank.find("h1").text == "training"
     assert [part.text for part in blank.all(".bar .part")] == ["prepare"]
@@ -176,7 +176,7 @@ def test_of_a_run_that_failed_later_all_tasks_are_shown(blank: Page, airflow: Ai
     airflow.documents = {"training.cleanup": usual_report(state="failed", error="it broke")}
     airflow.state = "failed"
     airflow.answers.set()
-    blank.browser.execute_async_script(OPEN, "openRun")
+    blank.js_with_modules(OPEN, "openRun")
     blank.shows("it broke")
     assert len(blank.all(".tasks tbody tr")) == 4
 
@@ -187,14 +187,14 @@ def test_each_link_of_the_history_opens_its_own_training(blank: Page, airflow: A
     airflow.documents = {f"{name}.fit": usual_report(name=name, key=name) for name in ("big", "small")}
     airflow.state = "success"
     airflow.answers.set()
-    blank.browser.execute_async_script(OPEN, "openHistory")
+    blank.js_with_modules(OPEN, "openHistory")
     until(lambda: blank.all("tbody .name a"))
     links = [str(link.get_attribute("href")) for link in blank.all("tbody .name a")]
     opened = set()
     for link in links:
         query = urlsplit(link).query
         blank.js("window.end(); history.replaceState(null, '', arguments[0])", f"/?{query}")
-        blank.browser.execute_async_script(OPEN, "openRun")
+        blank.js_with_modules(OPEN, "openRun")
         until(lambda: blank.all("h1"))
         opened.add(blank.find("h1").text)
     assert opened == {"big", "small"}

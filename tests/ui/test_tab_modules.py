@@ -39,7 +39,7 @@ def blank(page: Page) -> Iterator[Page]:
 
 def run(page: Page, body: str) -> Any:
     """Run what uses `follow`; it calls `done` with what it saw."""
-    return page.browser.execute_async_script(FOLLOW + body)
+    return page.js_with_modules(FOLLOW + body)
 
 
 def test_a_look_that_takes_long_never_meets_the_next_one(blank: Page) -> None:
@@ -161,7 +161,7 @@ def entry(name: str, key: str = "live", document: Any = None, index: int = -1, m
 
 def trainings(page: Page, tasks: list[Any], entries: list[Any]) -> list[Any]:
     """Return name, document, whether it is elsewhere, and the names of its tasks, of each training."""
-    found: list[Any] = page.browser.execute_async_script(TRAININGS, [tasks, entries])
+    found: list[Any] = page.js_with_modules(TRAININGS, [tasks, entries])
     return found
 
 
