@@ -577,19 +577,19 @@ def _changes(node: ast.stmt | ast.expr, name: str, *, imported: bool) -> bool:
     return changed is not None and _base_name(changed) == name
 
 
-def _executed_with(statement: ast.stmt) -> Iterator[ast.stmt | ast.expr]:
-    """Yield the statements and expressions that Python executes with a statement.
+def _executed_with(node: ast.AST) -> Iterator[ast.stmt | ast.expr]:
+    """Yield the statements that Python executes with a statement, and their expressions.
 
-    The bodies of functions and classes are not among them.
+    The bodies of functions and classes are not among them. Of expressions, only those that are assigned to as
+    one, such as ``a.x, b``, have their parts among them.
     """
-    if isinstance(statement, _Definition):
+    if isinstance(node, _Definition):
         return
-    yield statement
-    for node in ast.iter_child_nodes(statement):
-        if isinstance(node, ast.stmt):
-            yield from _executed_with(node)
-        elif isinstance(node, ast.expr):
-            yield node
+    if isinstance(node, ast.stmt | ast.expr):
+        yield node
+    if not isinstance(node, ast.expr) or isinstance(node, ast.Tuple | ast.List | ast.Starred):
+        for child in ast.iter_child_nodes(node):
+            yield from _executed_with(child)
 
 
 def _base_name(node: ast.expr) -> str | None:

@@ -240,6 +240,24 @@ def test_what_cannot_be_taken_along_is_refused_by_name(
     assert words in refused(imported(text, tmp_path).fit)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "beside.x, OTHER = 2, 3",
+        "try:\n    import nothing_here\nexcept ImportError:\n    beside.x = 2",
+        "match 1:\n    case 1:\n        beside.x = 2",
+    ],
+)
+def test_an_import_that_is_changed_in_a_part_of_a_statement_is_refused(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "beside", raising=False)
+    text = f"import beside\n{change}\n\ndef fit(): return beside.x\n"
+    assert "`beside`, which is changed after it was imported" in refused(imported(text, tmp_path).fit)
+
+
 def test_parameters_of_airflows_context_are_refused_unless_they_are_given(tmp_path: Path) -> None:
     text = "def fit(lr, ds): return 1\ndef other(lr, ds='today'): return 1\n"
     module = imported(text, tmp_path)
