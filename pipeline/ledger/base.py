@@ -190,7 +190,8 @@ class Lease(BaseModel):
     def held(self, now: float) -> bool:
         """Whether a process works on the run, or is about to; ``now`` in seconds since the epoch.
 
-        A holder that is not visible from here counts as alive.
+        A holder that is not visible from here counts as alive. False also if ``until`` is None: the run is
+        then kept for ever, and no process works on it.
         """
         if self.ended or self.until is None or self.until <= now:
             return False
@@ -207,7 +208,7 @@ class Lease(BaseModel):
         return process.is_alive(self.holder)
 
     def over(self, now: float) -> bool:
-        """Whether the lease has ended, so that others may remove the run."""
+        """Whether the lease's time is over, so that others may remove the run; its holder does not count."""
         return self.until is not None and self.until <= now
 
     def no_longer_kept(self, now: float) -> bool:
@@ -338,7 +339,8 @@ class Ledger(ABC):
                 fix=f"`manycpu logs --follow {run}{location}` follows it, "
                 f"`manycpu cancel {run}{location}` ends it; or give another run id",
             )
-        # None: the holder cannot be seen from here. It is presumed dead once it has not renewed for long.
+        # None: the holder cannot be seen from here. It is presumed dead once it has not renewed for long; the
+        # holder of an older version, which recorded no renewal, at once.
         timeout = self._unseen_timeout_s
         if now - (lease.renewed or 0) >= timeout:
             return
@@ -371,10 +373,12 @@ class Ledger(ABC):
             ForeignRunError: The lease is not as it was ``found``: another process has taken up the run.
         """
         now = self.now()
-        held = {"until": now + LEASE_S, "renewed": now, "ended": False, "holder": holder}
+        lease_while_held = {"until": now + LEASE_S, "renewed": now, "ended": False, "holder": holder}
         try:
             # `kept` without `ended` records that its time is over, for after a kill of this process.
-            if not self.change_lease(lambda lease: lease == found, kept=found.no_longer_kept(now), **held):
+            if not self.change_lease(
+                lambda lease: lease == found, kept=found.no_longer_kept(now), **lease_while_held
+            ):
                 raise ForeignRunError("another process has taken up the run", fix="See `manycpu status`")
         except OSError as error:
             if error.errno not in DISK_FULL:
@@ -383,6 +387,7 @@ class Ledger(ABC):
             yield
         finally:
             with suppress(OSError, ManycpuError):  # such as RunGoneError: the block has removed the run
+                # Not if the lease has another holder, or none: then the block changed it, or never held it.
                 self.change_lease(lambda lease: lease.holder == holder, **dict(found))
 
     @contextmanager
@@ -431,7 +436,7 @@ class Ledger(ABC):
         started = time.monotonic()
 
         def save() -> None:
-            """Write the record to the ledger, unless the run is cleaned up."""
+            """Add the seconds of earlier tries, and write the record, unless the run is cleaned up."""
             record.seconds = time.monotonic() - started
             if self.exists():
                 with self.update() as entry:

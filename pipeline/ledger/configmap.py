@@ -70,7 +70,9 @@ class ConfigMapLedger(base.Ledger):
             },
             "data": _data(entry),
         }
-        configmap = poll(partial(self._create_or_continue, manifest), bool, _DELETION_TIMEOUT_S)
+        configmap = poll(
+            partial(self._create_or_continue, manifest), done=bool, timeout_s=_DELETION_TIMEOUT_S
+        )
         if configmap is None:
             raise errors.ClusterError(
                 f"ledger {self._cluster.namespace}/{self.name} of an earlier run is being deleted "
@@ -97,7 +99,8 @@ class ConfigMapLedger(base.Ledger):
             if configmap.get("data") == manifest["data"]:
                 return configmap
             self.refuse_second_holder(from_annotations(configmap["metadata"]))
-            # With both in a patch, it is refused if the ConfigMap was replaced or changed since it was read.
+            # The API server refuses a patch with another uid (the ConfigMap was replaced since it was read)
+            # or with another resourceVersion (it was changed).
             meta = {key: configmap["metadata"][key] for key in ("uid", "resourceVersion")}
             lease = self._renewed(LEASE_S) | to_annotations(holder=None)
             return self._cluster.patch("ConfigMap", self.name, {"metadata": meta | {"annotations": lease}})
@@ -128,18 +131,19 @@ class ConfigMapLedger(base.Ledger):
     def change_lease(self, only_if: Callable[[Lease], bool] | None = None, **fields: Any) -> bool:
         """Change fields of the lease, if ``only_if`` allows; returns whether they were changed."""
         annotations = to_annotations(**fields)
-        if only_if is None and not fields.get("holder"):
+        if only_if is None and not fields.get("holder"):  # nothing depends on the present lease
             self._change({"metadata": {"annotations": annotations}})
             return True
 
         def change() -> bool:
+            """Check the present lease, and change it; ConflictError: it has changed since it was read."""
             meta = self._configmap()["metadata"]
             lease = from_annotations(meta)
             if fields.get("holder"):
                 self.refuse_second_holder(lease)
             if only_if is not None and not only_if(lease):
                 return False
-            # Refused if another process has changed the lease since: then all of this is repeated.
+            # Refused if another process has changed the lease since: then `change` is called again.
             version = {"resourceVersion": meta["resourceVersion"]}
             self._change({"metadata": version | {"annotations": annotations}})
             return True
@@ -169,7 +173,7 @@ class ConfigMapLedger(base.Ledger):
         before = _data(entry)
         yield entry
         after = _data(entry)
-        # In a patch, None deletes a key.
+        # A key that the block removed gets None, by which a patch deletes it.
         changed = {key: after.get(key) for key in before | after if before.get(key) != after.get(key)}
         if changed:
             # The API server refuses a patch whose resourceVersion is not the present one.
@@ -273,7 +277,10 @@ class ConfigMapLedger(base.Ledger):
 
 
 def _after_conflicts(deadline: float) -> Retrying:
-    """Repeat a call that raises ConflictError, for ``deadline`` seconds."""
+    """Return what calls a function, and again while it raises ConflictError, for ``deadline`` seconds.
+
+    It returns the function's result; after that time it raises the last ConflictError.
+    """
     return Retrying(
         retry=retry_if_exception_type(ConflictError),
         stop=stop_after_delay(deadline),
@@ -290,7 +297,7 @@ def ledgers(cluster: Cluster) -> list[ConfigMapLedger]:
 
 
 def names(cluster: Cluster, key: str) -> list[str]:
-    """List the names of a run's ledgers that are not being deleted: one, or none."""
+    """List the names of the ledgers of the run with this key that are not being deleted: one, or none."""
     configmaps = cluster.list("ConfigMap", _LEDGER | {_KEY: key})
     return [item["metadata"]["name"] for item in configmaps if not is_being_deleted(item)]
 

@@ -89,7 +89,7 @@ class FileLedger(Ledger):
 
     def change_lease(self, only_if: Callable[[Lease], bool] | None = None, **fields: Any) -> bool:
         """Change fields of the lease, if ``only_if`` allows; returns whether they were changed."""
-        if not self.directory.exists():
+        if not self.directory.exists():  # checked first: the lock would make a file beside it
             raise self._gone_error()
         with locked(self._lock):
             if fields.get("holder"):
@@ -158,7 +158,7 @@ class FileLedger(Ledger):
         Returns:
             What is left in other places.
         """
-        if not self.directory.parent.exists():
+        if not self.directory.parent.exists():  # no run was here, and the lock would make that folder
             return []
         with locked(self._lock):
             if only_over and not self.lease().over(self.now()):
@@ -168,7 +168,7 @@ class FileLedger(Ledger):
             except OSError:  # such as files of another user: leave them, and remove this run all the same
                 if (self._trash / self._file.name).exists():  # only the ledger names the other places
                     raise
-                # Its name is needed for this run's folder.
+                # This run's folder gets the name of that trash, which needs another.
                 self._trash.rename(self._trash.with_name(f".{uuid.uuid4().hex}{_REMOVED}"))
                 left = []
             if not left and self.directory.exists():
@@ -187,7 +187,8 @@ class FileLedger(Ledger):
             if self.is_half_removed:
                 if left := self._empty_trash(elsewhere):
                     return left
-                if not (self.directory / OWNER).exists():  # a rank that still ran has made the folder again
+                # A folder without the file `owner` is no new run's: a rank that still ran has made it again.
+                if not (self.directory / OWNER).exists():
                     _delete(self.directory)
                 self._lock.unlink()
         return []
@@ -240,7 +241,7 @@ def ledgers(runs: Path) -> list[FileLedger]:
 def half_removed(runs: Path) -> list[FileLedger]:
     """List the runs whose removal was killed: a part of the folder is left, or only the lock."""
     run_names: set[str] = set()
-    for suffix in (_REMOVED, _LOCK):
+    for suffix in (_REMOVED, _LOCK):  # as `_trash` and `_lock` name them: a dot, the run's name, the suffix
         run_names |= {path.name[1:].removesuffix(suffix) for path in runs.glob(f".*{suffix}")}
     found = []
     for name in sorted(run_names):

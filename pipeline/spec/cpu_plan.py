@@ -159,7 +159,7 @@ def _sizes(machine: Machine, request: CpuRequest) -> Sizes:
     """Divide the cores among processes, and the cores of each process among threads."""
     cores = min(machine.cores, request.cpus or math.inf)
     cores_of_socket = len({cpu.core for cpu in machine.cpus}) / machine.sockets_apart
-    # One process for each socket, but for no more sockets than the cores fill.
+    # One process for each socket, but for no more sockets than the run's cores fill.
     processes = request.processes or math.ceil(cores / cores_of_socket)
     fair = max(1, math.floor(cores / (processes * request.subprocesses)))
     # The other variables follow the user's OMP_NUM_THREADS: torch uses the least of them.
@@ -257,23 +257,23 @@ def _rows_of_environment(machine: Machine, request: CpuRequest, sizes: Sizes) ->
             yield Row(name, request.env[name], "run.env")
 
 
-def pinned(cpus: Sequence[Cpu], processes: int, threads: int) -> tuple[tuple[Cpu, ...], ...]:
-    """Give each process ``threads`` cores of its own; return the logical processors of each process.
+def pinned(cpus: Sequence[Cpu], processes: int, cores_each: int) -> tuple[tuple[Cpu, ...], ...]:
+    """Give each process ``cores_each`` cores of its own; return the logical processors of each process.
 
-    A core comes with all its hyper-threads.
-    A process gets cores of the first NUMA node with enough free ones; if there is none, the first free cores.
-    Cores that are left over serve the data loaders and collectives of the processes on their NUMA node.
+    A core comes with all its hyper-threads. A process gets cores of the first NUMA node with enough free
+    ones; if there is none, the first free cores. Cores that are left over serve the data loaders and
+    collectives of all processes on their NUMA node, which share them.
     """
-    free = list(dict.fromkeys((cpu.node, cpu.core) for cpu in cpus))  # pairs of NUMA node and core
+    free = list(dict.fromkeys((cpu.node, cpu.core) for cpu in cpus))  # each pair of NUMA node and core once
     cores_by_process = []
     for _ in range(processes):
         # dict(free) has the NUMA nodes that have free cores, in order.
         free_by_node = ([core for core in free if core[0] == node] for node in dict(free))
-        taken = next((cores for cores in free_by_node if len(cores) >= threads), free)[:threads]
+        taken = next((cores for cores in free_by_node if len(cores) >= cores_each), free)[:cores_each]
         free = [core for core in free if core not in taken]
         cores_by_process.append(taken)
     pins = []
-    for taken in cores_by_process:  # adds the cores of its NUMA nodes that no process took
+    for taken in cores_by_process:  # with them, the cores of its NUMA nodes that no process took
         nodes = {node for node, _ in taken}
         cores = {core for _, core in taken} | {core for node, core in free if node in nodes}
         pins.append(tuple(cpu for cpu in cpus if cpu.core in cores))
@@ -337,7 +337,8 @@ def _warn_of_topology(machine: Machine, sizes: Sizes) -> Iterator[str]:
         share = "share" if sizes.computing > 1 else "shares"
         yield f"{sizes} {share} {counted(sizes.cores, 'core')}: oversubscribed"
     sockets = machine.sockets_apart
-    if sizes.fair > len({cpu.core for cpu in machine.cpus}) / sockets:
+    cores_of_socket = len({cpu.core for cpu in machine.cpus}) / sockets
+    if sizes.fair > cores_of_socket:
         yield (
             f"a process of {sizes.fair} threads spans {sockets} sockets, and reads a part of its "
             f"memory across the link between them; set run.nproc_per_node to {sockets}, or a multiple"
@@ -374,6 +375,7 @@ def _warn_of_threads(request: CpuRequest, sizes: Sizes) -> Iterator[str]:
 def _warn_of_workers(request: CpuRequest) -> Iterator[str]:
     """Warn of settings of oneCCL's worker threads, which the backend ccl does not start."""
     has_workers = request.env.get("CCL_WORKER_OFFLOAD", "0") != "0"  # the user turned them on
+    # Without a backend in the request, the ranks may choose ccl.
     if request.backend in ("gloo", "mpi") or has_workers:
         return
     for name in ("CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY"):

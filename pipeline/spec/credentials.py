@@ -137,7 +137,7 @@ def proxies(environ: Mapping[str, str]) -> str:
 
 
 def secret_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Select the secret variables whose value is not hidden already."""
+    """Select the secret variables (name -> value), except those whose value is hidden already."""
     return {name: value for name, value in env.items() if is_secret_variable(name, value) and value != HIDDEN}
 
 
@@ -187,7 +187,8 @@ def _hide_in_word(word: str, hide: Hide) -> str:
     if (header := _HEADER.fullmatch(word)) and is_secret(header[1]):
         return word[: header.start(2)] + hide(header[2])
     word = _JSON_PAIR.sub(hide_pair, word)
-    *names, _ = word.split("=")  # of ``name=name=value``: the value of the first secret name is all the rest
+    # Of ``name=name=value``, the value of the first secret name is all that follows it.
+    *names, _ = word.split("=")
     begin = 0
     for name in names:
         if not _NAME.fullmatch(name):
@@ -214,6 +215,7 @@ def secrets_in(value: Any) -> set[str]:
         return HIDDEN
 
     def search(node: Any) -> None:
+        """Collect the values named like a secret in a JSON value and in all values below it."""
         if isinstance(node, Mapping):
             # Not for its result: it calls ``collect`` with each secret.
             _hide_values_named_secret(dict(node), collect)
@@ -246,7 +248,7 @@ def _credentials(value: Any) -> set[str]:
         # A URL with an odd password is found whole only when that password is hidden.
         for url in _URL.finditer(_hide_odd_passwords(text)):
             query_values += [match[2] for match in _QUERY_VALUE.finditer(url[2])]
-    passwords = [user.split(":", 1)[-1] for user in users]
+    passwords = [user.split(":", 1)[-1] for user in users]  # of a token, the token itself
     return {*users, *passwords, *query_values} - {"", HIDDEN}
 
 

@@ -76,7 +76,7 @@ def finished_round(folder: Path) -> list[dict[str, Any]]:
         records = sorted(_read(meeting_folder), key=itemgetter("rank"))
         ranks = [record["rank"] for record in records]
         if not ranks or ranks != [*range(records[0]["world_size"])]:
-            continue  # not all ranks have ended
+            continue  # the record of a rank is missing: not all have ended
         if all(record["code"] == 0 for record in records):
             end = max(float(record["time"]) for record in records)
             if end > last_end:

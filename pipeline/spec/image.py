@@ -217,7 +217,7 @@ def choose(index: Mapping[str, Any], name: str) -> str:
     Raises:
         BuildError: The index has no image for linux/amd64.
     """
-    platforms = []
+    platforms = []  # of the other images, for the error
     for entry in index["manifests"]:
         platform = entry.get("platform") or {}
         pair = (platform.get("os"), platform.get("architecture"))
@@ -253,8 +253,8 @@ def sha256(content: bytes) -> str:
 def _merged_environment(before: Mapping[str, str], change: Mapping[str, str]) -> dict[str, str]:
     """Merge a change's variables into an environment.
 
-    A new value replaces the old one; if the name ends with PATH, it is put before the old one, from which
-    the same path is taken out.
+    A new value replaces the old one. If the variable's name ends with PATH, the new value, which is one path,
+    is put before the old paths, and left out of these.
     """
     merged = {**before, **change}
     for name in change:
@@ -300,7 +300,7 @@ def base_images(text: str, arguments: Mapping[str, str]) -> list[str]:
 
 
 def copied_images(text: str) -> list[str]:
-    r"""List the images of which COPY and RUN --mount take files, without those that may be stages.
+    r"""List the images of which COPY and RUN --mount take files; a name without a slash may be a stage's.
 
     >>> copied_images("FROM a AS b\nCOPY --from=b /x /x\nCOPY --from=ghcr.io/astral-sh/uv /uv /bin/")
     ['ghcr.io/astral-sh/uv']
@@ -327,7 +327,7 @@ def _dockerfile_lines(text: str) -> Iterator[str]:
 
     Comments are left out.
     """
-    text = _HERE_DOCUMENTS.sub(r"\1", _CONTINUATION.sub(" ", text))
+    text = _HERE_DOCUMENTS.sub(r"\1", _CONTINUATION.sub(" ", text))  # \1: the line that begins the document
     yield from (line for line in text.splitlines() if not line.lstrip().startswith("#"))
 
 

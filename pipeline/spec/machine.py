@@ -109,7 +109,9 @@ class Machine:
         if total := _value_behind(root / "proc/meminfo", "MemTotal:"):
             memory.append(int(total.split()[0]) * 1024)
         quota = min(quotas, default=None)
-        own_cgroup = next(folders("cpu"), root)  # root: there is none, and no file of it is found there
+        own_cgroup = next(
+            folders("cpu"), root
+        )  # root: there is none; the files of a cgroup are missing there
         return cls(
             cpus=tuple(sorted(_cpus(root))),
             quota=quota,
@@ -156,6 +158,7 @@ def _cpus(root: Path) -> Iterator[Cpu]:
         for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
         for number in numbers(",".join(_read_lines(folder / "cpulist")[:1]))
     }
+    # Unknown: one processor, number 0.
     allowed = numbers(_value_behind(root / "proc/self/status", "Cpus_allowed_list:") or "0")
     # The mask also has processors that a guest may get later. Not from the file "online": lxcfs replaces it.
     offline = numbers(",".join(_read_lines(root / "sys/devices/system/cpu/offline")[:1]))
@@ -176,7 +179,7 @@ def _cgroups(root: Path) -> Callable[[str], Iterator[Path]]:
     """
     paths: dict[str, str] = {}  # controller -> path of the process's cgroup in that hierarchy
     for line in _read_lines(root / "proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
+        _, controllers, path = line.split(":", 2)  # of version 2, controllers is empty
         paths |= dict.fromkeys(controllers.split(","), path)
 
     def folders(controller: str) -> Iterator[Path]:
@@ -193,7 +196,7 @@ def _cgroups(root: Path) -> Callable[[str], Iterator[Path]]:
                 own = paths.get(controller)
             if own is None:
                 continue
-            inside = own.removeprefix(mounted) if mounted != "/" else own
+            inside = own.removeprefix(mounted) if mounted != "/" else own  # the cgroup's path below the mount
             parts = [part for part in inside.split("/") if part not in ("", "..")]
             base = root / point.lstrip("/")
             for length in range(len(parts), -1, -1):  # a folder that does not exist is no error
@@ -232,7 +235,9 @@ def _requests_its_limit(root: Path, folder: Path, quota: float | None) -> bool |
     mounts = _read_lines(root / "proc/self/mountinfo")
     if quota is None or not any("kubelet/pods/" in line for line in mounts):
         return None
-    expected = quota * _SHARES_PER_CPU  # the shares of a pod whose request equals its limit
+    # The shares of a pod whose request equals its limit. They and the weights are compared within 1, as they
+    # are rounded to whole numbers.
+    expected = quota * _SHARES_PER_CPU
     if shares := _words_of_file(folder / "cpu.shares"):
         return abs(int(shares[0]) - expected) <= 1
     if weight := _words_of_file(folder / "cpu.weight"):
@@ -245,7 +250,7 @@ def _weights(shares: float) -> tuple[int, int]:
 
     The linear rule is Kubernetes' KEP 2254; the other is that of runc 1.3.2 and crun 1.23 and later.
     """
-    shares = min(max(shares, 2), 262_144)
+    shares = min(max(shares, 2), 262_144)  # the limits of the kernel
     bits = math.log2(shares)
     linear = 1 + (shares - 2) * 9999 / 262_142
     return int(linear), math.ceil(10 ** ((bits * bits + 125 * bits) / 612 - 7 / 34))

@@ -68,7 +68,7 @@ class Estimate:
     """Ranks of each node."""
     shard: str = DEFAULT_SHARD
     excluded: str | None = None
-    """The option that excludes sharding, if there is one."""
+    """The option of the run with which sharding is impossible, such as ``--fsdp``; None: there is none."""
 
     def on(self, memory: int) -> Nodes:
         """Return the run's nodes, each with ``memory`` bytes."""
@@ -118,15 +118,15 @@ def estimate(
         options = recipe_options.read(run.args, base)
     except BadInputError:  # the recipe says what is wrong with the file
         options = {}
-    defaults = recipe or _Recipe(1, 1, causal=False)  # a program that is no recipe
+    defaults = recipe or _Recipe(batch=1, length=1, causal=False)  # for a program that is no recipe
     name = value_of(options, "model_name_or_path") or run.model
     folder = base / name if name else None
     model = None
-    config = overrides = _overrides(options)
+    config = overrides = _overrides(options)  # all of the configuration, unless there is a config.json
     if folder is not None and folder.is_dir():
         model = model_shape.read(folder, causal=defaults.causal, overrides=overrides)
         config = model_shape.config_of(folder) | overrides
-    if parameters is not None:
+    if parameters is not None:  # the user's number wins
         model = replace(model or Model(parameters=parameters), parameters=parameters)
     elif model is not None:
         model = model_shape.with_head(model, defaults.outputs)
@@ -253,7 +253,7 @@ def findings(estimate: Estimate, memory: int, field: str, node: str = "a node") 
         if nodes_needed > nodes.nodes:
             field_to_change = "run.nnodes"
             steps.append(f"set run.nnodes to {nodes_needed}")
-        fixes.append(" and ".join(steps))
+        fixes.append(" and ".join(steps))  # there is one: sharded over these nodes, it would have fitted
     if 0 < ranks_possible < nodes.processes:
         if not nodes_needed:
             field_to_change = "run.nproc_per_node"
@@ -272,7 +272,7 @@ def rows(estimate: Estimate, memory: int | None) -> Iterator[Row]:
 
     ``memory``: bytes of a node; None: unknown, and there is no row that says whether it is enough.
     """
-    nodes = estimate.on(memory or 0)
+    nodes = estimate.on(memory or 0)  # 0: only the row `fits` depends on it
     columns = [  # of the table: for a replica in each rank, and for a sharded model
         memory_plan.parts(estimate.model, estimate.training, nodes, each)
         for each in ("no", estimate.sharding)
@@ -316,7 +316,11 @@ def _reasons(estimate: Estimate) -> dict[str, str]:
 
 
 def _whether_it_fits(estimate: Estimate, nodes: Nodes, shard: Shard) -> str:
-    """Say in words whether the training fits the nodes' memory; if not, on how many nodes it would fit."""
+    """Say in words whether the training fits the nodes' memory; if not, on how many nodes it would fit.
+
+    ``shard`` is the way in which the ranks hold the model. If it divides the model, and an option of the run
+    excludes sharding, the text names that option.
+    """
     if shard != "no" and estimate.excluded:
         return f"no: {estimate.excluded} excludes it"
     counts_all = bool(estimate.model.layout and estimate.model.block)  # activations and blocks are known

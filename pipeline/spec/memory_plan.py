@@ -181,7 +181,8 @@ def _states(model: Model, training: Training) -> tuple[int, int, int]:
     own_trained = model.parameters if training.trained is None else training.trained
     trained = own_trained + training.adapters
     frozen = (model.parameters - own_trained) * training.frozen
-    return frozen + FLOAT * trained, FLOAT * trained, training.optimizer * trained
+    parameters = frozen + FLOAT * trained
+    return parameters, FLOAT * trained, training.optimizer * trained
 
 
 def _count_cast_weights(model: Model, training: Training) -> int:
@@ -232,11 +233,15 @@ def _evaluation(layout: Layout, training: Training, wide_of_token: int) -> int:
     """
     tokens = training.evaluated * training.length
     logits_of_token = (_LOGIT_COPIES - 1) * FLOAT * layout.vocabulary if training.causal else 0
+    # The 3: of the embeddings and the last norm, as in a step.
     return tokens * (FLOAT * 3 * layout.hidden + max(wide_of_token, logits_of_token))
 
 
 def _saved_of_token(layout: Layout, training: Training) -> int:
-    """Compute the bytes that a layer keeps of each token for its backward pass."""
+    """Compute the bytes that a layer keeps of each token for its backward pass.
+
+    ``inner`` are numbers that autocast makes bf16; attention scores stay fp32.
+    """
     saved = _SAVED[layout.family]
     # Queries, keys, values and what attention returns; and the wide tensors of the feed-forward network.
     inner = 2 * layout.queries + 2 * layout.keys + saved.wide * layout.intermediate
@@ -307,7 +312,7 @@ def nodes_needed(model: Model, training: Training, nodes: Nodes, shard: Shard) -
     if shard != "full":  # more nodes do not make a rank's part smaller
         return None
     on_one_rank = sharded(model, training, 1)
-    # More ranks make only the states of a rank smaller, so all else must leave room for them.
+    # More ranks make only the states of a rank smaller, so its share must have room beside all else.
     room = nodes.share - (on_one_rank.total - on_one_rank.states)
     if room <= 0:
         return None

@@ -59,7 +59,7 @@ def read(folder: Path, *, causal: bool, overrides: Config | None = None) -> Mode
         if match := _BLOCK.match(name):
             blocks[match[1]] += count
     parameters = sum(counts.values())
-    largest = max(blocks.values(), default=parameters)
+    largest = max(blocks.values(), default=parameters)  # without blocks, all of the model is one
     return Model(parameters=parameters, block=largest, outside=parameters - blocks.total(), layout=layout)
 
 
@@ -169,11 +169,12 @@ def _encoder(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
     """
     del causal  # the head is not counted
     hidden = layout.hidden
-    # Four matrices of attention and two of the feed-forward network, with biases; and two norms.
+    # Four matrices of attention and two of the feed-forward network, with biases; and two norms. The 5: the
+    # last bias, and the weights and biases of the norms.
     block = 4 * (hidden + 1) * hidden + 2 * hidden * layout.intermediate + layout.intermediate + 5 * hidden
     token_types = 0 if config["model_type"] == "distilbert" else _number(config, "types") or 2
     embedding_rows = layout.vocabulary + (_number(config, "positions") or 512) + token_types
-    return block, (embedding_rows + 2) * hidden  # the 2: a norm
+    return block, (embedding_rows + 2) * hidden  # the 2: weights and biases of a norm
 
 
 def _gpt2(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
@@ -181,7 +182,8 @@ def _gpt2(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
     del causal  # its head is its embedding
     hidden = layout.hidden  # a block is as in `_encoder`
     block = 4 * (hidden + 1) * hidden + 2 * hidden * layout.intermediate + layout.intermediate + 5 * hidden
-    return block, (layout.vocabulary + (_number(config, "positions") or 1024) + 2) * hidden
+    embedding_rows = layout.vocabulary + (_number(config, "positions") or 1024)
+    return block, (embedding_rows + 2) * hidden  # the 2: weights and biases of the last norm
 
 
 def _llama(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
@@ -199,9 +201,9 @@ def _llama(config: Config, layout: Layout, causal: bool) -> tuple[int, int]:
         block += 2 * (layout.queries // layout.heads)
     if config.get("mlp_bias"):
         block += 2 * layout.intermediate + hidden
-    # A causal model's head is a second matrix of that size, unless it is tied to the embeddings.
-    embeddings = 2 if causal and not config.get("tie_word_embeddings") else 1
-    return block, embeddings * layout.vocabulary * hidden + hidden
+    # The embeddings; and a causal model's head, of the same size, unless it is tied to the embeddings.
+    matrices = 2 if causal and not config.get("tie_word_embeddings") else 1
+    return block, matrices * layout.vocabulary * hidden + hidden  # + hidden: the last norm
 
 
 _COUNTS: Final[Mapping[str, Callable[[Config, Layout, bool], tuple[int, int]]]] = {
@@ -219,5 +221,5 @@ def with_head(model: Model, outputs: int) -> Model:
     """
     if model.layout is None:
         return model
-    head = outputs * (model.layout.hidden + 1)
+    head = outputs * (model.layout.hidden + 1)  # + 1: the bias
     return replace(model, parameters=model.parameters + head, outside=model.outside + head)

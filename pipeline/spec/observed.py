@@ -64,7 +64,7 @@ class Series(BaseModel):
             if not is_new:
                 return
         if step is not None and self.values and (step, value) == (self.steps[-1], self.values[-1]):
-            return
+            return  # the last step, reported once more
         if not time:
             time = self.times[-1] if self.times else 0.0
         self.index.append(self.index[-1] + 1 if self.index else 0)
@@ -72,7 +72,7 @@ class Series(BaseModel):
         self.times.append(time)
         self.values.append(value)
         if len(self.values) > SERIES_LIMIT:
-            fewer_points = self.thinned(SERIES_LIMIT // 2)
+            fewer_points = self.thinned(SERIES_LIMIT // 2)  # half: room until the next time
             for name, column in fewer_points:
                 setattr(self, name, column)
 
@@ -95,7 +95,7 @@ class Series(BaseModel):
     def _is_later(self, step: float | None) -> bool:
         """Whether a step is greater than all before it.
 
-        False if steps began again: then the last one is not the greatest.
+        False if steps began again, as the last one is then not the greatest; also if no step is known.
         """
         known = [known for known in self.steps if known is not None]
         if step is None or not known:

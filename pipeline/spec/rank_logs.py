@@ -58,7 +58,7 @@ class RankLog:
                 while lines[-1] is not None:
                     lines.append(self._lines.get_nowait())
             is_open = lines[-1] is not None
-            with suppress(OSError):
+            with suppress(OSError):  # a full volume costs these lines
                 self._append(b"".join(line for line in lines if line))
 
     def _append(self, block: bytes) -> None:
@@ -78,7 +78,7 @@ def merged(folder: Path) -> list[str]:
     """
     if not folder.is_dir():
         return []
-    ranks = {path.name.partition(".")[0] for path in folder.glob("*.log*")}
+    ranks = {path.name.partition(".")[0] for path in folder.glob("*.log*")}  # of RANK.log and RANK.log.1
     lines_by_rank = [_read(folder, rank) for rank in sorted(ranks)]
     return [line for _, line in heapq.merge(*lines_by_rank)]
 

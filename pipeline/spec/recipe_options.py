@@ -75,7 +75,7 @@ def read(args: Sequence[str], base: Path = Path()) -> dict[str, list[str]]:
     Old names of options become the new ones. ``args`` and ``base`` are as in :func:`words`.
     """
     options: dict[str, list[str]] = {}
-    values: list[str] = []
+    values: list[str] = []  # of the option before; words before the first option are dropped
     for word in words(args, base):
         if word.startswith("--"):
             name_as_written, equals, value = word.removeprefix("--").partition("=")

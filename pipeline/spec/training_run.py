@@ -306,6 +306,7 @@ class TrainingRun(BaseModel):
     @field_validator("env")
     @classmethod
     def _variables_have_names(cls, value: dict[str, str]) -> dict[str, str]:
+        """Return the variables unchanged; raises ValueError if a name is empty, or has an equals sign."""
         wrong = [name for name in value if not name or "=" in name]
         if wrong:
             # Redacted, because a wrong name may be NAME=secret.

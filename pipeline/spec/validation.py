@@ -131,7 +131,8 @@ def _model_or_findings(model: type[Model], fields: Mapping[str, Any], prefix: st
         return model.model_validate(dict(fields))
     except ValidationError as error:
         problems = error.errors(include_url=False)
-    # A traceback of an error that is raised within `except` would show pydantic's, with credentials.
+    # After `except`: the traceback of an error that is raised within it shows pydantic's error, with its
+    # input, which may have credentials.
     return [_finding(dict(problem), prefix, model) for problem in problems]
 
 
@@ -176,8 +177,9 @@ def _suggest_choice(problem: Mapping[str, Any], prefix: str, path: list[str]) ->
     if problem["type"] != "literal_error" or not isinstance(given, str):
         return None
     if path == ["launch"] and (fix := _suggest_other_kind(prefix, path, given)):
-        return fix
-    return _did_you_mean(re.findall("'([^']+)'", problem["ctx"]["expected"]), given)
+        return fix  # the launch kind exists, and is one of another kind of target
+    choices = re.findall("'([^']+)'", problem["ctx"]["expected"])  # pydantic has them as text, in quotes
+    return _did_you_mean(choices, given)
 
 
 def _suggest_other_kind(prefix: str, path: list[str], value: str | None = None) -> str | None:
@@ -218,7 +220,7 @@ def _given_in_message(value: object) -> str:
 
 
 def _suggest(choices: Mapping[str, object] | list[str], like: str = "") -> str:
-    """Suggest the choice that is most like a text, or list all choices."""
+    """Suggest the choice that is most like a text; if none is like it, list all choices."""
     return _did_you_mean(choices, like) or f"Choose one of: {', '.join(choices)}"
 
 

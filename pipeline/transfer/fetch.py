@@ -58,7 +58,8 @@ def strays(destination: Path, copy: Path | None = None) -> list[Path]:
 
     Args:
         destination: The fetched folder.
-        copy: A copy of it to search, together with the copy's parent; None: search the fetched folder.
+        copy: A copy of it to search instead, with all else in the copy's parent, where a program may write
+            too; None: search the fetched folder itself.
     """
     manifest = staged(destination)
     if manifest is None:
@@ -67,7 +68,8 @@ def strays(destination: Path, copy: Path | None = None) -> list[Path]:
     if copy:
         folder, prefix = copy.parent, f"{copy.name}/"
     fetched = {prefix + file.path for file in manifest.files}
-    paths = [item.path for item in below(str(folder), lambda *_: None, follow=False)]
+    # Links, and what is no file, are skipped.
+    paths = [item.path for item in below(str(folder), left_out=lambda *_: None, follow=False)]
     return [folder / path for path in paths if path not in fetched and "__pycache__" not in path]
 
 
@@ -173,7 +175,7 @@ def store(  # noqa: PLR0913 - the last two are seldom given
             recorded = staged(candidate)
             if recorded is None or recorded.digest != expected:
                 continue
-            with lock_unless_held(candidate):  # and so release a lock that a killed process left
+            with lock_unless_held(candidate):  # this also takes away the lock that a killed process left
                 existing = _verified(candidate, tick)
             if existing:
                 return Stored(candidate, existing, reused=True)
@@ -214,11 +216,12 @@ def _delete_abandoned(own: Path, tick: Tick) -> None:
     No later try resumes them if their source has changed: its copies have another name. The caller holds the
     lock of ``own``, which tells the time by the clock of the disk.
     """
-    _lock_path(own).touch()
+    _lock_path(own).touch()  # its time is now, by the clock of the disk
     digits = "[0-9a-f]" * DIGITS
     for broken in own.parent.glob(f"{digits}.{digits}.*.partial"):
         lock = _lock_path(own.with_name(broken.name[:DIGITS]))
         with suppress(OSError):  # such as one that another process adopts
+            # The holder of the lock touches it as a sign of life.
             last_work = max(path.stat().st_mtime for path in (broken, lock) if path.exists())
             a_day_ago = _lock_path(own).stat().st_mtime - _ABANDONED_S
             # Writing a large file changes the time of that file, and not of its folder.
@@ -282,7 +285,7 @@ def _complete(
     """
     disk.sync(partial)
     # A folder without its marker cannot be trusted: move it aside. Processes that read it find the new one.
-    # The name is that of a broken copy, which the next copy deletes if this process is killed.
+    # Its name aside is that of a broken copy, which the next copy deletes if this process is killed.
     token = partial.suffixes[-2]  # with its dot
     aside = destination.with_name(f"{destination.name}.{'0' * DIGITS}{token}.partial")
     if destination.exists():

@@ -198,7 +198,7 @@ def identity(source: Location, tick: Tick = lambda: None, copied: Manifest | Non
             version = item.version
         elif copied is None:
             version = source.sha256(item, tick)
-        else:  # none: the source has got more files since, so that its digest changes
+        else:  # both lists are in order; "none": the source has got more files since, and its digest changes
             version = copied_file.sha256 if copied_file else "none"
         comma = ", " if number else ""  # what is hashed is the text of a JSON list
         digest.update(f"{comma}{json.dumps([item.path, item.size, version])}".encode())

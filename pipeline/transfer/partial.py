@@ -139,6 +139,7 @@ def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:
     is_adopted = _adopt_or_make(stem, partial, tick)
     tally = _Tally(progress, tick, sum(item.size for item in items))
     try:
+        # A source that tells the sha256 needs no journal: the whole file is compared with it at the end.
         with nullcontext() if source.tells_sha256 else Journal(partial, items) as journal:
             manifest = _fill(partial, source, items, journal, tally)
             fault = verify(partial, manifest, None, tick).fault if is_adopted else None
@@ -280,6 +281,7 @@ def _copy_file(  # noqa: PLR0913, PLR0917 - each is of another type
         copied = File(item.path, sum(map(len, reading.blocks)), hashlib.sha256().hexdigest())
     else:
         mode = _EXECUTABLE_MODE if item.executable else _MODE
+        # r+ with O_CREAT: a missing file is made, and an existing one keeps its first bytes.
         with FileIO(path, "r+", opener=lambda name, flags: os.open(name, flags | os.O_CREAT, mode)) as file:
             target = _Copy(file, start, tally.tick)
             may_clone = not start and item.size >= _LARGE_BYTES
@@ -316,7 +318,7 @@ class _Copy:
 
     def __init__(self, file: FileIO, start: int, tick: Tick) -> None:
         self.digest, self.hashed = hashlib.sha256(), 0
-        self._file, self._size, self._tick = file, start, tick
+        self._file, self._size, self._tick = file, start, tick  # _size: the bytes that are in the file
         file.seek(start)
 
     def clone(self, path: str) -> bool:
@@ -331,9 +333,9 @@ class _Copy:
         """Write a block; return True if this completed a stretch of 8 MiB, which was read back and hashed."""
         self._size += len(block)
         rest = memoryview(block)
-        while rest:
+        while rest:  # a call may write only a part
             rest = rest[self._file.write(rest) :]
-        if self._size - self.hashed < _STRETCH:
+        if self._size - self.hashed < _STRETCH:  # written, and not read back yet
             return False
         disk.start_writing(self._file.fileno(), self.hashed, self._size - self.hashed)
         self.read_back()

@@ -127,7 +127,7 @@ def discard_exports(outputs: Iterable[str], key: str) -> None:
 
 
 def _stem(destination: Path, key: str) -> Path:
-    """Return the path with which the names of a run's unfinished copies of a folder begin."""
+    """Return the path with which the names of a run's unfinished copies to ``destination`` begin."""
     return destination.with_name(f".{destination.name}.{key}")
 
 
@@ -192,7 +192,7 @@ def _delete_outdated(destination: Location, manifest: Manifest, key: str, tick: 
     refuse_if_any(changed(destination, old_export, tick))
     if old_export is None:
         return
-    if old_export.name != OUTDATED:
+    if old_export.name != OUTDATED:  # else an earlier try, which was killed, has renamed it
         destination.write_text(OUTDATED, signed(old_export.manifest, key))
         destination.remove(old_export.name)
     for file in old_export.manifest.files:

@@ -70,7 +70,7 @@ def train(
         ManycpuError: A verb failed; the report contains the error too.
     """
     ctx = open_context(run, target, "cli", run_id or new_run_id(), base=base or Path.cwd())
-    ctx = find(ctx) if run_id else ctx
+    ctx = find(ctx) if run_id else ctx  # a run that began before may have another name
     with letting_go_after_errors(ctx):
         return run_all(ctx, listener or Silent())
 
@@ -130,7 +130,8 @@ def run_all(ctx: RunContext, listener: RunListener, trained: Trained | None = No
     except KeyboardInterrupt as interrupt:
         # A run that began earlier stays, for the next try.
         if not begun_before:
-            # Another process may have begun this run in the meantime: then that process cleans it up.
+            # Another process may have begun this run in the meantime: then that process cleans it up. Without
+            # a ledger there is no lease to ask.
             exists = ctx.ledger.exists()
             if not exists or ctx.ledger.lease().held_by_another(ctx.ledger.now()) is False:
                 _clean_up(ctx)
@@ -225,7 +226,7 @@ def _end(ctx: RunContext, listener: RunListener, failure: BaseException | None) 
             error.add_note(_what_stays(ctx))
         raise error from failure
     listener.report(report, report_path(ctx))
-    if interrupted:  # raise an error of manycpu's in place of the Ctrl-C
+    if interrupted:  # raise an error of manycpu's in place of the Ctrl-C, which becomes its cause
         interrupt = failure
         if report.state is RunState.CANCELLED:
             failure = CancelledError("interrupted; the training was ended")
@@ -300,7 +301,8 @@ def _tell_trained(ctx: RunContext, handle: Handle, trained: Trained | None) -> N
     with ctx.ledger.update() as entry:
         entry.returned = "read" if is_read else "unread"
     if not is_read:
-        ctx.ledger.take_up()  # so that the clean-up keeps a run once more that was kept already
+        # Ends the mark `kept` of an earlier clean-up: so the next one keeps the run for its time once more.
+        ctx.ledger.take_up()
 
 
 def _stage_to_wait(ctx: RunContext, listener: RunListener, findings: Sequence[Finding]) -> Handle:
@@ -317,6 +319,7 @@ def _stage_to_wait(ctx: RunContext, listener: RunListener, findings: Sequence[Fi
         with _reporting(listener, "build"):
             built = build(ctx)
     except ManycpuError as error:
+        # `prepare` lets fatal findings through only if they are of sources.
         is_of_source = error.field in SOURCES or any(finding.fatal for finding in findings)
         present = attach(ctx) if is_of_source else None
         if present is None:

@@ -93,11 +93,11 @@ def cleanup(
     with suppress(ExportError):  # raised at the end, by the last write
         write_report(ctx, report)
     tell(report)
-    entry = ctx.ledger.read()
+    entry = ctx.ledger.read()  # now: `_complete` needs it when the ledger is deleted
     handle = ctx.driver.present_handle(ctx, entry)
     log = log_of(ctx, handle) if handle else ""
     log_fault = write_log(ctx, log)
-    if log_fault:
+    if log_fault:  # tried again below, where it is a warning
         _LOG.info("%s", log_fault)
     if _is_superseded(ctx, attempt):  # asked again: the log may have taken minutes
         return None
@@ -172,7 +172,8 @@ def _report_without_ledger(ctx: RunContext, *, or_finished: bool = False) -> Rep
     is_finished = cleanup_record is not None and cleanup_record.result != "failed"
     if is_finished and not or_finished:
         return None
-    # The name becomes part of a path that is deleted: an edited report must not choose another path.
+    # The name becomes part of a path that is deleted: an edited report must not choose another path. From the
+    # label in a valid name, run_name() makes the same name again.
     is_name_valid = report.name == run_name(report.name.removesuffix(ctx.key), ctx.key)
     if not is_name_valid or report.state is not RunState.SUCCEEDED:
         return None
@@ -246,10 +247,10 @@ def remains(ctx: RunContext) -> Remains:
 
 def _remains_after_export(ctx: RunContext, entry: Entry, handle: Handle | None) -> Remains:
     """Find out what a run holds of an attempt that was exported, or that had no output to be exported to."""
-    output_lacks_it = handle is not None and (
+    output_lacks_model = handle is not None and (
         _output_was_dropped(ctx, entry, handle) or why_model_invisible(ctx, entry, handle) is not None
     )
-    if output_lacks_it:
+    if output_lacks_model:
         return Remains.MODEL
     if entry.returned == "unread":
         return Remains.UNREAD
@@ -282,8 +283,9 @@ def may_delete_expired(ctx: RunContext) -> bool:
     if left in (Remains.MODEL, Remains.UNKNOWN):
         ctx.ledger.keep(None, only_over=True)
         return False
+    # Not kept yet: its process was killed before the clean-up. Else the time for which it is kept is over.
     if _is_kept_for_a_time(ctx, left) and not ctx.ledger.lease().kept:
-        ctx.ledger.keep(ctx.run.keep_for, only_over=True)  # its process was killed before the clean-up
+        ctx.ledger.keep(ctx.run.keep_for, only_over=True)
         return False
     return left is not Remains.RUNNING
 
@@ -311,7 +313,7 @@ def _keep_results(ctx: RunContext, left: Remains, *, keeps_all: bool) -> list[st
     if left is Remains.UNKNOWN:
         return driver.keep(ctx, None) if keeps_all else driver.keep_results(ctx, None)
     lease = ctx.ledger.lease()
-    has_expired = lease.no_longer_kept(ctx.ledger.now())
+    has_expired = lease.no_longer_kept(ctx.ledger.now())  # it was kept, for a time that is over
     if keeps_all or (left is Remains.UNREAD and not has_expired):
         return driver.keep(ctx, ctx.run.keep_for)
     if _is_kept_for_a_time(ctx, left) and not has_expired:
@@ -394,7 +396,8 @@ def _state_and_error(ctx: RunContext, entry: Entry, handle: Handle | None) -> tu
         status = attempt_status(ctx, handle, entry)
         wait_record = entry.verbs.get("wait")
         wait_saw_success = wait_record is not None and wait_record.result == "done"
-        # If `wait` saw no success, the proof of scale was not checked yet; a failure gets its first rank.
+        # outcome() checks the proof of scale, unless `wait` did so and saw a success. To a failure, it adds
+        # the first rank that failed.
         if status.state is not RunState.SUCCEEDED or not wait_saw_success:
             started_with = as_started(ctx, entry, handle.attempt)
             status = outcome(started_with, status, ctx.driver.observed_of(ctx, handle))

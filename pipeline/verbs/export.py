@@ -146,9 +146,9 @@ def _why_not_visible(ctx: RunContext, digest: str) -> str | None:
     ``digest`` is that of the export's manifest, so a later model in the same place does not count.
     """
     try:
-        # In the cluster, a pod reads each file: only the first two names are tried. A third exists only if
-        # the program wrote files of these names.
-        names = manifests(lambda _: False) if ctx.output_in_cluster else manifests(ctx.output.has)
+        # In the cluster, a pod reads each file: only the first two names, which are always listed, are tried.
+        # A third exists only if the program wrote files of these names.
+        names = manifests(has=lambda _: False) if ctx.output_in_cluster else manifests(ctx.output.has)
         found = [ctx.driver.read_beside(ctx, name) for name in names]
     except Exception as error:  # noqa: BLE001 - each fsspec protocol raises its own error types
         return str(error) or type(error).__name__

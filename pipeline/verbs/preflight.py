@@ -86,7 +86,7 @@ def _program(ctx: RunContext) -> Findings:
     if kind == "script" and Path(name).is_dir():
         yield Finding("run.program", f"{name} is a folder", "Give the script in it that trains")
     elif kind == "script" and not Path(name).is_file():
-        near = difflib.get_close_matches(name.replace("-", "_"), program.RECIPES, 1)
+        near = difflib.get_close_matches(name.replace("-", "_"), program.RECIPES, n=1)
         fix = f"Give a script's path, `-m module`, or a recipe: {', '.join(program.RECIPES)}"
         if near:
             fix = f"Did you mean {near[0]}?"
@@ -106,7 +106,7 @@ def _main_file(ctx: RunContext) -> Findings:
     path = main_file(ctx.run, ctx.base)
     if path is None:
         return
-    ranks_run_here = ctx.target.is_this_machine  # other nodes may have a newer Python
+    ranks_run_here = ctx.target.is_this_machine  # other nodes may have a newer Python, and other cores
     try:
         source = path.read_bytes()
         # The ranks print the warnings of Python, and may parse what is nested too deeply for ast.
@@ -147,7 +147,8 @@ def _code(ctx: RunContext) -> Findings:
     # The calls are made for the errors that they raise. `_program` reports a script that does not exist.
     try:
         root, arguments = program_of(ctx)
-        if root and root.is_dir() and (arguments[0] == "-m" or (root / arguments[0]).is_file()):
+        is_module = arguments[0] == "-m"
+        if root and root.is_dir() and (is_module or (root / arguments[0]).is_file()):
             code_of(ctx, root, arguments)
     except (BadInputError, BuildError) as error:
         yield Finding.of(error, "run.program")
@@ -258,14 +259,19 @@ def _recipe_arguments(ctx: RunContext) -> Findings:
         command = [sys.executable, "-P", "-m", recipes.__name__]
         process_result = commands.run(command, timeout=_PARSER_TIMEOUT_S, input=question)
         if process_result.code == 0:  # else this machine lacks packages of the recipe
+            # The last line: libraries may have printed others before it.
             yield from (Finding(**fields) for fields in json.loads(process_result.out.splitlines()[-1]))
 
 
 def _recipe_sources(ctx: RunContext) -> Findings:
-    """Check that a recipe on transformers has data and a base checkpoint, with all files of the latter."""
+    """Check that a recipe on transformers has data and a base checkpoint, with all files of the latter.
+
+    Nothing is checked where something else may name them: a file of options that only the nodes have, or a
+    Secret in run.env_from, with its variables.
+    """
     run, options = ctx.run, _options(ctx)
     if run.program not in ("question_answering", "causal_lm") or options is None or run.env_from:
-        return  # env_from: a Secret may have variables that name data and model
+        return
     if not run.data and "MANYCPU_DATA" not in run.env and not any(map(options.get, _DATA_OPTIONS)):
         fix = "Name a folder or a file there, or give --dataset_name or --train_file in run.args"
         yield Finding("run.data", "there is no data set", fix)
@@ -296,6 +302,7 @@ def _data(ctx: RunContext) -> Findings:
 
 
 def _on_the_hub(field: str, name: str) -> str:
+    """Say how the URL of a data set or of a model of the Hub is written; a name without owner gets OWNER."""
     kind, prefix = ("data set", "datasets/") if field == "run.data" else ("model", "")
     return f"a {kind} of the Hub as hf://{prefix}{name if '/' in name else f'OWNER/{name}'}"
 
@@ -384,7 +391,10 @@ def _output(ctx: RunContext) -> Findings:
 
 
 def _key_fault(url: str) -> Finding | None:
-    """Return a finding if an output in a bucket has a version, or a path that no folder has, in its URL."""
+    """Check the key, the path in its bucket, of an output; None: it can be used, or the output is elsewhere.
+
+    Its URL must not name a version, nor have a path that no folder has.
+    """
     if not in_bucket(url):
         return None
     if VERSION in url:
@@ -476,7 +486,8 @@ def _writable(ctx: RunContext) -> Findings:
             fix = "Give a folder within it"
             yield Finding("run.output", f"{folder} is a mount point, which cannot be replaced", fix)
         elif folder is not None and folder.name and not folder.is_file():
-            # A partial export is a folder beside the output; its name is the longest of all.
+            # A partial export is a folder beside the output; its name is the longest of all. The 9: a dot and
+            # the 8 digits of the token.
             digest_and_token = "0" * (transfer.DIGITS + 9)
             folder = folder.resolve()
             disk.try_out(folder.with_name(f".{folder.name}.{ctx.key}.{digest_and_token}.partial"))
@@ -518,7 +529,7 @@ def _placeholders(ctx: RunContext) -> Findings:
         if word in ("data", "model") and getattr(ctx.run, word) is None:
             message = f"{{{word}}} is in them, and there is no run.{word}"
             yield Finding("run.args", message, f"Give run.{word}, which it stands for")
-        near = difflib.get_close_matches(word.strip().lower(), PLACEHOLDERS, 1, cutoff=_LIKE)
+        near = difflib.get_close_matches(word.strip().lower(), PLACEHOLDERS, n=1, cutoff=_LIKE)
         if near and word != near[0] and word not in _WORDS_LIKE_PLACEHOLDERS:
             message = f"{{{word}}} is in them, and is no placeholder"
             yield Finding("run.args", message, f"Did you mean {{{near[0]}}}?")

@@ -56,7 +56,7 @@ def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Findin
         raise
     take_cancellation(ctx)  # one of an earlier try, before its launch: it does not count for this try
     if "prepare" not in entry.verbs:
-        with ctx.ledger.timed("prepare") as record:
+        with ctx.ledger.timed("prepare") as record:  # all is done: the block only makes the record
             record.seconds = 0
         with ctx.ledger.update() as entry:  # `timed` lacks the seconds before the ledger existed
             entry.verbs["prepare"].seconds = time.monotonic() - started

@@ -81,7 +81,7 @@ class _Program:
     def unguarded_start(self) -> _Mistake | None:
         """Find processes that an import of the file starts, by a method that imports the file again."""
         for call in _calls(_executed_nodes(self.tree.body, guarded=False)):
-            start = self._starting_call(call, set())
+            start = self._starting_call(call, callers=set())
             if start is None or self._start_method(start) not in _IMPORT_AGAIN:
                 continue
             # The called function, if the processes are started there.
@@ -123,7 +123,7 @@ class _Program:
                 target = node.targets[0]
                 key = target.slice if isinstance(target, ast.Subscript) else None
                 value = node.value if _constant(key) == "OMP_NUM_THREADS" else None
-            text = str(_constant(value))  # a number, or a text in os.environ
+            text = str(_constant(value))  # a number, or a text in os.environ; "None": there is no constant
             if threads and text.isdecimal() and int(text) > threads:
                 message = f"{ast.unparse(node)} wins over the CPU plan's {threads}: oversubscribed"
                 return _Mistake(getattr(node, "lineno", 1), message, "Leave it out to have the plan's")
@@ -132,7 +132,7 @@ class _Program:
     def uncounted_processes(self, subprocesses: int, threads: int | None) -> _Mistake | None:
         """Find processes that ``run.subprocesses`` does not count: each would use all threads of its rank."""
         calls = _calls(ast.walk(self.tree))
-        imported: list[str] = []
+        imported: list[str] = []  # full names of modules
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 imported += [alias.name for alias in node.names]
@@ -232,10 +232,10 @@ def _calls(nodes: Iterable[ast.AST]) -> list[ast.Call]:
 
 
 def _executed_nodes(body: Iterable[ast.AST], *, guarded: bool) -> Iterator[ast.AST]:
-    """Yield the nodes of the source that run when a block runs.
+    """Yield the nodes of the source that run when a block runs; bodies of functions are left out.
 
-    Bodies of functions are left out; blocks of ``if __name__ == "__main__"`` are too, unless ``guarded``:
-    they run in the program itself, and not when the file is imported.
+    ``guarded``: with the blocks of ``if __name__ == "__main__"``, which run in the program itself. Without
+    them, the nodes are those that run when the file is imported.
     """
     for node in body:
         if isinstance(node, _Functions | ast.Lambda):
@@ -261,6 +261,7 @@ def relative_writes(source: str, args: Sequence[str] = ()) -> Iterator[Written]:
     >>> list(relative_writes("torch.save(model, 'model.pt')", ["--output_dir", "out"]))
     [Written(path='out', where='--output_dir'), Written(path='model.pt', where='line 1')]
     """
+    # The last use of an option counts.
     by_option = {_option_name(option): Written(value, option) for option, value in _output_options(args)}
     for written in by_option.values():
         if _is_relative(written.path):
@@ -278,7 +279,7 @@ def relative_writes(source: str, args: Sequence[str] = ()) -> Iterator[Written]:
 
 def _output_options(args: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the options that name an output, each with its value, after ``=`` or in the next word."""
-    for option, following in zip(args, [*args[1:], ""], strict=False):
+    for option, following in zip(args, [*args[1:], ""], strict=False):  # each word with the next one
         name, equals, value = option.partition("=")
         if name.startswith("--") and _option_name(name) in _OPTIONS:
             yield name, value if equals else following
