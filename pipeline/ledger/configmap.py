@@ -233,7 +233,7 @@ class ConfigMapLedger(base.Ledger):
             ConflictError: A resourceVersion in the body is not current. Without one, the patch is repeated.
             RunGoneError: The ledger that was read is gone.
         """
-        meta = {"uid": self._meta["uid"]} if self._meta else {}
+        meta = {"uid": self._meta["uid"]} if self._meta else {}  # empty: no ConfigMap was read yet
         body = body | {"metadata": meta | body["metadata"]}
 
         def patch() -> KubeObject:

@@ -109,9 +109,7 @@ class Machine:
         if total := _value_behind(root / "proc/meminfo", "MemTotal:"):
             memory.append(int(total.split()[0]) * 1024)
         quota = min(quotas, default=None)
-        own_cgroup = next(
-            folders("cpu"), root
-        )  # root: there is none; the files of a cgroup are missing there
+        own_cgroup = next(folders("cpu"), root)  # root: there is none, and no file of a cgroup is there
         return cls(
             cpus=tuple(sorted(_cpus(root))),
             quota=quota,

@@ -238,10 +238,7 @@ def _evaluation(layout: Layout, training: Training, wide_of_token: int) -> int:
 
 
 def _saved_of_token(layout: Layout, training: Training) -> int:
-    """Compute the bytes that a layer keeps of each token for its backward pass.
-
-    ``inner`` are numbers that autocast makes bf16; attention scores stay fp32.
-    """
+    """Compute the bytes that a layer keeps of each token for its backward pass."""
     saved = _SAVED[layout.family]
     # Queries, keys, values and what attention returns; and the wide tensors of the feed-forward network.
     inner = 2 * layout.queries + 2 * layout.keys + saved.wide * layout.intermediate
@@ -249,7 +246,7 @@ def _saved_of_token(layout: Layout, training: Training) -> int:
     scores = 0
     if layout.attention_dropout:
         scores = FLOAT * _SCORE_COPIES * layout.heads * training.length
-    if training.bf16:
+    if training.bf16:  # autocast leaves the inputs of norms in fp32, and attention scores
         return FLOAT * saved.kept * layout.hidden + HALF * (saved.cast * layout.hidden + inner) + scores
     return FLOAT * (saved.fp32 * layout.hidden + inner) + scores
 

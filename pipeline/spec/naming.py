@@ -21,7 +21,7 @@ def run_key(*identity: object) -> str:
 def run_name(label: str, key: str) -> str:
     """Join a readable label and the run's key to a name that Kubernetes allows (DNS-1035, 40 characters)."""
     slug = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
-    # A DNS-1035 name begins with a letter. It has room for a hyphen (the 1) and the key.
+    # A DNS-1035 name begins with a letter. The 1 leaves room for a hyphen.
     slug = re.sub(r"^[^a-z]+", "", slug)[: _NAME_LENGTH - _KEY_LENGTH - 1].strip("-")
     return f"{slug or 'run'}-{key}"
 

@@ -72,12 +72,15 @@ class Series(BaseModel):
         self.times.append(time)
         self.values.append(value)
         if len(self.values) > SERIES_LIMIT:
-            fewer_points = self.thinned(SERIES_LIMIT // 2)  # half: room until the next time
+            fewer_points = self.thinned(SERIES_LIMIT // 2)  # half: it is not too long again at once
             for name, column in fewer_points:
                 setattr(self, name, column)
 
     def thinned(self, points: int) -> "Series":
-        """Return at most ``points`` points, at least four: the first, the last, and extremes between."""
+        """Return a curve of at most ``points`` points, or four: the first, the last, and extremes between.
+
+        A curve that has no more is returned itself.
+        """
         if len(self.values) <= points:
             return self
         span_count = max(1, (points - 2) // 2)  # two points of each span, besides the first and the last

@@ -261,7 +261,9 @@ def has_claimed(output: Location, key: str) -> bool:
 def _wait_for_decision(files: _ClaimFiles, key: str) -> Claim | None:
     """Wait until it is clear which of the asking runs gets the output, and return the claim of that run.
 
-    None: this run gets it, and all others have withdrawn.
+    A claim that cannot be read, as it may just be written, is waited for. If the others neither withdraw nor
+    hold the output in time, one of them counts as the run that gets it. None: this run gets it, and all
+    others have withdrawn.
     """
     deadline = time.monotonic() + _WITHDRAWAL_TIMEOUT_S
     while others := files.others(key):

@@ -74,7 +74,7 @@ def _launching(ctx: RunContext) -> Iterator[VerbRecord]:
     with ctx.ledger.timed("launch", ctx.waiting_lease) as record:
         if how := take_cancellation(ctx):
             raise CancelledError(how)
-        if ctx.ledger.read().export is None:
+        if ctx.ledger.read().export is None:  # else it is exported, and the claim was released
             claim(ctx)  # renew the claim: like the lease, it must last as long as this attempt
         yield record
 

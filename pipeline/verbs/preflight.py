@@ -147,8 +147,8 @@ def _code(ctx: RunContext) -> Findings:
     # The calls are made for the errors that they raise. `_program` reports a script that does not exist.
     try:
         root, arguments = program_of(ctx)
-        is_module = arguments[0] == "-m"
-        if root and root.is_dir() and (is_module or (root / arguments[0]).is_file()):
+        # A module needs no file here, `program_of` checks it.
+        if root and root.is_dir() and (arguments[0] == "-m" or (root / arguments[0]).is_file()):
             code_of(ctx, root, arguments)
     except (BadInputError, BuildError) as error:
         yield Finding.of(error, "run.program")
@@ -174,7 +174,7 @@ def _recipe(ctx: RunContext) -> Findings:
             yield from _hogwild(run, data, options)
         elif run.program == "causal_lm":
             yield from language_findings(data, model, options)
-        else:
+        else:  # image_classification
             if model and model.is_dir():
                 base_folder.check_timm(model)
             _check_images(run, data, options)
@@ -485,7 +485,7 @@ def _writable(ctx: RunContext) -> Findings:
         if folder is not None and folder.resolve().is_mount():  # an export replaces the folder, in one step
             fix = "Give a folder within it"
             yield Finding("run.output", f"{folder} is a mount point, which cannot be replaced", fix)
-        elif folder is not None and folder.name and not folder.is_file():
+        elif folder is not None and folder.name and not folder.is_file():  # `_output` reports a file
             # A partial export is a folder beside the output; its name is the longest of all. The 9: a dot and
             # the 8 digits of the token.
             digest_and_token = "0" * (transfer.DIGITS + 9)
