@@ -244,7 +244,7 @@ def _rows_of_environment(machine: Machine, request: CpuRequest, sizes: Sizes) ->
         yield Row("oneCCL workers", "none", "one thread of each process drives oneCCL, and sleeps between")
     if "LD_PRELOAD" in request.env:
         yield Row("preload", request.env["LD_PRELOAD"], "run.env")
-    elif machine.libraries is None:
+    elif machine.libraries is None:  # not searched: the node may have them
         yield Row("preload", "", "tcmalloc or jemalloc, and libiomp5, where the node has them")
     else:
         preloaded = ", ".join(_preload(machine))

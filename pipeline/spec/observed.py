@@ -110,8 +110,8 @@ class Series(BaseModel):
         """Whether a value was added before, because the log is being read a second time.
 
         A value later than the last one is new. One that is not later was added before if it is known, or lies
-        where values were thinned out; then so were the values that follow it, up to the time of the last one.
-        Otherwise it is new too: the rank's clock was set back.
+        where values were thinned out. Then so were the values that follow it (``_rereading``), up to the time
+        of the last one. Any other value is new too: the rank's clock was set back.
         """
         if not time or not self.times or time > self.times[-1]:
             self._rereading = False

@@ -108,5 +108,5 @@ def is_on(options: Options, *names: str, default: bool = False) -> bool:
     """Whether the first of these switches that is given is on; ``default`` if none is given."""
     for name in names:
         if name in options:
-            return is_true(value_of(options, name) or "true")
+            return is_true(value_of(options, name) or "true")  # a switch without a word is on
     return default

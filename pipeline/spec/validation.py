@@ -62,7 +62,7 @@ def read_both(
     wrong = [finding for part in read if isinstance(part, list) for finding in part]
     if wrong:
         raise as_error(wrong)
-    return _valid(read[0]), _valid(read[1])
+    return _valid(read[0]), _valid(read[1])  # neither raises: none of them is a list of findings
 
 
 def read_recorded(run: Mapping[str, Any], target: Mapping[str, Any]) -> tuple[TrainingRun, TargetFields]:

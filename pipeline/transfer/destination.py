@@ -149,10 +149,10 @@ def put(partial: Path, destination: Path, key: str) -> None:
     raise TransferError(f"something came to {destination} and went, and nothing was changed there; try again")
 
 
-def _rename(partial: Path, destination: Path) -> bool:
+def _rename(folder: Path, destination: Path) -> bool:
     """Rename a folder; False: the destination exists, and the system does not replace it."""
     try:
-        partial.rename(destination)
+        folder.rename(destination)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise

@@ -306,7 +306,7 @@ def _complete(
 
 
 def discard(destination: Path, in_use: Callable[[], bool] = lambda: False) -> None:
-    """Delete a fetched folder, its marker first, so that half of it never looks complete.
+    """Delete a fetched folder, and what broken copies of it left; its marker first, as half is not complete.
 
     Args:
         destination: The folder.

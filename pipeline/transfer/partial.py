@@ -78,6 +78,7 @@ class Journal:
         return self
 
     def __exit__(self, failed: object, *_: object) -> None:
+        """Close the journal; delete it after a success, and keep it for the next try after an error."""
         self._file.close()
         if failed is None:
             self._path.unlink(missing_ok=True)

@@ -20,6 +20,8 @@ SOURCES: Final = ("run.data", "run.model", "run.program", "run.code")
 def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Finding]:
     """Run preflight, remove expired runs, claim the output, and create the ledger.
 
+    A cancellation that was recorded for an earlier try takes effect now: it does not count for this try.
+
     Args:
         ctx: The run.
         holder: The process that runs all verbs of the run; None: several processes work in turn.

@@ -165,7 +165,9 @@ class _Program:
                 imported.asname or imported.name: _without_torch(f"{node.module}.{imported.name}")
                 for imported in node.names
             }
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        if isinstance(node, ast.Assign) and isinstance(
+            node.targets[0], ast.Name
+        ):  # mp = get_context("spawn")
             name = self._name(node.value)
             return {node.targets[0].id: name} if name == "multiprocessing" else {}
         if isinstance(node, ast.ClassDef) and "multiprocessing.Process" in map(self._name, node.bases):
@@ -173,7 +175,10 @@ class _Program:
         return {}
 
     def _name(self, node: ast.expr) -> str:
-        """Resolve an expression to its full dotted name; ``get_context()`` counts as multiprocessing."""
+        """Resolve an expression to its full dotted name; ``get_context()`` counts as multiprocessing.
+
+        Empty: the expression is no name.
+        """
         if isinstance(node, ast.Name):
             return self.names.get(node.id, node.id)
         if isinstance(node, ast.Attribute):
