@@ -165,9 +165,8 @@ class _Program:
                 imported.asname or imported.name: _without_torch(f"{node.module}.{imported.name}")
                 for imported in node.names
             }
-        if isinstance(node, ast.Assign) and isinstance(
-            node.targets[0], ast.Name
-        ):  # mp = get_context("spawn")
+        # Such as ``mp = get_context("spawn")``.
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name = self._name(node.value)
             return {node.targets[0].id: name} if name == "multiprocessing" else {}
         if isinstance(node, ast.ClassDef) and "multiprocessing.Process" in map(self._name, node.bases):
