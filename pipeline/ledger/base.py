@@ -360,7 +360,7 @@ class Ledger(ABC):
         now = self.now()
         until = None if seconds is None else now + seconds
         may_change = (lambda lease: lease.over(now)) if only_over else None
-        self.change_lease(may_change, until=until, ended=True, kept=True, holder=None)
+        self.change_lease(only_if=may_change, until=until, ended=True, kept=True, holder=None)
 
     @contextmanager
     def held_by(self, holder: ProcessHandle, found: Lease) -> Iterator[None]:
@@ -377,7 +377,7 @@ class Ledger(ABC):
         try:
             # `kept` without `ended` records that its time is over, for after a kill of this process.
             if not self.change_lease(
-                lambda lease: lease == found, kept=found.no_longer_kept(now), **lease_while_held
+                only_if=lambda lease: lease == found, kept=found.no_longer_kept(now), **lease_while_held
             ):
                 raise ForeignRunError("another process has taken up the run", fix="See `manycpu status`")
         except OSError as error:
@@ -388,7 +388,7 @@ class Ledger(ABC):
         finally:
             with suppress(OSError, ManycpuError):  # such as RunGoneError: the block has removed the run
                 # Not if the lease has another holder, or none: then the block changed it, or never held it.
-                self.change_lease(lambda lease: lease.holder == holder, **dict(found))
+                self.change_lease(only_if=lambda lease: lease.holder == holder, **dict(found))
 
     @contextmanager
     def kept_alive(self, seconds: float = LEASE_S) -> Iterator[None]:

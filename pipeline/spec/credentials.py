@@ -87,7 +87,7 @@ def redacted_fields(value: Any) -> Any:
 def redacted_description(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a run or a target with all secrets hidden: in URLs, variables and arguments."""
     shown: dict[str, Any] = redacted_fields(fields)
-    return _hide_values_named_secret(shown, lambda _: HIDDEN)
+    return _hide_values_named_secret(shown, hide=lambda _: HIDDEN)
 
 
 def redacted_options(words: Iterable[str]) -> list[str]:
@@ -96,7 +96,7 @@ def redacted_options(words: Iterable[str]) -> list[str]:
     >>> redacted_options(["--api-key", "--x7f", "--hfToken=abc", "--use-token", "--tokenizer", "bert"])
     ['--api-key', '***', '--hfToken=***', '--use-token', '--tokenizer', 'bert']
     """
-    return _hide_options(words, lambda _: HIDDEN)
+    return _hide_options(words, hide=lambda _: HIDDEN)
 
 
 def is_secret(name: str) -> bool:
@@ -218,7 +218,7 @@ def secrets_in(value: Any) -> set[str]:
         """Collect the values named like a secret in a JSON value and in all values below it."""
         if isinstance(node, Mapping):
             # Not for its result: it calls ``collect`` with each secret.
-            _hide_values_named_secret(dict(node), collect)
+            _hide_values_named_secret(dict(node), hide=collect)
         if isinstance(node, (Mapping, list, tuple)):
             for child in node.values() if isinstance(node, Mapping) else node:
                 search(child)

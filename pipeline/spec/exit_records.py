@@ -52,7 +52,7 @@ def write(folder: Path, record: Mapping[str, Any]) -> None:
     """
     path = folder / str(record["meeting"]) / f"{record['rank']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}")
+    partial = path.with_suffix(f".{os.getpid()}")  # not .json: no reader takes it for a record
     with partial.open("w") as file:
         file.write(json.dumps(record))
         file.flush()

@@ -308,7 +308,7 @@ def nodes_needed(model: Model, training: Training, nodes: Nodes, shard: Shard) -
         return 1
     if shard != "full":  # more nodes do not make a rank's part smaller
         return None
-    on_one_rank = sharded(model, training, 1)
+    on_one_rank = sharded(model, training, ranks=1)
     # More ranks make only the states of a rank smaller, so its share must have room beside all else.
     room = nodes.share - (on_one_rank.total - on_one_rank.states)
     if room <= 0:

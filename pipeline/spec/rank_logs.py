@@ -84,7 +84,10 @@ def merged(folder: Path) -> list[str]:
 
 
 def _read(folder: Path, rank: str) -> Iterator[tuple[float, str]]:
-    """Yield the lines of a rank with their times; a line that was cut by a full volume is left out."""
+    """Yield the lines of a rank with their times.
+
+    A full volume may have cut a line: one that was cut within its time is left out, others are yielded so.
+    """
     last = 0.0
     for name in (f"{rank}.log.1", f"{rank}.log"):
         text = (folder / name).read_bytes() if (folder / name).exists() else b""

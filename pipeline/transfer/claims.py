@@ -119,9 +119,9 @@ class _ClaimFiles(NamedTuple):
     def of(cls, output: Location, trains: Trains = lambda _: False) -> "_ClaimFiles":
         """Find where the claims of an output are."""
         if output.local is None:
-            return cls(output, None, trains)
+            return cls(output, stem=None, trains=trains)
         folder = output.local.resolve()  # the target of a link, as in the export
-        return cls(Location.of(str(folder.parent), field="run.output"), folder.name, trains)
+        return cls(Location.of(str(folder.parent), field="run.output"), stem=folder.name, trains=trains)
 
     def name(self, key: str) -> str:
         """Return the name of a run's claim file."""

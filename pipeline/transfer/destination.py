@@ -55,7 +55,7 @@ def strangers(destination: Location, key: str) -> list[str]:
     if not destination.exists():
         return []
     odd: list[str] = []  # what no export writes, such as a FIFO
-    items = destination.without_odd(lambda path, _: odd.append(path)).items()
+    items = destination.without_odd(left_out=lambda path, _: odd.append(path)).items()
     exported: set[tuple[str, int]] = set()  # path and size of each file of the model
     own_names = [*output.PARTIALS]  # files of manycpu beside them
     export = earlier(destination, key)
@@ -105,7 +105,7 @@ def changed(destination: Location, before: Earlier | None, tick: Tick = lambda: 
         # Not compared: report.json, which the run replaces after each export, and folders.
         if file.path == output.REPORT or file.path.endswith("/") or not destination.has(file.path):
             continue
-        if destination.sha256(Item(file.path, file.size, ""), tick) != file.sha256:
+        if destination.sha256(Item(file.path, file.size, version=""), tick) != file.sha256:
             yield file.path
 
 
@@ -133,7 +133,7 @@ def put(partial: Path, destination: Path, key: str) -> None:
     """
     aside = destination.with_name(f".{destination.name}.{key}.before")  # where the earlier export goes
     _finish_earlier_try(aside, destination, key)
-    if _rename(partial, destination):
+    if _rename(partial, destination):  # there was nothing, or an empty folder
         return
     location = Location.of(str(destination), field="run.output")
     refuse_if_any(strangers(location, key))

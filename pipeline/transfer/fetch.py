@@ -306,7 +306,9 @@ def _complete(
 
 
 def discard(destination: Path, in_use: Callable[[], bool] = lambda: False) -> None:
-    """Delete a fetched folder, and what broken copies of it left; its marker first, as half is not complete.
+    """Delete a fetched folder, and what broken copies of it left.
+
+    Its marker is deleted first, so that half of the folder never looks complete.
 
     Args:
         destination: The folder.

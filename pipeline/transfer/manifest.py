@@ -314,9 +314,9 @@ class _FolderCursor:
     def __init__(self, folder: Path, *, keep_unlisted: bool) -> None:
         self._folder, self._keep_unlisted = folder, keep_unlisted
         self.unlisted: list[str] = []
-        # What is neither a file nor a folder, such as a link, is not yielded but passed to the function.
+        # What is neither a file nor a folder, such as a link, is not yielded but passed to `left_out`.
         self._rest: Iterator[Item] = below(
-            str(folder), lambda path, _: self._delete_or_list(path), follow=False
+            str(folder), left_out=lambda path, _: self._delete_or_list(path), follow=False
         )
         self._next = next(self._rest, None)
 

@@ -71,7 +71,7 @@ class Journal:
         self._copy = Location.of(f"file://{folder}", field="run.data")
         self._path = folder / _journal_name(items)
         self._copied = _read_journal(self._path)
-        self._file = self._path.open("a", buffering=1)
+        self._file = self._path.open("a", buffering=1)  # each line is written at once, for after a kill
 
     def __enter__(self) -> Self:
         self._file.write("\n")  # the last line may be cut off
@@ -143,7 +143,7 @@ def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:
         # A source that tells the sha256 needs no journal: the whole file is compared with it at the end.
         with nullcontext() if source.tells_sha256 else Journal(partial, items) as journal:
             manifest = _fill(partial, source, items, journal, tally)
-            fault = verify(partial, manifest, None, tick).fault if is_adopted else None
+            fault = verify(partial, manifest, mtimes_ns=None, tick=tick).fault if is_adopted else None
             if fault:
                 raise _DamagedError(fault)  # noqa: TRY301 - handled as damage that is found earlier
     except _DamagedError as error:

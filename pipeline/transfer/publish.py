@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 def written(folder: str) -> Location:
     """Open a program's output; files that cannot be copied, such as a FIFO, are skipped and logged."""
     return Location.of(folder, field="run.output").without_odd(
-        lambda path, why: log.warning("%r in the output %s: it is left out of the model", path, why)
+        left_out=lambda path, why: log.warning("%r in the output %s: it is left out of the model", path, why)
     )
 
 
@@ -252,4 +252,4 @@ def _is_uploaded(origin: Location, destination: Location, file: File, target: Fi
 
 
 def _item(file: File) -> Item:
-    return Item(file.path, file.size, "", file.executable)
+    return Item(file.path, file.size, version="", executable=file.executable)

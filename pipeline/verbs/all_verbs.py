@@ -164,7 +164,7 @@ def _only_clean_up(ctx: RunContext, listener: RunListener, trained: Trained | No
         handle = None if entry is None else ctx.driver.present_handle(ctx, entry)
         if handle is not None:
             _tell_trained(ctx, handle, trained)
-        return _end(ctx, listener, None)
+        return _end(ctx, listener, failure=None)
 
 
 @contextmanager

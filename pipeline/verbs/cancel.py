@@ -40,7 +40,7 @@ def declare_gone(ctx: RunContext, by: str) -> bool:
         if ctx.driver.declare_gone(ctx, entry):
             entry.record_canceller(by)
             recorded = True
-    released = ctx.ledger.change_lease(_holder_is_not_alive, ended=True, holder=None)
+    released = ctx.ledger.change_lease(only_if=_holder_is_not_alive, ended=True, holder=None)
     return recorded or released
 
 

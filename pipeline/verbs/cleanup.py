@@ -67,7 +67,8 @@ def cleanup(
         ctx: The run.
         keep: Whether to obey a ``run.keep`` that keeps the whole run, not only output and checkpoints.
         delete_model: Whether a person allowed to delete the model and the checkpoints.
-        attempt: Delete nothing if a later attempt than this one needs the run; None: whatever runs.
+        attempt: The attempt after which the run is cleaned up: if a later one has begun, nothing is ended or
+            deleted. None: the present one.
         tell: Called with the report twice: before anything is deleted, and at the end.
 
     Returns:
@@ -235,10 +236,11 @@ def remains(ctx: RunContext) -> Remains:
         return Remains.NOTHING
     handle = ctx.driver.present_handle(ctx, entry)
     if entry.described().fruitless:  # the program may have written its model elsewhere in the run's folder
-        stray = handle is not None and ctx.driver.strays(ctx, entry, handle)
-        return Remains.MODEL if stray else Remains.FAILED
+        has_strays = handle is not None and ctx.driver.strays(ctx, entry, handle)
+        return Remains.MODEL if has_strays else Remains.FAILED
     if entry.export is not None:
         return _remains_after_export(ctx, entry, handle)
+    # A success that `wait` recorded, without an export: the model is still here.
     wait_record = entry.verbs.get("wait")
     if wait_record is not None and wait_record.result != "failed":
         return Remains.MODEL
@@ -281,7 +283,7 @@ def may_delete_expired(ctx: RunContext) -> bool:
     """
     left = remains(ctx)
     if left in (Remains.MODEL, Remains.UNKNOWN):
-        ctx.ledger.keep(None, only_over=True)
+        ctx.ledger.keep(seconds=None, only_over=True)  # without a time limit
         return False
     # Not kept yet: its process was killed before the clean-up. Else the time for which it is kept is over.
     if _is_kept_for_a_time(ctx, left) and not ctx.ledger.lease().kept:
@@ -309,9 +311,9 @@ def _keep_results(ctx: RunContext, left: Remains, *, keeps_all: bool) -> list[st
     """
     driver = ctx.driver
     if left in (Remains.MODEL, Remains.RUNNING):
-        return driver.keep(ctx, None)  # without a time limit
+        return driver.keep(ctx, seconds=None)  # without a time limit
     if left is Remains.UNKNOWN:
-        return driver.keep(ctx, None) if keeps_all else driver.keep_results(ctx, None)
+        return driver.keep(ctx, seconds=None) if keeps_all else driver.keep_results(ctx, seconds=None)
     lease = ctx.ledger.lease()
     has_expired = lease.no_longer_kept(ctx.ledger.now())  # it was kept, for a time that is over
     if keeps_all or (left is Remains.UNREAD and not has_expired):

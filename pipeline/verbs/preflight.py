@@ -190,7 +190,7 @@ def _squad(data: Path | None, options: recipe_options.Options) -> Findings:
     # As the recipe decides: without any of these options, it trains.
     chooses_other = bool({"do_eval", "do_predict"} & options.keys())
     trains = recipe_options.is_on(options, "do_train", default=not chooses_other)
-    for problem in squad.problems(data, version_2=version_2, trains=trains)[:1]:
+    for problem in squad.problems(data, version_2=version_2, trains=trains)[:1]:  # the first is enough
         yield Finding("run.data", problem, "Give files in SQuAD's format")
 
 
@@ -219,10 +219,11 @@ def _check_images(run: TrainingRun, data: Path | None, options: recipe_options.O
     is_named = run.data or run.env_from or "MANYCPU_DATA" in run.env or any(map(options.get, _DATA_OPTIONS))
     if data or not is_named:
         pattern = recipe_options.value_of(options, "label_pattern") or images.LABEL_PATTERN
-        images_found = images.read(data, pattern)
+        images_found = images.read(data, pattern)  # of None, it raises that there are no images
         batch = recipe_options.value_of(options, "batch_size") or str(images.BATCH_SIZE)
         if batch.isdecimal():  # else the recipe itself refuses it
             count = images.train_count(len(images_found.files))
+            # An elastic run is judged by its least number of ranks.
             images.check_sizes(count, int(batch), run.nodes.least * run.processes)
 
 
@@ -253,6 +254,7 @@ def _recipe_arguments(ctx: RunContext) -> Findings:
     if not run.args or _options(ctx) is None or ctx.target.is_this_machine:
         return
     model = str(_here(run.model) or run.model or "")
+    # Nothing is trained: any name will do for the output.
     env = {"MANYCPU_OUTPUT": "output", "MANYCPU_DTYPE": run.dtype or "auto", "MANYCPU_MODEL": model}
     with suppress(LaunchError):  # on a busy machine, the process may take too long
         question = json.dumps({"recipe": recipe.name, "argv": run.args, "env": env}).encode()
