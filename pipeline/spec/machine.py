@@ -229,7 +229,7 @@ def _requests_its_limit(root: Path, folder: Path, quota: float | None) -> bool |
 
     A pod's request becomes the shares or the weight of its cgroup, and its limit becomes the quota.
     """
-    # The kubelet mounts /etc/hosts and /dev/termination-log into every container.
+    # In every container, /etc/hosts and /dev/termination-log are mounted from the kubelet's folder of pods.
     mounts = _read_lines(root / "proc/self/mountinfo")
     if quota is None or not any("kubelet/pods/" in line for line in mounts):
         return None

@@ -69,6 +69,7 @@ def train(
         BadInputError: A field is wrong; nothing was started.
         ManycpuError: A verb failed; the report contains the error too.
     """
+    # Identified as on the command line: the same run id there is the same run.
     ctx = open_context(run, target, "cli", run_id or new_run_id(), base=base or Path.cwd())
     ctx = find(ctx) if run_id else ctx  # a run that began before may have another name
     with letting_go_after_errors(ctx):

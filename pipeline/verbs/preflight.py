@@ -151,7 +151,7 @@ def _code(ctx: RunContext) -> Findings:
         if root and root.is_dir() and (arguments[0] == "-m" or (root / arguments[0]).is_file()):
             code_of(ctx, root, arguments)
     except (BadInputError, BuildError) as error:
-        yield Finding.of(error, "run.program")
+        yield Finding.of(error, field="run.program")
     except OSError as error:
         yield _unreadable("run.program", error)
 
@@ -179,7 +179,7 @@ def _recipe(ctx: RunContext) -> Findings:
                 base_folder.check_timm(model)
             _check_images(run, data, options)
     except BadInputError as error:
-        yield Finding.of(error, "run.data")
+        yield Finding.of(error, field="run.data")
 
 
 def _squad(data: Path | None, options: recipe_options.Options) -> Findings:

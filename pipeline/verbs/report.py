@@ -58,7 +58,7 @@ def write_report(ctx: RunContext, report: Report) -> None:
         if has_page and not page_comes_last:
             _write_page(ctx, report)
         ctx.driver.write_report(ctx, text)
-    except OutputTakenError:
+    except OutputTakenError:  # it names the run that has the output
         raise
     except Exception as error:
         # Each fsspec protocol raises its own error types.

@@ -205,7 +205,8 @@ class _Program:
     def _start_method(self, start: ast.Call) -> object:
         """Return the start method of the processes that ``start`` starts; None: unknown.
 
-        It is known if the file sets only one, anywhere: which call uses which context is not followed.
+        It is known if the file sets only one, anywhere, as a constant: which call uses which context is not
+        followed.
         """
         if self._name(start.func) == _ALWAYS_SPAWN:
             return "spawn"
