@@ -237,6 +237,7 @@ class ConfigMapLedger(base.Ledger):
         body = body | {"metadata": meta | body["metadata"]}
 
         def patch() -> KubeObject:
+            """Patch the ConfigMap once; raises RunGoneError if the ledger that was read is gone."""
             try:
                 return self._cluster.patch("ConfigMap", self.name, body, deadline=deadline)
             except (NotFoundError, ConflictError, errors.InvalidError):  # InvalidError: such as another uid

@@ -179,6 +179,7 @@ def _hide_in_word(word: str, hide: Hide) -> str:
     """Hide secrets within a word: a header, JSON, ``name=value``, or a whole command with blanks."""
 
     def hide_pair(pair: re.Match[str]) -> str:
+        """Return the text that ``_JSON_PAIR`` matched; if its name is a secret's, with the value hidden."""
         quote, name, colon, value_quote, value = pair.groups()
         if not is_secret(name):
             return pair[0]

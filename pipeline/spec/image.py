@@ -335,6 +335,7 @@ def _with_values(text: str, values: Mapping[str, str]) -> str:
     """Replace ``$NAME``, ``${NAME}`` and ``${NAME:-default}`` in a text by their values."""
 
     def value_of(variable: re.Match[str]) -> str:
+        """Return the value of the variable that ``_VARIABLE`` matched; empty: it has none, and no default."""
         in_braces, default, bare = variable.groups()
         # As in a shell, the default also replaces an empty value.
         return values.get(in_braces or bare) or default or ""

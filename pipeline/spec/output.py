@@ -53,6 +53,7 @@ def claimed_by(name: str) -> str | None:
     >>> claimed_by(claim_name("1a2b3c4d5e")), claimed_by("model/.manycpu-claim-1.json")
     ('1a2b3c4d5e', None)
     """
+    # removeprefix returns a name without the prefix unchanged: so the name is built from the key again.
     key = name.removeprefix(_CLAIM).removesuffix(".json")
     is_claim = bool(key) and "/" not in name and name == claim_name(key)
     return key if is_claim else None

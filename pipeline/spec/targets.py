@@ -86,7 +86,7 @@ class TargetFields(BaseModel):
 
     @property
     def vouches_for_ranks(self) -> bool:
-        """Whether a success proves that every rank succeeded, as what starts the ranks fails if one fails."""
+        """Whether a success proves that all ranks succeeded: what starts them fails if one of them does."""
         return True
 
     def completed(self, run: TrainingRun) -> tuple[TrainingRun, "TargetFields"]:
@@ -319,6 +319,7 @@ class Kubernetes(TargetFields):
         It starts the ranks, and fails if one of them fails.
         """
         kind = JOB_KINDS[self.launch]
+        # A trainjob with an MPI has one too: mpirun starts its ranks, and not torchrun.
         return kind.launcher or (kind is TRAINJOB and self.mpi is not None)
 
     @property
