@@ -261,9 +261,9 @@ def has_claimed(output: Location, key: str) -> bool:
 def _wait_for_decision(files: _ClaimFiles, key: str) -> Claim | None:
     """Wait until it is clear which of the asking runs gets the output, and return the claim of that run.
 
-    A claim that cannot be read, as it may just be written, is waited for. If the others neither withdraw nor
-    hold the output in time, one of them counts as the run that gets it. None: this run gets it, and all
-    others have withdrawn.
+    It is not clear while a claim cannot be read, which may be in the middle of a write, or while another run
+    with a higher key asks. If one is still there at the end of the time, its run counts as the one that gets
+    the output. None: this run gets it, and all others have withdrawn.
     """
     deadline = time.monotonic() + _WITHDRAWAL_TIMEOUT_S
     while others := files.others(key):

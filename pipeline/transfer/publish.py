@@ -247,7 +247,7 @@ def _is_uploaded(origin: Location, destination: Location, file: File, target: Fi
         return True
     # In a bucket a broken upload leaves no part of a file: what exists is another file.
     if destination.in_bucket or origin.hashed(_item(file), size, tick) != (size, sha256):
-        refuse_if_any([target.path])
+        refuse_if_any([target.path])  # raises, as there is one
     return False
 
 
