@@ -89,7 +89,7 @@ class FileLedger(Ledger):
 
     def change_lease(self, only_if: Callable[[Lease], bool] | None = None, **fields: Any) -> bool:
         """Change fields of the lease, if ``only_if`` allows; returns whether they were changed."""
-        if not self.directory.exists():  # checked first: the lock would make a file beside it
+        if not self.directory.exists():  # checked first: the lock would make a file beside the missing folder
             raise self._gone_error()
         with locked(self._lock):
             if fields.get("holder"):

@@ -92,7 +92,7 @@ def _recorded(model: type[Model], fields: Mapping[str, Any], prefix: str) -> Mod
     others = {name: value for name, value in fields.items() if name not in refused}
     # A field without a default needs a value that is valid, until it gets its own.
     others |= {name: "x" for name in refused if model.model_fields[name].is_required()}
-    # model_copy() validates nothing.
+    # _valid() raises if another field is wrong; model_copy() validates nothing.
     return _valid(_model_or_findings(model, others, prefix)).model_copy(update=refused)
 
 

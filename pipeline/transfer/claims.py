@@ -262,8 +262,8 @@ def _wait_for_decision(files: _ClaimFiles, key: str) -> Claim | None:
     """Wait until it is clear which of the asking runs gets the output, and return the claim of that run.
 
     It is not clear while a claim cannot be read, which may be in the middle of a write, or while another run
-    with a higher key asks. If one is still there at the end of the time, its run counts as the one that gets
-    the output. None: this run gets it, and all others have withdrawn.
+    with a higher key asks. If such a claim is still there when the time is over, its run counts as the one
+    that gets the output. None: this run gets it, and all others have withdrawn.
     """
     deadline = time.monotonic() + _WITHDRAWAL_TIMEOUT_S
     while others := files.others(key):

@@ -124,7 +124,7 @@ def run_all(ctx: RunContext, listener: RunListener, trained: Trained | None = No
         with _reporting(listener, "prepare"):
             findings = prepare(ctx, holder)
             for finding in findings:
-                if not finding.fatal:  # a fatal one counts only if nothing runs to attach to: see below
+                if not finding.fatal:  # a fatal one counts only if `_stage_to_wait` cannot attach
                     listener.finding(finding)
             if not begun_before:
                 _warn_of_second_training(ctx, listener)

@@ -306,7 +306,7 @@ def _relative_paths_written(call: ast.Call, given_options: set[str]) -> Iterator
     if name == "open":
         second = texts[1] if len(texts) > 1 else None
         mode = keywords.get("mode") or second or "r"
-        paths = texts[:1] if _WRITES & {*mode} else []
+        paths = texts[:1] if _WRITES & {*mode} else []  # a letter of the mode is w, a or x
     elif name == "write_text":
         inner = getattr(call.func, "value", None)  # Path(...), whose argument is the path
         paths = [*map(_text, inner.args[:1])] if isinstance(inner, ast.Call) else []
