@@ -73,7 +73,7 @@ _NO_LAUNCHER_POD: Final = dict.fromkeys(
 
 def refusals(run: TrainingRun, target: TargetFields) -> list[Finding]:
     """Return a finding for each field that the user set and that the target's launch kind refuses."""
-    launcher: Launcher = {**LAUNCHERS, **JOB_LAUNCHERS}[target.launch]
+    launcher: Launcher = {**LAUNCHERS, **JOB_LAUNCHERS}[target.launch]  # both, by launch kind
     reasons = dict(launcher.UNSUPPORTED)
     if not target.has_launcher:
         reasons |= _NO_LAUNCHER_POD
@@ -93,7 +93,7 @@ def refusals(run: TrainingRun, target: TargetFields) -> list[Finding]:
 
 def _is_set(model: BaseModel, field: str) -> bool:
     """Whether the value of a field, such as ``run.resources.cpu``, differs from the default."""
-    _, name, *inner = field.split(".")
+    _, name, *inner = field.split(".")  # without `run` or `target`: the model itself
     value = getattr(model, name)
     if inner:  # a field of run.resources, whose default is None
         return getattr(value, inner[0]) is not None

@@ -40,7 +40,7 @@ def environment(run: TrainingRun, placement: Placement) -> dict[str, str]:
         "MANYCPU_MODEL_NAME": redacted(run.model or ""),
         "MANYCPU_OUTPUT": placement.output,
         "MANYCPU_CHECKPOINTS": placement.checkpoints,
-        "MANYCPU_EXITS": str(PurePosixPath(placement.output).with_name(FOLDER)),
+        "MANYCPU_EXITS": str(PurePosixPath(placement.output).with_name(FOLDER)),  # beside the output
         "MANYCPU_RESUME_FROM": placement.resume_from,
         "HF_HOME": f"{placement.caches}/huggingface",
         "HF_DATASETS_CACHE": f"{placement.caches}/datasets",
@@ -60,6 +60,6 @@ def arguments(run: TrainingRun, placement: Placement) -> list[str]:
     words = list(run.args)
     for name in PLACEHOLDERS:
         path: str | None = getattr(placement, name)
-        if path:
+        if path:  # a run without data or model has no such path: the placeholder stays
             words = [word.replace(f"{{{name}}}", path) for word in words]
     return words

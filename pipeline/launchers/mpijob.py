@@ -172,7 +172,7 @@ def launcher_template(  # noqa: PLR0913 - what makes up a launcher
         "launcher_interface": "eth0",
         "launcher_address": None,
     }
-    # To mpirun the workers are hosts that it reaches by ssh.
+    # To mpirun the workers are hosts that it reaches by ssh; ssh's options are in SSH_FILES.
     on_hosts = BareMetal(hostfile=hostfile, ssh=("ssh",))
     [command] = mpirun.objects(pods.with_manycpu_on_path(run), on_hosts, placement.model_copy(update=fields))
     inner = pods.container(
@@ -183,7 +183,7 @@ def launcher_template(  # noqa: PLR0913 - what makes up a launcher
         variables={"HOME": HOME} | command["env"],
         limits=_launcher_resources(run),
     )
-    files = dict(SSH_FILES)
+    files = dict(SSH_FILES)  # a copy: the constant must not get the hostfile
     if hostfile != HOSTFILE_PATH:  # no operator writes it
         files[hostfile] = command["files"][mpirun.HOSTFILE]
     return pods.with_deadline(pods.template(target, placement, "launcher", inner, files), run)
@@ -216,8 +216,9 @@ def await_workers(hostfile: str = HOSTFILE_PATH) -> list[str]:
 def _launcher_resources(run: TrainingRun) -> dict[str, Any]:
     """Build requests and limits of the launcher pod, which runs mpirun and an ssh for each node.
 
-    The user's values win. By default it asks for little, so that it fits where the ranks have taken the rest;
-    and it asks for no CPU or memory if the ranks ask for none.
+    The user's values win over the defaults. By default the pod requests little, so that it fits where the
+    ranks have taken the rest; and it requests no CPU or memory if the ranks request none. The CPU limit is
+    ten times the request, also of the user's.
     """
     cpu, memory = run.resources.launcher_cpu, run.resources.launcher_memory
     if not cpu and run.resources.cpu:
@@ -225,13 +226,16 @@ def _launcher_resources(run: TrainingRun) -> dict[str, Any]:
     if not memory and run.resources.memory:
         memory = f"{_MEMORY_MIB + _NODE_MEMORY_MIB * run.nodes.most}Mi"
     requests_and_limits = pods.resources(cpu, memory)
-    if cpu:  # it asks for little, and may use more
+    if cpu:  # it requests little, and may use more
         requests_and_limits["limits"]["cpu"] = format_cores(_BURST_FACTOR * cpu)
     return requests_and_limits
 
 
 def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:  # noqa: ARG001
-    """Derive the run's state. mpirun ends after all ranks: workers that still run have only sshd."""
+    """Derive the run's state from the job alone.
+
+    mpirun ends after all ranks, so the pods do not matter: workers that still run have only sshd.
+    """
     return job_state(MPIJOB, job)
 
 

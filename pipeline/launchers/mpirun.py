@@ -93,7 +93,7 @@ def _check_run(run: TrainingRun) -> None:
 def _intel(run: TrainingRun, remote: BareMetal | None, placement: Placement, names: list[str]) -> _Dialect:
     """Build options, variables and hostfile for Intel MPI's mpirun; arguments as in ``_DIALECTS``."""
     env = {"I_MPI_PIN": "off"}  # the node's CPU plan decides where threads run
-    if remote is None:  # the ranks run on this machine
+    if remote is None:  # the ranks run on this machine, and inherit the variables
         return _Dialect(_HERE, env | {"I_MPI_HYDRA_BOOTSTRAP": "fork"})
     ssh_program, ssh_options = _ssh_command(remote)
     env |= {
@@ -111,7 +111,7 @@ def _intel(run: TrainingRun, remote: BareMetal | None, placement: Placement, nam
 def _mpich(run: TrainingRun, remote: BareMetal | None, placement: Placement, names: list[str]) -> _Dialect:
     """Build options, variables and hostfile for MPICH's mpirun; arguments as in ``_DIALECTS``."""
     binding = ["-bind-to", "none"]  # the node's CPU plan decides where threads run
-    if remote is None:  # the ranks run on this machine
+    if remote is None:  # the ranks run on this machine, and inherit the variables
         return _Dialect([*binding, "-launcher", "fork", *_HERE], {})
     ssh_program, ssh_options = _ssh_command(remote)
     # Renamed between versions 3 and 4; each version ignores the other name.
@@ -231,5 +231,5 @@ def _ssh_command(target: BareMetal, *, allows_colons: bool = True) -> tuple[str,
             field="target.ssh",
             fix="Put the option into ~/.ssh/config",
         )
-    # mpirun has no terminal for a password prompt.
+    # BatchMode: ssh fails where it would ask for a password, since mpirun has no terminal for that.
     return target.ssh[0], " ".join([*target.ssh[1:], "-o", "BatchMode=yes"])

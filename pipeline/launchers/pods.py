@@ -54,7 +54,7 @@ def run_policy(run: TrainingRun, target: Kubernetes, *, clean: str, backoff: int
     """Build a job's ``runPolicy``: what the operator does when pods fail, and when the job ends.
 
     ``clean``: which pods the operator deletes at the end. ``backoff``: the number of restarts at which it
-    gives up. There is no TTL, which would delete the job.
+    gives up. There is no TTL (time to live), after which the operator would delete the ended job.
     """
     policy: KubeObject = {"cleanPodPolicy": clean, "backoffLimit": backoff, **deadline(run)}
     if target.queue:  # Kueue resumes the job when it admits it; until then, no operator must start it
@@ -80,7 +80,7 @@ def with_deadline(template: KubeObject, run: TrainingRun) -> KubeObject:
 
 
 def restart_policy(run: TrainingRun, target: Kubernetes) -> str:
-    """Choose the restartPolicy of a rank's pod."""
+    """Choose the restartPolicy of a rank's pod: the user's, else one that allows ``run.max_restarts``."""
     return target.restart_policy or ("OnFailure" if run.max_restarts else "Never")
 
 
@@ -112,7 +112,8 @@ def _thread_variables(run: TrainingRun) -> Mapping[str, str]:
     if cores is None:
         return {"OMP_NUM_THREADS": "1"}  # else torchrun warns
     # The node is not known yet: assume one socket with as many cores as the run asks for.
-    machine = Machine(cpus=tuple(Cpu(0, 0, number, number) for number in range(math.ceil(cores))))
+    numbers = range(math.ceil(cores))
+    machine = Machine(cpus=tuple(Cpu(socket=0, node=0, core=number, number=number) for number in numbers))
     request = CpuRequest(processes=run.processes, subprocesses=run.subprocesses, cpus=cores, env=run.env)
     return plan(machine, request).env
 
@@ -144,7 +145,11 @@ def container(  # noqa: PLR0913 - what makes up a container
     variables: Mapping[str, str],
     limits: KubeObject,
 ) -> KubeObject:
-    """Build a container without privileges; Kubernetes expands the command, so escape it with ``literal``."""
+    """Build a container without privileges; Kubernetes expands the command, so escape it with ``literal``.
+
+    ``limits``: the container's ``resources``, with requests and limits. Variables with secrets refer to the
+    run's Secret.
+    """
     fields: KubeObject = {
         "name": name,
         "image": placement.image,
@@ -175,7 +180,7 @@ def template(
     Each file is an annotation with the file's name. The downward API shows annotations as files of a volume,
     and each of these is mounted at its path.
     """
-    files = {"/etc/passwd": PASSWD, **files}
+    files = {"/etc/passwd": PASSWD, **files}  # the image may lack the name of its user
     names = {path: path.rsplit("/", 1)[-1] for path in files}  # path -> name of the file
     mounts, items = list[KubeObject](), list[KubeObject]()
     for path in sorted(files):
@@ -204,7 +209,8 @@ def rank_template(
     """Build the template of the ranks' pods around a container.
 
     It adds a variable with the machine's name, the user's secrets, a deadline, the spread over machines, the
-    claim (the run's volume), and a ``/dev/shm`` in memory. Arguments as of :func:`template`.
+    claim (the run's volume) with data and model read-only, and a ``/dev/shm`` in memory. Arguments as of
+    :func:`template`; ``files`` None: none but /etc/passwd.
     """
     container = with_fields(container, {"MANYCPU_HOST": "spec.nodeName"})
     if run.env_from:
@@ -221,7 +227,7 @@ def rank_template(
     mounts = {"volume": target.mount_path, "shm": "/dev/shm"}  # noqa: S108 - inside a pod
     # Staged folders are mounted a second time, read-only: later runs use them too.
     staged = [name for name, path in (("data", placement.data), ("model", placement.model)) if path]
-    home_in_volume = target.home.removeprefix(target.mount_path).strip("/")
+    home_in_volume = target.home.removeprefix(target.mount_path).strip("/")  # a subPath is relative
     read_only: list[KubeObject] = [
         {
             "name": "volume",
@@ -243,7 +249,7 @@ def add_volumes(template: KubeObject, volumes: list[KubeObject], mounts: Mapping
 def _with_mounts(template: KubeObject, mounts: list[KubeObject]) -> KubeObject:
     """Add volume mounts to the container of a template."""
     spec = template["spec"]
-    (inner,) = spec["containers"]
+    (inner,) = spec["containers"]  # a pod of manycpu has one
     inner = inner | {"volumeMounts": [*inner["volumeMounts"], *mounts]}
     return template | {"spec": spec | {"containers": [inner]}}
 
@@ -258,6 +264,6 @@ def _spread(template: KubeObject, run: TrainingRun) -> KubeObject:
     if run.spread == "require":
         rule = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
     else:
-        weighted = {"weight": 100, "podAffinityTerm": term}
+        weighted = {"weight": 100, "podAffinityTerm": term}  # 100 is the maximum
         rule = {"preferredDuringSchedulingIgnoredDuringExecution": [weighted]}
     return template | {"spec": template["spec"] | {"affinity": {"podAntiAffinity": rule}}}

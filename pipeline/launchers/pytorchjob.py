@@ -67,13 +67,13 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
 def template(  # noqa: PLR0913 - what makes up a pod
     container: str, run: TrainingRun, target: Kubernetes, placement: Placement, *, first: str, number: str
 ) -> KubeObject:
-    """Build the template of a pod in which torchrun starts ranks.
+    """Build the template of a pod in which torchrun starts ranks; TrainJobs without an MPI use it, too.
 
     All ranks meet at the host ``first``; ``number`` is the field with the pod's number in its job.
     """
     fields, variables = {"MANYCPU_NODE_RANK": number}, {}
     if _needs_elastic_rendezvous(run):
-        # By address: the name of the next rank 0 may not be in DNS yet.
+        # Ranks meet by address: the name of the next rank 0 may not be in DNS yet.
         fields["MANYCPU_ADDRESS"] = "status.podIP"
         # After each restart, the new rank 0 makes a new store: a shared one would stay on a lost node.
         variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -110,7 +110,7 @@ def _command(run: TrainingRun, placement: Placement, first: str) -> Iterator[str
     elastic = _needs_elastic_rendezvous(run)
     module = "manycpu.pipeline.node.torchrun" if elastic else "torch.distributed.run"
     yield from (literal(placement.python), "-m", module)
-    yield f"--nnodes={low if low == high else f'{low}:{high}'}"
+    yield f"--nnodes={low if low == high else f'{low}:{high}'}"  # a number, or a range
     yield f"--nproc-per-node={run.processes}"
     yield f"--max-restarts={run.max_restarts}"
     if elastic:
@@ -155,7 +155,7 @@ def ranks(job: KubeObject) -> Ranks | None:
     worker = job["spec"].get("pytorchReplicaSpecs", {}).get("Worker")
     if not worker:
         return None
-    min_nodes = (job["spec"].get("elasticPolicy") or {}).get("minReplicas")
+    min_nodes = (job["spec"].get("elasticPolicy") or {}).get("minReplicas")  # None: all must begin
     return Ranks(nodes=min_nodes or worker.get("replicas", 1), pod=worker["template"]["spec"])
 
 
@@ -172,7 +172,7 @@ def _has_working_ranks(pod: Mapping[str, Any], ended: str | None) -> bool:
 def _has_failed(pod: Mapping[str, Any]) -> bool:
     """Whether a pod has failed, or its container ended with an error and has not succeeded since."""
     phase = (pod.get("status") or {}).get("phase")
-    if phase in ("Failed", "Succeeded"):
+    if phase in ("Failed", "Succeeded"):  # the pod has ended: its phase decides
         return bool(phase == "Failed")
     last = container_state(pod, CONTAINER, "lastState", "terminated") or {}
     return bool(last.get("exitCode", 0) != 0)

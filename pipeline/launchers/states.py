@@ -9,7 +9,10 @@ from manycpu.pipeline.spec.state import RunState, Status, describe_exit
 
 
 def job_state(kind: JobKind, job: KubeObject | None) -> Status:
-    """Derive a run's state from the conditions of its Kubernetes job; None: the job was deleted."""
+    """Derive a run's state from the conditions of its Kubernetes job; ``job`` None: it was deleted.
+
+    A job without any of the known conditions is pending.
+    """
     if job is None:
         return Status(state=RunState.FAILED, reason=f"its {kind.kind} is gone: somebody deleted it")
     holds = {condition["type"]: condition for condition in kind.conditions(job)}  # only true conditions

@@ -59,13 +59,14 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
     else:
         first = _host_name(placement, 0)
         template = pytorchjob.template(NODE, run, target, placement, first=first, number=NUMBER)
-    (container,) = template["spec"]["containers"]
+    (container,) = template["spec"]["containers"]  # a pod of manycpu has one
     own_runtime: list[KubeObject] = []
     patches: KubeObject = {}
     if _has_own_runtime(target):
         own_runtime = [_runtime(run, target, placement, template)]
         runtime = {"apiGroup": TRAINING_RUNTIME.group, "kind": TRAINING_RUNTIME.kind, "name": placement.job}
     else:
+        # _RUN_IN_FOLDER takes the folder first, and then the command.
         arguments = [literal(placement.code), *container["command"]]
         _check_patch(run, target, arguments)
         runtime = {"name": target.runtime}
@@ -80,7 +81,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
         }
         # Without a value, such as resources, that of the runtime stays.
         trainer = {name: value for name, value in program.items() if value} | trainer
-    if target.mpi:
+    if target.mpi:  # other TrainJobs have no launcher: their ranks' pods print the lines
         metadata["labels"] |= SPEAKER
     job = {
         "apiVersion": TRAINJOB.resource.api_version,
@@ -90,7 +91,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
             "runtimeRef": runtime,
             "trainer": trainer,
             **pods.deadline(run),
-            **({"suspend": True} if target.queue else {}),
+            **({"suspend": True} if target.queue else {}),  # until Kueue admits it
             **patches,
         },
     }
@@ -218,7 +219,10 @@ def _runtime(run: TrainingRun, target: Kubernetes, placement: Placement, templat
 
 
 def _replicated_job(run: TrainingRun, name: str, template: KubeObject, **fields: Any) -> KubeObject:
-    """Build a job of the runtime's JobSet from a pod template; ``fields`` are added to the job's spec."""
+    """Build a job of the runtime's JobSet from a pod template; ``fields`` are added to the job's spec.
+
+    A pod that failed is not restarted: the job creates a new one, ``backoffLimit`` times at most.
+    """
     spec = {
         "backoffLimit": run.max_restarts,
         **fields,
@@ -232,12 +236,16 @@ def _host_name(placement: Placement, number: int, namespace: str = "") -> str:
 
     Without ``namespace`` the name is valid within the namespace only.
     """
+    # JOBSET-JOB-INDEX-POD.SUBDOMAIN: the index of the only job of ranks is 0.
     name = f"{placement.job}-{NODE}-0-{number}.{placement.job}"
     return f"{name}.{namespace}.svc" if namespace else name
 
 
 def _patch(template: KubeObject) -> KubeObject:
-    """Build the patch by which a TrainJob changes the ranks' pods of a runtime of the cluster."""
+    """Build the patch by which a TrainJob changes the ranks' pods of a runtime of the cluster.
+
+    Image, command, variables and resources are not in it: the TrainJob has them in ``trainer``.
+    """
     spec = _with_one_mount_per_volume(template["spec"])
     (container,) = spec["containers"]
     changed = {name: container[name] for name in ("name", "securityContext", "volumeMounts")}
@@ -260,7 +268,7 @@ def _with_one_mount_per_volume(spec: KubeObject) -> KubeObject:
     for mount in container["volumeMounts"]:
         volume_name = mount["name"]
         name = volume_name
-        while name in mounts:  # the volume has another mount: give this one a copy of the volume
+        while name in mounts:  # an earlier mount has this name: use a copy of the volume with another name
             name = f"{volume_name}-{len(mounts)}"
         mounts[name] = mount | {"name": name}
         volumes[name] = volumes[volume_name] | {"name": name}

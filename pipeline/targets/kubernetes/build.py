@@ -65,11 +65,11 @@ def save_image(ctx: "ClusterContext", archive: Path) -> str:
         problem = "is in no folder that exists"
     if problem:
         raise BadInputError(f"{archive} {problem}", field="--archive", fix="Give a file in a folder")
-    disk.try_out(archive)  # before the work of minutes
+    disk.try_out(archive)  # raises OSError now, and not after the build of minutes
     root, program = program_of(ctx)
     trees = [layers.library(), *([code_tree(ctx, root, program)] if root else [])]
     with registries(ctx) as opened, _base(ctx, opened) as (base, contents):
-        additions = images.change(trees)
+        additions = images.change(trees)  # the layers and settings that are added to the base
         name = str(_HERE.at(layers.tag_of(base.digest, trees)))
         new_contents = [of_bytes(layer.content, layer.digest) for layer in additions.layers]
         write_archive(archive, name, base.changed(additions), [*contents, *new_contents])
@@ -94,5 +94,6 @@ def _base(ctx: "ClusterContext", opened: Registries) -> Iterator[tuple[Image, Se
             field="target.builder",
             fix="Set target.builder to buildah or docker, or name an image in target.image",
         )
-    with base_image.archived(ctx, base_image.plan(ctx, "train", _HERE), opened) as built:
+    image_build = base_image.plan(ctx, "train", _HERE)
+    with base_image.archived(ctx, image_build, opened) as built:
         yield built.image, [built.content(layer) for layer in built.image.layers]

@@ -68,7 +68,7 @@ def cancel(ctx: ClusterContext, by: str, attempt: int | None, *, only_over: bool
         recorded = attempt_state(entry, handle)
         if recorded.succeeded or has_ended(ctx, handle):
             return False
-        if recorded.verdict is None:  # else it has failed already, and only its job is not gone yet
+        if recorded.verdict is None:  # else it has failed already: delete its job, and keep that verdict
             entry.record_canceller(by)
     cluster_of(ctx).delete(JOB_KINDS[handle.launch].kind, handle.name, uid=handle.uid)
     attempt_labels = labels(ctx.name, attempt=str(handle.attempt))
@@ -96,6 +96,7 @@ def keep_results(ctx: ClusterContext, seconds: float | None, *, checkpoints: boo
         The results with their claim, for people; empty if the training wrote neither output nor checkpoints:
         then the run's objects are not deleted.
     """
+    # An attempt may have used another volume than the present one: each has its own results.
     kept = [name for each in with_each_volume(ctx) for name in _delete_all_but_results(each, checkpoints)]
     if not kept:
         return []
@@ -129,9 +130,10 @@ def _delete_all_but_results(ctx: ClusterContext, checkpoints: bool) -> list[str]
     within = ctx.target.home if ctx.target.makes_claim else folder
     request = {"folder": folder, "within": within, "checkpoints": checkpoints}
     try:
+        # The lambda: no progress is shown.
         with helper(ctx, "cleanup", claim_of(ctx), lambda *_: None) as pod:
             return [f"{folder}/{result} of {where}" for result in pod.ask("trim", **request)["results"]]
-    except RunGoneError:
+    except RunGoneError:  # a ManycpuError, too: the run was deleted meanwhile
         raise
     except (TransferError, ManycpuError) as error:
         _LOG.warning("%s on claim %s is kept as a whole: %s", folder, claim_of(ctx), error)
@@ -148,9 +150,10 @@ def remove(ctx: ClusterContext) -> list[str]:
     if ledger is None or is_being_deleted(ledger):
         # An earlier try has deleted the ledger; Kubernetes deletes what it owns.
         return wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S)
-    uid = ctx.ledger.uid()
+    uid = ctx.ledger.uid()  # before the removal, which deletes the ledger
     undeleted = _begin_removal(ctx, uid)
     # If something could not be deleted, `_begin_removal` left the ledger: do not wait for it and its claim.
+    # Never wait for the objects of another run with the same labels.
     stays = partial(_stays if undeleted else _is_of_another_run, uid)
     return undeleted + wait_until_gone(ctx, labels(ctx.name), _GONE_TIMEOUT_S, but=stays)
 
@@ -171,9 +174,10 @@ def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
         if each.target.makes_claim or not is_readable(each):
             continue
         try:
+            # The lambda: no progress is shown.
             with helper(each, "cleanup", claim, lambda *_: None) as pod:
                 pod.ask("remove", folder=directory_of(each))
-        except RunGoneError:
+        except RunGoneError:  # a ManycpuError, too: the run was deleted meanwhile
             raise
         except (TransferError, ManycpuError) as error:
             undeleted.append(f"{directory_of(each)} on claim {ctx.target.namespace}/{claim}: {error}")
@@ -196,7 +200,7 @@ def _remove_objects(ctx: ClusterContext, uid: str) -> list[str]:
     """
     undeleted = []
     for full_name in ctx.ledger.read().elsewhere:
-        namespace, kind, item_name = full_name.split("/")
+        namespace, kind, item_name = full_name.split("/")  # as `builder_pod` records them
         try:
             cluster = cluster_of(ctx).in_namespace(namespace)
             cluster.delete(kind, item_name)
@@ -258,7 +262,7 @@ def _remove_all_expired(
     """Delete the expired runs, one after another; warnings are appended to ``troubles``."""
     try:
         ledgers = expired(cluster_of(ctx), now)
-        remove_forgotten(cluster_of(ctx))
+        remove_forgotten(cluster_of(ctx))  # report pods, which belong to no run's ledger
     except ManycpuError as error:
         troubles.append(_not_removed(f"older runs cannot be looked for: {error}"))
         return
@@ -273,7 +277,7 @@ def _remove_all_expired(
             if not other.ledger.lease().over(now):
                 continue
             # It may still train: without a follower, no time budget ends it.
-            cancel(other, CLEANUP, None, only_over=True)
+            cancel(other, CLEANUP, attempt=None, only_over=True)
             # mark_removed() returns false if another process has renewed the lease since the list.
             if may_delete(other) and ledger.mark_removed(now):
                 undeleted = _begin_removal(other, other.ledger.uid())

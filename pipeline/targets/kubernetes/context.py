@@ -52,7 +52,7 @@ def is_readable(ctx: ClusterContext) -> bool:
     claim = cluster_of(ctx).get("PersistentVolumeClaim", claim_of(ctx))
     if claim is None or is_being_deleted(claim):
         return False
-    return bool(claim.get("status", {}).get("phase") != "Pending")
+    return bool(claim.get("status", {}).get("phase") != "Pending")  # pending: it has no volume yet
 
 
 def directory_of(ctx: ClusterContext) -> str:

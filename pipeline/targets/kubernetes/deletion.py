@@ -33,7 +33,7 @@ def wait_until_gone(
     def undeleted() -> list[str]:
         return named(ctx, (item for item in present(ctx, selector) if not but(item)))
 
-    return poll(undeleted, lambda names: not names, timeout)
+    return poll(undeleted, done=lambda names: not names, timeout_s=timeout)
 
 
 def present(ctx: ClusterContext, selector: Mapping[str, str]) -> list[KubeObject]:
@@ -49,7 +49,7 @@ def present(ctx: ClusterContext, selector: Mapping[str, str]) -> list[KubeObject
         try:
             items += cluster_of(ctx).list(kind, selector)
         except (ForbiddenError, NotFoundError):
-            # For other launch kinds, the cluster may lack the operator, and the account the rights.
+            # For other launch kinds, the cluster may lack the operator, and the account the rights: skip it.
             is_needed = kind not in resources() or resources()[kind] in (chosen.resource, *chosen.companions)
             if is_needed:
                 raise

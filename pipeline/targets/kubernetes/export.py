@@ -40,7 +40,7 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
                 request = {"source": source, "url": ctx.destination, "key": ctx.key}
                 return pod.run("publish", lambda channel: client.publish(channel, **request))
             return _pull(ctx, pod, source)
-    except RunGoneError:
+    except RunGoneError:  # an OSError, too: the output is not at fault
         raise
     except (TransferError, OSError) as error:
         fix = f"The model is kept in {model_of(ctx, handle)}: mend the output, and run again "
@@ -60,7 +60,9 @@ def _pull(ctx: ClusterContext, pod: Helper, source: str) -> Manifest:
 
 
 def read_returned(ctx: ClusterContext, handle: JobHandle, name: str) -> bytes:
-    """Read a file of the value that a notebook's function returned, through a pod that mounts the volume.
+    """Read the file ``name`` of the value that a notebook's function returned.
+
+    The value is a folder of files on the volume: a pod that mounts it sends all of them to this machine.
 
     Raises:
         ClusterError: The cluster refuses the pod.
@@ -71,15 +73,17 @@ def read_returned(ctx: ClusterContext, handle: JobHandle, name: str) -> bytes:
     source = f"{attempt_directory(ctx, handle.attempt)}/{RETURNED}"
     with (
         TemporaryDirectory(prefix="manycpu-returned-") as folder,
-        helper(ctx, "returned", claim_of(ctx), lambda *_: None) as pod,
+        helper(ctx, "returned", claim_of(ctx), lambda *_: None) as pod,  # the lambda: no progress is shown
     ):
-        copy = Path(folder, "copy")
+        copy = Path(folder, "copy")  # a new folder, which the transfer makes
         pod.run("send", lambda channel: client.pull(channel, source, copy, ctx.key, pod.report))
         return (copy / name).read_bytes()
 
 
 def read_log(ctx: ClusterContext, handle: JobHandle) -> list[str]:
     """Read the last lines of an attempt's ranks, through a pod that mounts the volume.
+
+    Returns an empty list if no new pod can mount the volume.
 
     Raises:
         ClusterError: The cluster refuses the pod.
@@ -90,7 +94,8 @@ def read_log(ctx: ClusterContext, handle: JobHandle) -> list[str]:
     if not is_readable(ctx):
         return []
     folder = f"{attempt_directory(ctx, handle.attempt)}/{rank_logs.FOLDER}"
-    with helper(ctx, "logs", claim_of(ctx), lambda *_: None, start_timeout=_LOG_START_TIMEOUT_S) as pod:
+    claim = claim_of(ctx)
+    with helper(ctx, "logs", claim, progress=lambda *_: None, start_timeout=_LOG_START_TIMEOUT_S) as pod:
         return list(pod.ask("logs", folder=folder)["lines"])
 
 

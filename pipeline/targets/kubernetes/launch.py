@@ -91,7 +91,7 @@ def _create(ctx: ClusterContext, manifests: list[KubeObject]) -> KubeObject:
     *companions, job = manifests
     for companion in companions:
         _create_one(ctx, companion)
-    # The operator checks the companions to which the job refers, and its cache may lack them at first.
+    # The operator checks the companions to which the job refers, and its cache may lack them at first: retry.
     timeout_s = _COMPANION_TIMEOUT_S if companions else 0.0
     retrying = Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, LaunchError) and "not found" in str(error)),
@@ -103,13 +103,14 @@ def _create(ctx: ClusterContext, manifests: list[KubeObject]) -> KubeObject:
 
 
 def _create_one(ctx: ClusterContext, manifest: KubeObject) -> KubeObject:
-    """Create an object, or return the one that this run created earlier.
+    """Create an object, first as a dry run; or return the one that this run created earlier.
 
     Raises:
-        LaunchError: The cluster does not accept it, or it belongs to another run.
+        LaunchError: The cluster does not accept it, or one of its name belongs to another run.
     """
     try:
         cluster_of(ctx).create(manifest, dry_run=True)
+        # If an object of this name exists, create() returns that one: it may be another run's.
         created = cluster_of(ctx).create(manifest)
     except ClusterError as error:
         raise LaunchError(
@@ -131,7 +132,7 @@ def _create_one(ctx: ClusterContext, manifest: KubeObject) -> KubeObject:
 
 
 def _belongs_to(item: KubeObject, owners: Iterable[KubeObject]) -> bool:
-    """Whether an object has these owners: an object of another run may have the same name."""
+    """Whether an object has all these owners, such as the run's ledger; others may have the same name."""
     item_owners = {owner["uid"] for owner in item["metadata"].get("ownerReferences", [])}
     return item_owners.issuperset(owner["uid"] for owner in owners)
 
@@ -146,7 +147,8 @@ def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
         return outcome(ctx, recorded.succeeded, recorded.observed)
     snapshot = JobSnapshot(handle, (claim_of(ctx),))
     snapshot.replace(*observe(ctx, handle))
-    snapshot.apply("Event", cluster_of(ctx).list("Event", fields="type=Warning"), [], complete=True)
+    warnings = cluster_of(ctx).list("Event", fields="type=Warning")
+    snapshot.apply("Event", warnings, deleted=[], complete=True)
     job_status = judgement.status_without_budgets(ctx.run, snapshot, recorded.activity)
     if not job_status.state.terminal:
         queue_reason = describe_wait_once(cluster_of(ctx), snapshot, time.time())
@@ -162,7 +164,7 @@ def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
 def has_ended(ctx: ClusterContext, handle: JobHandle) -> bool:
     """Whether an attempt has ended, and its job is gone or ended: a failed attempt's job may still run."""
     job, pods = observe(ctx, handle)
-    if job is not None and JOB_KINDS[handle.launch].end(job) is None:
+    if job is not None and JOB_KINDS[handle.launch].end(job) is None:  # no condition says that it ended
         return False
     return JOB_LAUNCHERS[handle.launch].state(job, pods).state.terminal  # false while pods still work
 
@@ -201,7 +203,7 @@ def objects(ctx: ClusterContext) -> list[KubeObject]:
     staged = Staged(data=_example_path(ctx, "data"), model=_example_path(ctx, "model"))
     image = (ctx.target.image or "IMAGE").removeprefix("http://")  # only manycpu knows this prefix
     built = Built(code=CODE, program=arguments, digest="", image=image)
-    placement = place(ctx, staged, built, 1, owned=False)
+    placement = place(ctx, staged, built, attempt=1, owned=False)
     return JOB_LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement)
 
 
@@ -245,7 +247,7 @@ def _record_handle_or_delete(ctx: ClusterContext, handle: JobHandle) -> bool:
     try:
         if _retry_conflicts(_record_handle, ctx, handle):
             return True
-    except RunGoneError:
+    except RunGoneError:  # no ledger owns the job any more
         _delete(ctx, handle)
         raise
     _delete(ctx, handle)
@@ -253,7 +255,10 @@ def _record_handle_or_delete(ctx: ClusterContext, handle: JobHandle) -> bool:
 
 
 def _record_handle(ctx: ClusterContext, handle: JobHandle) -> bool:
-    """Record the handle in the ledger; false: another attempt has begun, and nothing was changed."""
+    """Record the handle in the ledger, and drop there what ranks of an earlier attempt reported.
+
+    False: another attempt has begun, and nothing was changed.
+    """
     with ctx.ledger.claim() as entry:
         other = entry.handle if isinstance(entry.handle, JobHandle) else None
         # This launch was suspended. Another one has completed its attempt, with a job that may be gone.
@@ -279,6 +284,7 @@ def _judge_by_exit_records(ctx: ClusterContext) -> None:
     handle = present_handle(ctx, entry)
     if handle is None or handle.attempt in entry.cancelled:
         return
+    # The fields may have been edited since: judge by those that the attempt was started with.
     started = as_started(ctx, entry, handle.attempt)
     on_its_volume = with_volume_of(ctx, entry, handle.attempt)
     state = attempt_state(entry, handle)
@@ -293,7 +299,7 @@ def _judge_by_exit_records(ctx: ClusterContext) -> None:
     if exit_records.are_needed(job_status, snapshot, state.observed) and is_readable(on_its_volume):
         try:
             records = exit_records.read(on_its_volume, handle.attempt)
-        except RunGoneError:
+        except RunGoneError:  # one of UNREADABLE, too: without the run, nothing is launched
             raise
         except exit_records.UNREADABLE as error:
             _LOG.warning("%s", exit_records.with_unreadable_records(job_status, error).reason)
@@ -303,11 +309,12 @@ def _judge_by_exit_records(ctx: ClusterContext) -> None:
         state.verdict = judged
         state.ended = judgement.end_time(snapshot) or time.time()
         fields = state.model_dump(mode="json", exclude_defaults=True)
-        AttemptRecorder(ctx, handle, None, state.by).write(fields)
+        # Only write() is used, which needs neither a cursor nor a reader's name.
+        AttemptRecorder(ctx, handle, cursor=None, reader=state.by).write(fields)
 
 
 def _retry_conflicts(act: Callable[..., Result], *arguments: object) -> Result:
-    """Update the ledger; retry if another process changed it at the same time.
+    """Update the ledger by ``act(*arguments)``, and return its result; retry if another process changed it.
 
     Raises:
         ConflictError: Another process did so at each of the tries.
@@ -323,6 +330,8 @@ def _retry_conflicts(act: Callable[..., Result], *arguments: object) -> Result:
 
 def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | None, int]:
     """Record the next attempt in the ledger, unless the present one runs or has succeeded.
+
+    Otherwise record the present one's handle: a launch that was killed may have created the job only.
 
     Returns:
         The handle of the attempt to attach to, or None if its job must be created; and its number.
@@ -355,6 +364,7 @@ def _end_earlier_attempts(ctx: ClusterContext, attempt: int) -> None:
         return
 
     def stays(item: KubeObject) -> bool:
+        """Whether an object stays: it is a companion, has no attempt, or is of this attempt or a later one."""
         attempt_of_item = label(item, "attempt")
         # Companions, such as a runtime, and the run's claim, which has no attempt, stay with the run.
         if is_companion(item) or not attempt_of_item:
@@ -362,7 +372,7 @@ def _end_earlier_attempts(ctx: ClusterContext, attempt: int) -> None:
         return int(attempt_of_item) >= attempt  # another launch may have created a later attempt
 
     for item in present(ctx, labels(ctx.name)):
-        if item["kind"] in resources() and not stays(item):
+        if item["kind"] in resources() and not stays(item):  # a job, with which its pods are deleted
             cluster_of(ctx).delete(item["kind"], item["metadata"]["name"], uid=item["metadata"]["uid"])
     undeleted = wait_until_gone(ctx, labels(ctx.name), _ENDED_TIMEOUT_S, but=stays)
     if undeleted:

@@ -102,7 +102,7 @@ def _write_report(ctx: ClusterContext, pod: Helper, text: str) -> None:
 
 
 def read_beside(ctx: ClusterContext, name: str) -> str | None:
-    """Read report.json or the manifest; None: it does not exist."""
+    """Read report.json or the manifest, with a pod if only pods reach the output; None: it does not exist."""
     if not ctx.output_in_cluster:
         return output.read_beside(ctx, name)
     with _report_pod(ctx) as pod:
@@ -118,7 +118,10 @@ def _remove_secret_if_kept(ctx: ClusterContext) -> None:
 
 
 def remove_forgotten(cluster: Cluster) -> None:
-    """Delete report pods without an owner that have ended: the workers that created them were killed."""
+    """Delete report pods without an owner that have ended: the workers that created them were killed.
+
+    Pods that still run may be in use; a pod with an owner is deleted with its ledger.
+    """
     for pod in cluster.list("Pod", {"manycpu/verb": _VERB}):
         if not pod["metadata"].get("ownerReferences") and pod["status"].get("phase") in _ENDED:
             cluster.delete("Pod", pod["metadata"]["name"], uid=pod["metadata"]["uid"], grace=0)
@@ -126,4 +129,4 @@ def remove_forgotten(cluster: Cluster) -> None:
 
 def _report_pod(ctx: ClusterContext) -> AbstractContextManager[Helper]:
     """Start a helper pod that reaches the output; it mounts the user's claim, if the target names one."""
-    return helper(ctx, _VERB, ctx.target.claim, lambda *_: None)
+    return helper(ctx, _VERB, ctx.target.claim, progress=lambda *_: None)

@@ -97,7 +97,7 @@ def containers(pod: KubeObject) -> Iterator[Container]:
 
 def scheduled_at(pod: KubeObject) -> float | None:
     """Return when a pod got its node, in seconds since the epoch; None: it has no node."""
-    true_condition = condition(pod, "PodScheduled")
+    true_condition = condition(pod, "PodScheduled")  # None: it is false, or missing
     return epoch(true_condition["lastTransitionTime"]) if true_condition else None
 
 
@@ -143,6 +143,7 @@ def reasons(pod: KubeObject, warnings: Sequence[KubeObject] = ()) -> list[PodRea
             pod_reasons.append(
                 PodReason(_describe_waiting(container, warnings), waiting, container.is_sidecar)
             )
+    # No container says more than that it is being made: only the warnings show what delays it.
     if not pod_reasons and (text := _describe_delay(pod, warnings)):
         pod_reasons.append(PodReason(text))
     return pod_reasons
@@ -172,7 +173,7 @@ def _describe_waiting(container: Container, warnings: Sequence[KubeObject]) -> s
         specs = [*(container.pod["spec"].get("initContainers") or ()), *container.pod["spec"]["containers"]]
         image = next(spec.get("image") for spec in specs if spec["name"] == container.name)
         failures = [event.get("message", "") for event in _with_reason(warnings, {"Failed"})]
-        failures_of_image = [text for text in failures if str(image) in text]
+        failures_of_image = [text for text in failures if str(image) in text]  # not of other containers
         detail = failures_of_image[-1] if failures_of_image else message
         return f"image {image} of {subject} cannot be pulled ({reason}): {detail}"
     if reason == "CrashLoopBackOff":
@@ -195,4 +196,5 @@ def _describe_delay(pod: KubeObject, warnings: Sequence[KubeObject]) -> str:
 
 
 def _with_reason(warnings: Sequence[KubeObject], reasons: AbstractSet[str]) -> list[KubeObject]:
+    """Return the warnings with one of these reasons, in their order: the latest is the last."""
     return [event for event in warnings if event.get("reason") in reasons]

@@ -91,7 +91,7 @@ def rights(target: Kubernetes) -> list[Right]:
     They are a part of those in ``rights.yaml``, which are for all kinds of job, with and without a queue.
     """
     to_any_job = {right for kind in JOB_KINDS.values() for right in rights_to(kind)}
-    api_groups = {""}
+    api_groups = {""}  # the core group, of pods, claims and the like
     if target.queue:
         api_groups |= {LOCAL_QUEUE.group, VISIBILITY.group}
         if target.launch == MPIJOB.launch:
@@ -133,7 +133,7 @@ def _check_operator(ctx: ClusterContext) -> Findings:
     kind = JOB_KINDS[ctx.target.launch]
     try:
         served = cluster_of(ctx).call("GET", kind.resource.path)["resources"]
-    except NotFoundError:
+    except NotFoundError:  # the cluster does not serve the API group at all
         served = []
     if kind.resource.plural not in [resource["name"] for resource in served]:
         yield Finding(
@@ -152,7 +152,8 @@ def _check_manifests(ctx: ClusterContext) -> Findings:
 def _check_runtime(ctx: ClusterContext) -> Findings:
     """Create a TrainJob with the user's runtime as a dry run: Trainer checks the runtime.
 
-    Also report if Kueue would put the job into its default queue.
+    Also report if Kueue would put the job into its default queue. Other jobs, and a runtime that manycpu
+    creates, need no such check.
     """
     *companions, job = objects(ctx)
     has_own_runtime = bool(companions)  # one that manycpu creates
@@ -178,6 +179,7 @@ def _check_runtime(ctx: ClusterContext) -> Findings:
 def missing_rights(ctx: ClusterContext) -> Findings:
     """Check each right that a run needs; yield one finding for each resource."""
     where = ctx.target.namespace
+    # `rights` lists all verbs of a resource one after another, as groupby needs them.
     for (group, resource), rights_to_resource in groupby(rights(ctx.target), key=lambda right: right[1:]):
         plural, _, subresource = resource.partition("/")
         lacking = [
@@ -205,7 +207,7 @@ def _check_namespace(ctx: ClusterContext) -> Findings:
 
 def _check_claim(ctx: ClusterContext) -> Findings:
     """Check that all nodes can mount the claim; a claim of the user must also exist and have its volume."""
-    if ctx.target.makes_claim:
+    if ctx.target.makes_claim:  # it may not exist yet
         modes, field = [ctx.target.claim_access], "target.claim_access"
     else:
         claim = cluster_of(ctx).get("PersistentVolumeClaim", claim_of(ctx))
@@ -304,6 +306,7 @@ def _check_memory(ctx: ClusterContext) -> Findings:
 
 def _check_allocatable(ctx: ClusterContext) -> Findings:
     """Compare each request of a pod with the most that a node can allocate, if the account may list nodes."""
+    # As Kubernetes writes selectors: key=value,key=value.
     selector = ",".join(f"{key}={value}" for key, value in ctx.target.node_selector.items())
     try:
         query = {"labelSelector": selector} if selector else {}
@@ -315,7 +318,7 @@ def _check_allocatable(ctx: ClusterContext) -> Findings:
         requests[TPU] = str(ctx.run.nproc_per_node)
     for resource, request in requests.items():
         allocatable = [amount(node["status"]["allocatable"].get(resource, "0")) for node in nodes]
-        most = max(allocatable, default=None)
+        most = max(allocatable, default=None)  # None: no node fits the selector
         if most is not None and amount(request) > most:
             yield Finding(
                 "run.nproc_per_node" if resource == TPU else f"run.resources.{resource}",
@@ -341,7 +344,7 @@ def _check_admission(ctx: ClusterContext) -> Findings:
         cluster_of(ctx).create(pod, dry_run=True)
     except ClusterError as error:
         matching = [field for words, field in _ADMISSION_FIELDS.items() if words in error.message]
-        field = matching[0] if matching else "target"
+        field = matching[0] if matching else "target"  # of the first words in the table that fit
         yield Finding(field, f"the cluster refuses a rank's pod: {error.message}", "See the message")
 
 
@@ -364,6 +367,7 @@ def _check_quota(ctx: ClusterContext) -> Findings:
     """Compare what all pods ask for with what each quota has left: _check_admission tries one pod only."""
     resources = ctx.run.resources
     pods = ctx.run.nodes.least  # one on each node; the run begins with the least number
+    # What one pod asks for.
     demand = {"cpu": str(resources.cpu or 0), "memory": resources.memory or "0", "pods": "1"}
     for quota in cluster_of(ctx).list("ResourceQuota"):
         used = quota["status"].get("used", {})
@@ -381,7 +385,10 @@ def _check_quota(ctx: ClusterContext) -> Findings:
 
 
 def check_queue(ctx: ClusterContext) -> Findings:
-    """Check that the LocalQueue exists and admits jobs, and that the priority exists."""
+    """Check that the LocalQueue exists and admits jobs, and that the priority exists.
+
+    Without a queue, only report a priority, which then has no effect.
+    """
     if (name := ctx.target.queue) is None:
         if ctx.target.queue_priority is not None:
             fix = "Set target.queue, or leave target.queue_priority out"

@@ -43,7 +43,7 @@ def provide(ctx: ClusterContext) -> None:
             remove(ctx)  # manycpu has no right to change a Secret
         return is_current
 
-    if not poll(create, bool, _DELETION_TIMEOUT_S):
+    if not poll(create, done=bool, timeout_s=_DELETION_TIMEOUT_S):
         raise ClusterError(
             f"Secret {ctx.target.namespace}/{secret_name(ctx.name)} has earlier values, and does not go",
             fix=f"See why: kubectl -n {ctx.target.namespace} describe secret {secret_name(ctx.name)}",

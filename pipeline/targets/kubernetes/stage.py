@@ -20,7 +20,14 @@ from manycpu.pipeline.transfer import Progress, TransferError
 
 
 def stage(ctx: ClusterContext, sources: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
-    """Copy each source to the claim, into a folder that is named by its content.
+    """Copy each source to the claim, into a folder that is named by its content; return where each copy is.
+
+    If only pods reach the output, also claim it, and write the first report there.
+
+    Args:
+        ctx: The run.
+        sources: Name of the field, ``data`` or ``model`` -> its path or URL.
+        progress: Called with the bytes that are done, and bytes in all.
 
     Raises:
         StageError: The source changed or cannot be read, or the volume is full.
@@ -46,7 +53,7 @@ def _begin_report(ctx: ClusterContext, pod: Helper) -> None:
             output_report.claim(ctx, pod)
         try:
             output_report.begin(ctx, pod, run_report.as_json(first_report))
-        except BadInputError:  # the output has other files: leave it free for other runs
+        except BadInputError:  # the output has other files: this run will not start, so give up its claim
             output_report.release(ctx, pod)
             raise
     except TransferError as error:
@@ -73,12 +80,12 @@ def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
         if source.is_file():  # the copy is a folder with this file
             path /= source.name
         return Copied(str(path), answer["sha256"], answer["reused"])
-    except RunGoneError:
+    except RunGoneError:  # an OSError, too: the source is not at fault
         raise
     except (TransferError, OSError) as error:
         if isinstance(error, RemoteError):  # a TransferError, too
             reason = error.reason
-        elif isinstance(error, TransferError):
+        elif isinstance(error, TransferError):  # not from the pod: the source changed while it was sent
             reason = "changed"
         else:
             reason = "unreadable"

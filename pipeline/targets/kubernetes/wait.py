@@ -31,7 +31,7 @@ def lines_so_far(ctx: ClusterContext, handle: JobHandle) -> Iterator[RankLine]:
     """Read the logs of the pods that an attempt has now, one after another; nothing of the run is changed."""
     snapshot = JobSnapshot(handle)
     snapshot.replace(*observe(ctx, handle))
-    speakers = [pod for pod in snapshot.pods if role(pod) == snapshot.speaker]
+    speakers = [pod for pod in snapshot.pods if role(pod) == snapshot.speaker]  # they print the ranks' lines
     for container in (one for pod in speakers for one in containers(pod)):
         if container.init or container.is_sidecar:
             continue
@@ -97,6 +97,7 @@ class JobWatch:
         What the ranks have reported is recorded if the cluster answers in time; the cursor shows how far.
         """
         self._following.stop()
+        # On a thread, as a cluster that does not answer must not keep the caller.
         writing = threading.Thread(target=self._record, name=f"record {self.handle.name}", daemon=True)
         writing.start()
         writing.join(_RECORDING_TIMEOUT_S)
@@ -127,7 +128,10 @@ class _Following:
         self._thread.start()
 
     def status(self) -> Status:
-        """Return the job's status; a terminal state only after all lines of the job were delivered."""
+        """Return the job's status; a terminal state only after all lines of the job were delivered.
+
+        Raises the error that ended the thread, if one did.
+        """
         if self._error is not None:
             raise self._error
         if self._end is not None:
@@ -149,7 +153,7 @@ class _Following:
         """
         try:
             self._end = self._loop.run_until_complete(self._task)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError:  # `stop` was called
             pass
         except BaseException as error:  # noqa: BLE001 - `status` raises it in the thread that calls `look`
             self._error = error
@@ -166,7 +170,8 @@ class _Following:
         self._follower = Follower(self._ctx, self._handle, watch, self._recorder)
         try:
             selected = selections(self._handle.launch, labels(self._ctx.name))
-            return await self._follower.run(batches(watch.follow(selected)), self._deliver)
+            changes = batches(watch.follow(selected))
+            return await self._follower.run(changes, self._deliver)
         finally:
             await watch.aclose()
 

@@ -32,7 +32,8 @@ _POINTS: Final = 40  # number of points to keep of a curve, likewise
 def pack(fields: Fields) -> Fields:
     """Return an attempt's fields in the form for the ledger: compressed if they are large.
 
-    If they are too large even so, the oldest details are dropped.
+    If they are too large even so, details are dropped, the oldest first. The last and shortest form is
+    returned whatever its size.
 
     Args:
         fields: Of an ``AttemptState``: ``attempt``, ``cursor``, ``observed`` and more.
@@ -81,7 +82,7 @@ def _without_the_oldest(fields: Fields) -> Fields:
     last_entries = {
         name: observed[name][-_ENTRIES:] for name in ("introduced", "warnings") if name in observed
     }
-    cursor = dict([*fields.get("cursor", {}).items()][-_ENTRIES:])
+    cursor = dict([*fields.get("cursor", {}).items()][-_ENTRIES:])  # the logs that were read last
     curves = {name: Series(**series).thinned(_POINTS) for name, series in observed.get("series", {}).items()}
     thinned = {"series": {name: curve.model_dump() for name, curve in curves.items()}}
     shortened = fields | {"cursor": cursor, "observed": observed | last_entries | thinned}
@@ -335,7 +336,7 @@ class AttemptRecorder:
             time_before, _ = self._introduced.get(event.rank, (0.0, ""))
             if line.time >= time_before:
                 self._introduced[event.rank] = line.time, line.pod
-        if not self._is_end_in_earlier_pod(line, event):
+        if not self._is_end_in_earlier_pod(line, event):  # such an end says nothing about the rank now
             self._has_important_event |= self._observer.add_line(line.line, line.time)
         if line.line.rank is not None:
             self.state.spoke = max(self.state.spoke, line.time)
@@ -351,7 +352,7 @@ class AttemptRecorder:
         if not isinstance(event, ExitEvent):
             return False
         rank = line.line.rank if event.rank is None else event.rank
-        if rank not in self._introduced:
+        if rank not in self._introduced:  # no proof of it came since this recorder began
             return False
         _, present_pod = self._introduced[rank]
         return line.pod != present_pod

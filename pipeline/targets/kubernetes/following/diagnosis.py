@@ -85,7 +85,7 @@ def pending(snapshot: JobSnapshot) -> list[Reason]:
                 names_by_reason.setdefault(reason, []).append(pod["metadata"]["name"])
     claim_reasons = [
         Reason(f"claim {event['involvedObject']['name']}: {event['message']}")
-        for event in _latest_warnings(snapshot, None, "PersistentVolumeClaim")
+        for event in _latest_warnings(snapshot, reasons=None, kind="PersistentVolumeClaim")
     ]
     pod_reasons = [
         # Ranks train beside a sidecar that never starts.
@@ -101,11 +101,12 @@ def _job_reasons(snapshot: JobSnapshot) -> Iterator[Reason]:
     if job is None:
         yield Reason(f"{snapshot.kind} {snapshot.name} is gone: somebody deleted it")
         return
-    for event in _latest_warnings(snapshot, {"ValidationError"}, snapshot.job_kind.resource.kind):
+    for event in _latest_warnings(snapshot, {"ValidationError"}, kind=snapshot.job_kind.resource.kind):
         yield Reason(f"the operator refuses the job: {event['message']}", fatal=True)
     if snapshot.given_back:  # it is suspended, so that other jobs can use its nodes (turns.py)
         yield Reason("it holds nothing until there is room for all of its ranks")
-        messages = [event["message"] for event in _latest_warnings(snapshot, {"FailedScheduling"}, "Pod")]
+        warnings = _latest_warnings(snapshot, {"FailedScheduling"}, kind="Pod")
+        messages = [event["message"] for event in warnings]
         # A pod that was deleted while the scheduler bound it says nothing about the nodes.
         about_nodes = [message for message in messages if "is being deleted" not in message]
         if about_nodes:
@@ -116,7 +117,7 @@ def _job_reasons(snapshot: JobSnapshot) -> Iterator[Reason]:
         until = f", until Kueue's queue {queue} admits it" if queue else ""
         yield Reason(f"it is suspended{until}")
         return
-    refused = _latest_warnings(snapshot, _PODS_REFUSED)
+    refused = _latest_warnings(snapshot, _PODS_REFUSED)  # warnings that pods are refused
     for event in refused:
         yield Reason(f"pods are refused: {event['message']}")
     if snapshot.pods or refused:  # the pods have their own reasons
@@ -167,7 +168,8 @@ def _failed_launchers(snapshot: JobSnapshot) -> list[str]:
 @cached_until_change
 def restarts(snapshot: JobSnapshot) -> int:
     """Return the number of restarts of the container, or the launcher, that was restarted most often."""
-    launcher_restarts = len(_failed_launchers(snapshot)) - 1  # a new pod replaces each that has failed
+    # A new pod replaces each launcher that failed: all failed ones but the first were restarts.
+    launcher_restarts = len(_failed_launchers(snapshot)) - 1
     return max([*snapshot.derive_from_pods(_restarts_of_pod), launcher_restarts, 0])
 
 
@@ -184,7 +186,7 @@ def _restarts_of_pod(pod: KubeObject, _warnings: list[KubeObject]) -> int:
 def losses(snapshot: JobSnapshot) -> list[str]:
     """Describe, one line each, the pods that were evicted, preempted, or lost with their node."""
     present = snapshot.derive_from_pods(_loss_of_pod)
-    departed = [_loss_of_pod(pod, []) for pod in snapshot.departed.values()]
+    departed = [_loss_of_pod(pod, []) for pod in snapshot.departed.values()]  # it reads no warnings
     return [text for text in dict.fromkeys([*present, *departed]) if text]
 
 
@@ -215,7 +217,7 @@ def _ending(container: Container) -> Ending:
         code=exit_code(last),
         reason=last.get("reason", ""),
         message=last.get("message", "").strip(),
-        previous=container.state("terminated") is None,
+        previous=container.state("terminated") is None,  # it has ended, and is in another state now
         began=epoch(last.get("startedAt")),
         hostname=container.hostname,
     )
@@ -244,5 +246,5 @@ def _latest_warnings(
         if (reasons is None or event.get("reason") in reasons)
         and kind in (None, event["involvedObject"].get("kind"))
     }
-    by_message = {event["message"]: event for event in latest.values()}
+    by_message = {event["message"]: event for event in latest.values()}  # many pods may have the same trouble
     return list(by_message.values())

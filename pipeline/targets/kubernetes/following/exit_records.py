@@ -58,7 +58,8 @@ def read(ctx: ClusterContext, attempt: int) -> list[dict[str, Any]]:
         ManycpuError: The volume cannot be read.
         TransferError: The volume cannot be read.
     """
-    with helper(ctx, "exits", claim_of(ctx), lambda *_: None, start_timeout=_START_TIMEOUT_S) as pod:
+    claim = claim_of(ctx)
+    with helper(ctx, "exits", claim, progress=lambda *_: None, start_timeout=_START_TIMEOUT_S) as pod:
         return list(pod.ask("exits", folder=f"{attempt_directory(ctx, attempt)}/{FOLDER}")["records"])
 
 
@@ -73,7 +74,7 @@ def judge(
         observed: What its ranks have reported; the records are added to it, whatever the status.
         records: The exit records of a meeting whose ranks all ended with 0; may be empty.
     """
-    add_exit_records(observed, records)
+    add_exit_records(observed, records)  # this may make `observed.finished` true
     # mpirun may know of a failure that no rank knows: that counts unless pods were lost or time ran out.
     overrides_job = snapshot.speaker != "launcher" or _is_lost(snapshot) or status.budget is not None
     if status.state is not RunState.FAILED or not observed.finished or not overrides_job:

@@ -116,7 +116,7 @@ class Notes:
     def take(self) -> list[RankLine]:
         """Return the notes that were not delivered yet, and remove them."""
         texts, self._texts = self._texts, []
-        return [RankLine(None, None, text) for text in texts]
+        return [RankLine(rank=None, host=None, text=text) for text in texts]  # of manycpu, not of a rank
 
 
 def selections(launch: str, labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -211,7 +211,7 @@ class Follower:
 
     def _check_silence(self) -> None:
         """Raise ClusterError after an hour without news: even a quiet watch lists again every few minutes."""
-        if self.status.state.terminal:  # no more news are needed
+        if self.status.state.terminal:  # no more news is needed
             return
         # The kind whose last news is older.
         kind = min((self._snapshot.kind, "Pod"), key=self._last_change.__getitem__)
@@ -240,7 +240,7 @@ class Follower:
         seconds = max(_MIN_TICK_S, min(due) - now)
         waking = asyncio.ensure_future(self._wake.wait())
         await asyncio.wait([waking, feeding], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        waking.cancel()
+        waking.cancel()  # it may still wait, after a timeout
         self._wake.clear()
         if feeding.done():
             feeding.result()  # raises the task's error, if it has one
@@ -277,6 +277,7 @@ class Follower:
     async def _save(self) -> None:
         """Write the recorder's state to the ledger."""
         with suppress(*FAILURES):  # the next save tries again
+            # The fields are taken in this thread, which also changes the state.
             await asyncio.to_thread(self._recorder.write, self._recorder.fields())
 
     async def _confirmed_status(self) -> Status:
@@ -369,6 +370,7 @@ class Follower:
             self._wake.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), _MIN_TICK_S)
+            # A line came, or a log does not answer: wait longer.
             if not self._log_batches.empty() or self._readers.unanswered:
                 deadline = min(self._watch.now() + _DRAIN_S, drain_start + _DRAIN_TIMEOUT_S)
             await self._deliver_read_lines(deliver)
@@ -413,7 +415,7 @@ class Follower:
             except exit_records.UNREADABLE as error:
                 return exit_records.with_unreadable_records(status, error)
         judged = exit_records.judge(status, self._snapshot, observed, records)
-        if judged.state is not status.state:
+        if judged.state is not status.state:  # a failure became a success
             self._notes.add(f"it counts as a success: {judged.reason}")
             await self._deliver_notes()
         return judged
@@ -502,7 +504,7 @@ def _is_worth_a_retry(error: BaseException) -> bool:
 
 
 async def batches(changes: AsyncGenerator[Changes]) -> AsyncGenerator[list[Changes]]:
-    """Yield each change as a list of one, as :meth:`Follower.run` expects them."""
+    """Yield each change as a list of one: :meth:`Follower.run` takes lists. Close ``changes`` at the end."""
     async with aclosing(changes) as stream:
         async for change in stream:
             yield [change]

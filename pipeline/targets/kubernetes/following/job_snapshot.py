@@ -62,7 +62,7 @@ def cached_until_change(
     @wraps(read)
     def cached(snapshot: "JobSnapshot", /, *args: Params.args, **kwargs: Params.kwargs) -> Value:
         key = (read, args, *kwargs.items())
-        if key not in snapshot.memory:
+        if key not in snapshot.memory:  # `apply` clears it after a change
             snapshot.memory[key] = read(snapshot, *args, **kwargs)
         value: Value = snapshot.memory[key]
         return value
@@ -129,7 +129,8 @@ class JobSnapshot:
             after = {uid: item for uid, item in (before | received).items() if uid not in removed}
         self._objects[kind] = after
         if kind == "Pod":
-            # A pod that a complete list lacks has no last state but the one before.
+            # The last state of a pod that is gone: as its deletion was reported, or else as it was before, if a
+            # complete list just lacks the pod.
             self._departed |= {uid: removed.get(uid, pod) for uid, pod in before.items() if uid not in after}
             self._changed |= {uid: pod for uid, pod in received.items() if pod is not before.get(uid)}
         elif kind == self.kind:
@@ -144,7 +145,8 @@ class JobSnapshot:
 
     def _read_job(self) -> None:
         """Read from the job its note, and which of its pods print the ranks' lines."""
-        self.note = read_note(self.job) or self.note  # kept when the job is gone
+        self.note = read_note(self.job) or self.note  # the last note stays when the job is gone
+        # Without this label, `job_kind` says which pods print them.
         if self.job is not None and label(self.job, "speaker") not in ("", self.speaker):
             self.speaker = "launcher"  # this job has one, unlike others of its kind
             self._changed |= self._objects.get("Pod", {})  # their logs may have to be read now
@@ -163,7 +165,7 @@ class JobSnapshot:
         for pod in self.pods:
             uid = pod["metadata"]["uid"]
             warnings = self.warnings_about(uid)
-            cached = cached_by_uid.get(uid)
+            cached = cached_by_uid.get(uid)  # the pod, its warnings, and the value
             # `apply` keeps the Python object of a pod that has not changed.
             if cached is not None and cached[0] is pod and cached[1] == warnings:
                 present_by_uid[uid] = cached
@@ -188,6 +190,7 @@ class JobSnapshot:
         name = about.get("name", "")
         if about.get("kind") == "PersistentVolumeClaim":
             return name in self._claims
+        # An event has no labels of its object: pods are recognized by their names.
         is_named_as_pod = name.startswith(f"{self.name}-")
         return bool(name == self.name or is_named_as_pod)
 
@@ -201,6 +204,7 @@ class JobSnapshot:
     def pods(self) -> list[KubeObject]:
         """The job's pods, sorted by name; if several have the same name, only the latest."""
         oldest_first = sorted(self._objects.get("Pod", {}).values(), key=_creation_time)
+        # A later pod of the same name replaces the earlier one here.
         latest_by_name = {str(pod["metadata"]["name"]): pod for pod in oldest_first}
         return [latest_by_name[name] for name in sorted(latest_by_name)]
 
@@ -307,7 +311,10 @@ def role(pod: KubeObject) -> str:
 
 
 def event_time(event: KubeObject) -> float:
-    """Return when an event was last observed, in seconds since the epoch."""
+    """Return when an event was last observed, in seconds since the epoch.
+
+    Kubernetes has two APIs of events, which fill different fields. The latest time comes first.
+    """
     series = event.get("series") or {}
     return epoch(
         series.get("lastObservedTime")

@@ -35,7 +35,7 @@ class Budget(NamedTuple):
 
 
 def budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> list[Budget]:
-    """List the time budgets that count at present, the earliest due first.
+    """List the time budgets that count at present, the earliest due first; one may be used up already.
 
     Args:
         run: The run, with its timeouts in seconds.
@@ -105,7 +105,7 @@ def _queued_since(snapshot: JobSnapshot, activity: RankActivity) -> float:
         return min(epoch(pod["metadata"]["creationTimestamp"]) for pod in waiting)
     # Without pods: since it was created, was resumed, or last had its nodes.
     since = max(_creation_time(snapshot), snapshot.last_transition, activity.paused)
-    if activity.began:
+    if activity.began:  # it had its nodes; a follower that never saw that counts from when it began to watch
         since = max(since, activity.last_placed_or_suspended or activity.watched_since)
     return since
 
@@ -164,7 +164,7 @@ def status_without_budgets(run: TrainingRun, snapshot: JobSnapshot, activity: Ra
     if status.state.terminal:
         return status
     fatal_reason = diagnosis.fatal_reason(snapshot)
-    max_restarts = max(run.max_restarts, _TOLERATED_RESTARTS)
+    max_restarts = max(run.max_restarts, _TOLERATED_RESTARTS)  # of one container, or of the launcher
     if not fatal_reason and diagnosis.restarts(snapshot) > max_restarts:
         fatal_reason = (
             f"it crashes in a loop: more than {max_restarts} restarts "
@@ -228,7 +228,7 @@ def with_first_failure(snapshot: JobSnapshot, recorder: AttemptRecorder, status:
     lines = tuple(recorder.tails.get(silent_end.pod, ()))
     rank = next((rank for rank in observed.ranks if rank.hostname == silent_end.hostname), None)
     if rank is None:
-        # No known rank ran there: add the lines to the reason.
+        # No known rank ran there, as in a launcher or before the ranks met: add the lines to the reason.
         tail = ["its last lines:", *lines] if lines else []
         text = "\n".join([reason, *tail] if reason else tail)
         return status.model_copy(update={"reason": text, "failure": observed.failure})
@@ -242,7 +242,7 @@ def _ends_to_name(endings: Sequence[Ending], *, a_rank_reported: bool) -> list[s
 
     Only the kubelet knows that memory ran out: the rank itself reports no more than a signal.
     """
-    first = [] if a_rank_reported else endings[:1]
+    first = [] if a_rank_reported else endings[:1]  # the endings are sorted by time
     out_of_memory = [ending for ending in endings if ending.reason == "OOMKilled"]
     return [str(ending) for ending in (*first, *out_of_memory)]
 
@@ -260,7 +260,10 @@ def _first_silent_end(endings: Iterable[Ending], state: AttemptState) -> Ending 
 
 
 def record_exit_codes(snapshot: JobSnapshot, observed: Observed) -> None:
-    """Add to ``observed`` the exit codes that ranks could not report, from their containers."""
+    """Add to ``observed`` the exit codes that ranks could not report, from their containers.
+
+    Codes that ranks have reported stay.
+    """
     codes = exit_codes_of_containers(snapshot, observed)
     for rank in observed.ranks:
         rank.exit_code = codes.get(rank.rank, rank.exit_code)

@@ -88,7 +88,7 @@ def _describe_quota(workload: KubeObject, evicted: KubeObject | None) -> Iterato
             if evicted is None or message != _message_on_one_line(evicted):  # Kueue repeats it here at first
                 yield message
             # A flavor is a kind of node, with a quota of its own; "unused": other jobs use that quota now.
-            insufficient = _INSUFFICIENT.findall(message)
+            insufficient = _INSUFFICIENT.findall(message)  # pairs: "unused " or nothing, and the flavor
             flavors = {flavor for _, flavor in insufficient}
             too_small = {flavor for unused, flavor in insufficient if not unused}
             if flavors and too_small == flavors:  # in every flavor, the whole quota is too small
@@ -129,7 +129,7 @@ class QueueWaiting:
         """Return what the job waits for, one line for each reason; empty: nothing, or it is unknown."""
         job, queue = self._snapshot.job, _queue_of(self._snapshot.job)
         if job is None or not queue or not self._snapshot.suspended:
-            self.close()
+            self.close()  # until the job is suspended again, its workload does not matter
             return ""
         queues = _Queues.of(self._watch, self._cluster)
         queues.join(self._wake, self._is_about_job)
@@ -207,7 +207,7 @@ def _describe_wait_and_position(
 ) -> str:
     """Describe what a job waits for, one line for each reason; the last one is its position in the queue."""
     lines = describe_wait(workload, job, now)
-    if workload is not None and lines:
+    if workload is not None and lines:  # without lines, Kueue is expected to act soon
         lines.append(describe_position(workload, pending))
     return "\n".join(filter(None, lines))
 

@@ -39,7 +39,7 @@ def parse(line: bytes) -> Stamped | None:
             return None
         fraction = (match[2] or "").ljust(9, "0")
         time = _epoch_seconds(match[1] + match[3]) * _NANO + int(fraction)
-    except ValueError:
+    except ValueError:  # bytes that are no ASCII, or no such date
         return None
     return Stamped(time, text.decode(errors="replace").rstrip("\r"))
 
@@ -48,7 +48,7 @@ def with_container_name(line: RankLine, container: str) -> RankLine:
     """Prefix a line that no rank wrote with the container's name; leave events as they are, for decoding."""
     if line.rank is not None or decode(line.text) is not None:
         return line
-    return RankLine(None, None, f"[{container}] {line.text}")
+    return RankLine(rank=None, host=None, text=f"[{container}] {line.text}")
 
 
 @lru_cache(64)  # most lines have the same second as the line before
@@ -110,9 +110,11 @@ class LogCursor:
     def may_be_another_log(self, time: int) -> bool:
         """Whether the first line of a request shows that this may be another log.
 
-        In the same log, each request begins again with the first line of the first counted second.
+        In the same log, each request begins again with the first line of the first counted second. False for
+        every later line, and if no line of this log was delivered yet.
         """
-        return self._by_count is None and bool(self._seconds) and time != self._seconds[0].first
+        is_first_line = self._by_count is None
+        return is_first_line and bool(self._seconds) and time != self._seconds[0].first
 
     def take(self, time: int) -> bool:
         """Advance by one line, by its time; return whether it is new, or false if it was delivered before."""
@@ -128,10 +130,10 @@ class LogCursor:
             if time == self._last and self._skip:
                 self._skip -= 1
                 return False
-            if time > self._last:  # all delivered lines are skipped
+            if time > self._last:  # all delivered lines are skipped: each line from here on is new
                 self._by_count, self._skip = True, 0
         # The line is new.
-        self._first = self._first or time
+        self._first = self._first or time  # of the whole log
         if time > self._last:
             self._last, self._lines_at_last = time, 1
         elif time == self._last:
@@ -146,7 +148,9 @@ class LogCursor:
         if is_log_of_previous_start:
             self._restore(self._before)
         self._by_count = not is_log_of_previous_start and not self.may_be_another_log(time)
-        if not self._by_count:  # another file: count its lines from the beginning
+        if not self._by_count:
+            # Another file: count its lines from the beginning. Earlier ones are skipped by their time, and as
+            # many as were delivered of those with the last time.
             self._skip, self._seconds = self._lines_at_last, []
 
     def _count_line(self, time: int) -> None:
@@ -199,7 +203,7 @@ class RateLimiter:
         if not dropped:
             return []
         text = f"{dropped} lines were dropped here: at most {self._per_second} a second are shown"
-        return [RankLine(None, None, text)]
+        return [RankLine(rank=None, host=None, text=text)]
 
 
 Put = Callable[[LogBatch], Awaitable[None]]
@@ -242,7 +246,7 @@ class LogReaders:
         if snapshot.kind not in snapshot.listed_kinds:
             return  # only the job shows which pods print the ranks' lines
         for pod in snapshot.take_changed():
-            if role(pod) != snapshot.speaker:
+            if role(pod) != snapshot.speaker:  # its log has no lines of ranks
                 continue
             for container in containers(pod):
                 self._update_reader(container)
@@ -264,7 +268,8 @@ class LogReaders:
         if container.init or container.is_sidecar or not started:
             return
         key = (container.pod["metadata"]["uid"], container.name)
-        if key not in self._readers or self._readers[key][1].done():  # done: its pod was presumed gone
+        # A reader ends only when its pod is gone. Here is the pod again: the snapshot was stale.
+        if key not in self._readers or self._readers[key][1].done():
             reader = LogReader(self._watch, self._cursor, self._put)
             self._readers[key] = (reader, asyncio.create_task(reader.read(container)))
         self._readers[key][0].update(container)
@@ -306,7 +311,7 @@ class LogReader:
     async def read(self, container: Container) -> None:
         """Read the logs of all starts of the container, one after another, until its pod is gone."""
         self.update(container)
-        start = max(0, self._present.restarts - 1)  # of earlier starts, the kubelet keeps the last log only
+        start = max(0, self._present.restarts - 1)  # the kubelet keeps the logs of the last two starts
         while True:
             await self._read_start(start)
             self._read_to_end = start
@@ -314,7 +319,7 @@ class LogReader:
                 if self._gone:
                     return
                 await self._wait_for_change()
-            start = max(start + 1, self._present.restarts - 1)
+            start = max(start + 1, self._present.restarts - 1)  # skip starts whose logs are deleted
 
     async def _read_start(self, start: int) -> None:
         """Read the log of one start of the container to its end, and mark it as done."""
@@ -333,7 +338,7 @@ class LogReader:
             try:
                 if await self._request(start, position, follow=not ended) and ended:
                     break
-                backoff.worked()
+                backoff.worked()  # the request ended without an error: the next pause may be short
             except NoLogError:
                 if ended:  # one such answer proves nothing: the kubelet may have just started
                     tries_without_log += 1
@@ -363,7 +368,7 @@ class LogReader:
                 self.answered = True
                 for first in range(0, len(block), _BATCH_LINES):
                     parsed = map(parse, block[first : first + _BATCH_LINES])
-                    stamped = [line for line in parsed if line is not None]
+                    stamped = [line for line in parsed if line is not None]  # without messages of the kubelet
                     if stamped and position.may_be_another_log(stamped[0].time):
                         # Perhaps the log of another start: wait until the kubelet has reported a restart.
                         restarts = self._present.restarts

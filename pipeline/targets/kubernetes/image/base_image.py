@@ -66,7 +66,7 @@ def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
         )
     build = plan(ctx, stage, push_repository)
     repository = opened.repository(push_repository)
-    if repository.digest(build.reference.version) is None:
+    if repository.digest(build.reference.version) is None:  # the registry has no image with this tag
         log.info("building %s", build.reference)
         build_and_push = builder_pod.build if ctx.target.builder in PODS else _build_here
         build_and_push(ctx, build, opened)
@@ -93,7 +93,7 @@ def plan(ctx: "ClusterContext", stage: Stage, push_repository: Reference) -> Bui
 
 
 def _build_here(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None:
-    """Build an image with a program on this machine, and push it."""
+    """Build an image with a program on this machine, and push it: its layers first, its manifest last."""
     with archived(ctx, image_build, opened) as archive:
         image = archive.image
         repository = opened.repository(image_build.reference)

@@ -81,6 +81,7 @@ class Recipe:
         parts += [f"{name}={value}" for name, value in self.arguments]
         parts += [f"{base} {digests.get(base, '')}" for base in self.bases]
         parts += self._contents
+        # surrogateescape: names of files may have bytes that are no UTF-8.
         digest = hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()
         return f"{self.stage}-{digest[:_DIGITS]}"
 
@@ -148,7 +149,10 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
 
 
 def _recipe_of_user(target: Kubernetes, dockerfile: str) -> Recipe:
-    """Collect the inputs of the training image that the user's Dockerfile describes."""
+    """Collect the inputs of the training image that the user's Dockerfile describes.
+
+    In the context, Dockerfile and ignore file get the names that every builder reads.
+    """
     file = _existing_path(dockerfile, "target.dockerfile")
     context = Path(target.context) if target.context else file.parent
     # As BuildKit does: a Dockerfile's own file wins over that of the context.
@@ -188,12 +192,12 @@ def _own_recipe(target: Kubernetes, stage: Stage) -> Recipe:
     own = _files_below(OWN)
     if arguments.get("CCL"):
         own |= _ccl_sources()
-    own = {path: file.resolve() for path, file in own.items()}  # installers may make links
+    own = {path: file.resolve() for path, file in own.items()}  # installers may link manycpu's files
     taken = own.keys() | _parents(own)  # no file of the user's context replaces one of manycpu's
     files = {path: file for path, file in given.items() if path.removesuffix("/") not in taken} | own
     return Recipe(
         stage=stage,
-        target=stage,
+        target=stage,  # the Dockerfile has a stage of this name
         text=(OWN / "Dockerfile").read_text(),
         arguments=tuple(sorted(arguments.items())),
         files=tuple(sorted(files.items())),
@@ -242,7 +246,8 @@ def _files_below(folder: Path, ignore_file: Path | None = None) -> dict[str, Pat
     found = {path: file for path, file in by_path.items() if file.is_symlink() or file.is_file()}
     # The others are folders, sockets and the like; a folder with files is made with these.
     others = by_path.keys() - found.keys() - _parents(found)
-    return found | {f"{path}/": folder / path for path in others if by_path[path].is_dir()}
+    empty_folders = {f"{path}/": folder / path for path in others if by_path[path].is_dir()}
+    return found | empty_folders
 
 
 def _parents(paths: Iterable[str]) -> set[str]:

@@ -112,7 +112,11 @@ def _secret(metadata: KubeObject, files: Mapping[str, str]) -> KubeObject:
 
 
 def _push_builder_image(ctx: "ClusterContext", image_build: Build, opened: Registries) -> str:
-    """Append the context to the builder's image, and push the result; return its name by digest."""
+    """Append the context to the builder's image, and push the result; return its name by digest.
+
+    Raises:
+        BadInputError: The context is too large, or the target names no registry.
+    """
     files = image_build.recipe.files
     if sum(file.lstat().st_size for _, file in files) > _MAX_CONTEXT_BYTES:
         raise BadInputError(
@@ -129,7 +133,13 @@ def _push_builder_image(ctx: "ClusterContext", image_build: Build, opened: Regis
     repository = own_repository(ctx)
     if repository is None:
         raise BadInputError("a builder pod needs a registry", field="target.registry")
-    name, _ = append(builder, repository, [context], lambda: Change([context.layer], {}, {}), opened)
+    name, _ = append(
+        builder,
+        repository,
+        [context],
+        change=lambda: Change(layers=[context.layer], env={}, labels={}),
+        opened=opened,
+    )
     return name
 
 
@@ -146,7 +156,7 @@ def _temporary_objects(
     }
     try:
         with ctx.ledger.update() as entry:
-            entry.elsewhere |= dict.fromkeys(items_by_name, "build")
+            entry.elsewhere |= dict.fromkeys(items_by_name, "build")  # name -> why the run made it
         for item in manifests:
             _delete(cluster, item)  # one of the same name, left over from an earlier try
             cluster.create(item)
@@ -154,6 +164,7 @@ def _temporary_objects(
     finally:
         # The pod before its Secret.
         deleted = [name for name, item in reversed(items_by_name.items()) if _delete(cluster, item)]
+        # FileNotFoundError: the run was deleted, ledger and all.
         with suppress(ClusterError, FileNotFoundError), ctx.ledger.update() as entry:
             for name in deleted:
                 entry.elsewhere.pop(name, None)
@@ -164,9 +175,9 @@ def _delete(cluster: Cluster, item: KubeObject) -> bool:
     delete = partial(cluster.delete, item["kind"], item["metadata"]["name"], grace=0)
     with suppress(ClusterError):
         # The call returns false if there is no such object.
-        still_exists = poll(delete, lambda existed: not existed, _STUCK_TIMEOUT_S)
+        still_exists = poll(delete, done=lambda existed: not existed, timeout_s=_STUCK_TIMEOUT_S)
         return not still_exists
-    return False
+    return False  # the cluster does not answer
 
 
 def _wait_for_end(cluster: Cluster, name: str, image_build: Build) -> None:

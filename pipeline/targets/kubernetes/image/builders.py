@@ -92,7 +92,10 @@ def access(ctx: "ClusterContext", build: Build, opened: Registries) -> dict[str,
 
 
 def _buildah_settings(plain: Sequence[str], _: Sequence[str]) -> dict[str, str]:
-    """Return ``registries.conf`` for buildah, whose commands name a folder with certificates."""
+    """Return ``registries.conf`` for buildah: the hosts with plain HTTP.
+
+    It needs no list of the hosts with ``ca.crt``: buildah's commands name the folder of that file.
+    """
     lines = ['unqualified-search-registries = ["docker.io"]']
     for host in plain:
         lines += ["[[registry]]", f'location = "{host}"', "insecure = true"]
@@ -134,6 +137,7 @@ def _buildah_commands(build: Build, place: Place) -> Commands:
         "CONTAINERS_REGISTRIES_CONF": str(place.access_folder / "registries.conf"),
         "BUILDAH_ISOLATION": "chroot",
     }
+    # The folder has `ca.crt` only if the target names a certificate authority.
     trusted = ["--cert-dir", str(place.access_folder)] if (place.access_folder / CERTIFICATE).exists() else []
     options = _options(build.recipe)
     if build.from_registry:
@@ -146,7 +150,7 @@ def _buildah_commands(build: Build, place: Place) -> Commands:
 def _docker_commands(build: Build, place: Place) -> Commands:
     """Return the commands that build an image with docker and write the archive, and their variables.
 
-    Also writes docker's settings with the logins.
+    Also writes docker's settings, with the logins in ``config.json``, to a folder of their own.
     """
     settings = place.access_folder / "docker"
     write_docker_settings(settings, json.loads((place.access_folder / "config.json").read_text())["auths"])

@@ -102,10 +102,10 @@ def _check_finished_images(ctx: "ClusterContext", opened: Registries) -> Iterato
             image = repository.pull(reference.version)
             yield from too_old(image, str(reference), field)
             yield from _other_than_notebook(image, str(reference), ctx.needs)
-    if ctx.target.pull_secret:  # `_check_pull_secret` checks its logins
+    if ctx.target.pull_secret:  # the pods have logins: `_check_pull_secret` checks these
         return
     for field, reference in _pulled_images(ctx):
-        if _asks_for_login(reference, ctx, opened):
+        if _asks_for_login(reference, ctx, opened):  # as it would ask the pods
             yield Finding(
                 field,
                 f"registry {reference.registry} asks for a login, and the pods have none",
@@ -182,7 +182,8 @@ def _check_builder_pod(ctx: "ClusterContext", push_repository: Reference) -> Ite
             return
     try:
         build = Build(recipe(ctx, "train"), push_repository)
-        cluster.create(manifest(ctx, build, "preflight", []), dry_run=True)
+        pod = manifest(ctx, build, image="preflight", owners=[])  # a dry run pulls no image
+        cluster.create(pod, dry_run=True)
     except ClusterError as error:
         level = PODS[ctx.target.builder].level
         yield Finding(
@@ -194,7 +195,10 @@ def _check_builder_pod(ctx: "ClusterContext", push_repository: Reference) -> Ite
 
 
 def _missing_rights(cluster: Cluster, namespace: str) -> Iterator[Finding]:
-    """Yield a finding for each right that this account lacks in the separate namespace of builds."""
+    """Yield a finding for each right that this account lacks in the separate namespace of builds.
+
+    ``cluster`` asks in this ``namespace``, whose name is for the findings.
+    """
     for rule in yaml.safe_load(RIGHTS.read_text())["rules"]:
         for resource, verb in product(rule["resources"], rule["verbs"]):
             plural, _, subresource = resource.partition("/")
@@ -210,7 +214,7 @@ def too_old(image: Image, name: str, field: str) -> Iterator[Finding]:
     """Yield a finding if an image states an older Python or torch than manycpu's part on the nodes needs."""
     for what, (least, label, variable) in _LEAST_VERSIONS.items():
         text = _version(image, label, variable)
-        version = tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+        version = tuple(int(part) for part in re.findall(r"\d+", text)[:2])  # (3, 11) of "3.11.4"
         if version and version < least:
             needed = ".".join(str(part) for part in least)
             yield Finding(
@@ -261,7 +265,10 @@ def _pulled_images(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
 
 
 def _asks_for_login(reference: Reference, ctx: "ClusterContext", opened: Registries) -> bool:
-    """Whether a registry refuses to look up an image without a login; the image need not exist."""
+    """Whether a registry refuses to look up an image without a login; the image need not exist.
+
+    False also if the registry fails in another way.
+    """
     # A connection of its own, since those of `opened` may have a login.
     ca = ctx.target.registry_ca if reference.registry == opened.own_host else None
     connection = Connection(

@@ -32,7 +32,7 @@ def helper(ctx: "ClusterContext") -> str:
         RegistryError: A registry refuses a call.
         BadInputError: There is no registry to push to, and the finished image has another manycpu.
     """
-    reference, _ = _image(ctx, "helper", [library()])
+    reference, _ = _image(ctx, "helper", [library()])  # _: whether the registry had it
     return reference
 
 
@@ -66,7 +66,7 @@ def _image(ctx: "ClusterContext", stage: Stage, trees: Sequence[Tree]) -> tuple[
 
 def _check_finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree], opened: Registries) -> str:
     """Return the name of a finished image; raise BadInputError if it lacks this manycpu or this code."""
-    needed_digests = {tree.digest[:_DIGITS] for tree in trees}
+    needed_digests = {tree.digest[:_DIGITS] for tree in trees}  # as short as a tag has them
     if ctx.target.pull_policy == "Never":  # the image is on the nodes only, but its tag has digests
         reference = base
         present_digests = set((base.tag or "").split("-"))  # a tag that `tag_of` built
@@ -94,5 +94,5 @@ def change(trees: Sequence[Tree]) -> Change:
         layers=[tree.layer for tree in trees],
         env={"PYTHONPATH": LIB},
         labels=labels,
-        working_folder=CODE if code_trees else None,
+        working_folder=CODE if code_trees else None,  # None: that of the base image stays
     )

@@ -42,12 +42,12 @@ class Tree:
 
     @cached_property
     def layer(self) -> Layer:
-        """The compressed tar, as a layer."""
+        """The compressed tar, as a layer; without a time in it, so that its bytes are always the same."""
         return Layer(gzip.compress(self.tar, 6, mtime=0), f"sha256:{self.digest}", self.made_by)
 
 
 def code(source: Location) -> Tree:
-    """Pack the files of a program's folder that ``source.chosen`` lists.
+    """Pack the files of a program's folder that ``source.chosen`` lists, below ``CODE`` in the image.
 
     Raises:
         BuildError: A file cannot be read.
@@ -90,7 +90,7 @@ def tree(
         with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
             for name, path in sorted(files):
                 _add_folders(tar, name.lstrip("/"), folders)
-                if name.endswith("/"):
+                if name.endswith("/"):  # an empty folder, which was just added
                     continue
                 info = tarfile.TarInfo(name.lstrip("/"))
                 if keep_links and path.is_symlink():
@@ -110,7 +110,7 @@ def tree(
 def _add_folders(tar: tarfile.TarFile, name: str, added: set[str]) -> None:
     """Add the parent folders of a file that are in manycpu's folder, and that were not ``added`` before."""
     parent = Path(name.rpartition("/")[0])
-    for folder in reversed((parent, *parent.parents)):
+    for folder in reversed((parent, *parent.parents)):  # the outermost first
         path = folder.as_posix()
         if path.startswith("opt/manycpu") and path not in added:
             added.add(path)
@@ -151,7 +151,7 @@ def append(
     source, target = opened.repository(base), opened.repository(push_repository)
     image = source.pull(base.version)
     tag = tag_of(image.digest, trees)
-    if digest := target.digest_of_whole(tag):
+    if digest := target.digest_of_whole(tag):  # None: the registry lacks the image, or a part of it
         return str(push_repository.at(digest)), True
     if (base.registry, base.repository) != (push_repository.registry, push_repository.repository):
         _copy_base(image, source, target)  # the layers of an image must be in its repository

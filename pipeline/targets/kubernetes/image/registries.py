@@ -48,7 +48,7 @@ class Registries:
         if connection is not None and host == self.own_host:
             return Login(connection["username"], connection["password"])
         # With Airflow's connection, target.registry_connection names it, and not a file of settings.
-        settings_file = target.registry_connection if connection is None else None
+        settings_file = target.registry_connection if connection is None else None  # None: docker's own
         login = registry_login.from_config(registry_login.docker_config(settings_file), host)
         if login is None and target.pull_secret:
             login = registry_login.from_secret(pull_secret(self._ctx), reference)
@@ -61,6 +61,7 @@ class Registries:
         None: the target names neither a registry nor an image.
         """
         target = self._ctx.target
+        # A registry alone is no image's name, which `parse` expects.
         text = f"{target.registry}/{_REPOSITORY}" if target.registry else target.image
         return Reference.parse(text, "target.registry").registry if text else None
 

@@ -44,7 +44,7 @@ def ensure_claim(ctx: ClusterContext) -> str:
         return name
     # While an earlier run's claim is being deleted, `create` returns that one.
     create = partial(cluster_of(ctx).create, claim(ctx.name, ctx.target, ctx.ledger.owner()))
-    created = poll(create, lambda item: not is_being_deleted(item), _DELETION_TIMEOUT_S)
+    created = poll(create, done=lambda item: not is_being_deleted(item), timeout_s=_DELETION_TIMEOUT_S)
     if is_being_deleted(created):
         raise ClusterError(
             f"claim {ctx.target.namespace}/{name} of an earlier run is being deleted and does not go",
@@ -55,7 +55,10 @@ def ensure_claim(ctx: ClusterContext) -> str:
 
 
 def with_volume_of(ctx: ClusterContext, entry: Entry, attempt: int) -> ClusterContext:
-    """Return the run with the volume that an attempt wrote to; other fields keep their present values."""
+    """Return the run with the volume that an attempt wrote to; other fields keep their present values.
+
+    The fields ``claim`` and ``mount_path`` may have been edited since the attempt began.
+    """
     target = as_started(ctx, entry, attempt).target
     if not isinstance(target, Kubernetes) or target == ctx.target:
         return ctx
@@ -67,7 +70,7 @@ def with_each_volume(ctx: ClusterContext) -> list[ClusterContext]:
     """Return the run once with each volume that it used: the target may have been edited between attempts."""
     entry = ctx.ledger.read()
     used = [ctx, *(with_volume_of(ctx, entry, attempt) for attempt in entry.attempts)]
-    by_volume = {(each.target.claim, each.target.mount_path): each for each in used}
+    by_volume = {(each.target.claim, each.target.mount_path): each for each in used}  # each volume once
     return list(by_volume.values())
 
 

@@ -138,12 +138,15 @@ class Helper:
 
     def create(self) -> None:
         """Create the pod, or reuse one from an earlier try; :meth:`wait_ready` replaces it if it differs."""
-        if self._owned:
+        if self._owned:  # the ledger owns the Secret, too: without a ledger it would stay
             run_secret.provide(self._ctx)
         self._uid = self._cluster.create(self._manifest)["metadata"]["uid"]
 
     def delete(self) -> None:
-        """Begin the deletion of the pod; if the cluster does not answer, the run's cleanup deletes it."""
+        """Begin the deletion of the pod, without a grace period, as it has nothing to finish.
+
+        If the cluster does not answer, the run's cleanup deletes the pod.
+        """
         with suppress(ClusterError):
             self._cluster.delete("Pod", self.name, uid=self._uid, grace=0)
 
@@ -172,9 +175,9 @@ class Helper:
             except InvalidError:  # the cluster would refuse the same call again
                 raise
             except (LostError, ClusterError) as error:
-                if not self._progressed:  # a direct connection may let nothing through
+                if not self._progressed:  # the direct connection, if it was used, may let nothing through
                     self._way.leave_silent_connection()
-                if broken_since is None or self._progressed:
+                if broken_since is None or self._progressed:  # the time without progress begins now
                     broken_since = time.monotonic()
                     pause = _POLL_INTERVAL_S
                 broken_s = time.monotonic() - broken_since
@@ -231,16 +234,18 @@ class Helper:
             claims.check_exists(self._ctx, self._claim)
 
     def wait_ready(self) -> None:
-        """Wait until the pod runs; replace a pod that has ended or differs from the requested one.
+        """Wait until the pod runs; replace a pod that is gone, has ended or differs from the requested one.
 
         Raises:
             BadInputError: A secret of ``run.env_from`` does not exist.
             DeadlineError: The pod cannot start, or did not start in time; the message has the reason.
+            RemoteError: The pod ran out of memory.
+            RunGoneError: The run was deleted meanwhile.
         """
         deadline = time.monotonic() + self._start_timeout
         polls_without_secret = 0
         while True:
-            pod = self._get_or_recreate()
+            pod = self._read_or_create()
             if _is_running(pod) and self._has_requested_spec(pod):
                 return
             self._check_run_exists()
@@ -264,8 +269,11 @@ class Helper:
                 )
             time.sleep(_POLL_INTERVAL_S)
 
-    def _get_or_recreate(self) -> KubeObject:
-        """Read the pod, or create it if it is gone; delete one that has ended, differs, or hangs in deletion.
+    def _read_or_create(self) -> KubeObject:
+        """Read the pod, or create it if it is gone.
+
+        A pod that has ended, differs, or hangs in deletion is deleted, and still returned: a later call finds
+        it gone, and creates another.
 
         Raises:
             RemoteError: The pod ran out of memory.
@@ -282,7 +290,7 @@ class Helper:
         if is_being_deleted(pod):
             # The timestamp is the end of its grace period.
             over_s = self._cluster.now() - epoch(pod["metadata"]["deletionTimestamp"])
-            is_to_delete = over_s > _DELETION_TIMEOUT_S
+            is_to_delete = over_s > _DELETION_TIMEOUT_S  # without a grace period now
         else:
             has_ended = pod["status"].get("phase") in {"Succeeded", "Failed"}
             is_to_delete = has_ended or not self._has_requested_spec(pod)
@@ -304,7 +312,7 @@ class Helper:
             texts = [str(pod["status"].get("phase", "Pending"))]
         events = self._cluster.list("Event", fields=f"involvedObject.name={self.name}")
         warnings = [event.get("message", "") for event in events if event.get("type") == "Warning"]
-        return "; ".join(dict.fromkeys([*texts, *filter(None, warnings[-3:])]))
+        return "; ".join(dict.fromkeys([*texts, *filter(None, warnings[-3:])]))  # each text once
 
 
 def _is_running(pod: KubeObject) -> bool:

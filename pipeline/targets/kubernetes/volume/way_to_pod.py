@@ -49,7 +49,7 @@ class WayToPod:
             RemoteError: The pod's program failed.
             ClusterError: The cluster refuses the exec.
         """
-        if not self._direct and not self._logged_way:  # it was not tried directly
+        if not self._direct and not self._logged_way:  # the first command, and never tried directly
             self._log_way("through the API server, since target.direct is false")
         words = [*PROGRAM, command]
         address = ""
@@ -68,7 +68,7 @@ class WayToPod:
                 raise _error_of_ended_program(running, error) from error
             raise
         finally:
-            running.close()
+            running.close()  # ends reads and writes that another thread still waits in
             running.release()
 
     def leave_silent_connection(self) -> None:
@@ -95,7 +95,7 @@ class WayToPod:
             raise
         finally:
             streams.release()
-            running.close()
+            running.close()  # the thread's read then ends
             reading.join()
 
     def _address(self) -> str:
@@ -136,6 +136,7 @@ class WayToPod:
 
 
 def _talk_over(streams: Exec | Streams, talk: Callable[[Channel], Answer], progress: Progress) -> Answer:
+    """Open a channel over streams, both to read from and to write to, and return what ``talk`` returns."""
     with Channel(streams, streams, streams.close, progress) as channel:
         return talk(channel)
 
