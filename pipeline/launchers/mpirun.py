@@ -56,6 +56,7 @@ def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -
     if remote is not None and remote.interface:
         rendezvous["GLOO_SOCKET_IFNAME"] = remote.interface
     rank_env = environment(run, placement) | rendezvous | mpi.env  # the user's variables are in environment()
+    # The names: mpirun passes the variables with these names on to the ranks.
     dialect = _DIALECTS[mpi.family](run, remote, placement, sorted(rank_env))
     # The dialect's variables are for mpirun, not for the ranks. The user's come again, last, to win over all.
     mpirun_env = dialect.env | rank_env | run.env

@@ -69,7 +69,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
         # _RUN_IN_FOLDER takes the folder first, and then the command.
         arguments = [literal(placement.code), *container["command"]]
         _check_patch(run, target, arguments)
-        runtime = {"name": target.runtime}
+        runtime = {"name": target.runtime}  # without a kind, a ClusterTrainingRuntime
         patches = {"runtimePatches": [_patch(template)]}
         # A runtime of the cluster has another program and working folder: the TrainJob replaces them.
         program = {

@@ -208,7 +208,7 @@ def _remove_objects(ctx: ClusterContext, uid: str) -> list[str]:
         except ManycpuError as error:
             undeleted.append(f"{full_name}: {error}")
             continue
-        if item is not None and not is_being_deleted(item):
+        if item is not None and not is_being_deleted(item):  # an object in deletion counts as deleted
             undeleted.append(full_name)
     for item in present(ctx, labels(ctx.name)):
         if not _stays(uid, item):

@@ -187,8 +187,9 @@ def present_handle(ctx: ClusterContext, entry: Entry) -> JobHandle | None:
         return handle
     if entry.attempt == 0:
         return None
+    # The launch kind of the recorded target, as the present target may have been edited.
     kind = JOB_KINDS[entry.described().target["launch"]]
-    job = cluster_of(ctx).get(kind.kind, f"{ctx.name}-{entry.attempt}")
+    job = cluster_of(ctx).get(kind.kind, f"{ctx.name}-{entry.attempt}")  # the name is that of Placement.job
     if job is None or not _belongs_to(job, ctx.ledger.owner()):
         return None
     return _make_handle(ctx, job, entry.attempt)
@@ -364,7 +365,7 @@ def _end_earlier_attempts(ctx: ClusterContext, attempt: int) -> None:
         return
 
     def stays(item: KubeObject) -> bool:
-        """Whether an object stays: it is a companion, has no attempt, or is of this attempt or a later one."""
+        """Whether an object is a companion, has no attempt, or is of this attempt or a later one."""
         attempt_of_item = label(item, "attempt")
         # Companions, such as a runtime, and the run's claim, which has no attempt, stay with the run.
         if is_companion(item) or not attempt_of_item:

@@ -62,7 +62,7 @@ def claim(ctx: ClusterContext, pod: Helper) -> None:
     """
     claimant = {"run": ctx.name, "place": f"namespace {ctx.target.namespace}", "seconds": ctx.waiting_lease}
     answer = pod.ask("claim", url=ctx.destination, key=ctx.key, **claimant)
-    if answer["other"]:
+    if answer["other"]:  # another run that has claimed it
         raise_findings([output.claimed_finding(ctx, answer["other"], answer["fix"])])
 
 
@@ -97,7 +97,7 @@ def _write_report(ctx: ClusterContext, pod: Helper, text: str) -> None:
         OutputTakenError: Another run has claimed the output.
     """
     answer = pod.ask("write_report", url=ctx.destination, key=ctx.key, text=text)
-    if answer["other"]:
+    if answer["other"]:  # another run that has claimed it: nothing was written
         raise output.taken_error(output.claimed_finding(ctx, answer["other"], answer["fix"]))
 
 

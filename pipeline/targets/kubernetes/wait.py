@@ -62,7 +62,7 @@ class JobWatch:
         self.ctx, self.handle = ctx, handle
         self._batches: deque[list[RankLine]] = deque()
         self._status = Status(state=RunState.PENDING)
-        self._recorder = AttemptRecorder(ctx, handle, cursor, reader="")
+        self._recorder = AttemptRecorder(ctx, handle, cursor, reader="")  # no reader: `cursor` counts
         self._following = _Following(ctx, handle, self._recorder, self._batches)
 
     @property

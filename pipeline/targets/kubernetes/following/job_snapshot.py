@@ -129,8 +129,8 @@ class JobSnapshot:
             after = {uid: item for uid, item in (before | received).items() if uid not in removed}
         self._objects[kind] = after
         if kind == "Pod":
-            # The last state of a pod that is gone: as its deletion was reported, or else as it was before, if a
-            # complete list just lacks the pod.
+            # The last state of a pod that is gone: as its deletion was reported, or, if a complete list only
+            # lacks the pod, as it was before.
             self._departed |= {uid: removed.get(uid, pod) for uid, pod in before.items() if uid not in after}
             self._changed |= {uid: pod for uid, pod in received.items() if pod is not before.get(uid)}
         elif kind == self.kind:

@@ -326,20 +326,22 @@ class _AllJobs(SharedView):
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
         super().__init__(watch, cluster)
         self._turns = Turns()
-        self._last_update = (-1, 0.0)  # number of changes, and time, at the last update of the turns
+        # Number of changes, and time in units of RETRY_INTERVAL_S, at the last update of the turns.
+        self._last_update = (-1, 0.0)
 
     def selections(self) -> Selections:
         """Select pods, and the kinds of job that the cluster serves and this account may list."""
         kinds = ["Pod"]
         for kind in (kind.kind for kind in JOB_KINDS.values()):
             with suppress(ForbiddenError, NotFoundError):
+                # A trial: watch the kind only if this call succeeds.
                 self._cluster.call("GET", self._cluster.path(kind), query={"limit": "1"})
                 kinds.append(kind)
         return dict.fromkeys(kinds, _SELECTION)
 
     def turns(self, now: float) -> Turns:
         """Return the turns, which all followers share; update them after a change, or after some seconds."""
-        present = (self.changes, now // RETRY_INTERVAL_S)
+        present = (self.changes, now // RETRY_INTERVAL_S)  # the second number grows every few seconds
         if present != self._last_update:
             self._last_update = present
             self._turns.update(self.objects(), now)
@@ -372,7 +374,11 @@ class TurnTaking:
         # Nothing is read once the ranks have met: this is called at each batch of their lines.
         if snapshot.job is not None and (snapshot.given_back or not met):
             mine = job_of(
-                snapshot.job, snapshot.job_kind, snapshot.pods, now, snapshot.claim_mounted_elsewhere
+                snapshot.job,
+                snapshot.job_kind,
+                snapshot.pods,
+                now,
+                stuck_claim=snapshot.claim_mounted_elsewhere,
             )
         self.waits = mine is not None and bool(mine.given_back or mine.refused or mine.claim)
         shared_view = _AllJobs.of(self._watch, self._cluster)

@@ -81,7 +81,7 @@ def plan(ctx: "ClusterContext", stage: Stage, push_repository: Reference) -> Bui
     """Return the image to build for a stage, in a repository; its tag has a hash of all inputs."""
     build_recipe = recipe(ctx, stage)
     digests: dict[str, str] = {}  # base image -> its present digest, part of the hash; empty: it has none
-    with registries(ctx, _LOOK_TIMEOUT_S) as opened:
+    with registries(ctx, deadline=_LOOK_TIMEOUT_S) as opened:
         for base_image, reference in build_recipe.references.items():
             try:
                 present_digest = reference.digest or opened.repository(reference).digest(reference.version)

@@ -61,7 +61,7 @@ def _image(ctx: "ClusterContext", stage: Stage, trees: Sequence[Tree]) -> tuple[
         base = base_image.image(ctx, stage, opened)
         if push_repository is None:
             return _check_finished(ctx, base, trees, opened), True
-        return append(base, push_repository, trees, lambda: change(trees), opened)
+        return append(base, push_repository, trees, change=lambda: change(trees), opened=opened)
 
 
 def _check_finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree], opened: Registries) -> str:
