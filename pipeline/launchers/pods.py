@@ -219,6 +219,8 @@ def rank_template(
     built = _spread(built, run)
     shm = {"medium": "Memory"}
     if run.resources.memory:
+        # Half of the memory limit, towards which it counts: if it is full, the process that fills it gets an
+        # error; without this size, the kernel would kill a rank.
         shm["sizeLimit"] = half_of_memory(run.resources.memory)
     volumes = [
         {"name": "volume", "persistentVolumeClaim": {"claimName": placement.claim}},

@@ -56,7 +56,8 @@ def process_state(observed: Mapping[str, Any]) -> Status:
 
     Args:
         observed: ``alive`` (whether the supervisor lives; None: unknown), ``unseen`` (why that is unknown),
-            ``met`` (whether all ranks have met), ``exit`` (its exit record, or None) and ``cancelled``.
+            ``met`` (whether all ranks have met), ``exit`` (its exit record, or None) and ``cancelled``
+            (whether the ledger records a cancellation).
     """
     record = observed["exit"]
     if record is None:

@@ -349,7 +349,8 @@ def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle 
             return present, entry.attempt
         # An attempt that is recorded and has no job: its launch was killed in between. Complete that attempt.
         has_no_job = entry.attempt > 0 and present is None and entry.cancelled_by is None
-        # A changed description needs a new attempt: the earlier launch may still create its job.
+        # A changed description needs a new attempt: the earlier launch may still create its job. One that was
+        # not recorded counts as unchanged.
         completes = has_no_job and entry.attempts.get(entry.attempt, described) == described
         begin_attempt(entry, entry.attempt if completes else entry.attempt + 1, described)
         return None, entry.attempt

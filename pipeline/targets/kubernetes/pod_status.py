@@ -138,7 +138,7 @@ def reasons(pod: KubeObject, warnings: Sequence[KubeObject] = ()) -> list[PodRea
         return [PodReason(_describe_missing_node(pod))]
     pod_reasons = []
     for container in containers(pod):
-        waiting = (container.state("waiting") or {}).get("reason", "")
+        waiting = (container.state("waiting") or {}).get("reason", "")  # empty also if it does not wait
         if waiting not in _BEING_MADE:
             pod_reasons.append(
                 PodReason(_describe_waiting(container, warnings), waiting, container.is_sidecar)

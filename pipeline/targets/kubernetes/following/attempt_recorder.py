@@ -223,7 +223,8 @@ class AttemptState(BaseModel):
             now: Seconds since the epoch.
         """
         if self.began and placed_at < self.paused - _CLOCK_TOLERANCE_S:
-            # The pods got these nodes before the suspension: the operator has yet to delete them.
+            # The pods got these nodes before the suspension: the operator has yet to delete them. (Without a
+            # suspension `paused` is 0, and this is false.)
             if now - max(self.paused, admitted) > _PODS_DELETED_S:  # it never will: the run kept its nodes
                 self.paused = 0.0
                 self.admitted = admitted

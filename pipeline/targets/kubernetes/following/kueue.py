@@ -160,6 +160,7 @@ class _Queues(SharedView):
         self._requested: dict[str, float] = {}
         """Queue -> when its list was last requested, in seconds since the epoch."""
         self._requests: dict[str, asyncio.Task[None]] = {}
+        """Queue -> its last request, kept so that it is not garbage-collected before it ends."""
 
     def selections(self) -> Selections:
         """Select the workloads that stand for jobs."""

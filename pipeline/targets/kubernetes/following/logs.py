@@ -123,7 +123,7 @@ class LogCursor:
         if self._by_count and self._skip:  # skip by count: each request repeats the counted lines
             self._skip -= 1
             return False
-        self._count_line(time)
+        self._count_line(time)  # of another file, also a line that is skipped: its count begins again
         if not self._by_count:  # skip by time, up to the last delivered line
             if time < self._last:
                 return False

@@ -125,7 +125,10 @@ def _push_builder_image(ctx: "ClusterContext", image_build: Build, opened: Regis
             fix="Leave out what the Dockerfile does not copy",
         )
     context = tree(
-        ((f"{CONTEXT}/{path}", file) for path, file in files), "context", "target.context", keep_links=True
+        ((f"{CONTEXT}/{path}", file) for path, file in files),
+        what="context",
+        field="target.context",
+        keep_links=True,
     )
     builder = Reference.parse(
         ctx.target.builder_image or PODS[ctx.target.builder].image, "target.builder_image"

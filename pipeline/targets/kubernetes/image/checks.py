@@ -98,7 +98,7 @@ def _check_finished_images(ctx: "ClusterContext", opened: Registries) -> Iterato
         repository = opened.repository(reference)
         if repository.digest(reference.version) is None:
             yield Finding(field, f"there is no image {reference}", "Push it, or name another")
-        elif field == "target.image":
+        elif field == "target.image":  # the image of the ranks
             image = repository.pull(reference.version)
             yield from too_old(image, str(reference), field)
             yield from _other_than_notebook(image, str(reference), ctx.needs)

@@ -53,7 +53,8 @@ def code(source: Location) -> Tree:
         BuildError: A file cannot be read.
     """
     root = Path(source.root)
-    return tree(((f"{CODE}/{path}", root / path) for path in source.chosen or ()), "code", "run.program")
+    files = ((f"{CODE}/{path}", root / path) for path in source.chosen or ())
+    return tree(files, what="code", field="run.program")
 
 
 @cache
@@ -64,8 +65,9 @@ def library() -> Tree:
         for path in sorted(_PACKAGE.rglob("*"))
         if path.is_file() and path.suffix != ".pyc"
     ]
-    # An empty folder: the program needs its working folder, even if there is no layer with code.
-    return tree([*files, (f"{CODE}/", _PACKAGE)], "manycpu", None)
+    # An empty folder: the program needs its working folder, even if there is no layer with code. No file is
+    # read for it, so any path will do.
+    return tree([*files, (f"{CODE}/", _PACKAGE)], what="manycpu", field=None)
 
 
 def tree(
