@@ -93,7 +93,7 @@ def refusals(run: TrainingRun, target: TargetFields) -> list[Finding]:
 
 def _is_set(model: BaseModel, field: str) -> bool:
     """Whether the value of a field, such as ``run.resources.cpu``, differs from the default."""
-    _, name, *inner = field.split(".")  # without `run` or `target`: the model itself
+    _, name, *inner = field.split(".")  # _: `run` or `target`, which is the model
     value = getattr(model, name)
     if inner:  # a field of run.resources, whose default is None
         return getattr(value, inner[0]) is not None

@@ -105,6 +105,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
         BadInputError: mpirun cannot start the run, as for a range of nodes (:func:`mpirun.objects`).
     """
     job, namespace = placement.job, target.namespace
+    # The DNS names that the operator gives to the workers.
     hosts = [f"{job}-worker-{number}.{job}.{namespace}.svc" for number in range(run.nodes.most)]
     mpirun_pod = launcher_template("launcher", run, target, placement, hosts=hosts)
     return [

@@ -83,7 +83,7 @@ def read_returned(ctx: ClusterContext, handle: JobHandle, name: str) -> bytes:
 def read_log(ctx: ClusterContext, handle: JobHandle) -> list[str]:
     """Read the last lines of an attempt's ranks, through a pod that mounts the volume.
 
-    Returns an empty list if no new pod can mount the volume.
+    Returns an empty list if the claim does not exist, has no volume yet, or is being deleted.
 
     Raises:
         ClusterError: The cluster refuses the pod.

@@ -344,7 +344,7 @@ def _check_admission(ctx: ClusterContext) -> Findings:
         cluster_of(ctx).create(pod, dry_run=True)
     except ClusterError as error:
         matching = [field for words, field in _ADMISSION_FIELDS.items() if words in error.message]
-        field = matching[0] if matching else "target"  # of the first words in the table that fit
+        field = matching[0] if matching else "target"  # the field of the first words that match
         yield Finding(field, f"the cluster refuses a rank's pod: {error.message}", "See the message")
 
 

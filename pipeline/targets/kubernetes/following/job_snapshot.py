@@ -213,6 +213,7 @@ class JobSnapshot:
     def events(self) -> list[KubeObject]:
         """Warnings about the job, its pods and its claims since the job was created, the latest last."""
         job = self.job
+        # Older ones are about an earlier object of the same name, or an earlier use of a claim.
         since = _creation_time(job) if job else 0.0
         events = sorted(self._objects.get("Event", {}).values(), key=event_time)
         return [event for event in events if event_time(event) >= since]

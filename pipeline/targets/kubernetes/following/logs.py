@@ -123,7 +123,7 @@ class LogCursor:
         if self._by_count and self._skip:  # skip by count: each request repeats the counted lines
             self._skip -= 1
             return False
-        self._count_line(time)  # of another file, also a line that is skipped: its count begins again
+        self._count_line(time)  # in another file, also a line that is skipped: all its lines are counted
         if not self._by_count:  # skip by time, up to the last delivered line
             if time < self._last:
                 return False
@@ -268,7 +268,7 @@ class LogReaders:
         if container.init or container.is_sidecar or not started:
             return
         key = (container.pod["metadata"]["uid"], container.name)
-        # A reader ends only when its pod is gone. Here is the pod again: the snapshot was stale.
+        # A reader ends only when its pod is presumed gone. Here is the pod again: the snapshot was stale.
         if key not in self._readers or self._readers[key][1].done():
             reader = LogReader(self._watch, self._cursor, self._put)
             self._readers[key] = (reader, asyncio.create_task(reader.read(container)))

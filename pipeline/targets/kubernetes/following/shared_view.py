@@ -123,6 +123,7 @@ class SharedView:
             self._timer = asyncio.get_running_loop().call_later(_WAKE_DELAY_S, self._wake)
 
     def _wake(self) -> None:
+        """Wake the followers that are due; the next change starts another timer."""
         due = self._due
         self._due = set()
         self._timer = None

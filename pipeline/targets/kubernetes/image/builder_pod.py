@@ -59,6 +59,7 @@ def manifest(ctx: "ClusterContext", image_build: Build, image: str, owners: list
     name = metadata["name"]
     builder = PODS[ctx.target.builder]
     options = map(literal, builder.options(image_build.recipe))  # Kubernetes expands no $(NAME) in them
+    # In the command, "build" is the script's own name ($0).
     container = {
         "name": "build",
         "image": image,
