@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 def patch(kind: JobKind, note: Note, version: str) -> KubeObject:
-    """Build the patch that writes a job's note, and suspends the job, or resumes it if the note has ``resumed``.
+    """Build the patch that writes a job's note, and suspends the job; it resumes the job if ``note.resumed``.
 
     The API server refuses the patch if the job no longer has this resource ``version``.
     """
