@@ -225,6 +225,7 @@ class LogReaders:
     def __init__(self, watch: ClusterWatch, cursor: Mapping[str, list[Any]], put: Put) -> None:
         self._watch, self._cursor, self._put = watch, cursor, put
         self._readers: dict[tuple[str, str], tuple[LogReader, asyncio.Task[None]]] = {}
+        """Uid of a pod and name of its container -> the reader, and the task in which it reads."""
 
     @property
     def behind(self) -> bool:
@@ -268,7 +269,8 @@ class LogReaders:
         if container.init or container.is_sidecar or not started:
             return
         key = (container.pod["metadata"]["uid"], container.name)
-        # A reader ends only when its pod is presumed gone. Here is the pod again: the snapshot was stale.
+        # A reader's task, [1], ends only when its pod is presumed gone. Here is the pod again: the snapshot was
+        # stale.
         if key not in self._readers or self._readers[key][1].done():
             reader = LogReader(self._watch, self._cursor, self._put)
             self._readers[key] = (reader, asyncio.create_task(reader.read(container)))

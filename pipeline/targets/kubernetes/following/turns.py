@@ -155,7 +155,7 @@ def _with_pods(job: Job, pods: Sequence[KubeObject], now: float) -> Job | None:
     over_quota = 0 < len(ranks) < job.need and now - min(creation_times) > _CREATION_S
     messages = [text for pod in pods if (text := unschedulable(pod)) is not None]
     short = ["quota"] if over_quota else sorted({*_INSUFFICIENT.findall("\n".join(messages))})
-    refused = lacks_node and bool(messages or over_quota)
+    refused = lacks_node and bool(messages or over_quota)  # else the scheduler has not decided yet
     fits_nowhere = refused and not short and not placed  # such as a selector that no node has
     # A job that has no pods some seconds after its start waits for its operator, and not for room.
     may_have_pods = bool(pods) or now - job.since < _CREATION_S
@@ -214,7 +214,7 @@ class Turns:
 
     def _ahead(self, job: Job) -> Iterator[Job]:
         """Yield the older jobs that wait for room, or for a claim that this job mounts; the oldest first."""
-        older = takewhile(lambda other: other.age < job.age, self._waiting)
+        older = takewhile(lambda other: other.age < job.age, self._waiting)  # the oldest come first
         return (other for other in older if not other.claim or other.claim in job.claims)
 
     def _next_note(self, job: Job, now: float) -> Note | None:
