@@ -269,8 +269,8 @@ class LogReaders:
         if container.init or container.is_sidecar or not started:
             return
         key = (container.pod["metadata"]["uid"], container.name)
-        # A reader's task, [1], ends only when its pod is presumed gone. Here is the pod again: the snapshot was
-        # stale.
+        # A reader's task, [1], ends only when its pod is presumed gone. The pod is here again: the snapshot
+        # was stale.
         if key not in self._readers or self._readers[key][1].done():
             reader = LogReader(self._watch, self._cursor, self._put)
             self._readers[key] = (reader, asyncio.create_task(reader.read(container)))
