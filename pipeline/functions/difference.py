@@ -64,17 +64,20 @@ class Comparison:
         return None
 
     def _is_same(self, now: Any, written: Any, *, have_parts: bool) -> bool | None:
-        """Whether two values are the same as a whole; None if only their parts can answer that."""
+        """Whether two values are the same as a whole; None if only their parts can answer that.
+
+        ``have_parts``: whether both of them have parts.
+        """
         # The source defines its classes again: two classes of equal parts count as one type.
         if type(now) is not type(written) and self.difference("", type(now), type(written)) is not None:
             return False
-        if isinstance(now, (dict, list, tuple)):  # as a whole, 1, 1.0 and True would be equal in them
+        if isinstance(now, (dict, list, tuple)):  # == on the whole would take 1, 1.0 and True in it as equal
             return None
         if _is_equal(now, written):
             return True
         if have_parts:
             return None
-        # Types without __eq__, such as locks, differ by identity only: that proves no change.
+        # Without __eq__, as for locks, only identities were compared: two objects are no proof of a change.
         equality: Any = type(now).__eq__
         return equality is object.__eq__
 
@@ -87,7 +90,8 @@ class Comparison:
                 yield from _parts_of_function(item)
             case type():
                 yield from ((f" (base {place})", base) for place, base in enumerate(item.__bases__))
-                # Sorted: decorators add attributes in an order of their own.
+                # Sorted: decorators add attributes in an order of their own. The descriptor of a slot has no
+                # value: `_attributes` reads the slots of each object.
                 for name, value in sorted(vars(item).items(), key=itemgetter(0)):
                     if self._is_compared(name, value) and not isinstance(value, MemberDescriptorType):
                         yield f".{name}", value
@@ -108,7 +112,7 @@ class Comparison:
     def _is_compared(self, name: str, value: Any) -> bool:
         """Whether to compare an attribute: public, a special method, or private and named in the source."""
         if name.startswith("__") and name.endswith("__"):
-            # What evaluates annotations, from Python 3.14 on, has the whole class in its closure.
+            # `__annotate_func__` (Python 3.14) evaluates annotations, and has the whole class in its closure.
             return isinstance(value, _METHOD_TYPES) and name != "__annotate_func__"
         if name == "_value_":  # of a member of an Enum
             return True
@@ -134,6 +138,7 @@ def _parts_of_container(container: Any) -> Iterator[tuple[str, Any]]:
 
 def _parts_of_code(code: CodeType) -> Iterator[tuple[str, Any]]:
     """Yield the parts of code that depend neither on its place in a file nor on the function around it."""
+    # CO_NESTED says only that a function is around it.
     yield "", (code.co_flags & ~inspect.CO_NESTED, *(getattr(code, name) for name in _CODE_FIELDS))
     for place, constant in enumerate(code.co_consts):
         # The qualified name of a class within a function begins with that function.

@@ -105,7 +105,7 @@ def write(folder: Path, call: Call, *, base: Path, data: str | None, same_machin
         BadInputError: A variable that the function uses cannot travel, or it takes too much along.
     """
     __tracebackhide__ = True
-    travelling: list[Any] = []
+    travelling: list[Any] = []  # filled by the next call: each object in the pickle, also code and modules
     (folder / FUNCTION).write_bytes(_pickled(call, travelling))
     modules = {*_modules_of(travelling)}
     # Cells of a notebook are no files on a disk: tracebacks of the ranks need their source.
@@ -241,14 +241,15 @@ def dumps(value: Any, travelling: list[Any] | None = None) -> bytes:
             """Return how to rebuild an object: a callable, its arguments, and sometimes attributes."""
             if travelling is not None:
                 travelling.append(obj)
-            if reason := _reason_within(obj):
+            if reason := _reason_within(obj):  # the caller of dumps finds the variable that has the object
                 raise TypeError(f"its {type(obj).__name__} {reason}")
             if own := _own_of_each_process(obj):
                 return own
             rebuild = super().reducer_override(obj)
             is_of_main = getattr(obj, "__module__", None) == "__main__"
             has_own_reducer = type(obj) in self.dispatch_table
-            # Here pickle would go on with __reduce_ex__, and accept a name, which it looks up in __main__.
+            # NotImplemented: cloudpickle leaves the object to pickle. That would call __reduce_ex__ too, but
+            # accept a name as its answer: it is in this process' __main__, and not in that of a rank.
             if rebuild is NotImplemented and is_of_main and not has_own_reducer and not isinstance(obj, type):
                 rebuild = obj.__reduce_ex__(self.proto)
                 if isinstance(rebuild, str):  # a name in __main__
@@ -346,7 +347,7 @@ def _innermost_unpicklable(name: str, value: Any, depth: int = _MAX_DEPTH) -> tu
         return None  # what functions and classes use is checked by its own name
     try:
         dumps(value)
-    except BadInputError:
+    except BadInputError:  # it says already what cannot travel
         raise
     except Exception as error:  # noqa: BLE001 - objects may raise anything
         if reason := _reason_against(value):
@@ -406,6 +407,7 @@ def paths_of_here(call: Call, base: Path, data: str | None) -> Mapping[str, str]
 
 def _texts_of(call: Call) -> Iterator[tuple[str, str]]:
     """Yield the texts that a call takes along, each after the variable that has it, as in ``in config``."""
+    # The function is no variable, and needs no name here: it has texts only in its code.
     for name, value in [("", call.function), *call.variables]:
         constants: list[tuple[str, Any]] = []  # of a function: a path may be written in its code
         if isinstance(value, FunctionType) and _travels_by_value(value):

@@ -73,6 +73,7 @@ def script_name(function: Callable[..., Any]) -> str:
     ('print-function.py', 'a-function.py')
     """
     name = item_name(function)
+    # With its hyphen, it is the name of no module.
     return f"{name if name.isidentifier() else 'a'}-function.py"
 
 
@@ -89,7 +90,7 @@ def write_program(script: Path, text: str, modules: Collection[str], roots: Coll
     # A .gitignore of a folder around it may leave these files out of the run's code: this one keeps them.
     (script.parent / ".gitignore").write_text("!*\n")
     script.write_text(text, encoding="utf-8")
-    copy_files({*modules}, lambda name: _root_of(name, roots), script.parent)
+    copy_files({*modules}, root_of=lambda name: _root_of(name, roots), folder=script.parent)
 
 
 def _root_of(module: str, roots: Collection[Path]) -> Path | None:

@@ -87,7 +87,7 @@ def function_module(function: Callable[..., Any], foreign: Collection[str] = ())
             after its definition.
     """
     for reason, fix in _reasons_against(function, foreign):
-        raise _refusal(function, reason, fix)
+        raise _refusal(function, reason, fix)  # at the first reason, if there is one
     # Ranks may need what only annotations name, but it must not be the reason for a refusal.
     with suppress(BadInputError):
         return _write_module(function, with_annotated=True)
@@ -101,7 +101,7 @@ def _write_module(function: Callable[..., Any], *, with_annotated: bool) -> Func
         BadInputError: As for :func:`function_module`.
     """
     tree, node = _parse_file_of(function)
-    node.decorator_list = []
+    node.decorator_list = []  # @task.manycpu above all: ranks have no Airflow
     needed = _UsedStatements(function, tree, node, with_annotated=with_annotated)
     # One statement may define several names: take it once.
     statements: list[ast.stmt] = []
@@ -111,6 +111,7 @@ def _write_module(function: Callable[..., Any], *, with_annotated: bool) -> Func
     def imports_first(statement: ast.stmt) -> tuple[object, ...]:
         """Return a sort key: imports before other statements, both in the order of the file."""
         is_import = isinstance(statement, _Import)
+        # Its text comes last: `import a, b` becomes two statements at one place.
         return not is_import, statement.lineno, statement.col_offset, ast.unparse(statement)
 
     body = [*needed.future_imports, *sorted(statements, key=imports_first), node]
@@ -178,7 +179,8 @@ def _execute_again(function: Callable[..., Any], module: ast.Module) -> dict[str
     present = {name: sys.modules[name]} if name in sys.modules else {}
     sys.modules[name] = again
     try:
-        # With the file's name and lines: code of other lines compares as different.
+        # With the file's name and lines: code of other lines compares as different. dont_inherit: without the
+        # `from __future__ import annotations` of source.py itself.
         exec(compile(module, file, "exec", dont_inherit=True), vars(again))  # noqa: S102 - the DAG file's own code
     except Exception as error:
         reason = f"what it uses of its file cannot be defined a second time ({type(error).__name__}: {error})"
@@ -257,6 +259,7 @@ class _UsedStatements:
         self._defined_in_file: dict[str, list[ast.stmt]] = {}
         """Global name -> the top-level statements that assign it."""
         for statement in tree.body:
+            # The compiled statement has every name that it assigns, however it is written.
             for name in operands(_compile(statement), "STORE_NAME", "STORE_GLOBAL"):
                 self._defined_in_file.setdefault(name, []).append(statement)
         self.modules: set[str] = set()
@@ -279,6 +282,7 @@ class _UsedStatements:
             if isinstance(node, _Import):
                 for alias in node.names:
                     self._single_import(_bound_name(alias), node)
+        # With the file's `from __future__`: it may keep annotations from being executed.
         for name in sorted(globals_of(_compile(*self.future_imports, statement))):
             if not self._is_builtin(name):
                 self._add(name)
@@ -335,6 +339,9 @@ class _UsedStatements:
         Args:
             statement: Changed in place if it defines a function or a class.
             value: The function or class that it has defined.
+
+        Raises:
+            BadInputError: A default has no literal, or a class has a statement that defines nothing.
         """
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             self._freeze_defaults(statement, value)
@@ -352,9 +359,11 @@ class _UsedStatements:
                     ast.Assign(targets=[ast.Name(id=name), *_], value=ast.expr() as given)
                     | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as given)
                 ) if name in members and _may_change_each_time(given):
+                    # A description such as `field()` stays: its library has replaced the value in the class.
                     if not self._is_field_description(given):
                         # If there is no literal, the call stays, and `_check_unchanged` compares its results.
                         member.value = _as_literal(members[name], given) or given
+                # Any other assignment, `pass`, or a docstring: it stays as it is.
                 case ast.Assign() | ast.AnnAssign() | ast.Pass() | ast.Expr(value=ast.Constant()):
                     pass
                 case _:
@@ -364,7 +373,7 @@ class _UsedStatements:
     def _freeze_defaults(self, definition: ast.FunctionDef | ast.AsyncFunctionDef, value: Any) -> None:
         """Replace calls in a function's defaults by their results, or refuse the function."""
         value = getattr(value, "__func__", value)  # of a class method
-        function = inspect.unwrap(value) if callable(value) else None
+        function = inspect.unwrap(value) if callable(value) else None  # without decorators that wrap it
         parameters = inspect.signature(function).parameters if inspect.isfunction(function) else {}
 
         def frozen(argument: ast.arg, default: Any) -> Any:
@@ -404,10 +413,10 @@ class _UsedStatements:
         """
         statements = self._defined_in_file.get(name, [])
         imports = [statement for statement in statements if isinstance(statement, _Import)]
-        if imports and len(imports) == len(statements):
+        if imports and len(imports) == len(statements):  # only imports define it
             return [self._single_import(name, statement) for statement in imports]
         for what, fix in self._reasons_not_to_copy(name, statements):
-            raise self._refusal(name, what, fix)
+            raise self._refusal(name, what, fix)  # at the first reason, if there is one
         return statements
 
     def _reasons_not_to_copy(self, name: str, statements: list[ast.stmt]) -> Iterator[tuple[str, str]]:
@@ -496,6 +505,7 @@ def _names_in_annotation(node: ast.AST) -> Iterator[str]:
         case ast.Constant(value=str(text)):
             with suppress(SyntaxError, ValueError):
                 yield from _names_in_annotation(ast.parse(text, mode="eval"))
+        # The names of `Literal` itself, and of what stands in it; its texts are values, and no annotations.
         case ast.Subscript(value=ast.Name(id="Literal") | ast.Attribute(attr="Literal")):
             yield from (part.id for part in ast.walk(node) if isinstance(part, ast.Name))
         case _:
@@ -512,9 +522,9 @@ def _is_constant(statement: ast.Assign | ast.AnnAssign) -> bool:
 
 
 def _may_change_each_time(value: ast.expr) -> bool:
-    """Whether an expression may have another value each time: it has a call, or an item of an attribute.
+    """Whether an expression may have another value each time.
 
-    Such an item is ``os.environ["HOME"]``.
+    It may if there is a call in it, a comprehension, or an item of an attribute, as ``os.environ["HOME"]``.
     """
     if isinstance(value, ast.Lambda):  # its body is not executed here
         return False
@@ -559,7 +569,10 @@ def _first_line_that_changes(tree: ast.Module, name: str, *, imported: bool = Fa
 
 
 def _changes(node: ast.stmt | ast.expr, name: str, *, imported: bool) -> bool:
-    """Whether a node assigns to a part of a value, or calls a method of it and ignores the result."""
+    """Whether a node assigns to a part of a value, or calls a method of it and ignores the result.
+
+    Of an imported module or object, only assignments to its attributes count.
+    """
     changed: ast.expr | None = None
     match node:
         case ast.Attribute(ctx=ast.Store() | ast.Del()):
@@ -570,7 +583,7 @@ def _changes(node: ast.stmt | ast.expr, name: str, *, imported: bool) -> bool:
             pass
         case ast.Subscript(ctx=ast.Store() | ast.Del()):
             changed = node
-        case ast.AugAssign(target=target):
+        case ast.AugAssign(target=target):  # such as values += [1]
             changed = target
         case ast.Expr(value=ast.Call(func=ast.Attribute() as method)):  # such as values.append(1)
             changed = method

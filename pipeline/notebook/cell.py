@@ -77,14 +77,14 @@ class Returned:
                     "the training succeeded, but nothing came back from the function",
                     fix="It ends rank 0 itself, as sys.exit does: have it return",
                 )
-            case ResultEvent(message=str(why_not)):
+            case ResultEvent(message=str(why_not)):  # rank 0 could not send the value
                 self._error = ManycpuError(f"the training succeeded, but {why_not}")
             case ResultEvent(sha256=str(digest)):
                 try:
                     self._value, self._error = _unpickled(read_file(digest), digest), None
                 except Exception as error:  # noqa: BLE001 - the model must be exported all the same
                     if isinstance(error, FileNotFoundError) and digest in str(error.filename):
-                        return True  # its file was deleted: the error stays that it is gone
+                        return True  # its file was deleted: `_error` says already that the value is gone
                     self._error = ManycpuError(f"{_SUBJECT} could not be read: {error}", fix=self._fix)
                     self._error.__cause__ = error
                     return False
@@ -104,7 +104,7 @@ class Returned:
         return self._value
 
     def add_to(self, error: BaseException) -> None:
-        """Give the value to the error of a later verb, if it was read: that must not lose it."""
+        """Attach the value, if it was read, to the error of a later verb: it would be lost with the run."""
         if self._error is None:
             error.returned = self._value  # type: ignore[attr-defined]
             error.add_note(
@@ -146,6 +146,7 @@ class CellDisplay(Silent):
     def say(self, text: str) -> None:
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
         with suppress(OSError, ValueError):  # a closed terminal or stream, a full disk
+            # "replace": the encoding may lack a character.
             print(text.encode(encoding, "replace").decode(encoding), flush=True)  # noqa: T201 - into the cell
 
     def warn(self, text: str) -> None:
@@ -221,7 +222,8 @@ class CellDisplay(Silent):
     def _append_to_tail(self, rank: int, text: str) -> None:
         """Keep the last lines of a rank, from the beginning of its last traceback on."""
         tail = self._tails.setdefault(rank, [])
-        # A chained traceback belongs to the one before; any other replaces the lines before.
+        # A chained traceback belongs to the one before: a line says so, and an empty line follows it. Any other
+        # traceback replaces the lines before.
         if text == _TRACEBACK and not any(line.endswith(_CHAINED) for line in tail[-2:]):
             tail.clear()
         tail.append(text[:_LINE_CHARACTERS])
@@ -232,7 +234,7 @@ class CellDisplay(Silent):
             self.say(event.sentence())
 
     def _show_progress(self, event: ProgressEvent | MetricsEvent) -> None:
-        """Put an event's progress, or its metrics, into the block."""
+        """Put an event's progress and loss, or its metrics, into the block, and draw it."""
         if isinstance(event, MetricsEvent):
             self._metrics_text = ", ".join(
                 f"{name} {metric:.4g}" if isinstance(metric, float) else f"{name} {metric}"
@@ -270,12 +272,13 @@ def curve(series: Series) -> str:
         number if step is None else step for number, step in zip(series.index, series.steps, strict=True)
     ]
     low, high = min(losses), max(losses)
-    step_range = (steps[-1] - steps[0]) or 1  # never 0, as it divides below
+    step_range = (steps[-1] - steps[0]) or 1  # never 0, as both ranges divide below
     loss_range = (high - low) or 1
     points = " ".join(
         f"{(step - steps[0]) / step_range * _WIDTH:.1f},{(high - loss) / loss_range * _HEIGHT:.1f}"
         for step, loss in zip(steps, losses, strict=True)
     )
+    # The box has 4 pixels above the curve, and 20 below it for the text.
     return (
         f'<svg width="{_WIDTH}" height="{_HEIGHT + 20}" viewBox="0 -4 {_WIDTH} {_HEIGHT + 24}" role="img" '
         f'aria-label="loss {losses[0]:.4g} to {losses[-1]:.4g}">'

@@ -108,6 +108,7 @@ def launch(
             local_data = None
         same_machine = ctx.target.is_this_machine
         call = pickled.Call(function, args)
+        # Writes the script too, in place of the empty one.
         pickled.write(Path(folder), call, base=working_folder, data=local_data, same_machine=same_machine)
         with closing(CellDisplay(block_of_cell())) as display:
             display.say(_announcement(ctx))
@@ -196,13 +197,14 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
         **{f"{name}_timeout": seconds for name, seconds in (timeouts or {}).items()},
         **fields,
     }
+    # As texts: a port may be a number or a text.
     unused = [name for name, default in _UNUSED_DEFAULTS.items() if str(arguments[name]) != str(default)]
     if unused:
         _say(f"not needed, and left out: {', '.join(unused)}: the run connects its processes itself")
     _check_call(function, args)
     if is_true(os.environ.get(_DEBUG_VARIABLE, "")):
         _connect_ranks_once(
-            target, {name: value for name, value in run.items() if name not in _FIELDS_OF_TRAINING}
+            target, run={name: value for name, value in run.items() if name not in _FIELDS_OF_TRAINING}
         )
     return launch(function, *args, target=target, **run)
 
@@ -249,7 +251,10 @@ def _announcement(ctx: RunContext) -> str:
 
 
 def _read_target(target: AnyTarget) -> tuple[dict[str, Any], TargetFields | Mapping[str, Any] | None, Path]:
-    """Return the run's fields in a run file, else none; the target; and where its relative paths start."""
+    """Return the run's fields in a run file, else none; the target; and where its relative paths start.
+
+    A text is a kind of target, or the path of a run file, also without its suffix.
+    """
     if target is None or isinstance(target, (TargetFields, Mapping)):
         return {}, target, Path.cwd()
     if not isinstance(target, str | os.PathLike):
@@ -333,9 +338,12 @@ def _run(ctx: RunContext, display: CellDisplay, read_returned: Callable[[Handle]
 
 
 def _refuse_unknown(fields: Mapping[str, Any], called: Callable[..., Any]) -> None:
-    """Refuse an argument of ``launch`` or ``notebook_launcher`` that neither it nor a run has."""
+    """Refuse an argument in ``fields`` that neither the function ``called`` nor a run has.
+
+    ``called`` is ``launch`` or ``notebook_launcher``.
+    """
     own_arguments = [name for name in inspect.signature(called).parameters if name != "fields"]
-    known = {*own_arguments, *TrainingRun.model_fields, "run_id"}
+    known = {*own_arguments, *TrainingRun.model_fields, "run_id"}  # notebook_launcher passes on run_id
     for name in fields:
         if name not in known:
             similar = difflib.get_close_matches(name, known, 1, cutoff=0.5)

@@ -12,7 +12,10 @@ _POLL_INTERVAL_S = 15
 
 
 def main(command: str) -> int:
-    """Answer one request and end the process, or idle; returns only after ``idle`` or without a request."""
+    """Answer one request and end the process, or idle.
+
+    Returns an exit code only after ``idle``, or if the worker is gone before its request.
+    """
     if command == "idle":
         return idle(float(sys.argv[2]))
     # Here, and not above: a pod that idles needs none of it, and starts sooner with a third of the memory.
@@ -29,7 +32,7 @@ def main(command: str) -> int:
         return os.EX_UNAVAILABLE
 
     def end_process() -> None:
-        """Close the channel, because the worker is silent, or this end's work stands still."""
+        """Close both streams at once: the worker is silent, or this end's work stands still."""
         os._exit(os.EX_UNAVAILABLE)
 
     with Channel(streams or stdin, streams or stdout, end_process) as channel:
@@ -43,6 +46,7 @@ def idle(seconds: float) -> int:
     """Run as a pod's first process: end on a signal, or after ``seconds`` without another process."""
     import psutil
 
+    # Blocked signals stay pending until sigtimedwait takes one; it returns None if none came in time.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     remaining = seconds
     while remaining > 0 and signal.sigtimedwait({signal.SIGTERM, signal.SIGINT}, _POLL_INTERVAL_S) is None:

@@ -98,8 +98,8 @@ class Channel:
         self._ended = threading.Event()
         self._buffer = bytearray()
         self._last_received = self._last_progress = time.monotonic()
-        self._is_waiting = False
-        self._failure: Exception | None = None
+        self._is_waiting = False  # for the other end
+        self._failure: Exception | None = None  # the first reason for which the channel ended
         self._unreported: tuple[int, int] | None = None  # progress of the other end: bytes done, and in all
 
     def __enter__(self) -> Self:
@@ -173,7 +173,7 @@ class Channel:
                 if self._failure is not None:
                     raise self._failure from None
                 continue  # _watch_silence sets _failure if nothing comes
-            self._report_progress()
+            self._report_progress()  # what the other end reported before this frame
             if isinstance(frame, Exception):
                 raise frame
             return frame
@@ -185,7 +185,7 @@ class Channel:
         try:
             yield
         finally:
-            self.tick()
+            self.tick()  # first: else the heartbeat thread would see neither waiting nor progress
             self._is_waiting = False
 
     def _send_and_wait(self, kind: bytes, content: Content) -> None:
@@ -263,8 +263,9 @@ class Channel:
         """Run in a thread: send heartbeats; if this end's work stands still, send an error, and close."""
         text = f"its work has stood still for {self._stuck:g} s: the disk or volume there does not answer"
         stuck = json.dumps({"kind": "error", "reason": "stuck", "text": text}).encode()
+        # A quarter of the limit: a short limit, as tests set it, is noticed soon too.
         while not self._ended.wait(min(BEAT, self._stuck / 4)) and self._failure is None:
-            is_progressing = self.is_progressing
+            is_progressing = self.is_progressing  # read once: work may resume while this sends
             try:
                 self._send(_MESSAGE, _ALIVE if is_progressing else stuck)
             except (OSError, ValueError):  # the thread that receives frames sees the error
@@ -315,7 +316,7 @@ def receive_rows(
 
 
 def _send_blocks(channel: Channel, content: memoryview) -> None:
-    """Send bytes in blocks: after each, the other end's progress is reported."""
+    """Send bytes in blocks: after each, :meth:`Channel.send_content` reports the other end's progress."""
     for start in range(0, len(content), _BLOCK_BYTES):
         channel.send_content(content[start : start + _BLOCK_BYTES])
     channel.flush()
@@ -341,7 +342,7 @@ def receive_starts(channel: Channel, message: Message) -> "array[int]":
 class Incoming:
     """A source (see ``transfer.Source``) whose files come from the other end of a channel."""
 
-    tells_sha256 = True
+    tells_sha256 = True  # the other end sends it after each file
 
     def __init__(self, channel: Channel, items: Rows[Item]) -> None:
         self._channel, self._items = channel, items
@@ -390,7 +391,7 @@ def send_files(channel: Channel, source: Hashing, items: Rows[Item], starts: Seq
     Raises:
         TransferError: A file changed after it was listed.
     """
-    if not starts:  # the other end has no byte of any file: a zero for each
+    if not starts:  # the other end has no byte of any file: a zero, of 8 bytes, for each
         starts = array("q", bytes(8 * len(items)))
     for item, start, reading in zip(items, starts, source.read(items, starts), strict=True):
         end = start  # of what was read of this file

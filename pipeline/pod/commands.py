@@ -82,17 +82,20 @@ def receive(channel: Channel, folder: str, **request: Any) -> None:
     stored = transfer.store(
         source,
         Path(folder),
-        ask_for_digest,
-        _progress_sender(channel),
-        _leases(channel),
+        digest=ask_for_digest,
+        progress=_progress_sender(channel),
+        lock=_leases(channel),
         tick=channel.tick,
     )
     channel.send_message("done", sha256=stored.manifest.digest, path=str(stored.path), reused=stored.reused)
 
 
 def send(channel: Channel, source: str) -> None:
-    """Send a folder to the other end: the list of its files, and of each file what the other end lacks."""
-    location = transfer.written(source)
+    """Send a folder to the other end: the list of its files, and of each file what the other end lacks.
+
+    If there is no file, the list is all: the other end then asks for nothing.
+    """
+    location = transfer.written(source)  # without files that cannot be copied
     items = location.items(channel.tick) if location.exists() else Rows(Item)
     send_rows(channel, "files", items)
     if any(not item.is_folder for item in items):
@@ -108,8 +111,8 @@ def fetch(channel: Channel, url: str, folder: str, field: str) -> None:
     stored = transfer.fetch(
         source,
         destination,
-        _progress_sender(channel),
-        _leases(channel),
+        progress=_progress_sender(channel),
+        lock=_leases(channel),
         tick=channel.tick,
         # The source may have changed during the copy.
         is_same=lambda copied: transfer.identity(source, channel.tick, copied) == identity,
@@ -166,12 +169,12 @@ def write_beside(channel: Channel, url: str, key: str, name: str, text: str) -> 
 def read(channel: Channel, url: str, name: str) -> None:
     """Read a small file of the folder at a URL, and list the first two files there.
 
-    The list is without a run's report.html and run.log. Two names are enough to judge whether the folder is
-    in use.
+    The text is None if there is no such file. The list is without a run's report.html and run.log. Two names
+    are enough to judge whether the folder is in use.
     """
     location = Location.of(url, field="run.output")
-    # A file that cannot be copied, such as a FIFO, does not count.
-    items = location.without_odd(lambda *_: None).items() if location.exists() else ()
+    # A file that cannot be copied, such as a FIFO, does not count, and is not reported.
+    items = location.without_odd(left_out=lambda *_: None).items() if location.exists() else ()
     own_files = transfer.for_people(location)
     files = (item.path for item in items if not item.is_folder and item.path not in own_files)
     names = list(islice(files, 2))

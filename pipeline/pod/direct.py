@@ -98,7 +98,7 @@ def make_identity(name: str) -> bytes:
     from cryptography.x509.oid import NameOID
 
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])  # X.509 allows 64 characters
     now = datetime.now(UTC)
     certificate = (
         x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
@@ -173,7 +173,7 @@ def _open_connection(host: str, port: int, identity: bytes, direction: bytes) ->
         if connection.recv(1) != _ACCEPTED:
             raise ConnectionRefusedError("it does not take the connection")
         _set_up(connection)
-        stack.pop_all()  # it stays open
+        stack.pop_all()  # the connection stays open
         return connection
 
 
@@ -195,7 +195,7 @@ def accept(stdin: BinaryIO, stdout: BinaryIO) -> Streams | None:
         port = listener.getsockname()[1]
         stdout.write(_SIZE.pack(port))
         stdout.flush()
-        _wait_readable(stdin)
+        _wait_readable(stdin)  # the worker chooses after it has the port: nothing is in the buffer yet
         choice = _read_exactly(stdin, 1)
         connections = server.end()
     if choice == _EXEC:
