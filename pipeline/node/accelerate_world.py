@@ -20,7 +20,7 @@ _USE_CPU: Final = "ACCELERATE_USE_CPU"
 
 
 def prepare(rank: Rank) -> None:
-    """Set ACCELERATE_USE_CPU where there are several ranks, unless run.env sets it; warn if that is not true.
+    """Set ACCELERATE_USE_CPU where there are several ranks; what run.env sets stays, with a warning if false.
 
     Without the variable Accelerate takes each rank on CPUs for a world of one process.
     """
@@ -30,14 +30,15 @@ def prepare(rank: Rank) -> None:
         os.environ[_USE_CPU] = "true"
         return
     value = os.environ.get(_USE_CPU, "")
-    if not is_true(value) and rank.local_rank == 0:
+    if not is_true(value) and rank.local_rank == 0:  # one warning for each node
         warn(f"run.env sets {_USE_CPU} to {value!r}: Accelerate may take each rank for a world of its own")
 
 
 def prepare_devices(environ: MutableMapping[str, str], devices: int | None) -> None:
     """Have torch_xla, Accelerate and transformers train on ``devices`` XLA devices; None: on CPUs.
 
-    They read variables, of which those that are set already stay.
+    They read variables, of which those that are set already stay. With None nothing is set outside of a run,
+    or if there is no torch_xla.
     """
     if devices is not None:
         variables = {
@@ -71,7 +72,7 @@ def own_state(state_class: Any) -> Any:
 
 
 def set_backend(backend: str) -> None:
-    """Set the backend in Accelerate's state, which begins with a default of its own.
+    """Set the backend in Accelerate's state, which Accelerate fills with a default of its own.
 
     Called when Accelerate makes the default process group.
     """
@@ -156,7 +157,7 @@ def _shard_on_cpus(state_class: Any) -> None:
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)  # sets the distributed type again, for all objects
+        original(self, *args, **kwargs)  # sets the distributed type again, which all objects share
         shared_plugin = getattr(self, "fsdp_plugin", None)  # set here for an earlier object
         plugin = kwargs.get("fsdp_plugin") or shared_plugin
         if plugin is None or self.distributed_type.value != "MULTI_CPU":

@@ -107,7 +107,7 @@ def wrap(backend: str | None, world_size: int) -> None:
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         bound = signature.bind(*args, **kwargs)
-        if backend is not None:
+        if backend is not None:  # else the script chooses
             requested = bound.arguments.get("backend")
             caller = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001 - nothing else names it
             if caller == "accelerate.state":  # it asks for its own default, which the user did not choose

@@ -36,6 +36,7 @@ def keep(file: int, signature: str) -> None:
     """
     _SIGNATURE[:] = [signature]
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The least number for the copy must be below the limit of open files.
     copy = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, min(_LEAST_DESCRIPTOR, limit // 2))
     _IDENTITY[:] = [_identity(copy)]
     # The script may close this descriptor, or reuse its number: its stdout or stderr may still lead there.
@@ -51,7 +52,7 @@ def say(event: str, *, message: str | None = None, **fields: Any) -> None:
         ValueError: The fields are longer than a line may be.
     """
     if message is not None:
-        # One character takes up to six bytes of JSON, so count the JSON.
+        # One character takes up to twelve bytes of JSON, so count the JSON.
         while len(json.dumps(message)) > _MESSAGE_LIMIT:
             message = message[: len(message) * 3 // 4] + "…"
         fields["message"] = message

@@ -36,6 +36,7 @@ def call(folder: Path) -> None:
     """
     notes = json.loads((folder / NOTES).read_text())
     own_versions = versions()
+    # A package that is missing here is no difference: `_load` refuses the function if it needs the package.
     differences = [
         f"{name} {own_versions[name]} where the notebook has {of_notebook}"
         for name, of_notebook in notes["versions"].items()
@@ -74,7 +75,7 @@ def meet() -> dict[str, Any]:
     numbers = torch.tensor([float(dist.get_rank())])
     dist.all_reduce(numbers)
     world = dist.get_world_size()
-    if int(numbers.item()) != world * (world - 1) // 2:
+    if int(numbers.item()) != world * (world - 1) // 2:  # the sum of 0 to world - 1
         raise RuntimeError(f"the sum of the numbers of {world} ranks came out as {numbers.item()}")
     hosts: list[Any] = [None] * world
     dist.all_gather_object(hosts, os.environ.get("MANYCPU_HOST", ""))
@@ -167,7 +168,10 @@ def _delete(root: Path, began: float) -> None:
 
 
 def _link(path: Path, staged: Path) -> None:
-    """Link a path to staged data; a folder that exists already, to all that is in the data's folder."""
+    """Link a path to staged data; in a folder that exists already, link each item of the data's folder.
+
+    The working folder exists already, and so do the folders around it: the data may be one of these.
+    """
     if not path.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(staged)
@@ -184,7 +188,7 @@ def _report(returned: Any, folder: Path) -> None:
     import cloudpickle
 
     if is_shallow(returned) and is_plain(returned):
-        with suppress(ValueError):  # it is longer than a line may be
+        with suppress(ValueError):  # it is longer than a line may be: it is pickled below
             say("result", value=returned)
             return
     what = f"what the function returned, of type {type(returned).__name__},"

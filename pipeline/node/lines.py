@@ -59,6 +59,7 @@ class Lines:
         if not ended:
             return b""
         self._pending = rest  # stays: its line is not complete yet
+        # What follows the last "\r" is the newest state, which may be incomplete; else the state before it.
         return _without_mark(rest or state.rpartition(b"\r")[2])
 
     def rest(self) -> list[bytes]:
@@ -73,7 +74,7 @@ class Lines:
         """
         text = line.rstrip(b"\r").rpartition(b"\r")[2]
         before, signature, after = text.partition(self._signature)
-        if before or not signature:
+        if before or not signature:  # an empty line is a line; an empty text before an event is none
             yield from _printed(before)
         if signature:  # the reader gets the common prefix instead
             yield _MARK + after

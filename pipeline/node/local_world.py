@@ -43,7 +43,8 @@ def fork_ranks(count: int) -> socket.socket | None:
     Returns:
         Only in the ranks: in rank 0 the socket on which it serves its store, in the others None.
     """
-    cpus.preload(Rank(0, count, 0, count, "none"))  # before the fork: one restart is enough for all ranks
+    # Before the fork: one restart is enough for all ranks, whose plan is the same.
+    cpus.preload(Rank(rank=0, world_size=count, local_rank=0, local_world_size=count, launcher="none"))
     listener = open_meeting_point()
     # What torchrun sets on all ranks of a machine; the store is rank 0's own.
     os.environ |= {

@@ -121,7 +121,10 @@ class _ExitRecord:
         self._lines: dict[tuple[str, int], str] = {}
 
     def note(self, line: bytes) -> None:
-        """Keep a line by which the rank's end is judged; a later line of the same event replaces it."""
+        """Keep a line by which the rank's end is judged; a later line of the same event and part replaces it.
+
+        Keeps nothing if the run has no exit records.
+        """
         if not self._folder or not line.startswith(_MARK):
             return
         kind, event = "", {}

@@ -88,7 +88,7 @@ def choose_interface(meeting: Meeting) -> None:
         return
     me = (meeting.me["host"], meeting.me["address"])  # identifies this machine, or this pod
     elsewhere = [record for record in meeting.records if (record["host"], record["address"]) != me]
-    address = str(meeting.me["address"])
+    address = str(meeting.me["address"])  # by which this host reaches the meeting point; empty: not known
     if not elsewhere:
         address = "127.0.0.1"
     elif not address or ipaddress.ip_address(address).is_loopback:

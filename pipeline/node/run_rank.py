@@ -83,7 +83,7 @@ def _run(rank: world.Rank, program: script.Program, listener: socket.socket | No
     devices = _take_devices(requested, start)
     start.waits_for(f"all ranks to meet: {rank.world_size} (for at most {requested.timeout} s)")
     meeting = proof.meet(rank, requested, plan, no_ccl, listener)
-    start.waits_for("")
+    start.waits_for("")  # for nothing more
     if meeting.finished:
         if rank.rank == 0:
             say("finished", meeting=meeting.finished, message=_FINISHED)
@@ -135,6 +135,7 @@ def _check(program: script.Program, rank: world.Rank, world_size: int, devices: 
         devices.check(program.name)
     if rank.world_size == 1:
         return
+    # First: if each rank trained alone, its message names the cause in Accelerate.
     accelerate_world.check(program.name, world_size)
     # Late: it imports torch.
     from manycpu.pipeline.node import backends

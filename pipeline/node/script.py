@@ -76,6 +76,7 @@ class Program(NamedTuple):
             _KEPT_GLOBALS.append(runpy.run_path(self.name, run_name="__main__"))
             return
         if not sys.flags.safe_path:
+            # The script's folder, as Python does, in place of the one that `python -m` put there.
             sys.path[0] = os.path.dirname(os.path.realpath(self.name))  # noqa: PTH120 - "" stays ""
             # A script in a folder of the run's code also finds the modules at the root of the code.
             if not path.is_absolute() and len(path.parts) > 1:

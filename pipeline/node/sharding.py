@@ -309,7 +309,7 @@ def load(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer)
             load_shares(state, checkpoint_id=folder)
         except (CheckpointException, OSError, ValueError) as error:
             raise RuntimeError(f"cannot resume from {folder}: {error}") from error
-        # Of the optimizer, also what the checkpoint lacks: it is 0 now.
+        # The optimizer also gets the state that the checkpoint lacks, which is 0 now.
         set_state_dict(
             model,
             optimizer,
@@ -326,20 +326,20 @@ def _make_room_for_extra_state(model: dict[str, Any], metadata: Metadata) -> Non
 
     torch reads a value only into one of the same form.
     """
-    # Name of a value in the checkpoint -> its place: "model", the name in the model's state, and keys, if the
-    # extra state of that name is a dictionary.
+    # Name of a value in the checkpoint -> its place, a tuple: "model", the name in the model's state, and
+    # further keys, if the extra state of that name is a dictionary.
     stored = {
         name: place
         for name, place in (metadata.planner_data or {}).items()
         if place[0] == "model" and place[1] in model and place[1].split(".")[-1] == "_extra_state"
     }
     for place in stored.values():
-        model.pop(place[1], None)  # whole, since its own form may be another one
+        model.pop(place[1], None)  # all of it, since the model's own extra state may have another form
     for name, place in stored.items():
         value = metadata.state_dict_metadata[name]
         if isinstance(value, TensorStorageMetadata):
             set_element(model, place[1:], torch.empty(value.size, dtype=value.properties.dtype))
-        else:
+        else:  # torch reads any other object as a whole
             set_element(model, place[1:], None)
 
 
@@ -362,7 +362,7 @@ def _part_in_checkpoint(
     of_parameters = {name for name in optimizer if name.startswith("state.")}
     unused = {name for name in of_parameters if f"optimizer.{name}" not in stored}
     if unused == of_parameters:
-        return optimizer  # no parameter has state there: torch's loading raises an error
+        return optimizer  # no parameter has state in the checkpoint: torch's loading raises an error
     for name in unused:
         optimizer[name].zero_()
     return {name: value for name, value in optimizer.items() if name not in unused}
@@ -388,7 +388,8 @@ def _without_empty_groups(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     try:
         yield
     finally:
-        filled = iter(optimizer.param_groups)  # not those from before: loading replaces them
+        # The groups with parameters, as they are now: loading replaces the dictionaries in `groups`.
+        filled = iter(optimizer.param_groups)
         optimizer.param_groups = [next(filled) if group["params"] else group for group in groups]
 
 
@@ -474,6 +475,7 @@ def _write_file(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     with unfinished.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
+            # As bytes: numpy lacks some of the types, such as bfloat16.
             file.write(_whole(tensor).reshape(-1).view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())  # before the rename: a loss of power leaves no cut file under the name

@@ -95,8 +95,8 @@ class StepPace:
         samples = _SAMPLES_PER_STEP[0]
         if seconds and samples:
             fields["samples_per_second"] = round(samples / seconds, 3)
-        # Of the first model that has it: the time in which gradients were on their way, and nothing was
-        # computed.
+        # `wait_seconds`: the time in which gradients were on their way, and nothing was computed. It is that of
+        # the first model that has one.
         for reference in _MODELS:
             model = reference()
             if model is None:  # the program has dropped it

@@ -61,7 +61,7 @@ class Steps:
     def begins(self, shapes: Sequence[Sequence[int]]) -> None:
         """Begin a step with tensors of these shapes: the step before it has ended."""
         self.ends()
-        distinct = tuple(dict.fromkeys(tuple(shape) for shape in shapes))
+        distinct = tuple(dict.fromkeys(tuple(shape) for shape in shapes))  # in their order, unlike a set
         self._usual = self._usual or distinct
         self._present = distinct, self._clock(), self._compiled()
 
@@ -254,7 +254,8 @@ def _wrap_accelerate() -> None:
     @functools.wraps(original_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original_init(self, *args, **kwargs)
-        # On TPUs Accelerate does not set this: it sets a variable that torch_xla no longer reads.
+        # native_amp: the forward pass runs under autocast, in bf16. On TPUs Accelerate leaves it off, and
+        # instead sets a variable that torch_xla no longer reads.
         self.native_amp = self.native_amp or self.mixed_precision == "bf16"
         if _downcasts() and self.mixed_precision != "bf16":
             raise ValueError(f"downcast_bf16 needs mixed_precision 'bf16', not {self.mixed_precision!r}")

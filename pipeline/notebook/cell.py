@@ -222,7 +222,7 @@ class CellDisplay(Silent):
     def _append_to_tail(self, rank: int, text: str) -> None:
         """Keep the last lines of a rank, from the beginning of its last traceback on."""
         tail = self._tails.setdefault(rank, [])
-        # A chained traceback belongs to the one before: a line says so, and an empty line follows it. Any other
+        # A chained traceback belongs to the one before: a line says so, followed by an empty line. Any other
         # traceback replaces the lines before.
         if text == _TRACEBACK and not any(line.endswith(_CHAINED) for line in tail[-2:]):
             tail.clear()

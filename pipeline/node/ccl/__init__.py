@@ -72,11 +72,11 @@ def _create_group(module: ModuleType, store: Store, rank: int, size: int, timeou
     """Create a group, as torch.distributed asks for it on each of the group's ranks."""
     environment.apply()
     connect_timeout = max(timeout, _MIN_CONNECT_TIMEOUT)
-    rank_links = peers.connect(store, rank, size, connect_timeout, environment.address())
+    rank_links = peers.connect(store, rank, size, connect_timeout, address=environment.address())
     meeting_store = PrefixStore(rank_links.token, store)  # has no keys of an earlier meeting
     # gloo does what oneCCL lacks.
     gloo = dist.ProcessGroupGloo(PrefixStore("gloo", meeting_store), rank, size, connect_timeout)
-    memory = peers.share(meeting_store, rank, size, connect_timeout, module.PART)
+    memory = peers.share(meeting_store, rank, size, connect_timeout, part=module.PART)  # None: not shared
     descriptors = [connection.detach() for connection in rank_links.connections]
     leftovers.sweep()  # first: libfabric would reuse shared memory of a dead process that had this id
     try:

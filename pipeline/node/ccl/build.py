@@ -112,7 +112,7 @@ def is_to_be_built() -> bool:
         return False
     if (folder / f"{NAME}.so").exists():
         return False
-    find_headers()
+    find_headers()  # raises if there are none: the library could not be compiled
     return True
 
 
