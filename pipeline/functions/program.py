@@ -101,7 +101,7 @@ def _root_of(module: str, roots: Collection[Path]) -> Path | None:
         spec = find_spec(module)
     except (ImportError, ValueError):  # ValueError: a module object that was made by hand
         spec = None
-    if spec is None:  # only the function itself imports it, in the ranks
+    if spec is None:  # this process does not find it; ranks find what is copied beside the program
         for root in roots:
             if (root / f"{module}.py").is_file() or (root / module).is_dir():
                 return root

@@ -203,7 +203,7 @@ def _report(returned: Any, folder: Path) -> None:
         say("result", message=f"{what} takes {len(pickled):,} bytes, of which {LARGEST:,} can travel. {fix}")
         return
     digest = hashlib.sha256(pickled).hexdigest()
-    partial = folder.parent / f".{digest}"
+    partial = folder.parent / f".{digest}"  # not in the folder, which a reader may copy as a whole
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:

@@ -47,16 +47,16 @@ class Lines:
         *whole, rest = (self._pending + block).split(b"\n")
         # Of a progress bar, keep the last state that ended with "\r" and what follows; drop earlier states.
         # That "\r" may be the first half of an "\r\n": then the state is the line.
-        head, ended, tail = rest.rpartition(b"\r")
-        self._pending = head.rpartition(b"\r")[2] + ended + tail
+        head, carriage_return, tail = rest.rpartition(b"\r")
+        self._pending = head.rpartition(b"\r")[2] + carriage_return + tail
         if len(self._pending) > _PENDING_LIMIT:
             whole, self._pending = [*whole, self._pending], b""
         return [part for line in whole for part in self._parts(line)]
 
     def bar(self) -> bytes:
         """Take the last state of a progress bar that has not ended its line; empty where there is none."""
-        state, ended, rest = self._pending.rpartition(b"\r")
-        if not ended:
+        state, carriage_return, rest = self._pending.rpartition(b"\r")
+        if not carriage_return:
             return b""
         self._pending = rest  # stays: its line is not complete yet
         # What follows the last "\r" is the newest state, which may be incomplete; else the state before it.
@@ -120,6 +120,7 @@ class HiddenSecrets:
         # All forms in which a line may have a secret: plain, in JSON, as a literal of Python.
         forms = {form for text in self._secrets for form in (text, json.dumps(text)[1:-1], repr(text)[1:-1])}
         longest_first = sorted(forms, key=len, reverse=True)
+        # os.environ keeps bytes that are no UTF-8 as surrogates: this restores them.
         self._forms = [form.encode(errors="surrogateescape") for form in longest_first]
 
     def hide(self, line: bytes) -> bytes:

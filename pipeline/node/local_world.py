@@ -60,11 +60,12 @@ def fork_ranks(count: int) -> socket.socket | None:
     }
     error_file = os.environ.get(_ERROR_FILE)  # where torchelastic records how a rank failed
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, a child's exit code is lost
-    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    # Blocked signals stay pending until `_wait` takes them; the ranks get the mask from before.
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     ranks: dict[int, int] = {}
     for rank in range(count):
         if (pid := os.fork()) == 0:
-            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
             return _become_rank(rank, listener)
         ranks[pid] = rank
     listener.close()

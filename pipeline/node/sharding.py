@@ -359,7 +359,7 @@ def _part_in_checkpoint(
     foreign = [name for name in stored if name.startswith(("model.", "optimizer.state.")) and name not in own]
     if foreign:
         raise ValueError(f"it is of another model or optimizer: it has {min(foreign)}")
-    of_parameters = {name for name in optimizer if name.startswith("state.")}
+    of_parameters = {name for name in optimizer if name.startswith("state.")}  # without groups
     unused = {name for name in of_parameters if f"optimizer.{name}" not in stored}
     if unused == of_parameters:
         return optimizer  # no parameter has state in the checkpoint: torch's loading raises an error

@@ -51,6 +51,7 @@ class StepPace:
 
         After eight steps of others without one of the first, the optimizer of the next step takes its place.
         """
+        # None: this is the first step, or the program has dropped the first optimizer.
         first_optimizer = self._optimizer() if self._optimizer else None
         if (
             first_optimizer is not None
@@ -95,8 +96,8 @@ class StepPace:
         samples = _SAMPLES_PER_STEP[0]
         if seconds and samples:
             fields["samples_per_second"] = round(samples / seconds, 3)
-        # `wait_seconds`: the time in which gradients were on their way, and nothing was computed. It is that of
-        # the first model that has one.
+        # `wait_seconds`: the time in which gradients were on their way, and nothing was computed. The first
+        # model that has one gives it.
         for reference in _MODELS:
             model = reference()
             if model is None:  # the program has dropped it

@@ -196,7 +196,7 @@ class _BatchDivision:
         """Return torch_xla's description of how a tensor is divided; None: a number is on every device."""
         if tensor.dim() == 0:
             return None
-        placed = ("data", *[None] * (tensor.dim() - 1))
+        placed = ("data", *[None] * (tensor.dim() - 1))  # None: this dimension is not divided
         return self._spmd.ShardingSpec(self._mesh, placed).xla_spec(tensor)
 
 

@@ -103,7 +103,7 @@ def launch(
         if run_id:
             ctx = find(ctx)  # a repeated run keeps its first name
         ctx = replace(ctx, needs=versions())  # its nodes need this Python, torch and accelerate
-        local_data = ctx.run.data or None
+        local_data = ctx.run.data or None  # None: there is no data, or it is behind a URL
         if local_data is not None and "://" in local_data:
             local_data = None
         same_machine = ctx.target.is_this_machine
@@ -283,7 +283,7 @@ def _run_fields(of_file: Mapping[str, Any], of_call: Mapping[str, Any], here: Pa
     env = of_call.get("env") or {}
     if not isinstance(env, Mapping):
         raise BadInputError("a mapping is needed", field="env", fix="Write it as {'NAME': 'value'}")
-    run = {"output": None, **of_file, **of_call}
+    run = {"output": None, **of_file, **of_call}  # without an output, no model is kept
     for name in _PATH_FIELDS:
         path = of_call.get(name)
         if isinstance(path, (str, os.PathLike)) and os.fspath(path).strip():
