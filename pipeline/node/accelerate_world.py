@@ -131,6 +131,7 @@ def _train_after_evaluation(accelerator_class: Any) -> None:
     def prepare_model(
         self: Any, model: Any, device_placement: Any = None, evaluation_mode: bool = False
     ) -> Any:
+        """Prepare a model as Accelerate does; mark it in an evaluation, and wrap a marked one for training."""
         if evaluation_mode:
             was_prepared = getattr(model, "_is_accelerate_prepared", False)
             prepared = original(self, model, device_placement, evaluation_mode)
@@ -157,6 +158,7 @@ def _shard_on_cpus(state_class: Any) -> None:
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        """Make a state as Accelerate does; on CPUs, set its type to FSDP if a plugin asks for that."""
         original(self, *args, **kwargs)  # sets the distributed type again, which all objects share
         shared_plugin = getattr(self, "fsdp_plugin", None)  # set here for an earlier object
         plugin = kwargs.get("fsdp_plugin") or shared_plugin
@@ -183,6 +185,7 @@ def widen_fp16() -> None:
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        """Make an Accelerator, with bf16 in place of fp16."""
         bound = inspect.signature(original).bind(self, *args, **kwargs)
         if str(bound.arguments.get("mixed_precision")) == "fp16":
             warn("mixed_precision 'fp16' becomes 'bf16': CPUs have no fp16 to train in")

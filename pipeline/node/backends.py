@@ -106,6 +106,7 @@ def wrap(backend: str | None, world_size: int) -> None:
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> None:
+        """Make the default group with ``backend``; warn if the script asks for another; check the group."""
         bound = signature.bind(*args, **kwargs)
         if backend is not None:  # else the script chooses
             requested = bound.arguments.get("backend")
@@ -138,6 +139,7 @@ def _compare_first(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def make_group(*args: Any, **kwargs: Any) -> Any:
+        """Compare the backends of a subgroup's ranks, and make the group."""
         arguments = signature.bind(*args, **kwargs).arguments
         # A process outside of the subgroup has no rank in it; torch's mpi has no store to compare over; the
         # default group has no list of ranks.

@@ -177,6 +177,7 @@ def warn_of_forks() -> None:
     has_warned = False
 
     def popen(process: Any) -> Any:
+        """Fork the process as before; warn at the first fork beside the script's own threads."""
         nonlocal has_warned
         added = _count_threads() - threads_before
         target = getattr(process, "_target", None)
@@ -203,6 +204,7 @@ def _count_threads() -> int:
 
 
 def _thread_name(task: Path) -> str:
+    """Read a thread's name in the system; empty: it has ended."""
     try:
         return (task / "comm").read_text()
     except OSError:  # it has ended

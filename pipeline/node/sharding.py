@@ -487,6 +487,7 @@ def _recompute_activations(block: nn.Module) -> None:
     forward = block.forward
 
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        """Run the block; in training, if gradients are needed, without keeping its activations."""
         if not (torch.is_grad_enabled() and block.training):
             return forward(*args, **kwargs)
         return torch.utils.checkpoint.checkpoint(forward, *args, use_reentrant=False, **kwargs)

@@ -214,12 +214,13 @@ def _wrap_loaders(devices: int, steps: Steps) -> None:
 
     @functools.wraps(original_init)
     def divide(self: Any, *args: Any, **kwargs: Any) -> None:
-        # A division that the program asks for stays.
+        """Make a loader that divides its batches; a division that the program asks for stays."""
         kwargs["input_sharding"] = kwargs.get("input_sharding") or division
         original_init(self, *args, **kwargs)
 
     @functools.wraps(original_next)
     def time_step(self: Any) -> Any:
+        """Return the next batch: one step ends before it, and one begins with it."""
         try:
             batch = original_next(self)
         except StopIteration:
@@ -253,6 +254,7 @@ def _wrap_accelerate() -> None:
 
     @functools.wraps(original_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        """Make an Accelerator that applies ``mixed_precision``; refuse ``downcast_bf16`` without bf16."""
         original_init(self, *args, **kwargs)
         # native_amp: the forward pass runs under autocast, in bf16. On TPUs Accelerate leaves it off, and
         # instead sets a variable that torch_xla no longer reads.
@@ -262,6 +264,7 @@ def _wrap_accelerate() -> None:
 
     @functools.wraps(original_prepare)
     def prepare_model(self: Any, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Prepare a model as Accelerate does; with ``downcast_bf16``, narrow its tensors first."""
         if _downcasts():
             for tensor in itertools.chain(model.parameters(), model.buffers()):
                 tensor.data = _narrowed(tensor.data)  # in place: the optimizer has these very parameters

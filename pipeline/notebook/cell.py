@@ -144,6 +144,7 @@ class CellDisplay(Silent):
         self._last_drawn_at = 0.0
 
     def say(self, text: str) -> None:
+        """Print a text; an output that cannot be written must not fail the run."""
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
         with suppress(OSError, ValueError):  # a closed terminal or stream, a full disk
             # "replace": the encoding may lack a character.
@@ -156,11 +157,13 @@ class CellDisplay(Silent):
             self.say(f"warning: {text}")
 
     def begin(self, verb: str) -> None:
+        """Show in the block which verb runs now."""
         self._title = "training" if verb == "wait" else verb
         self._subtitle, self._fraction_done = "", None
         self._draw()
 
     def progress(self, done: int, total: int) -> None:
+        """Show in the block how many bytes of a copy are done."""
         self._subtitle = f"{decimal(done)} of {decimal(total)}"
         self._fraction_done = done / total if total else None
         self._draw()

@@ -103,6 +103,7 @@ class Channel:
         self._unreported: tuple[int, int] | None = None  # progress of the other end: bytes done, and in all
 
     def __enter__(self) -> Self:
+        """Start the threads that read, send heartbeats, and watch for silence."""
         loops = (self._read, self._send_heartbeats, self._watch_silence)
         self._threads = [threading.Thread(target=loop, daemon=True) for loop in loops]
         for thread in self._threads:
@@ -110,6 +111,7 @@ class Channel:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Close both streams, and wait until the threads have ended; unread frames are dropped."""
         self._ended.set()
         self._close()
         for thread in self._threads:

@@ -285,6 +285,7 @@ def _progress_sender(channel: Channel) -> Progress:
     last = 0.0
 
     def report(done: int, total: int) -> None:
+        """Record progress; send it, unless this is less than half a second after the last time."""
         nonlocal last
         channel.tick()
         if time.monotonic() - last > _PROGRESS_INTERVAL_S:

@@ -53,6 +53,7 @@ def register() -> None:
 
     @functools.wraps(original)
     def records(model: Any) -> dict[str, Any]:
+        """Return torch's record of a model, with the name of the backend if it is ccl."""
         record = original(model)
         if dist.get_backend(model.process_group) == "ccl":
             record["backend_name"] = "ccl"
