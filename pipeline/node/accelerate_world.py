@@ -131,7 +131,7 @@ def _train_after_evaluation(accelerator_class: Any) -> None:
     def prepare_model(
         self: Any, model: Any, device_placement: Any = None, evaluation_mode: bool = False
     ) -> Any:
-        """Prepare a model as Accelerate does; mark it in an evaluation, and wrap a marked one for training."""
+        """Prepare a model as Accelerate does: mark it in an evaluation, wrap a marked one for training."""
         if evaluation_mode:
             was_prepared = getattr(model, "_is_accelerate_prepared", False)
             prepared = original(self, model, device_placement, evaluation_mode)
