@@ -88,7 +88,7 @@ def function_module(function: Callable[..., Any], foreign: Collection[str] = ())
     """
     for reason, fix in _reasons_against(function, foreign):
         raise _refusal(function, reason, fix)  # at the first reason, if there is one
-    # Ranks may need what only annotations name, but it must not be the reason for a refusal.
+    # Ranks may need what only annotations name. If that would be refused, write the module without it.
     with suppress(BadInputError):
         return _write_module(function, with_annotated=True)
     return _write_module(function, with_annotated=False)
@@ -429,7 +429,7 @@ class _UsedStatements:
             yield "would be another file in the ranks", f"To have a path, {_ARGUMENT}"
         if name == "__doc__":
             yield "is the text of the DAG file, which the ranks do not have", f"To have a text, {_ARGUMENT}"
-        if not statements and name in self._function.__globals__:
+        if not statements and name in self._function.__globals__:  # such as by a star import
             yield "is not defined at the top of the file by its name", "Define it there"
         if not statements:
             yield "is not defined", "Define or import it at the top of the file"
@@ -544,7 +544,7 @@ def _as_literal(value: Any, written: ast.expr) -> ast.expr | None:
         read_back = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
-    if type(read_back) is not type(value) or read_back != value:
+    if type(read_back) is not type(value) or read_back != value:  # the repr is that of another value
         return None
     literal = ast.parse(text, mode="eval").body
     for node in ast.walk(literal):

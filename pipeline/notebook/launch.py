@@ -323,7 +323,7 @@ def _run(ctx: RunContext, display: CellDisplay, read_returned: Callable[[Handle]
     """Do a whole run; raise errors as a cell is to show them: an interrupt, or a rank's whole traceback."""
     __tracebackhide__ = True
     try:
-        with letting_go_after_errors(ctx):
+        with letting_go_after_errors(ctx):  # after an error this process, which lives on, keeps no lease
             run_all(ctx, display, read_returned)
     except CancelledError as ended:
         if isinstance(ended.__cause__, KeyboardInterrupt):  # as Jupyter shows an interrupted cell
