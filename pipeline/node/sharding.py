@@ -243,7 +243,7 @@ def save(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer,
     extra_json = json.dumps(extra)  # first: if it fails, nothing was written
     final, new_folder = Path(folder), _unfinished(folder)
     if _rank() == 0:
-        # An earlier save wrote a complete checkpoint, and was killed before the last rename.
+        # An earlier save was killed before its last rename: finish it, or its checkpoint would be deleted.
         if (new_folder / ".metadata").exists() and not final.exists():
             new_folder.rename(final)
         shutil.rmtree(new_folder, ignore_errors=True)
@@ -256,7 +256,7 @@ def save(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer,
     save_shares(
         {"model": trained, "optimizer": optimizer_state, _EXTRA: extra_json}, checkpoint_id=new_folder
     )
-    _barrier()
+    _barrier()  # rank 0 has written .metadata now
     # Each rank tells whether it sees what rank 0 wrote last.
     sees_metadata = (new_folder / ".metadata").exists()
     answers = [sees_metadata] * _ranks()
@@ -272,7 +272,7 @@ def save(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer,
             final.rename(old_folder)
         new_folder.rename(final)
         shutil.rmtree(old_folder, ignore_errors=True)
-    _barrier()
+    _barrier()  # no rank returns before the checkpoint has its name
 
 
 def _unfinished(folder: str | Path) -> Path:

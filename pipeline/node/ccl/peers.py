@@ -179,7 +179,8 @@ def _offer(store: Store, size: int, timeout: timedelta, part: int) -> int | None
         memory = _create_nameless(f"manycpu-{secrets.token_hex(8)}")
         os.ftruncate(memory, size * part)
         _reserve(memory, 0, part)
-        fd_path = Path(f"/proc/{os.getpid()}/fd/{memory}")  # where other processes can open it
+        # Other processes can open it at this path. Where the path links to is unique to this memory.
+        fd_path = Path(f"/proc/{os.getpid()}/fd/{memory}")
         store.set(_OFFER, f"{_host()}\n{fd_path}\n{fd_path.readlink()}")
     except OSError as error:
         answer = str(error)
