@@ -49,7 +49,7 @@ class Lines:
         # That "\r" may be the first half of an "\r\n": then the state is the line.
         head, carriage_return, tail = rest.rpartition(b"\r")
         self._pending = head.rpartition(b"\r")[2] + carriage_return + tail
-        if len(self._pending) > _PENDING_LIMIT:
+        if len(self._pending) > _PENDING_LIMIT:  # a line without an end is cut here
             whole, self._pending = [*whole, self._pending], b""
         return [part for line in whole for part in self._parts(line)]
 
