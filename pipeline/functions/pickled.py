@@ -331,8 +331,8 @@ def _reason_against(value: Any) -> str | None:
 
 def _reason_within(value: Any) -> str | None:
     """Return why a value must not be in an object that travels; None if no reason is known."""
-    # These may be in one: cloudpickle copies the text of an open file. The state that TrainingArguments always
-    # have is replaced by `_own_of_each_process`.
+    # These may be in one: cloudpickle copies the text of an open file; the state that TrainingArguments have
+    # is replaced by `_own_of_each_process`.
     if isinstance(value, io.IOBase) or _is_partial_state(value):
         return None
     return _reason_against(value)

@@ -90,6 +90,7 @@ def reserve_cores(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str]
 
     Raises:
         OSError: The folder cannot be used, is not this user's alone, or stays locked for 30 s.
+        ValueError: A record is damaged.
     """
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
