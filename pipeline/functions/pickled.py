@@ -104,7 +104,7 @@ def write(folder: Path, call: Call, *, base: Path, data: str | None, same_machin
     Raises:
         BadInputError: A variable that the function uses cannot travel, or it takes too much along.
     """
-    __tracebackhide__ = True
+    __tracebackhide__ = True  # IPython leaves this frame out of tracebacks
     travelling: list[Any] = []  # filled by the next call: each object in the pickle, also code and modules
     (folder / FUNCTION).write_bytes(_pickled(call, travelling))
     modules = {*_modules_of(travelling)}
@@ -186,7 +186,7 @@ def _pickled(call: Call, travelling: list[Any]) -> bytes:
 
     Adds to ``travelling`` what the pickle has, as :func:`dumps` does.
     """
-    __tracebackhide__ = True
+    __tracebackhide__ = True  # IPython leaves this frame out of tracebacks
     # First refuse what pickle may accept but a rank cannot use, such as a tensor on a device.
     for variable in call.variables:
         for name, part in _with_contents(*variable):

@@ -96,7 +96,7 @@ def was_initialised() -> bool:
 
 
 def wrap(backend: str | None, world_size: int) -> None:
-    """Have every initialisation of the default process group use ``backend``.
+    """Have every initialisation of the default process group use ``backend``; None: the script chooses.
 
     Subgroups have the backend that the script gives them: the same on each of their ranks, or making the
     group fails. The default group must have as many ranks as have met.
@@ -108,7 +108,7 @@ def wrap(backend: str | None, world_size: int) -> None:
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         """Make the default group with ``backend``; warn if the script asks for another; check the group."""
         bound = signature.bind(*args, **kwargs)
-        if backend is not None:  # else the script chooses
+        if backend is not None:
             requested = bound.arguments.get("backend")
             caller = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001 - nothing else names it
             if caller == "accelerate.state":  # it asks for its own default, which the user did not choose

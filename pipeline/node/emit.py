@@ -15,7 +15,7 @@ from manycpu.pipeline.spec import events
 _MESSAGE_LIMIT = 3000  # characters of JSON; the other fields of the line need some room too
 _PART_LIMIT: Final = 3500  # characters of JSON, of one part of a long text
 _FILES: Final[list[int]] = []  # descriptors that may lead to the forwarder; empty: there is none
-_SIGNATURE: Final[list[str]] = []
+_SIGNATURE: Final[list[str]] = []  # begins each event for the forwarder, as the only element
 _IDENTITY: Final[list[tuple[int, int]]] = []  # device and inode of the forwarder's pipe
 _LEAST_DESCRIPTOR: Final = 4096  # scripts do not expect files of their own at numbers this high
 

@@ -137,8 +137,8 @@ def _exchange(
     """Put this rank's record into torch's key-value store, and return the records of all ranks.
 
     The records are in the order in which the ranks came. The store is served by rank 0, or by torchrun's
-    agent. The rank ends with exit code 87 if after ``requested.timeout`` seconds the store is not reached or a
-    rank is missing, or if more processes come than there are ranks.
+    agent. The rank ends with exit code 87 if the store is not reached or a rank is missing after
+    ``requested.timeout`` seconds, or if more processes come than there are ranks.
     """
     limit = timedelta(seconds=requested.timeout)
     try:

@@ -87,7 +87,7 @@ def launch(
 
     An error after the training, also a KeyboardInterrupt, has what the function returned as ``returned``.
     """
-    __tracebackhide__ = True
+    __tracebackhide__ = True  # IPython leaves this frame out of tracebacks
     _refuse_unknown(fields, launch)
     working_folder = Path.cwd()
     run_fields, target_fields, base = _read_target(target)
@@ -183,7 +183,7 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
         TrainingFailedError: The function raised on a rank: its traceback is the message.
         ManycpuError: The run failed otherwise.
     """
-    __tracebackhide__ = True
+    __tracebackhide__ = True  # IPython leaves this frame out of tracebacks
     arguments = dict(locals())  # before any other local exists
     _refuse_unknown(fields, notebook_launcher)
     if not isinstance(timeouts or {}, Mapping):
@@ -300,7 +300,7 @@ def _run_fields(of_file: Mapping[str, Any], of_call: Mapping[str, Any], here: Pa
 
 def _run_and_return(ctx: RunContext, display: CellDisplay, run_id: str) -> Any:
     """Do a whole run, and return what rank 0 returned; an error after the training has it as ``returned``."""
-    __tracebackhide__ = True
+    __tracebackhide__ = True  # IPython leaves this frame out of tracebacks
     returned = Returned(
         f"What is left of the run is kept for a time in {ctx.where}: run_id={run_id!r} reads it again; "
         f"`{ctx.deletion}` deletes it"
@@ -321,7 +321,7 @@ def _run_and_return(ctx: RunContext, display: CellDisplay, run_id: str) -> Any:
 
 def _run(ctx: RunContext, display: CellDisplay, read_returned: Callable[[Handle], bool]) -> None:
     """Do a whole run; raise errors as a cell is to show them: an interrupt, or a rank's whole traceback."""
-    __tracebackhide__ = True
+    __tracebackhide__ = True  # IPython leaves this frame out of tracebacks
     try:
         with letting_go_after_errors(ctx):  # after an error this process, which lives on, keeps no lease
             run_all(ctx, display, read_returned)
