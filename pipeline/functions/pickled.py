@@ -74,7 +74,7 @@ class Call:
         """
         variables = [(f"args[{place}]", value) for place, value in enumerate(self.args)]
         searched: set[int] = set()
-        # Pairs: the user of an item, empty for the function and its arguments, and the item.
+        # Pairs: the name of an item, which may use others, and the item. Empty: the function, or an argument.
         to_search: list[tuple[str, Any]] = [("", self.function), *(("", value) for value in self.args)]
         while to_search:
             user, item = to_search.pop()

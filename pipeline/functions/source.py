@@ -453,7 +453,7 @@ class _UsedStatements:
         top = (module or "").partition(".")[0]
         if top == "airflow":
             raise self._refusal(name, "is of Airflow, which ranks do not have", "Use it in another task")
-        if getattr(statement, "level", 0):
+        if getattr(statement, "level", 0):  # a relative import
             what = "is imported from the package of the DAG file, which ranks do not have"
             raise self._refusal(name, what, "Import it by its full name")
         if line := _first_line_that_changes(self._tree, name, imported=True):
