@@ -32,6 +32,7 @@ _UNUSED: Final = (
     *("tpu_env", "tpu_name", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "tpu_zone"),
 )
 _EMPTY_VALUES: Final[tuple[object, ...]] = (None, False, "no", {}, [])
+"""Values of keys that ask for nothing: ``accelerate config`` writes such keys too."""
 _SECTION_KEYS: Final = {
     # mpirun_ccl, the number of oneCCL's workers, is not used: oneCCL runs without them.
     "mpirun_config": ("mpirun_hostfile", "mpirun_ccl"),
@@ -81,7 +82,7 @@ def read_accelerate_config(path: Path, run: Fields, target: Fields) -> Translati
     written = "a file that `accelerate config` has written"
     # A user may give the script in the place of the config.
     script_fix = f"Write --accelerate-config FILE {path}" if path.suffix == ".py" else None
-    content = read_mapping(path, written, f"Give {written}", script_fix)
+    content = read_mapping(path, written, shape_fix=f"Give {written}", script_fix=script_fix)
     return translate(content, run, target)
 
 
@@ -216,7 +217,7 @@ def _missing_target_fields(config: Fields, nnodes: object, given: Fields) -> dic
 
 def _dynamo(config: Fields) -> dict[str, str]:
     """Return the environment variables that make Accelerate compile models, if the config asks for it."""
-    # A config names the backend at its top or in the section, whose keys may have the prefix.
+    # A config names the backend at its top or in the section, which wins, and whose keys may have the prefix.
     options = {"backend": config.get("dynamo_backend")} | {
         str(name).removeprefix("dynamo_"): value
         for name, value in (config.get("dynamo_config") or {}).items()
@@ -249,6 +250,7 @@ def _fsdp(config: Fields) -> dict[str, str]:
     options = {name.removeprefix("fsdp_"): value for name, value in section.items() if value is not None}
     if "transformer_layer_cls_to_wrap" in options:  # the variable has a shorter name than the key
         options["transformer_cls_to_wrap"] = options.pop("transformer_layer_cls_to_wrap")
+    # Booleans in lower case, as `accelerate launch` writes them for FSDP.
     variables = {
         f"FSDP_{name.upper()}": str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in options.items()

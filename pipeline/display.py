@@ -286,7 +286,8 @@ def draw(series: Series, width: int, height: int) -> list[str]:
     ys = [round((1 - y) * last_row) for y in _scaled([y for _, y in points])]
     cells = [[0] * width for _ in range(height)]
     for (x0, y0), (x1, y1) in pairwise(zip(xs, ys, strict=True)):
-        length = max(abs(x1 - x0), abs(y1 - y0), 1)  # of the line between two points, in dots
+        # The line between two points, in dots; at least 1, because both points may be the same dot.
+        length = max(abs(x1 - x0), abs(y1 - y0), 1)
         for dot in range(length + 1):
             x = x0 + round((x1 - x0) * dot / length)
             y = y0 + round((y1 - y0) * dot / length)

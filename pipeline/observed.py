@@ -160,7 +160,7 @@ class Observer:
         """
         parts_before = self.observed.parts if event.part > 1 else []
         parts = [*parts_before, event.text]
-        is_next = len(parts) == event.part  # else it is read again
+        is_next = len(parts) == event.part  # else a part is missing, or this one is read again
         if rank != 0 or not is_next or sum(map(len, parts)) > JSON_LIMIT:
             return False
         if event.part != event.parts:

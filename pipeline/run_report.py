@@ -26,7 +26,7 @@ _FIELD_LIMITS: Final = ((COMPACT, COMPACT), (2000, 64), (500, 32), (100, 16), (4
 """Bytes of a text and items of a list, tried in this order."""
 _CURVE_MIN_POINTS: Final = 4
 _CURVE_SHRINK: Final = 0.9  # factor for the number of points that is tried next
-_SERIES_KEY_BYTES: Final = 16
+_SERIES_KEY_BYTES: Final = 16  # of the key "series" and what separates it from the other fields
 
 
 class Report(BaseModel):
@@ -88,15 +88,18 @@ class Report(BaseModel):
 
 
 def draft(entry: Entry, observed: Observed, state: RunState, error: str | None = None) -> Report:
-    """Build the report from the ledger and the ranks' events, before the run's folder is deleted."""
-    ran = entry.described()
+    """Build the report from the ledger and the ranks' events, before the run's folder is deleted.
+
+    ``run`` and ``target`` are those that the last attempt was started with. No message shows their secrets.
+    """
+    ran = entry.described()  # the entry's own fields may have changed since
     # A message may quote a line of the training, which may show a secret of the run.
     hide = partial(without_secrets, value=[ran.run, ran.target])
     verbs = {
         name: record.model_copy(update={"error": record.error and hide(record.error)})
         for name, record in entry.verbs.items()
     }
-    # For the attempt, and last for the run: its fields may have changed since the attempt was started.
+    # Of the attempt, then of the entry: what was staged after the attempt was started is kept as well.
     staged_and_built = [
         path
         for origin in (ran, entry)
@@ -125,7 +128,7 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
         error=error and hide(error),
         warnings=[hide(warning) for warning in observed.warnings],
         **observed.model_dump(exclude=_NOT_REPORTED),
-        hosts=observed.hosts,
+        hosts=observed.hosts,  # a property, which model_dump leaves out
     )
 
 
@@ -143,15 +146,17 @@ def compact(report: Report, limit: int = COMPACT) -> dict[str, Any]:
     everything |= {"schema_version": report.schema_version, "metrics": important | reported}
     everything["counts"] = {name: len(value) for name, value in everything.items() if isinstance(value, list)}
     for text_bytes, items in _FIELD_LIMITS:
+        # Before the cut, which would keep the ranks with the lowest numbers.
         everything["ranks"] = _choose_ranks(everything.get("ranks", []), items)
         fields = {name: _cut(value, text_bytes, items) for name, value in everything.items()}
         if _size(fields) <= limit * _FIELDS_SHARE:
             break
-        everything.pop("returned", None)
+        everything.pop("returned", None)  # too large with it, and the next limits would cut it
     else:  # even the smallest limits are not enough: drop nested metrics, such as a confusion matrix
         metrics = fields["metrics"].items()
         fields["metrics"] = {name: value for name, value in metrics if not isinstance(value, dict | list)}
-    return fields | {"series": _fitting_curves(report.series, limit - _size(fields) - _SERIES_KEY_BYTES)}
+    room = limit - _size(fields) - _SERIES_KEY_BYTES
+    return fields | {"series": _fitting_curves(report.series, room)}
 
 
 def _fitting_curves(series: Mapping[str, Series], room: int) -> dict[str, Any]:
@@ -165,6 +170,7 @@ def _fitting_curves(series: Mapping[str, Series], room: int) -> dict[str, Any]:
             return curves
         if points == _CURVE_MIN_POINTS:
             names = names[: len(names) // 2]
+        # Fewer points in proportion to the excess, and by a tenth at least, so that the loop ends.
         points = max(_CURVE_MIN_POINTS, int(points * min(_CURVE_SHRINK, room / size)))
     return {}
 
@@ -206,7 +212,7 @@ def _cut(value: Any, text_bytes: int, items: int) -> Any:
     """
     if isinstance(value, str):
         while _size(value) > text_bytes + 2:  # with the quotes
-            # Characters differ in their bytes: cut by the mean, and look again.
+            # Characters differ in their bytes: cut by the mean, by one at least, and look again.
             value = value[: max(1, len(value) * text_bytes // _size(value)) - 1]
         return value
     if isinstance(value, dict):

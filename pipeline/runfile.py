@@ -87,7 +87,8 @@ def read_run_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     # A user may give the script in the place of the run file.
     script_fix = f"Give a script as --program {path}, with --output" if path.suffix == ".py" else None
-    content = read_mapping(path, "a run file", "Begin it with `run:` and, below, `program: ...`", script_fix)
+    shape_fix = "Begin it with `run:` and, below, `program: ...`"
+    content = read_mapping(path, "a run file", shape_fix, script_fix)
     if script_fix and content.keys() - {*_PARTS}:
         raise _wrong_file(path, "a run file", script_fix)  # some Python is also YAML
     for name in content:

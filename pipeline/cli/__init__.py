@@ -62,7 +62,7 @@ class _Commands(click.Group):
 def cli() -> None:
     """Train PyTorch models on many CPUs: on this machine, on hosts of a hostfile, on Kubernetes."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # None: it was closed before Python started
+        if isinstance(stream, TextIOWrapper):  # it is None if it was closed before Python started
             stream.reconfigure(errors="backslashreplace")  # a rank may print what the stream cannot show
     if os.environ.get("COLUMNS") == "0":  # a terminal without a size; rich would print nothing
         del os.environ["COLUMNS"]

@@ -43,6 +43,7 @@ def _parse_bf16(text: str) -> frozenset[str]:
     """Parse yes or no; return the flags of a processor that computes in bf16, or of one that does not."""
     if text not in ("yes", "no"):
         raise ValueError(f"{text!r} is neither yes nor no")
+    # avx2: an empty set would mean that the processor is unknown.
     return frozenset({"avx512_bf16" if text == "yes" else "avx2"})
 
 

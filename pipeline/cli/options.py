@@ -238,6 +238,7 @@ def open_run(file: Path | None, options: Options, name: str) -> RunContext:
     config = options.get("accelerate_config")
     # Relative paths start at a run file, but not at a script: with a config of Accelerate, `file` is one.
     base = Path.cwd() if config or not file else file.parent
+    # "cli" and the name make the run's key, by which a later command finds the run.
     ctx = open_context(parts["run"], parts["target"], "cli", name, base=base)
     return replace(ctx, run_file=config or file)
 
@@ -312,12 +313,12 @@ def _parse_option(part: str, name: str, raw: str | tuple[str, ...], before: Any)
     """
     field = f"{part}.{name}"
     if isinstance(raw, str):
-        return _parse_yaml_text(field, raw, "[")  # a brace begins a placeholder, not YAML
+        return _parse_yaml_text(field, raw, begins="[")  # a brace begins a placeholder, not YAML
     shape = _shape(_FIELDS[part, name][1])
     values: list[Any] = []
     if shape == "words":
         for text in raw:
-            parsed = _parse_yaml_text(field, text, "[")
+            parsed = _parse_yaml_text(field, text, begins="[")  # a list of words; a brace as above
             try:
                 values += _words(parsed) if isinstance(parsed, str) else parsed
             except ValueError as error:

@@ -73,13 +73,13 @@ def _newest_path(page: str | None) -> str:
 
 
 def _read(path: str) -> dict[str, Any]:
-    """Read the fields of the report at a path, folder or URL; some may be missing.
+    """Read the fields of the report that ``path`` is, or that a folder or URL has; some may be missing.
 
     Raises:
         BadInputError: There is no report, or it cannot be read.
     """
     try:
-        text = Location.of(path, "PATH").read_text(REPORT)
+        text = Location.of(path, "PATH").read_text(REPORT)  # in a folder; of a file, the file itself
     except BadInputError:  # it says what is wrong already
         raise
     except Exception as error:  # every protocol of fsspec has errors of its own
@@ -99,7 +99,7 @@ def _page_path(path: str) -> Path:
     """Return the page's path: beside the report, or in the current folder if the report is behind a URL."""
     if is_remote(path):
         return Path(PAGE)
-    location = Path(Location.of(path, "PATH").root)
+    location = Path(Location.of(path, "PATH").root)  # without the file:// that it may begin with
     return (location if location.is_dir() else location.parent) / PAGE
 
 

@@ -152,7 +152,7 @@ def cancel(name: str, *, gone: bool, **location: str | None) -> None:
     with suppress(RunGoneError):  # its process has cleaned up meanwhile
         now = ctx.ledger.now()
         # End the lease, so that `clean` may remove the run. A live holder cleans up by itself.
-        ctx.ledger.change_lease(lambda lease: lease.holder is None or not lease.held(now), ended=True)
+        ctx.ledger.change_lease(only_if=lambda lease: lease.holder is None or not lease.held(now), ended=True)
     click.echo(f"{ctx.name}: {outcome}")
 
 
@@ -228,7 +228,8 @@ def _remove(runs: Iterable[RunContext], *, delete_model: bool) -> list[str]:
         lease = _removable(ctx, delete_model=delete_model)  # it may have changed while the question waited
         if lease is None:
             continue
-        holder = process.handle_of_this_process(Path(), ctx.name, 0)
+        # Of no attempt: this process only removes the run.
+        holder = process.handle_of_this_process(directory=Path(), name=ctx.name, attempt=0)
         try:
             with ctx.ledger.held_by(holder, lease):  # so that no other process resumes it meanwhile
                 report = cleanup(ctx, keep=False, delete_model=delete_model)
@@ -320,16 +321,17 @@ def _reason_to_keep(ctx: RunContext, lease: Lease, *, delete_model: bool) -> str
             "good"
         )
     running = current is not None and not current.state.terminal
-    # A training outlives the process that launched it: until the lease is over, another may resume it.
+    # Held: a process works on the run. Not over: the holder may have died, but its training still runs, and
+    # another process may resume it until the time of the lease has passed.
     if lease.held(now) or (running and not lease.over(now)):
         return f"a process works on it; `{ctx.typed('cancel')}` ends that"
     remaining = Remains.NOTHING if delete_model else remains(ctx)
     if remaining is Remains.MODEL:
         return f"it has a model that was not exported; `{ctx.deletion}` deletes it"
-    kept = lease.kept and not lease.no_longer_kept(now)  # its results are, for a time that is not over
-    if remaining is Remains.UNREAD and kept:
+    still_kept = lease.kept and not lease.no_longer_kept(now)  # the time for which results are kept lasts
+    if remaining is Remains.UNREAD and still_kept:
         return f"what its function returned could not be read, and is kept; `{ctx.deletion}` deletes it"
-    if remaining in (Remains.FAILED, Remains.UNKNOWN) and kept:
+    if remaining in (Remains.FAILED, Remains.UNKNOWN) and still_kept:
         return f"its output and checkpoints are kept; `{ctx.deletion}` deletes them"
     return ""
 
@@ -359,7 +361,7 @@ def _may_use_staged(ledger: FileLedger) -> bool:
     """Whether a run may use staged folders: `clean` must not remove the run, or it cannot be read."""
     home_folder = str(ledger.directory.parents[1])
     try:
-        ctx = reopen(ledger.read(), home_folder)
+        ctx = reopen(ledger.read(), directory=home_folder)
         return bool(_reason_to_keep(ctx, ctx.ledger.lease(), delete_model=False))
     except RunGoneError:
         return False

@@ -66,7 +66,10 @@ class Parser(HfArgumentParser):
         """
         try:
             *parsed, unknown = self.parse_args_into_dataclasses(
-                list(words), return_remaining_strings=True, look_for_args_file=False
+                # Else transformers would also read a file with the program's name and the ending .args.
+                list(words),
+                return_remaining_strings=True,
+                look_for_args_file=False,
             )
         except (
             ImportError,

@@ -123,19 +123,19 @@ def fault(checkpoint: Path) -> str | None:
     """Explain why a checkpoint of a recipe cannot be resumed from; None when it is complete."""
     if not checkpoint.is_dir():
         return "there is no such folder"
-    # The state is written last.
+    # Rank 0 writes the state as the last of its own files.
     if step(checkpoint) is None:
         return "it has no readable trainer_state.json: it was not written to its end"
-    # Each rank writes a rng_state, and rank 0 writes the trainer_state without waiting for them.
+    # Each rank writes a rng_state; rank 0 does not wait for those of other ranks, so they may be cut short.
     for file in checkpoint.glob("rng_state*.pth"):
         if not zipfile.is_zipfile(file):
             return f"{file.name} is cut short or damaged"
     if (checkpoint / SHARDED).is_dir():
         return sharding.fault(checkpoint / SHARDED)
-    return _fault_without_shares(checkpoint)
+    return _fault_of_unsharded(checkpoint)
 
 
-def _fault_without_shares(checkpoint: Path) -> str | None:
+def _fault_of_unsharded(checkpoint: Path) -> str | None:
     """Explain what is wrong with weights, optimizer or scheduler of a checkpoint that is not sharded.
 
     None: nothing is wrong.
@@ -183,9 +183,9 @@ def _choose(folder: Path, env: Mapping[str, str], requested: str | None, *, by_s
     first_resume_file = folder / f".resumed-{run}"  # its time is that of the first resume
     if not requested:
         latest, skipped = newest(folder, by_step=by_step)
-    elif run and first_resume_file.exists():  # a retry
+    elif run and first_resume_file.exists():  # a retry: it may have checkpoints of its own by now
         latest, skipped = newest(folder, since=first_resume_file.stat().st_mtime, by_step=by_step)
-    elif run:
+    elif run:  # outside of a run there are no retries to tell apart
         folder.mkdir(parents=True, exist_ok=True)
         first_resume_file.touch()
     for note in skipped:

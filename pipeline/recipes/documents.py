@@ -116,7 +116,8 @@ class _PaddingHooks:
         starts = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
         self._real = mask.flatten().nonzero()[:, 0]
         self._last = starts[:-1, None] + torch.minimum(positions, lengths[:, None] - 1)
-        # transformers passes a mask of four dimensions on as it is.
+        # The batch becomes one row without padding, so no token is masked; transformers passes a mask of four
+        # dimensions on as it is, and `_attention` takes the documents from cu_seq_lens_q.
         full_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
         return args, kwargs | {"attention_mask": full_mask, "cu_seq_lens_q": starts.int()}
 
@@ -146,6 +147,7 @@ def _padding(model: Any) -> int:
 
 def _states_of_single_rows(model: Any) -> torch.Tensor:
     """Compute the hidden states of the probe rows' tokens, each row by itself."""
+    # Of each output the first item, the hidden states, and of these the only row.
     return torch.cat([model.base_model(input_ids=torch.tensor([row]))[0][0] for row in _probe_rows(model)])
 
 
@@ -222,7 +224,7 @@ def _attention(  # noqa: PLR0913, PLR0917 - transformers' signature
             *document,  # type: ignore[misc]
             attn_mask=_window(document[0].shape[2], sliding_window),
             dropout_p=dropout,
-            # The mask of a window is causal itself.
+            # torch takes a mask or is_causal, not both; the mask of a window is causal itself.
             is_causal=is_causal and (not sliding_window or document[0].shape[2] <= sliding_window),
             scale=scaling,
         )

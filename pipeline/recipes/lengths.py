@@ -75,8 +75,8 @@ class LengthGroups(Sampler[int]):
         rows = torch.randperm(len(self), generator=generator).numpy()
         group_count = len(rows) // self._group
         grouped = group_count * self._group  # the number of rows in groups
-        longest = int(np.argmax(self._lengths[rows])) if group_count else -1
-        # The longest row must be in a group: only a group can come first.
+        longest = int(np.argmax(self._lengths[rows])) if group_count else -1  # its place in `rows`
+        # The longest row must be in a group, because only a group can come first: swap it into one.
         if longest >= grouped:
             rows[[0, longest]] = rows[[longest, 0]]
         groups = self._groups(rows[:grouped].reshape(group_count, self._group))
@@ -95,6 +95,7 @@ class LengthGroups(Sampler[int]):
         """
         least_draws = min(_LEAST_DRAWS, len(rows))  # a draw has one group at least
         draws = max(math.ceil(len(rows) / _GROUPS_TOGETHER), least_draws, 1)
+        # Each draw is a stack of groups: flattened, sorted, and cut into as many groups again.
         return [
             group
             for draw in np.array_split(rows, draws)

@@ -28,7 +28,7 @@ def loader(
     """Return a ``from_pretrained`` for this training: if it is sharded, each rank reads only its own share.
 
     With ``auto``, a model whose checkpoint has unequal weights where the configuration ties them is not
-    sharded, and the log says so.
+    sharded, and the log says so. Otherwise such a model raises.
 
     Args:
         kind: The Auto class that loads the model.
@@ -62,7 +62,7 @@ def loader(
     # Late: transformers has it since 5.20, and what is not sharded needs none.
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    replica_count = sharding.replicas("hybrid" if options.shard == "hybrid" else "full")
+    replica_count = sharding.replicas(mode="hybrid" if options.shard == "hybrid" else "full")
     tied = meta_model.all_tied_weights_keys  # name of a tied weight -> of the weight it shares
     if _tied_weights_differ(Path(str(config.name_or_path)), tied):
         untied = "tie_word_embeddings is true, and the checkpoint has a head of its own"
@@ -77,6 +77,7 @@ def loader(
     say(f"the model is sharded over {sharing_ranks} ranks{replicas}")
     model_class = type(meta_model)
     if tied:
+        # The same name: the saved configuration names the model by it.
         model_class = type(model_class.__name__, (_Tied, model_class), {})
     shares = DistributedConfig(
         fsdp_plan=plan,
@@ -156,7 +157,7 @@ def _excluding_option(options: CpuTrainingOptions, *, has_adapters: bool) -> str
     if options.use_ipex:
         return "--use_ipex"
     values = options.to_dict()  # type: ignore[no-untyped-call]
-    # As recipe_options.read gives them to preflight.
+    # In the form of recipe_options.read, which `unshardable` takes.
     set_options = {name: [str(value)] for name, value in values.items() if value}
     return unshardable(set_options)
 
@@ -192,7 +193,7 @@ def _choose_shard(
     node_ranks = sharding.ranks_of_node()
     nodes = Nodes(nodes=max(1, ranks // node_ranks), processes=node_ranks, memory=node_bytes)
     needed_bytes = replica(model, training).total * node_ranks
-    # A node with less memory decides for all ranks.
+    # All ranks exchange what they found: a node with less memory decides for all.
     fits = [memory_plan.choose(model, training, nodes) == "no"] * ranks
     if dist.is_initialized():
         dist.all_gather_object(fits, fits[0])

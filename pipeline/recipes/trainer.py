@@ -43,7 +43,7 @@ _COUNTS: Final = (
 _REPLACED: Final = (
     "torch itself has bf16 autocast, fused AdamW and torch.compile, which are as fast (docs/speed.md)"
 )
-_EPOCH_TOLERANCE: Final = 1e-9  # of its sum of shares
+_EPOCH_TOLERANCE: Final = 1e-9  # largest rounding error of an epoch: it is a sum with a share
 _OF_STEPS: Final = ("train_loss", "train_samples_per_second", "train_steps_per_second")
 
 
@@ -148,7 +148,7 @@ class CpuTrainer(Trainer):
 
     def __init__(self, model: Any, args: CpuTrainingOptions, **kwargs: Any) -> None:
         is_model_only = args.save_only_model
-        # Else the Trainer refuses a sharded optimizer, which this class can save.
+        # For super().__init__ alone: it refuses to save a sharded optimizer, which this class can save.
         args.save_only_model = True
         super().__init__(model, args, **kwargs)
         args.save_only_model = is_model_only
@@ -161,7 +161,7 @@ class CpuTrainer(Trainer):
                 say("--save_only_model is left out: a sharded checkpoint has model and optimizer in one")
                 args.save_only_model = False
         self.add_callback(ProgressCallback())
-        if self.pop_callback(PrinterCallback):
+        if self.pop_callback(PrinterCallback):  # the Trainer has it where bars are off
             self.add_callback(Printer())
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
@@ -215,7 +215,7 @@ class CpuTrainer(Trainer):
         return resume_point(str(args.output_dir), args.resume_from_checkpoint, env, by_step=by_step)
 
     def _init_training_state(
-        self, max_steps: int, per_epoch: int, epochs: int, checkpoint: str | None, trial: Any
+        self, max_steps: int, epoch_steps: int, epochs: int, checkpoint: str | None, trial: Any
     ) -> tuple[int, int]:
         """Convert a checkpoint's step to one of this training, whose epoch may have another number of steps.
 
@@ -226,7 +226,7 @@ class CpuTrainer(Trainer):
             Epochs that are done, and the batches to skip in the present epoch.
         """
         trainer_result: tuple[int, int] = super()._init_training_state(
-            max_steps, per_epoch, epochs, checkpoint, trial
+            max_steps, epoch_steps, epochs, checkpoint, trial
         )
         if checkpoint and Path(checkpoint).parent.resolve() != Path(str(self.args.output_dir)).resolve():
             state: Any = self.state  # its own types are those before a checkpoint is read
@@ -234,16 +234,16 @@ class CpuTrainer(Trainer):
             state.stateful_callbacks.pop("EarlyStopping", None)  # it counts evaluations
         accumulated = self.args.gradient_accumulation_steps
         done = steps_done(self.state.epoch or 0.0, self._epoch_batches, accumulated)
-        if self.args.max_steps > 0 or done == self.state.global_step:
+        if self.args.max_steps > 0 or done == self.state.global_step:  # the step needs no conversion
             return trainer_result
         say(
             f"step {self.state.global_step} of the checkpoint is step {done} here: epoch {self.state.epoch:g}"
         )
         self.state.global_step = done
         self.state.best_global_step = None  # here, that number is another step's
-        # `per_epoch` counts steps, and a step has several batches.
-        steps_to_skip = 0 if self.args.ignore_data_skip else done % per_epoch
-        return done // per_epoch, steps_to_skip * accumulated
+        # The Trainer skips batches, of which a step has `accumulated`.
+        steps_to_skip = 0 if self.args.ignore_data_skip else done % epoch_steps
+        return done // epoch_steps, steps_to_skip * accumulated
 
     def get_train_dataloader(self) -> Any:
         """Make the loader of the batches of this rank, and remember how many an epoch has."""
@@ -390,7 +390,7 @@ class CpuTrainer(Trainer):
         scheduler, step = self.lr_scheduler, self.state.global_step
         if checkpoint and isinstance(scheduler, LambdaLR) and scheduler.last_epoch != step:
             scheduler.last_epoch = step - 1
-            scheduler.step()  # also gives the optimizer the learning rate of this step
+            scheduler.step()  # adds 1, and gives the optimizer the learning rate of that step
 
     def _load_best_model(self) -> None:
         """Load the weights of the best checkpoint, which may be sharded."""

@@ -125,8 +125,11 @@ def ending_of(
 def _deliver(
     ctx: RunContext, trackers: Iterable[str], attempt: Tracked, ending: Ending, places: dict[str, Place]
 ) -> Iterator[str]:
-    """Send an end to trackers, and note where each has the attempt; yield a warning for each failure."""
-    for name in dict.fromkeys(trackers):
+    """Send an end to trackers; yield a warning for each that fails or does not answer in time.
+
+    Adds to ``places`` where each tracker has the attempt.
+    """
+    for name in dict.fromkeys(trackers):  # each once, also if the run names it twice
         if name == "mlflow" and ending.model:  # only MLflow registers models
             timeout_s = _UPLOAD_TIMEOUT_S
         elif ending.final:

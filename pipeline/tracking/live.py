@@ -42,7 +42,8 @@ def listeners(
     """
     step = None if progress is None else progress.step
     return tuple(
-        _TrackerListener(name, ctx, handle, warn, say, step) for name in dict.fromkeys(ctx.run.tracking)
+        _TrackerListener(name, ctx, handle, warn=warn, say=say, step=step)
+        for name in dict.fromkeys(ctx.run.tracking)  # each once
     )
 
 

@@ -46,7 +46,7 @@ def findings(ctx: RunContext) -> Iterator[Finding]:
     for name in dict.fromkeys(ctx.run.tracking):
         try:
             kind = _installed(name)
-            if why := kind.absence(ctx):
+            if why := kind.absence(ctx):  # raises BadInputError if a variable is missing
                 fix = "The training runs without it; the end of the run sends it everything"
                 yield Finding(_FIELD, f"{kind.label} is away: {why}", fix, fatal=False)
         except BadInputError as error:
@@ -165,10 +165,10 @@ def _params(run: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, str]
     params |= {"env": sorted(run.get("env") or {})}
     params |= {f"target.{name}": target[name] for name in ("kind", "launch") if name in target}
     # Of the program's arguments: --name value, --name=value, and --name, which is true.
-    words = [*(shown.get("args") or ()), "--"]  # the added "--" follows the last word
+    words = [*(shown.get("args") or ()), "--"]  # the added "--" is what follows the last word
     for word, following in pairwise(words):
         name, equals, value = word.partition("=")
-        if not name.startswith("--") or not name.strip("-"):
+        if not name.startswith("--") or not name.strip("-"):  # a value, or dashes alone
             continue
         if not equals:
             value = "true" if following.startswith("--") else following
