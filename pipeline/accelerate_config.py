@@ -139,7 +139,7 @@ def _refuse_unknown_keys(section: Fields, known: tuple[str, ...], prefix: str = 
     """Raise BadInputError for the first key that is not ``known``; ``prefix`` names the section, if any."""
     for name in map(str, section):
         if name not in known:
-            similar = difflib.get_close_matches(name, known, 1)
+            similar = difflib.get_close_matches(name, known, n=1)
             fix = f"Did you mean {similar[0]!r}?" if similar else "Take it out of the file"
             raise BadInputError("configs of Accelerate have no such key", field=prefix + name, fix=fix)
 

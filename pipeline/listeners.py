@@ -128,6 +128,7 @@ class Paced:
             self._held = (event, line)
         elif isinstance(event, (ErrorEvent, ExitEvent)):  # after which ranks may restart
             self.flush()
+        # Progress is held at first, then passed on here: at once, or with a later event.
         if self._held is not None:
             progress, progress_line = self._held
             is_last = progress.step is not None and progress.step == progress.total_steps

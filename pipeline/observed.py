@@ -49,7 +49,7 @@ def add_exit_records(observed: Observed, records: Iterable[Mapping[str, Any]]) -
     observer = Observer(observed)
     for record in records:
         for text in record["lines"]:
-            observer.add_line(RankLine(record["rank"], record["host"], text), record["time"])
+            observer.add_line(RankLine(record["rank"], record["host"], text), time=record["time"])
 
 
 class Observer:
@@ -324,7 +324,7 @@ def _time_of(event: Event, time: float) -> float:
 def _add_curve_points(observed: Observed, event: Event, rank: int | None, time: float) -> None:
     """Add an event's values to the curves of its metrics; beyond the largest number of curves, warn."""
     progress = observed.progress
-    step, values = values_of(event, rank, progress.step if progress else None)
+    step, values = values_of(event, rank, last_reported_step=progress.step if progress else None)
     is_exact = not isinstance(event, PaceEvent)  # a pace gets the step of the progress before it
     for name, value in values.items():
         series = observed.series.get(name) or Series()

@@ -49,7 +49,7 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command that the first word names; fail with a suggestion if another one is meant."""
         name = args[0]
-        suggestions = [_SYNONYMS[name]] if name in _SYNONYMS else get_close_matches(name, self.commands, 1)
+        suggestions = [_SYNONYMS[name]] if name in _SYNONYMS else get_close_matches(name, self.commands, n=1)
         if suggestions and self.get_command(ctx, name) is None:
             ctx.fail(f"No such command {name!r}. Did you mean {suggestions[0]!r}?")
         return super().resolve_command(ctx, args)

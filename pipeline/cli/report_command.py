@@ -79,11 +79,11 @@ def _read(path: str) -> dict[str, Any]:
         BadInputError: There is no report, or it cannot be read.
     """
     try:
-        text = Location.of(path, "PATH").read_text(REPORT)  # in a folder; of a file, the file itself
+        text = Location.of(path, field="PATH").read_text(REPORT)  # in a folder; of a file, the file itself
     except BadInputError:  # it says what is wrong already
         raise
     except Exception as error:  # every protocol of fsspec has errors of its own
-        raise BadInputError(without_secrets(f"{path} cannot be read: {error}", path)) from error
+        raise BadInputError(without_secrets(f"{path} cannot be read: {error}", value=path)) from error
     if text is None:
         fix = "Give a report.json, or the folder or URL that a run wrote its model to"
         raise BadInputError(f"there is no {REPORT} at {redacted(path)}", fix=fix)
@@ -99,7 +99,7 @@ def _page_path(path: str) -> Path:
     """Return the page's path: beside the report, or in the current folder if the report is behind a URL."""
     if is_remote(path):
         return Path(PAGE)
-    location = Path(Location.of(path, "PATH").root)  # without the file:// that it may begin with
+    location = Path(Location.of(path, field="PATH").root)  # without the file:// that it may begin with
     return (location if location.is_dir() else location.parent) / PAGE
 
 

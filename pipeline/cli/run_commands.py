@@ -256,7 +256,7 @@ def _target_of(location: Location) -> TargetFields:
     """Return a target at a location: this machine, or a namespace."""
     fields = {"kind": "local", "directory": location["directory"]}
     if location["namespace"] is not None:
-        require("kubernetes", "--namespace", "Kubernetes")
+        require("kubernetes", field="--namespace", what="Kubernetes")
         names = ("namespace", "connection")
         fields = {"kind": "kubernetes", **{name: location[name] for name in names}}
     return read_target(fields)

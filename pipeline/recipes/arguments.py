@@ -66,19 +66,15 @@ class Parser(HfArgumentParser):
         """
         try:
             *parsed, unknown = self.parse_args_into_dataclasses(
-                # Else transformers would also read a file with the program's name and the ending .args.
                 list(words),
                 return_remaining_strings=True,
-                look_for_args_file=False,
+                look_for_args_file=False,  # a file beside the program must not add words
             )
-        except (
-            ImportError,
-            ValueError,
-        ) as error:  # ImportError: an option needs a package, such as deepspeed
+        except (ImportError, ValueError) as error:  # ImportError: an option needs a package, as deepspeed
             self.error(str(error).strip())
         if unknown:
             name = unknown[0].partition("=")[0]
-            similar = difflib.get_close_matches(name, self._option_string_actions, 1, cutoff=_LIKE)
+            similar = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=_LIKE)
             hint = f" (did you mean {similar[0]}?)" if similar else ""
             self.error(f"unknown options: {' '.join(unknown)}{hint}")
         return tuple(parsed)

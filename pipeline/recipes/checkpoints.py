@@ -49,7 +49,7 @@ def resume_point(
     if chosen is None:
         return None
     problem = fault(Path(chosen))
-    readable_on_ranks = [problem is None] * ranks
+    readable_on_ranks = [problem is None] * ranks  # without other ranks, this one's answer is all
     if ranks > 1:
         dist.all_gather_object(readable_on_ranks, problem is None)
     if not all(readable_on_ranks):

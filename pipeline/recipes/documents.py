@@ -81,7 +81,11 @@ def unpad(model: PreTrainedModel) -> str | None:
         block_lists[0][-1].register_forward_hook(padding_hooks.restore_shape),
     ]
     # With the hooks, the padded batch is computed as one row; rows without a mask are computed as they are.
-    why = use_documents(model, lambda: _states_of_padded_batch(model), lambda: _states_of_single_rows(model))
+    why = use_documents(
+        model,
+        together=lambda: _states_of_padded_batch(model),
+        alone=lambda: _states_of_single_rows(model),
+    )
     if why:
         for hook in hooks:
             hook.remove()

@@ -28,7 +28,7 @@ def loader(
     """Return a ``from_pretrained`` for this training: if it is sharded, each rank reads only its own share.
 
     With ``auto``, a model whose checkpoint has unequal weights where the configuration ties them is not
-    sharded, and the log says so. Otherwise such a model raises.
+    sharded, and the log says so; with ``full`` or ``hybrid``, it is refused.
 
     Args:
         kind: The Auto class that loads the model.

@@ -179,7 +179,7 @@ class CpuTrainer(Trainer):
         group = options.train_batch_size * options.gradient_accumulation_steps * options.world_size
         seed = options.seed if options.data_seed is None else options.data_seed
         # The Trainer's own count: Accelerate reports no epoch to a sampler whose first batches are skipped.
-        return LengthGroups(lengths, group, seed, lambda: int(self.state.epoch or 0))
+        return LengthGroups(lengths, group, seed, epoch=lambda: int(self.state.epoch or 0))
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
         """Keep the order of the rows: scores are matched with their questions by it."""

@@ -50,9 +50,9 @@ def tell_end(ctx: RunContext, entry: Entry, report: Report, path: str) -> Delive
     A failure of a tracker is not raised: it is a warning of the result, and in the log.
     """
     if entry.attempt == 0:
-        return Delivery({}, [])  # nothing was ever launched
+        return Delivery(places={}, warnings=[])  # nothing was ever launched
     run = as_started(ctx, entry, entry.attempt).run
-    ending = ending_of(report, time.time(), path, run.registered_model)
+    ending = ending_of(report, time.time(), report_path=path, model=run.registered_model)
     places: dict[str, Place] = {}
     warnings = list(_deliver(ctx, run.tracking, tracked(entry, entry.attempt), ending, places))
     for warning in warnings:
@@ -71,7 +71,7 @@ def tell_state(ctx: RunContext, handle: Handle, status: Status) -> None:
         if not trackers or entry.attempt != handle.attempt:  # a later attempt has begun
             return
         observed = ctx.driver.observed_of(ctx, handle)
-        report = run_report.draft(entry, observed, status.state, status.reason)
+        report = run_report.draft(entry, observed, status.state, error=status.reason)
         ending = ending_of(report, time.time())
         places: dict[str, Place] = {}  # not needed: a draft is not reported
         for warning in _deliver(ctx, trackers, tracked(entry, handle.attempt), ending, places):

@@ -76,7 +76,7 @@ class _TrackerListener(Silent):
         """Queue the event's points, and start the thread unless it runs; warn if old points are dropped."""
         if isinstance(event, ProgressEvent):
             self._step = event.step
-        points = points_of(event, line.rank, self._step, time.time())
+        points = points_of(event, line.rank, step=self._step, now=time.time())
         if not points:
             return
         with self._change:
@@ -94,7 +94,7 @@ class _TrackerListener(Silent):
         with self._change:
             self._flushing = True
             self._change.notify_all()
-            if not self._change.wait_for(lambda: not self._sending, _FLUSH_TIMEOUT_S):
+            if not self._change.wait_for(lambda: not self._sending, timeout=_FLUSH_TIMEOUT_S):
                 self._warn_once(f"it has not answered within {_FLUSH_TIMEOUT_S:.0f} s")
 
     def _run(self) -> None:
@@ -117,7 +117,8 @@ class _TrackerListener(Silent):
                     self._queue.extendleft(reversed(newest))
                 queued = len(self._queue)
                 pause_s = _BATCH_INTERVAL_S if why is None else _RETRY_INTERVAL_S
-                self._change.wait_for(lambda: self._flushing, pause_s)
+                # Pause, unless a flush begins: points that come meanwhile make one batch.
+                self._change.wait_for(lambda: self._flushing, timeout=pause_s)
                 # After a failure, give up if no point came meanwhile, or at a flush. The next point starts
                 # another thread, and the end of the run sends all points again.
                 self._gave_up = why is not None and (self._flushing or len(self._queue) == queued)

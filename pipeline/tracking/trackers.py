@@ -113,7 +113,7 @@ def points_of(event: Event, rank: int | None, step: float | None, now: float) ->
         step: The training's last step, for events of pace, whose own steps are those of the rank's process.
         now: Time of an event that has none, in seconds since the epoch.
     """
-    event_step, values = values_of(event, rank, step)
+    event_step, values = values_of(event, rank, last_reported_step=step)
     time = float(now if event.time is None else event.time)
     return [
         Point(name, int(event_step or 0), time, float(value))

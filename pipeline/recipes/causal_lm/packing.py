@@ -34,7 +34,8 @@ def bins(lengths: Sequence[int], size: int) -> list[list[int]]:
     packed: list[list[int]] = []
     room: list[tuple[int, int]] = []  # room left, and number of the bin; sorted
     for document in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
-        place = bisect_left(room, (lengths[document], -1))  # the fullest bin with enough room
+        # The fullest bin with enough room; -1 is less than every number of a bin.
+        place = bisect_left(room, (lengths[document], -1))
         if place == len(room):
             packed.append([document])
             left, number = size - lengths[document], len(packed) - 1
@@ -162,7 +163,7 @@ def use_packing(model: PreTrainedModel) -> str | None:
         return "the model attends within chunks of a sequence"
     untyped_model: Any = model
     vocabulary = untyped_model.get_input_embeddings().weight.shape[0]
-    # Two documents of five tokens each; the tokens are arbitrary.
+    # Two documents of five tokens each; the tokens are arbitrary, but in the vocabulary.
     documents = [[number * 7 % vocabulary for number in range(first, first + 5)] for first in (1, 11)]
     packs = [{"input_ids": ids, "labels": ids, "lengths": [len(ids)]} for ids in documents]
     return use_documents(

@@ -37,7 +37,8 @@ def findings(data: Path | None, model: Path | None, options: Options) -> Iterato
         fix = f"Add --pad_token '{end}' to run.args, or leave --packing on"
         # Other classes may have a pad token of their own, which only the recipe sees.
         is_fatal = settings.get("tokenizer_class") in _WITHOUT_TOKENS
-        yield Finding("run.model", "the tokenizer has no pad token, and batches are padded", fix, is_fatal)
+        problem = "the tokenizer has no pad token, and batches are padded"
+        yield Finding("run.model", problem, fix, fatal=is_fatal)
     targets = options.get("lora_target_modules", [])
     if folder and targets:
         yield from _target_findings(folder, targets, options)

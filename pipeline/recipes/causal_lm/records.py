@@ -191,7 +191,7 @@ def check(
                 remaining = 0  # this file may hold all records that are used: skip the next ones
             elif remaining:
                 first_records = list(islice(read(file), min(_CHECKED, remaining)))
-                _check_records(file, first_records, columns, render, has_template)
+                _check_records(file, first_records, columns, render, has_template=has_template)
                 remaining -= len(first_records)
     return notes
 
@@ -219,7 +219,10 @@ def no_template() -> BadInputError:
 
 
 def kind_of(columns: Columns, present: Iterable[str], source: str) -> str:
-    """Return the kind of a data set by its columns; raises BadInputError where it has none of them."""
+    """Return the kind of a data set by its columns; raises BadInputError where it has none of them.
+
+    ``source`` names the data set, for the message.
+    """
     present = list(present)
     if kind := columns.kind(present):
         return kind
@@ -257,10 +260,12 @@ def answer_spans(
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
+        # transformers writes no empty list of messages.
         text_before = write(messages[:number], begins_answer=True) if number else ""
         text_through = write(messages[: number + 1], begins_answer=False)
         answer_text = message["content"].rpartition(_THOUGHT)[2].strip()  # templates may leave thoughts out
-        # Most templates write a turn in the same way whatever follows: the answer is what the turn adds.
+        # Most templates write a turn in the same way whatever follows: the answer is what the turn adds. Not
+        # so the first message: what it adds includes the header of its turn.
         is_prefix = number > 0 and text.startswith(text_before) and text.startswith(text_through)
         if is_prefix and _writes_whole_answer(answer_text, messages[: number + 1], write):
             spans.append((len(text_before), len(text_through)))
@@ -281,7 +286,8 @@ def answer_spans(
 def _writes_whole_answer(answer: str, messages: Sequence[Mapping[str, Any]], write: Render) -> bool:
     """Whether the template writes the whole answer, which is the end of the last message.
 
-    To see it, a mark is added to the message: in the text, it must directly follow the answer.
+    To see it, a mark is added to the message: in the text, it must directly follow the answer. A plain search
+    would also find the answer's words elsewhere in the text. Of an empty answer, nothing can be cut off.
     """
     *earlier, last = messages
     marked = {**last, "content": last["content"].rstrip() + _MARK}
@@ -360,7 +366,7 @@ def missing_target(targets: Sequence[str], layers: Sequence[str]) -> tuple[str, 
     for target in targets:
         if any(is_target(layer, target) for layer in layers):
             continue
-        similar = difflib.get_close_matches(target, last_parts, 1, cutoff=_LIKE)
+        similar = difflib.get_close_matches(target, last_parts, n=1, cutoff=_LIKE)
         message = (
             f"the model has no layer {target!r} for --lora_target_modules; it has {', '.join(last_parts)}"
         )

@@ -75,7 +75,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
         "train_tokens": packs.tokens,
         **({"resumed_from_step": resumed_step} if resume else {}),
     }
-    if "train_loss" in trained.metrics:
+    if "train_loss" in trained.metrics:  # CpuTrainer leaves it out if no step was left after a resume
         # The Trainer reports the loss of rank 0 only.
         mean_loss = trainer.accelerator.reduce(torch.tensor(trained.metrics["train_loss"]), "mean")
         tokens_per_second = trained.metrics["train_samples_per_second"] * packs.tokens / len(packs)
@@ -144,7 +144,7 @@ def _trainer(
     if options.model.method != "full":
         model = inputs.with_adapter(model, options.model)
     packs = {
-        split: Packs(split_data.table, length if is_packed else None)
+        split: Packs(split_data.table, size=length if is_packed else None)
         for split, split_data in prepared.items()
     }
     for split, split_data in packs.items():
@@ -200,6 +200,7 @@ class EarlyStopping(EarlyStoppingCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Continue the checkpoint's count; train no step if the count says that the training had stopped."""
         super().on_train_begin(args, state, control, **kwargs)  # type: ignore[no-untyped-call]
+        # Without a checkpoint there is no count yet: it begins with this object's own, 0.
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         self.early_stopping_patience_counter = saved["attributes"]["early_stopping_patience_counter"]
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
@@ -279,7 +280,7 @@ def _export(  # noqa: PLR0913, PLR0917 - what a model card tells
     """Write the trained model or adapter; on rank 0 also the merged model, samples, results and a card."""
     output, is_adapter = Path(options.output), options.model.method != "full"
     trained_folder = output / ADAPTER if is_adapter else output
-    trainer.save_model(str(trained_folder))
+    trainer.save_model(str(trained_folder))  # on every rank: each may hold a share of the model
     if not trainer.is_world_process_zero():
         return
     # A pickle of the options is not part of a model, and it may hold a token.
@@ -334,8 +335,8 @@ def _samples(
 ) -> list[tuple[str, str]]:
     """Have the model continue prompts, always by the likeliest token.
 
-    Returns each prompt with its continuation. Without a validation split, the prompts are of train. A sample
-    that fails is left out.
+    Returns each prompt with its continuation; none if ``--sample_tokens`` is 0. Without a validation split,
+    the prompts are of train. A sample that fails is left out.
     """
     split = prepared.get("validation") or prepared["train"]
     samples = []

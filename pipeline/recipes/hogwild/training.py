@@ -34,7 +34,7 @@ def run(chosen: Options, env: Mapping[str, str]) -> dict[str, Any]:
     """
     say_notes(chosen.notes, env, bf16=False)
     torch_threads, ranks = torch.get_num_threads(), int(env.get("WORLD_SIZE") or 1)
-    threads = options.threads(chosen, env, torch_threads)
+    threads = options.threads(chosen, env, default=torch_threads)
     torch.set_num_threads(1)  # OpenMP's threads must not exist when processes are forked
     train_images, test_images = images.load(env)
     jobs = _jobs(chosen, env, train_images, threads)

@@ -94,7 +94,7 @@ def _work(job: Job, queue: "connection.Connection[Any, Any]") -> None:
     torch.manual_seed(options.seed + job.number)
     optimizer = torch.optim.SGD(job.model.parameters(), lr=options.lr, momentum=options.momentum)
     free = list(range(len(job.tensors)))  # numbers of the tensors that the rank does not own
-    done = 0  # steps, over all epochs
+    done = 0  # steps taken, over all epochs
     values = torch.zeros(TENSORS[1])  # loss and accuracy of the last step
 
     def report(kind: Literal["progress", "average", "done"], epoch: int) -> None:
@@ -103,7 +103,7 @@ def _work(job: Job, queue: "connection.Connection[Any, Any]") -> None:
             free.append(queue.recv())
         number = free.pop()
         job.tensors[number].copy_(values)
-        queue.send(Report(kind, epoch, done, number))
+        queue.send(Report(kind, epoch, step=done, tensor=number))
 
     queue.send(Report("ready"))
     steps = queue.recv()  # of each epoch, once all processes are ready

@@ -84,11 +84,14 @@ def pixels(file: str | Path, transform: Any) -> torch.Tensor:
 
 
 def write(model: Any, folder: Path, classes: tuple[str, ...], size: int) -> None:
-    """Write ``model.safetensors`` and ``config.json``, which timm reads as ``local-dir:FOLDER``."""
+    """Write ``model.safetensors`` and ``config.json``, which timm reads as ``local-dir:FOLDER``.
+
+    ``size`` is the height and width of the images that it was trained on.
+    """
     model.pretrained_cfg = {
         **model.pretrained_cfg,
         "input_size": (3, size, size),
-        "test_input_size": None,
+        "test_input_size": None,  # else timm may evaluate at the size of the base model
         # How evaluation brings an image to its size.
         "crop_pct": 1.0,
         "crop_mode": "squash",
@@ -118,6 +121,7 @@ def _source(name: str | None, staged: str | None) -> tuple[str, Path | None]:
         return f"local-dir:{Path(folder)}", None
     if name is None:
         return _DEFAULT, None
+    # After a dot, the name has the tag of its weights, as in resnet50.a1_in1k.
     if not name.startswith("hf-hub:") and not timm.is_model(name.partition(".")[0]):
         similar = difflib.get_close_matches(name, timm.list_models(), n=3)
         raise BadInputError(

@@ -160,6 +160,7 @@ class _Epochs:
     def __init__(
         self, options: Options, accelerator: Accelerator, model: Any, loaders: tuple[Any, Any]
     ) -> None:
+        # `_images` are the recipe's own options, of the images and of the training.
         self._options, self._images, self._accelerator = options, options.images, accelerator
         self._mean, self._std = models.normalization(model)
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -182,7 +183,7 @@ class _Epochs:
     def resume(self, checkpoint: str | None) -> int:
         """Resume from a checkpoint, and set the learning rate to that of this training's step.
 
-        The checkpoint may be of another number of ranks. Returns the step; 0 for None.
+        The checkpoint may be of another number of ranks. Returns the step; None is no checkpoint, and step 0.
         """
         if checkpoint:
             self._accelerator.load_state(checkpoint)
@@ -271,9 +272,10 @@ class _Epochs:
         folder = Path(self._options.checkpoints, f"checkpoint-{self.step}")
         state = folder / "trainer_state.json"
         if self._accelerator.is_main_process:
+            # An earlier save of this step may have left it: half-replaced files would then pass for whole.
             state.unlink(missing_ok=True)
         self._accelerator.save_state(str(folder))
-        self._accelerator.wait_for_everyone()
+        self._accelerator.wait_for_everyone()  # until each rank has written its files
         if self._accelerator.is_main_process:
             done = {"global_step": self.step, "epoch": self.step / self._epoch_steps}
             state.write_text(json.dumps(done) + "\n", encoding="utf-8")
@@ -286,11 +288,11 @@ def _register_unwrapping_hooks(accelerator: Accelerator) -> None:
     unwrap = partial(accelerator.unwrap_model, keep_torch_compile=False)
 
     def save(models: list[Any], weights: list[Any], _: str) -> None:
-        # accelerate writes this list after the hook
+        # Replaced in place: accelerate writes this list after the hook.
         weights[:] = [unwrap(model).state_dict() for model in models]
 
     def load(models: list[Any], _: str) -> None:
-        models[:] = map(unwrap, models)  # accelerate loads into these after the hook
+        models[:] = map(unwrap, models)  # in place as well: accelerate loads into these after the hook
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)

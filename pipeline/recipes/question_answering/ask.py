@@ -30,7 +30,7 @@ class Reader:
         self._model = AutoModelForQuestionAnswering.from_pretrained(folder, dtype=torch.float32).eval()
         # The recipe's defaults of --max_seq_length and --doc_stride, or less if the model takes less.
         length = usable_length(384, self._tokenizer, self._model.config)
-        self._shape = Shape(length, length // 3)
+        self._shape = Shape(length, stride=length // 3)
 
     def answer(self, question: str, context: str, limits: Limits = Limits()) -> Answer:  # noqa: B008 - immutable
         """Answer a question with a part of the context, which may be of any length.
@@ -38,7 +38,7 @@ class Reader:
         Raises:
             BadInputError: The question leaves no room for the context.
         """
-        # A long context becomes several features; the best answer of all of them counts.
+        # A table of one row. A long context becomes several features; the best answer of all of them counts.
         batch = {"id": ["question"], "question": [question], "context": [context]}
         features = build(batch, [0], self._tokenizer, self._shape)
         inputs = {name: features[name] for name in self._tokenizer.model_input_names if name in features}

@@ -113,7 +113,7 @@ def data_set() -> dict[str, dict[str, Any]]:
     split_years = {"train": years[_VALIDATION_YEARS:], "validation": years[:_VALIDATION_YEARS]}
     documents: dict[str, dict[str, Any]] = {}
     for split, count in SPLITS.items():
-        names = Names(rng, used, split_years[split])
+        names = Names(rng, used, years=split_years[split])
         articles = [_article(f"{split}-{number}", names, rng) for number in range(count)]
         documents[split] = {"version": "1.1", "data": articles}
     return documents
@@ -167,11 +167,13 @@ def _draw_things(names: Names, rng: random.Random) -> list[Thing]:
     """Draw one or two things with their facts: first which facts, then names, years and amounts."""
     things = []
     for subject, fact_names in _choose_facts(rng):
-        facts = {fact: names.draw(subject.facts[fact]) for fact in fact_names}
-        # Subjects list their years in the order in which things happen.
-        dated = [fact for fact in subject.facts if fact in facts and subject.facts[fact] == "year"]
+        kinds = subject.facts  # name of a fact -> its kind
+        facts = {fact: names.draw(kinds[fact]) for fact in fact_names}  # name of a fact -> its text
+        # Subjects list their years in the order in which things happen: the least year is the first one's.
+        dated = [fact for fact in kinds if fact in facts and kinds[fact] == "year"]
         facts |= dict(zip(dated, sorted(facts[fact] for fact in dated), strict=True))
-        things.append(Thing(subject, {"it": _pick(rng, subject.names).format(names.draw("name")), **facts}))
+        own_name = _pick(rng, subject.names).format(names.draw("name"))
+        things.append(Thing(subject, {"it": own_name, **facts}))
     return things
 
 

@@ -147,7 +147,7 @@ def _questions(document: Any) -> Iterator[Question]:
     Raises:
         _Malformed: A part of the document cannot be read.
     """
-    articles = _get(document, "data", list, "") if isinstance(document, dict) else document
+    articles = _get(document, "data", list, location="") if isinstance(document, dict) else document
     if not isinstance(articles, list):
         raise _Malformed(f"an object with 'data' is needed at the top, not {_kind(document)}")
     for i, article in enumerate(articles):

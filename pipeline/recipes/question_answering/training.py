@@ -110,11 +110,11 @@ def _prepare(
     length = usable_length(options.max_seq_length, tokenizer, config)
     if length < options.max_seq_length:
         say(f"--max_seq_length {options.max_seq_length} is more than the model takes: {length} is used")
-    shape = Shape(length, options.doc_stride, options.pad_to_max_length)
+    shape = Shape(length, options.doc_stride, pad=options.pad_to_max_length)
     threshold = options.null_score_diff_threshold if options.version_2_with_negative else None
-    limits = Limits(options.n_best_size, options.max_answer_length, threshold)
+    limits = Limits(options.n_best_size, options.max_answer_length, null_threshold=threshold)
     # The tokenizer's state is part of the cache's key, and its first use changes the state (the truncation):
-    # use it before, so that every rank has the same key.
+    # use it before, on one row, so that every rank has the same key.
     build(next(iter(splits.values()))[:1], [0], tokenizer, shape)
     prepared = {}
     for split, table in splits.items():
@@ -132,7 +132,7 @@ def _prepare(
             load_from_cache_file=not options.overwrite_cache,
             desc=f"{split} features",
         )
-        if split == "train" and not any(features["start_positions"]):
+        if split == "train" and not any(features["start_positions"]):  # all are NOWHERE, which is 0
             raise BadInputError(
                 f"no training question has an answer that fits into {length} tokens",
                 field="run.data",
