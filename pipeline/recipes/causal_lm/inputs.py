@@ -361,7 +361,8 @@ class _Writer(NamedTuple):
             return text, self._encode_without_end(text)[-room:]
         if self.kind == "text":
             ids = self._encode_without_end(record[self.columns.text])
-            ids = ids[: min(_SAMPLE_PROMPT_TOKENS, room, 1 + len(ids) // 2)]
+            half = 1 + len(ids) // 2  # of a short text, one token at least
+            ids = ids[: min(_SAMPLE_PROMPT_TOKENS, room, half)]
             return str(self.tokenizer.decode(ids, skip_special_tokens=True)), ids
         messages = record[self.columns.messages]
         whole, spans = records.answer_spans(messages, self._render, "a sample")

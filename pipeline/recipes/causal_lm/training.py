@@ -78,6 +78,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     if "train_loss" in trained.metrics:  # CpuTrainer leaves it out if no step was left after a resume
         # The Trainer reports the loss of rank 0 only.
         mean_loss = trainer.accelerator.reduce(torch.tensor(trained.metrics["train_loss"]), "mean")
+        # The Trainer's samples are packs: each has this many tokens in the mean.
         tokens_per_second = trained.metrics["train_samples_per_second"] * packs.tokens / len(packs)
         results |= {
             "train_loss": float(mean_loss),
