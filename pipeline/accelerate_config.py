@@ -175,7 +175,7 @@ def _scale(config: Fields, run: Fields) -> dict[str, Any]:
         raise BadInputError("the config leaves it open", field="num_processes", fix=fix)
     machines = _count(nnodes)
     processes = _count(total)
-    if not machines or not processes or processes % machines:
+    if not machines or not processes or processes % machines:  # 0: it is no number
         fix = f"Give --nproc-per-node, the processes on each machine, or a multiple of {nnodes}"
         message = f"{total} processes in all cannot be shared evenly by {nnodes} machine(s)"
         raise BadInputError(message, field="num_processes", fix=fix)

@@ -72,6 +72,7 @@ def describe(text: str) -> Machine:
     all_cpus = list(_processors_of(values))
     allowed = values.get("cpus")
     cpus = [cpu for cpu in all_cpus if allowed is None or cpu.number in allowed]
+    # cpus= leaves none, or lists one that the node does not have.
     if not cpus or (allowed and max(allowed) >= len(all_cpus)):
         raise _bad_node(f"the node has the processors 0 to {len(all_cpus) - 1}", "Choose cpus= from these")
     limit, request = values.get("limit"), values.get("request")

@@ -207,6 +207,7 @@ def _literal_values(kind: Any) -> list[str]:
 def _shape(field: FieldInfo) -> Shape:
     """Return in which form an option gives a field's value; all but ``value`` may be repeated."""
     kind = field.annotation
+    # Names with values, or a model that has fields of its own.
     if get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return "mapping"
     if get_origin(kind) is tuple:
@@ -253,6 +254,7 @@ def fields_of(file: Path | None, options: Options) -> dict[str, dict[str, Any]]:
     """
     if config := options.get("accelerate_config"):
         return _fields_of_accelerate(config, file, options)
+    # Without a config of Accelerate, there is no script that words or `-m` could belong to.
     unusable = list(options.get("words", ()))
     if options.get("module"):
         unusable.insert(0, "-m")
@@ -274,6 +276,7 @@ def _fields_of_accelerate(config: Path, script: Path | None, options: Options) -
     # First the options alone, since the translation depends on them; below they win over its result.
     from_options = _with_options({"run": {}, "target": {}}, options)
     translated = read_accelerate_config(config, from_options["run"], from_options["target"])
+    # With -m, `script` is the name of a module, which may be that of a folder here.
     if script and script.is_dir() and not options["module"]:
         raise BadInputError(f"{script} is a folder", field="run.program", fix="Give the script that trains")
     for note in translated.notes:

@@ -118,7 +118,7 @@ def logs(name: str | None, *, follow: bool, **location: str | None) -> None:
         ctx = _find(name, location)
     elif runs := _runs(location):
         ctx = runs[-1]
-        click.echo(f"run {ctx.name}", err=True)
+        click.echo(f"run {ctx.name}", err=True)  # stdout has the log alone
     else:
         fix = "`manycpu report` shows the run that ended last"
         raise BadInputError(f"there is no run in {_searched_place(location)}", fix=fix)

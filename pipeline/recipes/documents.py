@@ -41,7 +41,7 @@ def use_documents(
     original_attention = model.config._attn_implementation  # noqa: SLF001 - the name that set_attn_implementation takes
     try:
         with probing(model):
-            expected = alone()
+            expected = alone()  # while the model still has its own attention
         model.set_attn_implementation(ATTENTION)
         if model.config._attn_implementation != ATTENTION:  # noqa: SLF001
             reason = "transformers cannot replace its attention"

@@ -386,7 +386,8 @@ class CpuTrainer(Trainer):
         else:
             sharding.load(Path(checkpoint, SHARDED), self.model, self._plain_optimizer())
             self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, "scheduler.pt"), weights_only=True))
-        # With other ranks or batches, _init_training_state has changed the step.
+        # With other ranks or batches, _init_training_state has changed the step. A LambdaLR computes the rate
+        # from the step alone.
         scheduler, step = self.lr_scheduler, self.state.global_step
         if checkpoint and isinstance(scheduler, LambdaLR) and scheduler.last_epoch != step:
             scheduler.last_epoch = step - 1

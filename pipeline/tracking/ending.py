@@ -85,7 +85,7 @@ def tell_champion(key: str, sha256: str) -> None:
     """
 
     def give_alias() -> None:
-        if named := name_champion(key, sha256):
+        if named := name_champion(key, sha256):  # None: the run has not registered that model
             _LOG.info("alias champion: %s", named)
 
     if why := _failure(give_alias, _CHAMPION_TIMEOUT_S):

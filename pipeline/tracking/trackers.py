@@ -97,9 +97,17 @@ def _folder(ctx: RunContext) -> Path:
 
 TRACKERS: Final[Mapping[str, Kind]] = {
     "tensorboard": Kind(
-        "TensorBoard", "tensorboard", lambda ctx: TensorBoardTracker(_folder(ctx)), _absence_of_tensorboard
+        "TensorBoard",
+        module="tensorboard",
+        open=lambda ctx: TensorBoardTracker(_folder(ctx)),
+        absence=_absence_of_tensorboard,
     ),
-    "mlflow": Kind("MLflow", "mlflow", lambda _: MlflowTracker(_address()), lambda _: silence(_address())),
+    "mlflow": Kind(
+        "MLflow",
+        module="mlflow",
+        open=lambda _: MlflowTracker(_address()),
+        absence=lambda _: silence(_address()),
+    ),
 }
 """Name in ``run.tracking`` -> the tracker."""
 

@@ -139,7 +139,7 @@ def read_data(
             tables = {split: loaded[split] for split in records.SPLITS if split in loaded}
         else:
             tables = {split: _table(files, common, data) for split, files in files_of(data, env).items()}
-    except DatasetGenerationError as error:
+    except DatasetGenerationError as error:  # its cause says what is wrong with the file
         message = f"{source} cannot be read: {error.__cause__ or error}"
         raise BadInputError(message, field="run.data", fix="Give JSON lines or Parquet") from error
     except (OSError, ValueError, RuntimeError) as error:
@@ -151,6 +151,7 @@ def read_data(
         fix = "Name a folder or a file there, or give --dataset_name or --train_file in run.args"
         raise BadInputError(message, field="run.data", fix=fix)
     if "validation" not in tables and data.validation_split_percentage and len(tables["train"]) > 1:
+        # One record at least; with a single record there would be none to train on.
         held_out = max(1, len(tables["train"]) * data.validation_split_percentage // 100)
         parts = tables["train"].train_test_split(test_size=held_out, seed=seed)
         tables = {"train": parts["train"], "validation": parts["test"]}

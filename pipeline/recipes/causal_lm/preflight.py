@@ -46,6 +46,7 @@ def findings(data: Path | None, model: Path | None, options: Options) -> Iterato
 
 def _data_findings(data: Path, settings: dict[str, Any], options: Options) -> Iterator[Finding]:
     """Check the records of the data; ``settings`` are the tokenizer's, empty if they are not known."""
+    # An option such as text_column renames a column; its default is the column's name here.
     columns = records.Columns(
         *(value_of(options, f"{name}_column") or name for name in records.Columns._fields)
     )

@@ -107,6 +107,7 @@ def _check_adapter(checkpoint: Path, model: Any) -> None:
     """Raise BadInputError if a checkpoint's adapters have another ``lora_r`` or are of other layers."""
     saved = json.loads((checkpoint / "adapter_config.json").read_text(encoding="utf-8"))
     config = model.peft_config["default"]
+    # peft records whole names of layers, or their ends: the last parts are compared.
     layer_names = [
         " ".join(sorted({name.rpartition(".")[2] for name in names}))
         for names in (saved["target_modules"], config.target_modules)

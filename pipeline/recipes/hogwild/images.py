@@ -100,6 +100,7 @@ def _read_images(images: Path, labels: Path) -> Images:
     if problem:
         fix = f"Give images of {_SIZE} x {_SIZE} pixels, each with a label from 0 to {_CLASSES - 1}"
         raise BadInputError(problem, field="run.data", fix=fix)
+    # A bytearray: torch warns of a buffer that cannot be written.
     pixels = torch.frombuffer(bytearray(image_array.content), dtype=torch.uint8)
     label_numbers = torch.frombuffer(bytearray(label_array.content), dtype=torch.uint8)
     return Images(pixels.view(-1, 1, _SIZE, _SIZE), label_numbers.long())

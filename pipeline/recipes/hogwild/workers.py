@@ -129,7 +129,7 @@ def _step(job: Job, optimizer: torch.optim.Optimizer, indices: torch.Tensor) -> 
     optimizer.zero_grad()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=job.bf16):
         scores = job.model(pixels)
-    loss = F.nll_loss(scores.float(), labels)
+    loss = F.nll_loss(scores.float(), labels)  # in fp32, also of scores in bf16
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     return torch.stack([loss.detach(), (scores.argmax(1) == labels).float().mean()])

@@ -144,7 +144,7 @@ def _loaders(
 def loader_processes(asked: int | None, threads: int) -> int:
     """Choose how many processes load images; each replaces one of the rank's threads (docs/speed.md).
 
-    ``asked`` is ``--num_workers``; None: one for each four threads, four at most.
+    ``asked`` is ``--num_workers``; None: one for each four threads, 4 at most. One thread stays to compute.
 
     >>> [loader_processes(None, threads) for threads in (1, 3, 4, 16, 56)]
     [0, 0, 1, 4, 4]
@@ -217,6 +217,7 @@ class _Epochs:
         self._model.train()
         self._train_loader.set_epoch(epoch)
         total, every = self._epoch_steps * self._images.num_epochs, self._options.save_every
+        # After a resume, the first epoch begins at the step that follows those already done.
         for batch in self._accelerator.skip_first_batches(self._train_loader, self.step % self._epoch_steps):
             loss = cross_entropy(self._model(self._inputs(batch)), batch["label"])
             self._accelerator.backward(loss)

@@ -83,13 +83,15 @@ class Names:
             case "count":
                 rng = self._rng
                 # From 2,000 to 98,999; the comma, so that no amount looks like a year.
-                return self._unused(lambda: f"{2 + int(rng.random() * 97)},{int(rng.random() * 1000):03d}")
+                return self._unused(
+                    draw=lambda: f"{2 + int(rng.random() * 97)},{int(rng.random() * 1000):03d}"
+                )
         raise ValueError(kind)
 
     def _word(self) -> str:
         """Invent a capitalised word of two syllables."""
         parts = (_ONSETS, _VOWELS, _ONSETS, _VOWELS, _CODAS)
-        return self._unused(lambda: "".join(_pick(self._rng, part) for part in parts).capitalize())
+        return self._unused(draw=lambda: "".join(_pick(self._rng, part) for part in parts).capitalize())
 
     def _unused(self, draw: Callable[[], str]) -> str:
         """Draw until the result is new, and note it as used."""
@@ -113,6 +115,7 @@ def data_set() -> dict[str, dict[str, Any]]:
     split_years = {"train": years[_VALIDATION_YEARS:], "validation": years[:_VALIDATION_YEARS]}
     documents: dict[str, dict[str, Any]] = {}
     for split, count in SPLITS.items():
+        # `used` is the same for both splits: a name of one is never in the other.
         names = Names(rng, used, years=split_years[split])
         articles = [_article(f"{split}-{number}", names, rng) for number in range(count)]
         documents[split] = {"version": "1.1", "data": articles}

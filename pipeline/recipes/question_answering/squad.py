@@ -202,7 +202,7 @@ def _read_columns(record: Any, location: str) -> list[tuple[str, int]]:
         raise _Malformed(f"{at} has {len(texts)} texts and {len(starts)} starts")
     pairs = list(zip(texts, starts, strict=True))
     for text, start in pairs:
-        is_number = isinstance(start, int) and not isinstance(start, bool)
+        is_number = isinstance(start, int) and not isinstance(start, bool)  # to Python, a bool is an int
         if not isinstance(text, str) or not is_number:
             raise _Malformed(
                 f"{at} has {json.dumps(text)} at {json.dumps(start)}: a text and a number are needed"
