@@ -357,7 +357,7 @@ def _parse_mapping(field: str, texts: tuple[str, ...], mapping: dict[str, Any], 
 
 
 def _words(text: str) -> list[str]:
-    """Split words as a shell does; an object of JSON is one word, and keeps its quotes.
+    """Split words as a shell does; an object of JSON, such as an option's value, is one word with its quotes.
 
     Raises:
         ValueError: A quote has no end.

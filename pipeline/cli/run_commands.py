@@ -228,7 +228,7 @@ def _remove(runs: Iterable[RunContext], *, delete_model: bool) -> list[str]:
         lease = _removable(ctx, delete_model=delete_model)  # it may have changed while the question waited
         if lease is None:
             continue
-        # Of no attempt: this process only removes the run.
+        # Of no attempt, which would have a folder: this process only removes the run.
         holder = process.handle_of_this_process(directory=Path(), name=ctx.name, attempt=0)
         try:
             with ctx.ledger.held_by(holder, lease):  # so that no other process resumes it meanwhile

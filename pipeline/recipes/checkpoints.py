@@ -101,7 +101,7 @@ def latest_first(folder: Path, *, by_step: bool = False) -> list[Path]:
     def sort_key(path: Path) -> tuple[float, int]:
         epoch = states[path].get("epoch") if compares_epochs else 0.0  # 0.0 for all: only steps count
         if not states[path] or epoch is None:
-            return -1.0, steps[path]  # last: it has no readable state
+            return -1.0, steps[path]  # last: its state is not readable, or its epoch is null
         return float(epoch), steps[path]
 
     return sorted(steps, key=sort_key, reverse=True)

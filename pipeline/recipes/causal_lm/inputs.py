@@ -302,6 +302,7 @@ class _Writer(NamedTuple):
         end = [self.tokenizer.eos_token_id] if self.tokenizer.eos_token_id is not None else []
         if self.kind == "text":
             ids = self._encode_without_end(record[self.columns.text]) + end
+            # All tokens of a text are to be predicted: its labels are its ids.
             return [
                 (ids[start : start + self.length], ids[start : start + self.length])
                 for start in range(0, len(ids), self.length)
@@ -376,7 +377,8 @@ def load_model(
 ) -> PreTrainedModel:
     """Load the model, or make it of its configuration with random weights; sequences have ``length`` tokens.
 
-    If ``training.shard`` is ``auto``, a choice between ``no`` and ``full`` replaces it.
+    If ``training.shard`` is ``auto``, a choice between ``no`` and ``full`` replaces it; not with random
+    weights, which are never sharded.
 
     Weights that are trained are fp32: bf16 is for the computation (autocast). With adapters, those of the
     model are frozen, and stay bf16 if the checkpoint has them so: half the memory, and no cast in each step.

@@ -401,10 +401,11 @@ def renderer(settings: Mapping[str, Any]) -> Render | None:
     from jinja2 import TemplateError, meta
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+    # As transformers makes it, so that a template writes the same text.
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    # As transformers has them: jinja2's own tojson escapes what HTML does not allow.
+    # Functions and a filter that transformers adds: jinja2's own tojson escapes what HTML does not allow.
     environment.globals |= {"raise_exception": _raise, "strftime_now": time.strftime}
     environment.filters["tojson"] = lambda value, **options: json.dumps(
         value, **{"ensure_ascii": False} | options

@@ -192,7 +192,8 @@ class _Epochs:
             self.step = round(float(state["epoch"]) * self._epoch_steps)
             # The checkpoint's cycle may be of other epochs, or of another rate or size of a batch.
             cycle = self._one_cycle()
-            # In each step, Accelerate steps the scheduler once per rank; `total_steps` counts so too.
+            # In each step, Accelerate steps the scheduler once per rank; `total_steps` counts so too. A cycle
+            # with fewer steps than are done is at its end.
             done = min(self.step * self._accelerator.num_processes, cycle.total_steps)
             cycle.load_state_dict(cycle.state_dict() | {"last_epoch": done - 1, "_step_count": done})
             cycle.step()  # computes the learning rate of this step
