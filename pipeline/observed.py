@@ -173,6 +173,7 @@ class Observer:
 
     @_reduce.register
     def _on_result(self, event: ResultEvent, rank: int | None, _: float) -> bool:
+        """Keep the result of rank 0; other ranks' results are ignored."""
         if rank != 0:
             return False
         self.observed.result = event

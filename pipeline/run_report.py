@@ -183,6 +183,7 @@ def _choose_ranks(ranks: list[dict[str, Any]], count: int) -> list[dict[str, Any
     """
 
     def computing_seconds(rank: dict[str, Any]) -> float | None:
+        """Return the seconds of a step in which a rank computes, and does not wait; None: it has no pace."""
         pace = rank.get("pace") or {}
         step = pace.get("step_seconds")
         return None if step is None else float(step - (pace.get("wait_seconds") or 0))

@@ -173,7 +173,7 @@ class _Tied:
     def maybe_distribute_model(cls, model: Any, *given: Any) -> Any:
         """Tie the weights, then shard the model as transformers does."""
         model._fsdp_plan = {}  # noqa: SLF001 - only the plan in the configuration counts
-        model.tie_weights(recompute_mapping=False)
+        model.tie_weights(recompute_mapping=False)  # as transformers calls it itself
         return super().maybe_distribute_model(model, *given)  # type: ignore[misc]
 
 

@@ -260,7 +260,7 @@ def answer_spans(
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        # transformers writes no empty list of messages.
+        # transformers refuses an empty list of messages.
         text_before = write(messages[:number], begins_answer=True) if number else ""
         text_through = write(messages[: number + 1], begins_answer=False)
         answer_text = message["content"].rpartition(_THOUGHT)[2].strip()  # templates may leave thoughts out

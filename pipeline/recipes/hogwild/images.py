@@ -42,6 +42,7 @@ class Images(NamedTuple):
 
     def scale(self) -> tuple[float, float]:
         """Compute mean and standard deviation of all pixels, from 0 to 1; of MNIST 0.1307 and 0.3081."""
+        # How often each of the 256 values occurs: the values are then weighted by it.
         counts = torch.bincount(self.pixels.flatten(), minlength=256).double()
         values = torch.arange(256).double() / 255
         mean = float((counts * values).sum() / counts.sum())

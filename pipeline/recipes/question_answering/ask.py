@@ -26,7 +26,7 @@ class Reader:
 
     def __init__(self, folder: str | Path) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
-        self._tokenizer.padding_side = "right"
+        self._tokenizer.padding_side = "right"  # as `build` and `answers` expect
         self._model = AutoModelForQuestionAnswering.from_pretrained(folder, dtype=torch.float32).eval()
         # The recipe's defaults of --max_seq_length and --doc_stride, or less if the model takes less.
         length = usable_length(384, self._tokenizer, self._model.config)
