@@ -123,6 +123,7 @@ class _Verified:
 
 
 def _info(path: str, size: int) -> tarfile.TarInfo:
+    """Describe a file of an archive for ``tarfile``; all users may read it."""
     info = tarfile.TarInfo(path)
     info.size, info.mode = size, 0o644
     return info
@@ -133,6 +134,7 @@ def _path(digest: str) -> str:
 
 
 def _read(tar: tarfile.TarFile, path: str) -> bytes:
+    """Read a file of an archive; KeyError: there is none. :class:`Archive` turns that into a BuildError."""
     member = tar.extractfile(path)
     if member is None:
         raise KeyError(path)

@@ -80,7 +80,7 @@ def connect(connection: str | None = None) -> client.ApiClient:
     except (config.ConfigException, OSError, ValueError, *_NO_KUBECONFIG) as error:
         what = "this is no kubeconfig: " if isinstance(error, _NO_KUBECONFIG) else ""
         fix = "Give the path of a kubeconfig in target.connection, or set KUBECONFIG"
-        if isinstance(error, urllib3.exceptions.ProxySchemeUnknown):
+        if isinstance(error, urllib3.exceptions.ProxySchemeUnknown):  # it is a ValueError
             fix = f"See proxy-url in the kubeconfig, and the environment: {proxies(os.environ) or 'no proxy'}"
         raise ClusterError(
             f"no cluster can be reached: {what}{error}", field="target.connection", fix=fix
@@ -146,7 +146,7 @@ class Cluster:
         """Create an object, or return the existing one of its name: names belong to one run."""
         kind, name = kind_of(manifest), manifest["metadata"]["name"]
         query = {"dryRun": "All"} if dry_run else {}
-        with suppress(ConflictError):
+        with suppress(ConflictError):  # an object of this name exists
             return self.call("POST", self.path(kind), query=query, body=manifest)
         existing = self.get(kind, name)
         # None: its deletion ended between the two calls.
@@ -227,10 +227,14 @@ class Cluster:
     def _ask(
         self, method: str, path: str, query: dict[str, str], body: KubeObject | None, deadline: float
     ) -> bytes:
-        """Call the API, with retries for ``deadline`` seconds; returns the body of the answer."""
+        """Call the API, with retries for ``deadline`` seconds; returns the body of the answer.
+
+        Refused credentials are renewed before the next try.
+        """
         began = time.monotonic()
 
         def is_transient(error: BaseException) -> bool:
+            """Whether a later try may succeed: the server is away or busy, or the token is still unknown."""
             if not isinstance(error, client.ApiException):  # no answer with an HTTP status
                 return isinstance(error, urllib3.exceptions.HTTPError)
             if error.status == _UNAUTHORIZED:
@@ -294,6 +298,7 @@ def _as_cluster_error(error: Exception, method: str, path: str) -> ClusterError:
     message = f"{method} {path}: {reason}"
     fix = _FIXES.get(error.status)
     if "failed calling webhook" in message:  # the words of API servers
+        # Not the class of the status, by which callers would find fault with the object itself.
         fix = "A webhook of the cluster does not answer: see that its operator runs, and run again"
         return ClusterError(message, field="target.connection", fix=fix, status=error.status)
     if "because it is being terminated" in message:  # of a namespace, with status 403

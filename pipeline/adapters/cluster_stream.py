@@ -103,7 +103,7 @@ class ClusterStream:
         If another task has replaced them meanwhile, its settings are used.
         """
         async with self._connecting:
-            if self._settings is used:
+            if self._settings is used:  # else another task has replaced them
                 client = await asyncio.to_thread(self._connect)
                 self._settings = client.configuration
             return self._settings
@@ -138,7 +138,7 @@ class Lines:
     def feed(self, block: bytes) -> list[bytes]:
         """Add a block of bytes; returns the lines that it completes. The unfinished one stays in ``rest``."""
         *lines, rest = (self.rest + block).split(b"\n")
-        # A slice to None is the whole line.
+        # What is kept of a line that never ends stays small. A slice to None is the whole line.
         self.rest = rest[: self._limit]
         return [line[: self._limit] for line in lines]
 

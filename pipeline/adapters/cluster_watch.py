@@ -229,8 +229,9 @@ class Backoff:
 
     def next(self) -> float:
         """Count a failure, and return the seconds to wait before the next try."""
-        # 0.2 s, 0.4 s and so on, up to 5 s; each 20 % shorter or longer, at random.
+        # 0.2 s, 0.4 s and so on, up to 5 s; each up to 20 % shorter or longer, at random.
         seconds: float = min(0.2 * 2.0**self._failures, 5.0) * random.uniform(0.8, 1.2)  # noqa: S311 - spreads many
+        # 10: the pause has long reached its limit by then, and the power stays small.
         self._failures, self._next_try_at = min(self._failures + 1, 10), time.monotonic() + seconds
         return seconds
 
@@ -267,7 +268,7 @@ async def _next(queue: "asyncio.Queue[Changes]", tasks: "list[asyncio.Task[None]
             return getting.result()
         for task in tasks:
             if task.done():
-                task.result()
+                task.result()  # raises its error
         raise RuntimeError("a watch ended, which none should")
     finally:
         getting.cancel()

@@ -101,7 +101,7 @@ def follow(
         for line in _lines_of(process, began + timeout):
             tell(line.decode(errors="replace").rstrip())
         code = int(process.wait())
-    finally:
+    finally:  # also if `tell` raises: then the process may still run
         timer.cancel()
         psutil.wait_procs(_kill_tree(process), timeout=END_TIMEOUT)
     if time.monotonic() - began >= timeout:

@@ -152,7 +152,7 @@ def sync(folder: Path) -> None:
     try:
         if _syncfs is None:
             os.sync()
-        elif _syncfs(descriptor):
+        elif _syncfs(descriptor):  # not 0: it failed
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), str(folder))
     finally:

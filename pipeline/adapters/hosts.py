@@ -161,7 +161,7 @@ def check(
 
     def inspect(host: Host) -> _Inspected | Finding:
         try:
-            return _Inspected(host, _probe(target, host, [mpi.mpirun] if mpi else []))
+            return _Inspected(host, _probe(target, host, files=[mpi.mpirun] if mpi else []))
         except ManycpuError as error:
             return _finding(error)
 
@@ -192,7 +192,7 @@ def placement(target: BareMetal, run: TrainingRun) -> dict[str, Any]:
         LaunchError: The first host cannot be reached, or has no such Python.
     """
     hosts = chosen(target, run)
-    facts = _probe(target, hosts[0], [])
+    facts = _probe(target, hosts[0], files=[])
     try:  # SSH_CONNECTION has address and port of this machine, then of the host
         own_address, _, host_address, _ = facts["ssh"]
     except ValueError:  # the host does not set it

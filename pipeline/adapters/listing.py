@@ -115,10 +115,11 @@ def item_of(path: str, status: os.stat_result) -> Item:
 def below(folder: str, left_out: LeftOut | None = None, *, follow: bool = True) -> Iterator[Item]:
     """List the files below a folder on disk, sorted by path.
 
-    Without ``left_out``, what is neither file nor folder raises OddFileError. With ``follow``, a link counts
-    as the file or folder that it leads to; without it, a link is neither.
+    ``left_out`` is called with the path of what is neither file nor folder, and why; None: that raises
+    OddFileError. With ``follow``, a link counts as the file or folder that it leads to; without it, a link is
+    neither.
     """
-    return _Walk(left_out or _refuse, follow).below(folder, "", ())
+    return _Walk(left_out or _refuse, follow).below(folder, prefix="", above=())
 
 
 class _Walk(NamedTuple):

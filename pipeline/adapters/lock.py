@@ -59,7 +59,8 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[int]:
                 is_current = os.path.samestat(os.fstat(file.fileno()), path.stat())
             except FileNotFoundError:
                 is_current = False
-            if not is_current:  # its last holder deleted it: other processes lock the new file of this name
+            # Its last holder deleted it: other processes lock the new file of this name, so begin again.
+            if not is_current:
                 continue
             yield file.fileno()
             return

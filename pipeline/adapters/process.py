@@ -196,6 +196,7 @@ def declare_gone(handle: ProcessHandle, cancelling: str) -> None:
         )
     Path(handle.directory).mkdir(parents=True, exist_ok=True)  # a removal that was killed may have deleted it
     times = {"started": handle.start_time, "ended": time.time()}
+    # It counts as cancelled; the code is that of a killed process.
     write_json(Path(handle.directory) / EXIT, {"code": -signal.SIGKILL, "reason": "cancelled", **times})
 
 

@@ -103,7 +103,7 @@ class Connection:
             patient: Whether to retry.
             options: Options of requests, such as the body, in bytes since it may be sent twice.
         """
-        call_with_retries = self.retrying(self.deadline if patient else 0)
+        call_with_retries = self.retrying(self.deadline if patient else 0)  # 0: one try
         return call_with_retries(self._ask, method, path, scopes, fine, options)
 
     @staticmethod
@@ -209,7 +209,7 @@ class Connection:
             raise self._refusal(response, "token")
         try:
             body = response.json()
-            return str(body.get("token") or body["access_token"])
+            return str(body.get("token") or body["access_token"])  # a service uses either name
         except (ValueError, AttributeError, KeyError):
             raise RegistryError(
                 f"registry {self.host}: the service at {realm} answers without a token",

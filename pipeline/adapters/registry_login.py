@@ -35,7 +35,7 @@ class Login:
     def as_config(self, registry: str) -> dict[str, Any]:
         """Write a docker config.json with this login for one registry."""
         entry = {"auth": self.pair} | ({"identitytoken": self.identity_token} if self.identity_token else {})
-        return {"auths": dict.fromkeys(_config_keys(registry)[:1], entry)}
+        return {"auths": dict.fromkeys(_config_keys(registry)[:1], entry)}  # the first: docker's own name
 
 
 def docker_folder() -> Path:

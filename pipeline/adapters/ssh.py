@@ -193,7 +193,7 @@ def copy_folder(target: BareMetal, hosts: Sequence[Host], source: Path, folder: 
     """Copy a folder within every host, unless the copy exists: hosts may share folders."""
 
     def copy(host: Host) -> None:
-        partial = f"{folder}.{host.name}.partial"
+        partial = f"{folder}.{host.name}.partial"  # each host its own, where hosts share the folder
         names: dict[str, str | Path] = {"SOURCE": source, "FOLDER": folder, "PARTIAL": partial}
         script_or_raise(target, host, _COPY_FOLDER, names, COPY_TIMEOUT)
 
@@ -283,7 +283,8 @@ def holding_files(
         Host -> its files, by path below the folder; None: it has no such folder, or cannot be reached. A host
         without such files is left out.
     """
-    # find runs within the folder: in the folder's own path, "[" or "*" would be a pattern too.
+    # find runs within the folder: in the folder's own path, "[" or "*" would be a pattern too. It lists files
+    # and links, each path with a NUL at its end.
     matching = " -o ".join(f"-path {shlex.quote(f'./{pattern}')}" for pattern in patterns or ("*",))
     text = f"cd \"$FOLDER\" && find . ! -type d '(' {matching} ')' -printf '%P\\0'"
 

@@ -291,7 +291,7 @@ def _copy_missing(
 def _local_listing(folder: Path) -> Listing:
     """List a folder of this machine as :func:`collect` does on hosts, without broken links."""
     listing = {}
-    for item in below(str(folder), lambda *_: None):
+    for item in below(str(folder), left_out=lambda *_: None):  # without FIFOs and the like, as on hosts
         if not item.is_folder:
             with open_file(str(folder / item.path)) as file:
                 listing[item.path] = hashlib.file_digest(file, "sha256").hexdigest()
@@ -351,8 +351,8 @@ def _stream(source: list[str], sink: list[str], host: str, begin: bytes = b"") -
                 _pump(sender.stdout, receiver.stdin, begin)
             codes = [receiver.wait(ssh.COPY_TIMEOUT), sender.wait(_END_TIMEOUT_S)]
         except subprocess.TimeoutExpired as error:
-            codes = [receiver.poll() or 0]
-            if not any(codes):  # else the sink's failure is the cause
+            codes = [receiver.poll() or 0]  # 0 also if it still runs
+            if not any(codes):  # else the sink's failure is the cause, and is raised below
                 raise StageError(
                     f"copying to or from host {host} made no progress for {error.timeout:g} s"
                 ) from error
@@ -377,7 +377,7 @@ def _pump(source: IO[bytes], sink: IO[bytes], begin: bytes) -> None:
     while block := _when_ready(source, select.POLLIN, sink).read(_BLOCK_BYTES):
         if not found:
             before += block  # the marker may be split between two blocks
-            _, marker, block = before.partition(begin)
+            _, marker, block = before.partition(begin)  # without the marker, nothing is left to write
             found = bool(marker)
         rest = memoryview(block)
         while rest:

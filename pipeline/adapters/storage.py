@@ -276,7 +276,7 @@ class Location:
         return rows if in_order else Rows(Item, sorted(rows))
 
     def open(self, path: str) -> BinaryIO:
-        """Open a file below, or the file itself, to read it."""
+        """Open a file below to read it; if this location is one file, that is opened."""
         if isinstance(self.fs, LocalFileSystem):
             return open_file(self._at(path))  # three times as fast as fsspec for small files
         return cast("BinaryIO", self.fs.open(self._at(path)))
@@ -350,7 +350,7 @@ class Location:
             for begin in self._begins(item, start)
         )
         for item, start in zip(items, starts, strict=True):
-            yield Reading(islice(parts, len(self._begins(item, start))), str)
+            yield Reading(islice(parts, len(self._begins(item, start))), sha256=str)  # str() is empty
 
     def _begins(self, item: Item, start: int) -> range:
         """Return the offsets at which the parts of a file on S3 begin; one request reads one part."""
@@ -395,7 +395,7 @@ class Location:
             raise
 
     def read_text(self, path: str) -> str | None:
-        """Read a small file below, or the file itself; None: there is none.
+        """Read a small file below; None: there is none. If this location is one file, that is read.
 
         Raises:
             OddFileError: It is no regular file, such as a FIFO, which would block.
@@ -528,7 +528,7 @@ class Location:
         return self.is_file()
 
     def _at(self, path: str) -> str:
-        """Return the path of a file below, or of the file itself."""
+        """Return the path of a file below; if this location is one file, its own path, whatever ``path``."""
         return self.root if self._is_one_file else self._below(path)
 
     def _below(self, path: str) -> str:

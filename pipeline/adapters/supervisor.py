@@ -61,8 +61,10 @@ class ExitRecord:
         while True:
             try:
                 # r+b: the file keeps its reserved blocks, so there is space for the record on a full disk.
+                # wb: another process deleted the reserved file.
                 with self._reserved.open("r+b" if self._reserved.exists() else "wb") as file:
-                    file.write(json.dumps(record).encode().ljust(_RECORD_BYTES))  # JSON may end with blanks
+                    # Blanks, with which JSON may end, take the place of the reserved zero bytes.
+                    file.write(json.dumps(record).encode().ljust(_RECORD_BYTES))
                     file.flush()
                     os.fsync(file.fileno())
                 self._reserved.replace(self._path)
@@ -105,7 +107,7 @@ class LogCopy:
         """Copy lines until :meth:`end` and the pipe is empty; then wait for disk space for the kept lines."""
         while self._read(_RETRY_INTERVAL_S) or not self._ending.is_set():
             self._catch_up()
-        self._write([self._pending] if self._pending else [])
+        self._write([self._pending] if self._pending else [])  # a last line without a newline
         deadline = time.monotonic() + _FULL_DISK_TIMEOUT_S
         while not self._catch_up() and time.monotonic() < deadline:
             time.sleep(_RETRY_INTERVAL_S)
@@ -120,7 +122,7 @@ class LogCopy:
             return False
         self.received += len(block)
         *whole, self._pending = (self._pending + block).split(b"\n")
-        if len(self._pending) > _LINE_LIMIT_BYTES:
+        if len(self._pending) > _LINE_LIMIT_BYTES:  # a longer line is written in pieces
             whole, self._pending = [*whole, self._pending], b""
         self.spoken = self.spoken or any(
             events.split(line.decode(errors="replace")).rank is not None for line in whole
@@ -191,6 +193,7 @@ def main(directory: str) -> None:
         sys.exit(f"no training can begin in {directory}: {error}")
     # Close every inherited file, such as the one with the ledger's lock, but not the log (1 and 2).
     fd_folder = Path("/proc/self/fd")
+    # Without /proc, the usual limit of open files counts.
     open_files = [int(entry.name) for entry in fd_folder.iterdir()] if fd_folder.exists() else [1023]
     os.closerange(3, announce)
     os.closerange(announce + 1, max(announce, *open_files) + 1)

@@ -140,7 +140,7 @@ class Driver(ABC, Generic[Ctx, H]):
         """Watch an attempt, from its beginning or from the cursor of another watch."""
 
     def lines_so_far(self, ctx: Ctx, handle: H) -> Iterable[RankLine]:
-        """Read the lines that an attempt has written up to now."""
+        """Read the lines that an attempt has written up to now; a look returns them and the status."""
         with closing(self.watch(ctx, handle, None)) as watching:
             yield from watching.look()[0]
             while watching.behind:
@@ -190,7 +190,7 @@ class Driver(ABC, Generic[Ctx, H]):
         return output.read_beside(ctx, name)
 
     def write_report(self, ctx: Ctx, text: str) -> None:
-        """Write the output's report.json."""
+        """Write the output's report.json, or raise an error if this run must not replace the one there."""
         output.write_report(ctx, text)
 
     def write_beside(self, ctx: Ctx, name: str, text: str) -> None:

@@ -88,9 +88,10 @@ def should_attach(status: Status, entry: Entry) -> bool:
     """
     if not status.state.terminal:
         return True
-    # fruitless: an export found that the attempt had written no model.
+    # fruitless: an export found that the attempt had written no model. Then another attempt must train.
     if status.state is RunState.SUCCEEDED and not entry.described().fruitless:
         return True
+    # The verb `wait` may have recorded it before, with more fields: that record stays.
     entry.ends.setdefault(entry.attempt, End(state=status.state, reason=status.in_short))
     return False
 

@@ -81,7 +81,7 @@ class RunContext(Generic[Target_co, Ledger_co]):
     def ledger(self) -> Ledger_co:
         """The run's ledger."""
         ledger = cast("Ledger_co", self.driver.ledger(self))
-        ledger.location = self.driver.location(self)
+        ledger.location = self.driver.location(self)  # for the commands that its errors suggest
         return ledger
 
     @property
@@ -106,7 +106,7 @@ class RunContext(Generic[Target_co, Ledger_co]):
     @property
     def destination(self) -> str:
         """Path or URL of the output: ``run.output``; if that is null, a folder that gets the report only."""
-        folder = home(getattr(self.target, "directory", None))
+        folder = home(getattr(self.target, "directory", None))  # only targets on machines have the field
         return self.run.output or str(folder / "reports" / self.name)
 
     @property

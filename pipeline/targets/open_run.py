@@ -82,7 +82,7 @@ def reopen_all(
     ledgers: Iterable[Ledger], directory: str | None = None, access: Access | None = None
 ) -> list[RunContext]:
     """Open the runs whose ledgers can be read, oldest first; log the errors of the others."""
-    opened = []  # pairs: when the run was created, and the run
+    opened = []  # pairs: when the run was created, by which they are sorted, and the run
     for ledger in ledgers:
         try:
             entry = ledger.read()
@@ -165,6 +165,7 @@ def _resolved_args(run: TrainingRun, base: Path) -> tuple[str, ...]:
     try:
         return tuple(recipe_options.words(run.args, base))
     except BadInputError:
+        # `words` raises only if the one argument names a JSON file.
         if (base / run.args[0]).is_file():  # this machine has the file, and its content is wrong
             raise
         return run.args  # only the nodes may have the file

@@ -59,6 +59,7 @@ def _trains(ctx: RunContext, claim: transfer.Claim) -> bool:
     try:
         entry = other.ledger.read()
         handle = other.driver.present_handle(other, entry)
+        # No attempt was started, or the ledger of that name is another run's by now.
         if handle is None or entry.key != claim.key:
             return False
         state = attempt_status(other, handle, entry).state

@@ -232,6 +232,7 @@ def _code_files(root: Path, excluded: set[Path]) -> Iterator[str]:
     # As in git, the .gitignore files of parent folders count, up to the root of the repository.
     parents = [folder for folder in root.parents if folder.is_relative_to(repository)]
     # Folder -> the rules for its content. `walk` visits a folder before its subfolders.
+    # The parent of `root` stands for all folders above it.
     rules_by_folder: dict[Path, Ignored] = {
         root.parent: tuple(rule for folder in parents for rule in _git_rules(folder))
     }
@@ -307,8 +308,9 @@ def docker_patterns(file: Path) -> "PathSpec[Any]":  # in quotes: not generic be
         if not text or line.startswith("#"):  # a comment
             continue
         negation = "!" if text.startswith("!") else ""
+        # As docker does: without a leading slash, and without "." and ".." in it.
         pattern = os.path.normpath(text.removeprefix("!").lstrip(" /"))
-        patterns.append(f"{negation}/{pattern}")  # a slash, as they begin at the root
+        patterns.append(f"{negation}/{pattern}")  # a slash: docker's patterns begin at the root
     return PathSpec.from_lines("gitignore", _usable(patterns))
 
 
@@ -342,7 +344,8 @@ def _is_output(folder: Path) -> bool:
     report = folder / output.REPORT
     if report.is_file() and run_report.parse(report.read_text(errors="replace")):
         return True
-    for name in output.manifests(lambda name: (folder / name).exists()):  # the names that it may have
+    # A manifest may have several names, because a program may have written a file of the first.
+    for name in output.manifests(has=lambda name: (folder / name).exists()):
         manifest = folder / name
         with suppress(ValueError):  # it is no manifest
             if manifest.is_file() and Manifest.parse(manifest.read_text(errors="replace"))[0].files:
@@ -400,6 +403,7 @@ def _find_outside_code(ctx: RunContext, module: str, files: Collection[str]) -> 
     if root is None:
         return None
     # Python searches the folder of the code and the folder of the script, which `-m module` does not have.
+    # The last word is the script's path below `root`, or the module's name: then the parent is `root` again.
     searched = (root, (root / program[-1]).parent)
     found = [folder for folder in searched if has_module(folder, module)]
     if any(_is_module_among((folder / module).relative_to(root), files) for folder in found):

@@ -43,7 +43,7 @@ def keep_results(ctx: MachineContext, seconds: float | None, *, checkpoints: boo
         results, and nothing was deleted.
     """
     folder = directory_of(ctx)
-    hosts.end_ranks(ctx, ctx.ledger.read())
+    hosts.end_ranks(ctx, ctx.ledger.read())  # a rank that still runs would keep writing
     attempts = _attempts(ctx)
     outputs = [*(attempt / "output" for attempt in attempts), *_stray_results(ctx)]
     results = [path for path in outputs if disk.may_hold_files(path)]
@@ -51,7 +51,7 @@ def keep_results(ctx: MachineContext, seconds: float | None, *, checkpoints: boo
         if disk.may_hold_files(folder / "checkpoints"):
             results.insert(0, folder / "checkpoints")
         on_hosts = hosts.holding_files(ctx, folder, *_RESULTS)
-    else:  # an output with nothing but metrics is no result: the report has the metrics
+    else:  # run.output is null: an output with metrics alone is no result, because the report has them
         results = [path for path in results if not disk.holds_only(path, METRICS)]
         on_hosts = hosts.holding_files(ctx, folder, *_OUTPUTS, but=(METRICS,))
     strays_on_hosts = _strays_on_hosts(ctx)
@@ -60,8 +60,8 @@ def keep_results(ctx: MachineContext, seconds: float | None, *, checkpoints: boo
         return []
     ctx.ledger.keep(seconds)  # first, so that a kill from here on loses no record
     _keep_only(folder, attempts, results)
-    kept_names = {*_RUN_RECORDS, *_ATTEMPT_RECORDS, "attempts", "checkpoints", "output"}
     # Hosts may share the folder with this machine: what is kept here must stay there too.
+    kept_names = {*_RUN_RECORDS, *_ATTEMPT_RECORDS, "attempts", "checkpoints", "output"}
     has_strays = bool(strays_on_hosts) or any(path.name == "work" for path in results)
     hosts.keep_only(ctx, folder, kept_names | ({"work"} if has_strays else set()))
     return [*map(str, results), *on_hosts]
@@ -72,6 +72,7 @@ def _keep_only(folder: Path, attempts: list[Path], results: list[Path]) -> None:
     needed = {folder / name for name in _RUN_RECORDS} | set(results)
     needed |= {attempt / name for attempt in attempts for name in _ATTEMPT_RECORDS}
     children = [*_children(folder), *(child for attempt in attempts for child in _children(attempt))]
+    # "attempts" itself stays: the children of each attempt are judged one by one.
     for path in children:
         if path not in needed and path.name != "attempts":
             _delete(path)
@@ -84,7 +85,10 @@ def _attempts(ctx: MachineContext) -> list[Path]:
 
 
 def _stray_results(ctx: MachineContext) -> list[Path]:
-    """List the ``work`` folders in which programs wrote files, of attempts that wrote none to an output."""
+    """List the ``work`` folders in which programs wrote files, of the attempts without output.
+
+    ``work`` is the parent of the working folder: a program may write there too, as to ``../file``.
+    """
     works = [(working_folder(folder), code) for folder, code, _ in _without_output(ctx)]
     return [work.parent for work, code in works if work.is_dir() and transfer.strays(code, work)]
 
@@ -102,7 +106,10 @@ def _strays_on_hosts(ctx: MachineContext) -> list[str]:
 
 
 def _without_output(ctx: MachineContext) -> list[tuple[Path, Path, Attempt]]:
-    """List the attempts with code that wrote no output: folder, folder of the code, and attempt."""
+    """List the attempts that ran a copy of the code and have no output: folder, folder of the code, attempt.
+
+    An attempt has none if its export found none (``fruitless``), or if the run names no output.
+    """
     return [
         (attempt_directory(ctx, number), Path(attempt.code), attempt)
         for number, attempt in ctx.ledger.read().attempts.items()
@@ -138,7 +145,7 @@ def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
         only_over: Delete only a run whose lease is over; a run whose lease was renewed stays.
     """
     folder = directory_of(ctx)
-    # With ``only_over``, another run waits for this removal.
+    # With ``only_over``, another run waits for this removal: it gets little time on each host.
     timeout = ssh.COMMAND_TIMEOUT_S if only_over else ssh.COPY_TIMEOUT
     if ctx.ledger.exists():  # raises if the hosts are unknown, before anything is deleted or renamed
         hosts.recorded(ctx.ledger.read(), ctx.target)
@@ -199,6 +206,7 @@ def remove_expired(
     """
     findings = []
     for ledger in half_removed(home_of(ctx) / "runs"):
+        # An earlier run of this name: the fields of this run reach its hosts now, if its own no longer do.
         present = ctx.target if ledger.directory.name == ctx.name else None
         findings += [
             _not_removed(f"run {ledger.directory.name} is not wholly removed: {left}")

@@ -51,6 +51,7 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
         return () if default else ("--directory", str(home_of(ctx)))
 
     def names(self, ctx: MachineContext) -> list[str]:
+        # A run's name is a readable label, a dash and the key.
         folders = (home_of(ctx) / "runs").glob(f"*-{ctx.key}")
         return [folder.name for folder in folders if FileLedger(folder).exists()]
 
@@ -96,24 +97,25 @@ class MachineDriver(Driver[MachineContext, ProcessHandle]):
                 observed = process.observe(handle)
                 if observed["exit"] is not None:  # the supervisor ends right after it wrote this record
                     process.wait_until_gone(handle, END_TIMEOUT)
-                    # An earlier cancellation may have failed to write this. A clean-up was never the one.
+                    # An earlier cancellation may have failed to record who did it: then this caller counts.
+                    # A clean-up does not count: it comes here after every end.
                     if observed["exit"]["reason"] == "cancelled" and by != CLEANUP:
                         entry.record_canceller(by)
                     return False
                 if observed["alive"] is None:
                     raise process.unseen_error(handle, observed["unseen"], ctx.typed("cancel", "--gone"))
-                if not observed["alive"]:  # it died for an unknown reason, which was not this cancellation
+                if not observed["alive"]:  # it died for an unknown reason, so no canceller is recorded
                     process.end_leftovers(handle)
                     hosts.end_ranks(ctx, entry)
                     return False
                 entry.record_canceller(by)
-                to_end = handle
+                to_end = handle  # ended only after the ledger is saved: a waiting process reads the canceller
         except OSError as error:  # such as a full disk
             if to_end is not None:
                 error.add_note(f"The training of run {ctx.name} was ended; who did so could not be recorded.")
             raise
         finally:
-            if to_end is not None:  # also if the record could not be written
+            if to_end is not None:  # also if the canceller could not be recorded
                 process.cancel(to_end)
         return True
 

@@ -53,7 +53,7 @@ def recorded(
         return []
     if attempt is not None and attempt.hosts:
         names = set(attempt.hosts)
-    else:
+    else:  # all hosts of the run; also if an older version did not record those of the attempt
         names = {*entry.hosts, *(name for one in entry.attempts.values() for name in one.hosts)}
     members = tuple(Host(name) for name in sorted(names))
     if not members and not entry.owner:  # an older version, which named no owner, recorded no hosts either
@@ -85,6 +85,7 @@ def claim(ctx: MachineContext, entry: Entry) -> None:
         if not entry.owner:  # an older version made the run
             ssh.make_folder(target, members, folder)
             continue
+        # On these hosts, a folder without a mark is this run's own.
         known = {name for attempt in entry.attempts.values() for name in attempt.hosts}
         for host, owner in ssh.claim(target, members, _folder_of(folder, entry), known).items():
             raise ForeignRunError(
@@ -256,6 +257,7 @@ def remove_folder(path: Path, present: Local | BareMetal | None, timeout: float,
     for target, members in recorded(entry, present):
         problems = ssh.end_ranks(target, members, folder)
         left += [f"{host.name}: {problem}" for host, problem in problems.items()]
+        # A host whose ranks may still write keeps the folder: the next try deletes it.
         ended = [host for host in members if host not in problems]
         left += ssh.remove_folder(target, ended, folder, timeout)
     return left

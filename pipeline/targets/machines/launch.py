@@ -59,7 +59,7 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
                 return present, True
             # Kill ranks that outlived the attempt's supervisor: they write to the same checkpoints.
             process.end_leftovers(present)
-            hosts.end_ranks(ctx, entry, hosts.names(ctx))
+            hosts.end_ranks(ctx, entry, needed=hosts.names(ctx))
         hosts.claim(ctx, entry)
         output = ctx.output.local if ctx.run.output is not None else None
         mount = output and str(disk.mount_point(output))  # the export refuses if it is gone by then
@@ -93,14 +93,18 @@ def present_handle(ctx: MachineContext, entry: Entry) -> ProcessHandle | None:
 
 def objects(ctx: MachineContext) -> list[dict[str, Any]]:
     """List the processes that a launch would start, without staging or building."""
+    # Placeholders: staging chooses the paths, by the hash of the content.
     staged = Staged(data=ctx.run.data and "<data>", model=ctx.run.model and "<model>")
     _, arguments = program_of(ctx)
     built = Built(code=None, program=arguments, digest="")
-    return _describe(ctx, _place(ctx, staged, built, 1))
+    return _describe(ctx, _place(ctx, staged, built, attempt=1))
 
 
 def _describe(ctx: MachineContext, placement: Placement) -> list[dict[str, Any]]:
-    """Describe the processes to start; on ``local``, they use the Hugging Face caches of the user."""
+    """Describe the processes to start; on ``local``, they use the Hugging Face caches that the user has set.
+
+    Elsewhere, and if none are set, the caches are in the target's folder.
+    """
     described = LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement)
     if not isinstance(ctx.target, BareMetal):
         home = os.environ.get("HF_HOME")
@@ -133,7 +137,7 @@ def _place(ctx: MachineContext, staged: Staged, built: Built, attempt: int) -> P
         common["mpi"] = mpi.find(ctx.target.mpi)
     if isinstance(ctx.target, BareMetal):
         return Placement(**common | host_adapter.placement(ctx.target, ctx.run))
-    if ctx.target.launch == "mpirun":
+    if ctx.target.launch == "mpirun":  # other launch kinds choose the port of the ranks themselves
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))  # 0: the system chooses a free port
             common["master_port"] = int(listener.getsockname()[1])

@@ -31,7 +31,8 @@ def findings(ctx: MachineContext) -> Iterator[Finding]:
         yield Finding("run.resume_from", f"there is no folder {resume}", "Give a checkpoint's folder")
     folder = directory_of(ctx)
     try:
-        disk.try_out(folder)  # leaves nothing behind: locks are tried in a folder that exists
+        disk.try_out(folder)
+        # The trial leaves no folder behind, so that locks are tried in the nearest folder that exists.
         lock.try_out(next(parent for parent in folder.parents if parent.exists()))
     except BadInputError as error:
         yield Finding.of(error, "target.directory")
@@ -83,7 +84,7 @@ def _check_environment(ctx: MachineContext) -> Iterator[Finding]:
         yield Finding("run.device", "'xla' was asked for, and this environment has no torch_xla", fix)
     if ctx.run.backend != "ccl":
         return
-    names = ("oneccl-devel", "oneccl-bind-pt", "torch-ccl")
+    names = ("oneccl-devel", "oneccl-bind-pt", "torch-ccl")  # each of them brings oneCCL
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         yield Finding("run.backend", "oneCCL exists for Linux on x86_64 alone", "Set run.backend to 'gloo'")
     elif not any(package for name in names for package in importlib.metadata.distributions(name=name)):
@@ -106,7 +107,8 @@ def _check_mpirun(ctx: MachineContext) -> Iterator[Finding]:
             found = hosts.check(ctx.target, ctx.run, mpi_here, ctx.needs, estimated)
         yield from found
         if not any(finding.fatal for finding in found):
-            objects(ctx)  # raises what the command refuses; it asks the first host once more
+            # Builds the command only for its errors. On hosts, it asks the first one once more.
+            objects(ctx)
     except (BadInputError, LaunchError) as error:
         yield Finding(error.field or "target.mpi", error.message, error.fix or "Install Intel MPI: impi-rt")
 
@@ -117,6 +119,7 @@ def _check_disk(ctx: MachineContext) -> Iterator[Finding]:
         return
     local = [path for path in (ctx.run.data, ctx.run.model) if path and Path(path).exists()]
     try:
+        # "run.data", also for the model: the field is only for errors of URLs, and these are paths.
         needed = sum(item.size for path in local for item in Location.of(path, "run.data").items())
     except OSError:  # the check of the data reports it
         return

@@ -40,7 +40,7 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
     try:
         if ctx.target.stage == "in_place" and source.local is not None:
             return _use_in_place(ctx, source.local, transfer.scan(source), field)
-        source = source.at_commit()
+        source = source.at_commit()  # a branch of the Hub may move during the copy
         identity = transfer.identity(source)
         intended_folder = home / name / identity[: transfer.DIGITS]
         folder, manifest, reused = _copy_everywhere(ctx, source, intended_folder, identity, progress)

@@ -38,9 +38,9 @@ class _Saved(BaseModel):
 
 
 class ActivityLog:
-    """Reads the log of an attempt once, block by block, and saves what its ranks have reported beside it.
+    """Reads the log of an attempt block by block, and saves beside it what its ranks have reported.
 
-    A later reader resumes from the saved offset.
+    It also saves how far it has read: a later reader resumes there.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -62,7 +62,7 @@ class ActivityLog:
         while lines := self._log.read():
             for line in lines:
                 self._observer.add_line(events.split(line))
-            if self._log.offset - self._saved_offset > _SAVE_EVERY_BYTES:
+            if self._log.offset - self._saved_offset > _SAVE_EVERY_BYTES:  # a kill may cut a long read
                 self._save()
         return self.observed
 
@@ -119,6 +119,7 @@ class MachineWatch:
 
     def __init__(self, ctx: MachineContext, handle: ProcessHandle, cursor: int | None) -> None:
         self.ctx, self.handle = ctx, handle
+        # Two readers of one log: the lines resume from the cursor, what ranks reported from its own offset.
         self._log = process.LogFollower(Path(handle.directory) / process.LOG, cursor or 0)
         self._activity = ActivityLog(Path(handle.directory))
         self._deadline = time.monotonic() + ctx.run.run_timeout + _LATE_S
@@ -139,6 +140,7 @@ class MachineWatch:
             DeadlineError: The supervisor has not ended the training ten minutes after its time was over.
         """
         entry = self.ctx.ledger.read()
+        # Before the lines: those of an ended attempt are then complete.
         new_status = with_canceller(status(self.ctx, self.handle, entry, self._activity), self.handle, entry)
         offset_before = self._log.offset
         lines = [events.split(line) for line in self._log.read(_BLOCK_BYTES)]
@@ -149,7 +151,7 @@ class MachineWatch:
         if ended and self.behind:
             return lines, Status(state=RunState.RUNNING)  # the last lines have not been read yet
         if ended:
-            self._activity.read_all()
+            self._activity.read_all()  # also saves what the ranks reported
         elif time.monotonic() > self._deadline:
             timeout = self.ctx.run.run_timeout
             raise DeadlineError(
