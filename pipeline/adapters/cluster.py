@@ -143,10 +143,10 @@ class Cluster:
         return [{**item, "kind": kind} for item in answer.get("items", [])]
 
     def create(self, manifest: KubeObject, *, dry_run: bool = False) -> KubeObject:
-        """Create an object, or return the existing one of its name: names belong to one run."""
+        """Create an object, or, on a ConflictError, return the existing one: a name belongs to one run."""
         kind, name = kind_of(manifest), manifest["metadata"]["name"]
         query = {"dryRun": "All"} if dry_run else {}
-        with suppress(ConflictError):  # an object of this name exists
+        with suppress(ConflictError):
             return self.call("POST", self.path(kind), query=query, body=manifest)
         existing = self.get(kind, name)
         # None: its deletion ended between the two calls.

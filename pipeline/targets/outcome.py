@@ -58,7 +58,8 @@ def _lacking_end(ctx: RunContext, observed: Observed) -> str:
     A rank failed, the end of a rank is unknown, or the ranks formed no group.
     """
     success = f"the {ctx.target.launch} is called a success, but"
-    failed = next((rank for rank in observed.ranks if rank.exit_code), None)  # neither 0 nor unknown (None)
+    # An exit code that is neither 0 nor unknown (None).
+    failed = next((rank for rank in observed.ranks if rank.exit_code), None)
     if failed is not None and failed.exit_code is not None:
         who = f"rank {failed.rank} on {failed.hostname or failed.host}"
         return f"{success} {who} ended with {describe_exit(failed.exit_code)}"
